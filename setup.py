@@ -1,4 +1,5 @@
-"""What pyproject.toml has no word for: the migrations lie in `alembic/`, as alembic's users expect, and go into the wheel too.
+"""What pyproject.toml has no word for: the migrations lie in `alembic/`, as alembic's users expect,
+and go into the wheel too.
 
 They cannot be a package there: its name is that of the library.
 """
@@ -15,7 +16,9 @@ class BuildWithMigrations(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib, "app", "registry", "migrations")
-            shutil.copytree("alembic", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                "alembic", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
 
 
 setup(cmdclass={"build_py": BuildWithMigrations})

@@ -1,4 +1,6 @@
-"""How alembic reaches the registry: the service hands its own connection over, `make migration` names a scratch database."""
+"""How alembic reaches the registry: the service hands its own connection over, `make migration`
+names a scratch database.
+"""
 
 from sqlalchemy import Connection, create_engine
 
@@ -7,7 +9,9 @@ from app.registry.tables import metadata
 
 
 def run(connection: Connection) -> None:
-    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, compare_type=True)
+    context.configure(
+        connection=connection, target_metadata=metadata, render_as_batch=True, compare_type=True
+    )
     with context.begin_transaction():
         context.run_migrations()
 

@@ -1,4 +1,5 @@
-"""Accepts connections, and stops where no more may be open: they wait in the kernel instead of taking the store's files.
+"""Accepts connections, and stops where no more may be open: they wait in the kernel instead of
+taking the store's files.
 
 uvloop's own server accepts all that wait before any of them is counted.
 """
@@ -23,7 +24,12 @@ class Acceptor:
     """Accepts connections from `start` to `stop`. Event loop only."""
 
     def __init__(
-        self, listener: socket.socket, connections: Connections, make_protocol: Callable[[], asyncio.Protocol], *, backlog: int
+        self,
+        listener: socket.socket,
+        connections: Connections,
+        make_protocol: Callable[[], asyncio.Protocol],
+        *,
+        backlog: int,
     ) -> None:
         self._listener = listener
         self._connections = connections

@@ -1,4 +1,6 @@
-"""What a request must be before anything of it is done: from a client who may ask, and of a size and form that is taken."""
+"""What a request must be before anything of it is done: from a client who may ask, and of a size
+and form that is taken.
+"""
 
 import hmac
 from collections.abc import Mapping, Sequence
@@ -9,29 +11,54 @@ from app.exchange import content_length
 from app.problems import Refusal, too_large
 from app.settings import HttpOptions
 
-_OPEN_PATHS = ("/livez", "/readyz", "/metrics", "/openapi.json", "/openapi-3.0.json", "/docs", "/problems")
+_OPEN_PATHS = (
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/openapi.json",
+    "/openapi-3.0.json",
+    "/docs",
+    "/problems",
+)
 
 
 class Admission:
     """The rules of one service. Immutable.
 
-    What they say of a request depends on nothing but its method, its path and its headers, so that it stays true for a request
-    of which these are the same.
+    What they say of a request depends on nothing but its method, its path and its headers, so that
+    it stays true for a request of which these are the same.
     """
 
-    def __init__(self, api_keys: Sequence[str], browser_rules: BrowserRules | None, options: HttpOptions) -> None:
+    def __init__(
+        self, api_keys: Sequence[str], browser_rules: BrowserRules | None, options: HttpOptions
+    ) -> None:
         """`browser_rules`: what takes the place of API keys where there are none."""
         self._keys = [sha256(key.encode()).digest() for key in api_keys]
         self._browser_rules = browser_rules
         self.max_body_bytes = options.max_body_bytes
 
-    def check(self, method: str, path: str, headers: Mapping[str, str], *, http_version: str, has_limit: bool) -> None:
-        """Raise a Refusal unless the request is let in. `has_limit`: its body has one; a stream's has none."""
+    def check(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        http_version: str,
+        has_limit: bool,
+    ) -> None:
+        """Raise a Refusal unless the request is let in.
+
+        `has_limit`: its body has one; a stream's has none.
+        """
         host = request_host(headers, http_version=http_version)
         refusal = self._browser_rules and self._browser_rules.refuse(method, headers, host)
         if refusal:
             raise refusal
-        if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
+        if (
+            self._keys
+            and not _is_open(path)
+            and not self._is_known(headers.get("authorization", ""))
+        ):
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get("content-encoding", "identity")
         if encoding.lower() not in ("identity", "gzip") and has_body(headers):
@@ -42,7 +69,9 @@ class Admission:
             )
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise Refusal(
-                "malformed_request", "the one transfer encoding that is taken is chunked", headers={"Connection": "close"}
+                "malformed_request",
+                "the one transfer encoding that is taken is chunked",
+                headers={"Connection": "close"},
             )
         if has_limit and (content_length(headers) or 0) > self.max_body_bytes:
             raise self.body_too_large()

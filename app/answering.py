@@ -1,4 +1,6 @@
-"""How an operation is asked and what its answer looks like, whatever brought the request: a server's own lane, or ASGI."""
+"""How an operation is asked and what its answer looks like, whatever brought the request: a
+server's own lane, or ASGI.
+"""
 
 import asyncio
 import os
@@ -48,7 +50,10 @@ class Incoming(Protocol):
         """Share of the request in the memory for bodies."""
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises Refusal where it is too large, ClientGone where the client has left."""
+        """The body as it comes.
+
+        Raises Refusal where it is too large, ClientGone where the client has left.
+        """
 
     async def until_gone(self) -> None:
         """Return once the client has left."""
@@ -65,8 +70,13 @@ async def answer(
         return await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
 
 
-async def until_answered(incoming: Incoming, reply: Reply | FileReply | Waiting) -> Reply | FileReply:
-    """Wait in the task of the request, for servers that need one. Raises Refusal, MessagingError, ClientGone."""
+async def until_answered(
+    incoming: Incoming, reply: Reply | FileReply | Waiting
+) -> Reply | FileReply:
+    """Wait in the task of the request, for servers that need one.
+
+    Raises Refusal, MessagingError, ClientGone.
+    """
     while isinstance(reply, Waiting):
         await _until_resumed(incoming, reply)
         reply = await reply.again()
@@ -89,7 +99,9 @@ def call_of(operation: Operation, services: Services, incoming: Incoming, body: 
     query = query_of(incoming.query_string) if incoming.query_string else {}
     if query and operation.query is None:
         name = next(iter(query))[:100]
-        raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
+        raise invalid_field(
+            f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}"
+        )
     return Call(
         body,
         incoming.headers,
@@ -111,14 +123,15 @@ def under_pressure(operation: Operation, services: Services) -> Iterator[None]:
             raise
         refusal = as_refusal(error)
         refusal.headers |= services.pressure_header()
-        if refusal is error:  # as its own cause it would keep the request's body until the next full garbage collection
+        # as its own cause it would keep the request's body until the next full garbage collection
+        if refusal is error:
             raise
         raise refusal from error
 
 
 async def _read(incoming: Incoming, limit: RequestLimit | None) -> bytes:
-    """The body, in one buffer that grows: pieces of it would be many small objects. Raises MessageTooLarge, by its
-    Content-Length before any of it has come.
+    """The body, in one buffer that grows: pieces of it would be many small objects. Raises
+    MessageTooLarge, by its Content-Length before any of it has come.
     """
     headers = incoming.headers
     if limit is not None and headers.get("content-encoding", "identity").lower() == "identity":
@@ -133,7 +146,10 @@ async def _read(incoming: Incoming, limit: RequestLimit | None) -> bytes:
 
 def _check_length(length: int, limit: RequestLimit) -> None:
     if length > limit.request_bytes:
-        detail = f"no message of at most {limit.message_bytes} bytes, as the topic allows, makes a request of {length}"
+        detail = (
+            f"no message of at most {limit.message_bytes} bytes, as the topic allows, makes "
+            f"a request of {length}"
+        )
         raise MessageTooLarge(detail, limit_bytes=limit.message_bytes)
 
 
@@ -142,12 +158,17 @@ def query_of(query_string: bytes) -> dict[str, str]:
     query: dict[str, str] = {}
     for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
         if name in query:
-            raise invalid_field(f"/query/{name[:100]}", "not_allowed", f"the query parameter {name[:100]} stands twice")
+            raise invalid_field(
+                f"/query/{name[:100]}",
+                "not_allowed",
+                f"the query parameter {name[:100]} stands twice",
+            )
         query[name] = value
     return query
 
 
-# ------------------------------------------------------------------------------------------------------------- the answer
+# --------------------------------------------------------------------------------------------------
+# the answer
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
@@ -169,21 +190,29 @@ def headers_of(reply: Reply | FileReply) -> Headers:
         return [
             (b"content-disposition", f'attachment; filename="{reply.name}"'.encode("latin-1")),
             (b"content-length", b"%d" % length_of(reply)),
-            (b"x-content-type-options", b"nosniff"),  # a browser must not show it as a page of this service
+            # a browser must not show it as a page of this service
+            (b"x-content-type-options", b"nosniff"),
             (b"content-type", reply.media_type.encode("latin-1")),
         ]
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    headers = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in reply.headers.items()
+    ]
     if reply.status != _NO_CONTENT:
         headers.append((b"content-length", b"%d" % length_of(reply)))
     if reply.media_type is not None:
-        is_plain_text = reply.media_type.startswith("text/") and "charset=" not in reply.media_type.lower()
+        is_plain_text = (
+            reply.media_type.startswith("text/") and "charset=" not in reply.media_type.lower()
+        )
         media_type = f"{reply.media_type}; charset=utf-8" if is_plain_text else reply.media_type
         headers.append((b"content-type", media_type.encode("latin-1")))
     return headers
 
 
 async def pieces_of(reply: Reply | FileReply) -> AsyncIterator[bytes]:
-    """The body of an answer piece by piece: none waits in memory longer than it must, and others have their turn between."""
+    """The body of an answer piece by piece: none waits in memory longer than it must, and others
+    have their turn between.
+    """
     if isinstance(reply, FileReply):
         with reply.file as file:
             left = length_of(reply)
@@ -218,4 +247,7 @@ def problem_of(refusal: Refusal, *, path: str, request_id: str) -> tuple[Headers
     """The headers and the body that tell a refusal."""
     body = codec.encode(document(refusal, instance=path, request_id=request_id))
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
-    return [*headers, *((name.lower().encode(), value.encode()) for name, value in refusal.headers.items())], body
+    return [
+        *headers,
+        *((name.lower().encode(), value.encode()) for name, value in refusal.headers.items()),
+    ], body

@@ -6,7 +6,10 @@ _SHARE_OF_ONE = 8
 
 
 class BodyBudget:
-    """Counts bytes of request bodies, as they are when decompressed, and of answers with messages. Event loop only."""
+    """Counts bytes of request bodies, as they are when decompressed, and of answers with messages.
+
+    Event loop only.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -18,7 +21,9 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes that one request holds of the budget; `close` releases all of them, however the request ended."""
+    """The bytes that one request holds of the budget; `close` releases all of them, however the
+    request ended.
+    """
 
     __slots__ = ("_budget", "_held_bytes")
 
@@ -30,14 +35,18 @@ class BodyShare:
         """Count bytes that have come. Raises Refusal overloaded where they go beyond the budget."""
         budget = self._budget
         if budget.used_bytes + byte_count > budget.limit_bytes:
-            raise Refusal("overloaded", f"request bodies under way take {budget.limit_bytes} bytes already")
+            raise Refusal(
+                "overloaded", f"request bodies under way take {budget.limit_bytes} bytes already"
+            )
         budget.used_bytes += byte_count
         self._held_bytes += byte_count
 
     def reserve(self, byte_count: int) -> int:
-        """Count the bytes that an answer may have, and return their number: so many, or an eighth of what is left.
+        """Count the bytes that an answer may have, and return their number: so many, or an eighth
+        of what is left.
 
-        Pages become shorter where memory is scarce; Refusal overloaded is raised where there is none.
+        Pages become shorter where memory is scarce; Refusal overloaded is raised where there is
+        none.
         """
         self.add(1)
         left = self._budget.limit_bytes - self._budget.used_bytes
@@ -51,7 +60,9 @@ class BodyShare:
         self._held_bytes -= byte_count
 
     def hold(self, byte_count: int) -> None:
-        """Change the count to so many bytes; never refused, as an answer that has been made is sent."""
+        """Change the count to so many bytes; never refused, as an answer that has been made is
+        sent.
+        """
         self.release(self._held_bytes - byte_count)
 
     def close(self) -> None:

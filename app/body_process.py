@@ -1,8 +1,9 @@
 """A process that decodes large bodies.
 
-msgspec holds the GIL for the whole of a call, 90 ms for 16 MiB, and the event loop cannot go on meanwhile: that GIL is another
-process's here. What goes to it and comes back is copied by calls that release the GIL. The process is started with the first
-body that needs it, answers one at a time, and ends when its pipe is closed.
+msgspec holds the GIL for the whole of a call, 90 ms for 16 MiB, and the event loop cannot go on
+meanwhile: that GIL is another process's here. What goes to it and comes back is copied by calls
+that release the GIL. The process is started with the first body that needs it, answers one at a
+time, and ends when its pipe is closed.
 """
 
 import pickle
@@ -41,7 +42,8 @@ class BodyProcess:
         Raises the function's Refusal, and Refusal overloaded where the process ended twice.
         """
         outcome = self._asked(function, arguments)
-        if outcome is None:  # it may have ended long ago, as the largest that could be killed where memory was short
+        # it may have ended long ago, as the largest that could be killed where memory was short
+        if outcome is None:
             outcome = self._asked(function, arguments)
         if outcome is None:
             raise Refusal("overloaded", "the process that decodes large bodies has ended")
@@ -50,7 +52,8 @@ class BodyProcess:
             try:
                 raise found
             finally:
-                del found, outcome  # a frame that holds its own error is a cycle, and holds the body
+                # a frame that holds its own error is a cycle, and holds the body
+                del found, outcome
         if isinstance(found, Failure):
             raise RuntimeError(f"in the process that decodes large bodies:\n{found.trace}")
         return cast("T", found)
@@ -68,7 +71,8 @@ class BodyProcess:
             log.warning("body_process_ended", status=self.close())
             return None
         except BaseException:
-            self.close()  # with the rest of its answer, which would be read as that to the next body
+            # with the rest of its answer, which would be read as that to the next body
+            self.close()
             raise
 
     def close(self) -> int | None:

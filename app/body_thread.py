@@ -1,8 +1,9 @@
 """Work on large request and answer bodies beside the event loop.
 
-msgspec holds the GIL for the whole of a call, so a thread alone does not keep the loop responsive: each call must be short by
-itself. Between the calls the loop has its turn. There is one thread, so that the loop contends for the GIL with one other and
-not with many. What would be one long call is made in a process (`app/body_process.py`).
+msgspec holds the GIL for the whole of a call, so a thread alone does not keep the loop responsive:
+each call must be short by itself. Between the calls the loop has its turn. There is one thread, so
+that the loop contends for the GIL with one other and not with many. What would be one long call is
+made in a process (`app/body_process.py`).
 """
 
 import asyncio
@@ -28,15 +29,21 @@ class BodyThread:
         self._process = BodyProcess()
 
     async def run(self, byte_count: int, work: Callable[[], T]) -> T:
-        """The result of `work`, done here where it is about few bytes and on the thread where they are many."""
+        """The result of `work`, done here where it is about few bytes and on the thread where they
+        are many.
+        """
         if byte_count <= LOOP_BYTES:
             return work()
         return await self._run(work)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(copy_context().run, work))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, partial(copy_context().run, work)
+        )
 
-    async def read(self, function: Callable[..., T], raw: bytes, *more: Any, is_slow: bool = False) -> T:
+    async def read(
+        self, function: Callable[..., T], raw: bytes, *more: Any, is_slow: bool = False
+    ) -> T:
         """Parse JSON with a function of a module.
 
         `is_slow`: slow for its length. Raises its Refusal.
@@ -47,16 +54,23 @@ class BodyThread:
 
     def read_now(self, function: Callable[..., T], raw: bytes, *more: Any) -> T:
         """As `read`, for work that is done on this thread already."""
-        return function(raw, *more) if len(raw) <= THREAD_BYTES else self._process.call(function, raw, *more)
+        return (
+            function(raw, *more)
+            if len(raw) <= THREAD_BYTES
+            else self._process.call(function, raw, *more)
+        )
 
     async def ahead(self, byte_count: int, make: Callable[[], T]) -> Callable[[], T]:
-        """Work for where nothing can be awaited, and which may not be needed: `make` itself, or what returns its outcome."""
+        """Work for where nothing can be awaited, and which may not be needed: `make` itself, or
+        what returns its outcome.
+        """
         if byte_count <= LOOP_BYTES:
             return make
         done = self._thread.submit(copy_context().run, make)
         waiting = asyncio.wrap_future(done)
         await asyncio.wait({waiting})
-        waiting.exception()  # it may never be raised, and asyncio logs those that nothing has looked at
+        # it may never be raised, and asyncio logs those that nothing has looked at
+        waiting.exception()
         return done.result
 
     def close(self) -> None:

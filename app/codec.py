@@ -1,10 +1,12 @@
 """JSON in and out: one strict decoder for every body, and the refusals it leads to.
 
-Schemas are msgspec structs: decoded four times faster than pydantic would (docs/decisions/0004), and strict without being
-asked: no NaN, no lone surrogates, no unknown fields, no null, no number for a text.
+Schemas are msgspec structs: decoded four times faster than pydantic would (docs/decisions/0004),
+and strict without being asked: no NaN, no lone surrogates, no unknown fields, no null, no number
+for a text.
 
-msgspec holds the GIL for the whole of a call, so what one call may cost is bounded: by the bytes of a body, and by the number
-of its values (`check_values`). A large value is checked and compacted without building an object for each of its values.
+msgspec holds the GIL for the whole of a call, so what one call may cost is bounded: by the bytes of
+a body, and by the number of its values (`check_values`). A large value is checked and compacted
+without building an object for each of its values.
 """
 
 import math
@@ -32,7 +34,8 @@ _decode_any = msgspec.json.Decoder().decode
 _PLACE = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 _NAMED_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
-_BUILT_BYTES = 32 << 10  # a value up to here is checked by decoding it, which is cheaper than any other look at it
+# a value up to here is checked by decoding it, which is cheaper than any other look at it
+_BUILT_BYTES = 32 << 10
 _PIECE_BYTES = 256 << 10
 TEXT_PIECE = 64 << 10  # characters of a text that are encoded in one call: at most six bytes each
 _QUOTE, _BACKSLASH = b'"\\'
@@ -61,7 +64,9 @@ _CODES: tuple[tuple[str, str], ...] = (
 
 
 def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MAX_VALUES) -> T:
-    """The body, or a Refusal: malformed_request where it is no JSON, validation_failed where a field is wrong."""
+    """The body, or a Refusal: malformed_request where it is no JSON, validation_failed where a
+    field is wrong.
+    """
     if len(raw) > max_values:
         check_values(raw, max_values)
     try:
@@ -88,7 +93,9 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def encode_in_pieces(value: msgspec.Struct) -> list[bytes]:
-    """The JSON of a struct in pieces of some `_PIECE_BYTES`, none of them made in one long call of msgspec."""
+    """The JSON of a struct in pieces of some `_PIECE_BYTES`, none of them made in one long call of
+    msgspec.
+    """
     return in_pieces(encoded(value))
 
 
@@ -107,7 +114,9 @@ def in_pieces(parts: Iterable[bytes]) -> list[bytes]:
 
 
 def encoded(value: Any) -> Iterator[bytes]:
-    """The JSON of a value in parts: structs and lists item by item where they hold something large, long texts cut."""
+    """The JSON of a value in parts: structs and lists item by item where they hold something large,
+    long texts cut.
+    """
     if isinstance(value, str) and len(value) > TEXT_PIECE:
         yield b'"'
         for start in range(0, len(value), TEXT_PIECE):
@@ -118,8 +127,14 @@ def encoded(value: Any) -> Iterator[bytes]:
             yield b"," if index else b"["
             yield from encoded(item)
         yield b"]" if value else b"[]"
-    elif isinstance(value, msgspec.Struct) and any(map(_may_be_large, fields := msgspec.structs.asdict(value).values())):
-        names = [name for name, field in zip(value.__struct_encode_fields__, fields, strict=True) if field is not msgspec.UNSET]
+    elif isinstance(value, msgspec.Struct) and any(
+        map(_may_be_large, fields := msgspec.structs.asdict(value).values())
+    ):
+        names = [
+            name
+            for name, field in zip(value.__struct_encode_fields__, fields, strict=True)
+            if field is not msgspec.UNSET
+        ]
         given = [field for field in fields if field is not msgspec.UNSET]
         for index, (name, field) in enumerate(zip(names, given, strict=True)):
             yield (b"," if index else b"{") + encode(name) + b":"
@@ -130,7 +145,9 @@ def encoded(value: Any) -> Iterator[bytes]:
 
 
 def _may_be_large(value: Any) -> bool:
-    return isinstance(value, list | msgspec.Struct) or (isinstance(value, str) and len(value) > TEXT_PIECE)
+    return isinstance(value, list | msgspec.Struct) or (
+        isinstance(value, str) and len(value) > TEXT_PIECE
+    )
 
 
 def decode_text(raw: bytes) -> str:
@@ -139,17 +156,25 @@ def decode_text(raw: bytes) -> str:
         return raw.decode()
     decoder = getincrementaldecoder("utf-8")()
     pieces = range(0, len(raw), _PIECE_BYTES)
-    return "".join([decoder.decode(raw[at : at + _PIECE_BYTES], at + _PIECE_BYTES >= len(raw)) for at in pieces])
+    return "".join(
+        [
+            decoder.decode(raw[at : at + _PIECE_BYTES], at + _PIECE_BYTES >= len(raw))
+            for at in pieces
+        ]
+    )
 
 
 def invalid(field: FieldError) -> Refusal:
-    return Refusal("validation_failed", f"{field.pointer or 'the body'}: {field.detail}", errors=[field])
+    return Refusal(
+        "validation_failed", f"{field.pointer or 'the body'}: {field.detail}", errors=[field]
+    )
 
 
 def read_json(raw: bytes, *, depth: int = 0) -> Any:
     """Any JSON value as objects. `depth`: how deep in the body it stands.
 
-    Raises Refusal malformed_request. The caller sees to it that the values are not too many for the event loop.
+    Raises Refusal malformed_request. The caller sees to it that the values are not too many for the
+    event loop.
     """
     check_depth(raw, depth)
     value = _parsed(_decode_any, raw)
@@ -159,7 +184,8 @@ def read_json(raw: bytes, *, depth: int = 0) -> Any:
 
 
 def compact(raw: bytes, *, depth: int) -> bytes:
-    """A JSON value without its white space; order, repeated keys, numbers and escapes stay as they were sent.
+    """A JSON value without its white space; order, repeated keys, numbers and escapes stay as they
+    were sent.
 
     `depth`: how deep in the body it stands. Raises Refusal malformed_request.
     """
@@ -191,7 +217,10 @@ def _parsed(parse: Callable[[bytes], T], raw: bytes) -> T:
 
 
 def _check_numbers(text: bytes) -> None:
-    """Raise Refusal malformed_request where a number is larger than a double holds. `text`: valid JSON."""
+    """Raise Refusal malformed_request where a number is larger than a double holds.
+
+    `text`: valid JSON.
+    """
     for token in b"".join(_outside_of_strings(text)).translate(_COMMAS).split(b","):
         is_candidate = len(token) >= len(_LONG_NUMBER) or b"e" in token or b"E" in token
         if is_candidate and token.strip() not in _LITERALS and math.isinf(float(token)):
@@ -219,7 +248,10 @@ def convert(values: dict[str, Any], kind: type[T], *, pointer: str) -> T:
 
 @cache
 def _whole_numbers(kind: type) -> frozenset[str]:
-    """The fields that take one, by the names they have outside. Left alone, msgspec takes 1.0 for 1, too."""
+    """The fields that take one, by the names they have outside.
+
+    Left alone, msgspec takes 1.0 for 1, too.
+    """
     found = msgspec.inspect.type_info(kind)
     assert isinstance(found, msgspec.inspect.StructType)
     return frozenset(field.encode_name for field in found.fields if _is_whole_number(field.type))
@@ -258,7 +290,10 @@ def escape(name: str) -> str:
 
 
 def check_values(text: bytes, limit: int) -> None:
-    """Raise Refusal body_too_large where JSON has more values than `limit`. A list or object counts as one more."""
+    """Raise Refusal body_too_large where JSON has more values than `limit`.
+
+    A list or object counts as one more.
+    """
     pieces = range(0, len(text), _PIECE_BYTES)
     if sum([_separators(text[start : start + _PIECE_BYTES]) for start in pieces]) < limit:
         return
@@ -270,12 +305,17 @@ def check_values(text: bytes, limit: int) -> None:
 
 
 def _separators(text: bytes) -> int:
-    """Each value but the first has one before it: a comma, or the bracket of which it is the first."""
+    """Each value but the first has one before it: a comma, or the bracket of which it is
+    the first.
+    """
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def check_depth(text: bytes, depth: int) -> None:
-    """Raise Refusal malformed_request. A body may hold millions of brackets, so none is looked at by itself."""
+    """Raise Refusal malformed_request.
+
+    A body may hold millions of brackets, so none is looked at by itself.
+    """
     left = MAX_DEPTH - depth
     if text.count(b"[") + text.count(b"{") <= left:
         return
@@ -305,7 +345,10 @@ def depth_of(text: bytes) -> int:
 
 
 def _outside_of_strings(text: bytes) -> Iterator[bytes]:
-    """JSON piece by piece, without what its strings hold; their quotes stay. NumPy releases the GIL for most of the work."""
+    """JSON piece by piece, without what its strings hold; their quotes stay.
+
+    NumPy releases the GIL for most of the work.
+    """
     in_string = np.uint8(0)
     is_escaped = False  # the first byte of the piece, by a backslash before it
     for start in range(0, len(text), _PIECE_BYTES):
@@ -313,8 +356,11 @@ def _outside_of_strings(text: bytes) -> Iterator[bytes]:
         quotes = piece == _QUOTE
         backslashes = piece == _BACKSLASH
         if is_escaped or backslashes.any():
-            # A run of backslashes escapes what follows where it is odd; one that began before the piece counts as one.
-            edges = np.flatnonzero(np.diff(np.concatenate(([False, is_escaped], backslashes, [False]))))
+            # A run of backslashes escapes what follows where it is odd; one that began before the
+            # piece counts as one.
+            edges = np.flatnonzero(
+                np.diff(np.concatenate(([False, is_escaped], backslashes, [False])))
+            )
             starts, ends = edges[::2], edges[1::2]
             escaped = ends[(ends - starts) % 2 == 1] - 1
             is_escaped = bool(len(escaped)) and int(escaped[-1]) == len(piece)
@@ -324,12 +370,14 @@ def _outside_of_strings(text: bytes) -> Iterator[bytes]:
         yield piece[quotes | (inside == 0)].tobytes()
 
 
-# ----------------------------------------------------------------------------------------------------------------- times
+# --------------------------------------------------------------------------------------------------
+# times
 
 
 @lru_cache(maxsize=1024)
 def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]  # a year has four digits, which strftime does not see to
+    # a year has four digits, which strftime does not see to
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 @lru_cache(maxsize=1024)
@@ -346,5 +394,9 @@ def parse_time(text: str, pointer: str) -> int:
     except msgspec.ValidationError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise invalid_field(pointer, "invalid_format", "must be an RFC 3339 time with an offset, as 2026-03-02T10:15:00.000Z")
+        raise invalid_field(
+            pointer,
+            "invalid_format",
+            "must be an RFC 3339 time with an offset, as 2026-03-02T10:15:00.000Z",
+        )
     return int(moment.timestamp() * 1000)

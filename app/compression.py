@@ -1,7 +1,8 @@
 """Bodies that are compressed on their way: gzip in both directions (RFC 9110, 8.4).
 
-What comes is decompressed in pieces of bounded size as it is asked for, so a few bytes that stand for gigabytes are met by the
-limit of a body before they are in memory. What goes is compressed where it is long enough to be worth it.
+What comes is decompressed in pieces of bounded size as it is asked for, so a few bytes that stand
+for gigabytes are met by the limit of a body before they are in memory. What goes is compressed
+where it is long enough to be worth it.
 """
 
 import asyncio
@@ -19,16 +20,18 @@ _GZIP = 16 + zlib.MAX_WBITS  # with gzip's head and checksum
 _PIECE_BYTES = 64 << 10
 _FREE_BYTES = 256 << 10  # of a body for which the ratio is not checked: a short one does no harm
 MIN_BYTES = 8 << 10  # a shorter answer is a few packets, compressed or not
-_ON_THE_LOOP_BYTES = 128 << 10  # compressed in less than a millisecond; a longer answer is compressed on a thread
+# compressed in less than a millisecond; a longer answer is compressed on a thread
+_ON_THE_LOOP_BYTES = 128 << 10
 _COMPRESSED_TYPES = ("application/json", "application/problem+json")
 
 
 def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) -> Receive:
     """The body as it was before gzip.
 
-    `max_ratio`: of its length to what has come of it compressed, once it is longer than `_FREE_BYTES`. `is_gone`: the client
-    has left, so that what it sent last need not be decompressed.
-    Raises Refusal malformed_request where it is no gzip or is cut short, body_too_large beyond the ratio.
+    `max_ratio`: of its length to what has come of it compressed, once it is longer than
+    `_FREE_BYTES`. `is_gone`: the client has left, so that what it sent last need not be
+    decompressed. Raises Refusal malformed_request where it is no gzip or is cut short,
+    body_too_large beyond the ratio.
     """
     decoder = zlib.decompressobj(_GZIP)
     taken_bytes = given_bytes = 0
@@ -56,7 +59,11 @@ def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) 
         taken_bytes += len(waiting) - len(decoder.unconsumed_tail)
         given_bytes += len(piece)
         if given_bytes > max(_FREE_BYTES, max_ratio * taken_bytes):
-            raise too_large("gzip_ratio", max_ratio, f"a gzip body may have {max_ratio} times as many bytes when decompressed")
+            raise too_large(
+                "gzip_ratio",
+                max_ratio,
+                f"a gzip body may have {max_ratio} times as many bytes when decompressed",
+            )
         waiting = decoder.unconsumed_tail
         holds_more = len(piece) == _PIECE_BYTES and not decoder.eof
         if decoder.unused_data:
@@ -84,7 +91,9 @@ def may_be_worth_it(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def deflating(send: Send) -> Send:
-    """Compresses answers that come whole, and large ones in pieces whose length is known; others are sent as they come."""
+    """Compresses answers that come whole, and large ones in pieces whose length is known; others
+    are sent as they come.
+    """
     start: Message | None = None
     encoder: Any = None  # of an answer in pieces
 

@@ -1,8 +1,11 @@
-"""Which connections are open, which of them wait for a request, and what they may ask for. Event loop only.
+"""Which connections are open, which of them wait for a request, and what they may ask for.
 
-Up to `limit` a connection may ask for anything. Beyond it some more are accepted, which are served where they ask for a probe
-or as operators, and for anything as soon as there is room. For each of those the connection that has been idle for longest is
-closed; where none has been for a second, nothing is accepted once the reserve is used up, too.
+Event loop only.
+
+Up to `limit` a connection may ask for anything. Beyond it some more are accepted, which are served
+where they ask for a probe or as operators, and for anything as soon as there is room. For each of
+those the connection that has been idle for longest is closed; where none has been for a second,
+nothing is accepted once the reserve is used up, too.
 """
 
 import time
@@ -17,19 +20,25 @@ IDLE_SECONDS = 1.0  # what has just been opened, or answered, is about to ask
 
 class Connection(Protocol):
     def close_idle(self) -> bool:
-        """Close the connection, which has no request in progress. False: one has arrived and is not read yet."""
+        """Close the connection, which has no request in progress.
+
+        False: one has arrived and is not read yet.
+        """
 
 
 class Connections:
     """Counts connections from `opened` to `lost`; each is idle unless `busy`."""
 
-    def __init__(self, limit: int, *, reserved: int = RESERVED, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: int, *, reserved: int = RESERVED, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limit = limit
         self.reserved = reserved
         self._now = now
         self.on_lost: Callable[[], None] = lambda: None
         self._open: set[Connection] = set()
-        self._beyond: set[Connection] = set()  # of the open ones, those that may ask for probes only
+        # of the open ones, those that may ask for probes only
+        self._beyond: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # since when, the oldest first
 
     def __len__(self) -> int:
@@ -71,7 +80,9 @@ class Connections:
     def close_one(self) -> None:
         """Close the connection that has been idle for longest, where one is."""
         now = self._now()
-        for oldest in [connection for connection, since in self._idle.items() if now - since >= IDLE_SECONDS]:
+        for oldest in [
+            connection for connection, since in self._idle.items() if now - since >= IDLE_SECONDS
+        ]:
             del self._idle[oldest]
             if oldest.close_idle():
                 return

@@ -1,4 +1,6 @@
-"""What would have been right in the place of a wrong name: the field that was meant, or what there is to choose from. Pure."""
+"""What would have been right in the place of a wrong name: the field that was meant, or what there
+is to choose from. Pure.
+"""
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -24,7 +26,12 @@ def of_field(kind: Any, path: Sequence[str], name: str) -> str:
 
 def of_choice(kind: Any, path: Sequence[str]) -> str:
     """Hint for "invalid value": the choices at this path; empty if unknown."""
-    choices = [str(value) for found in _at(kind, path) if isinstance(found, inspect.LiteralType) for value in found.values]
+    choices = [
+        str(value)
+        for found in _at(kind, path)
+        if isinstance(found, inspect.LiteralType)
+        for value in found.values
+    ]
     return f": it is one of {', '.join(choices)}" if 0 < len(choices) <= _MOST_NAMED else ""
 
 

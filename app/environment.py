@@ -5,7 +5,10 @@ from typing import Any
 
 
 def from_json(value: Any) -> Any:
-    """A list inside a section comes as text, which pydantic-settings decodes at the top level only. Raises ValueError."""
+    """A list inside a section comes as text, which pydantic-settings decodes at the top level only.
+
+    Raises ValueError.
+    """
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,6 @@
-"""One request and its answer as plain values, so that a handler serves every lane: ASGI today, a fast lane tomorrow."""
+"""One request and its answer as plain values, so that a handler serves every lane: ASGI today, a
+fast lane tomorrow.
+"""
 
 import asyncio
 import re
@@ -37,7 +39,9 @@ _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
 
 _WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 
 
 def takes_a_stream(method: str, path: str) -> bool:
@@ -46,7 +50,9 @@ def takes_a_stream(method: str, path: str) -> bool:
 
 
 def headers_by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The values of headers whose names are in lower case; those of a name that stands twice are joined (RFC 9110, 5.2)."""
+    """The values of headers whose names are in lower case; those of a name that stands twice are
+    joined (RFC 9110, 5.2).
+    """
     headers: dict[str, str] = {}
     for raw_name, raw_value in pairs:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
@@ -64,7 +70,9 @@ def content_length(headers: Mapping[str, str]) -> int | None:
 
 
 class RequestLimit(NamedTuple):
-    """How long a request with one message may be, which follows from how long the message may be."""
+    """How long a request with one message may be, which follows from how long the message
+    may be.
+    """
 
     request_bytes: int
     message_bytes: int
@@ -93,30 +101,45 @@ class Call(NamedTuple):
         return cast("T", await self.read(codec.decode_as, decoder.type))
 
     async def read(self, function: Callable[..., T], *more: Any, is_slow: bool = False) -> T:
-        """As `BodyThread.read`; the last argument of the function is the limit on the number of values."""
-        return await self.thread.read(function, self._json(), *more, self.max_values, is_slow=is_slow)
+        """As `BodyThread.read`; the last argument of the function is the limit on the number of
+        values.
+        """
+        return await self.thread.read(
+            function, self._json(), *more, self.max_values, is_slow=is_slow
+        )
 
     def during_wait(self) -> "Call":
-        """The call without what its handler has read by now, so that a request that waits takes little memory."""
+        """The call without what its handler has read by now, so that a request that waits takes
+        little memory.
+        """
         return self._replace(body=b"", headers=_NOTHING, query=_NOTHING)
 
     def _json(self) -> bytes:
         content_type = self.media_type
         if content_type != "application/json" and self.body:
-            raise Refusal("unsupported_media_type", f"the route takes application/json, not {content_type[:100]}")
+            raise Refusal(
+                "unsupported_media_type",
+                f"the route takes application/json, not {content_type[:100]}",
+            )
         return self.body or b"{}"
 
     @property
     def media_type(self) -> str:
         """Of the body; JSON where the request does not say."""
-        return self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        return (
+            self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        )
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do work that takes time with the body's size: on a thread where the body is large."""
         return await self.thread.run(len(self.body), work)
 
-    async def answer_with(self, messages: Iterable[StoredMessage], make: Callable[[], Any]) -> "Reply":
-        """200 with what `make` makes of these messages: on a thread, and in pieces, where they are large."""
+    async def answer_with(
+        self, messages: Iterable[StoredMessage], make: Callable[[], Any]
+    ) -> "Reply":
+        """200 with what `make` makes of these messages: on a thread, and in pieces, where they are
+        large.
+        """
         byte_count = size_of(messages)
         self.share.hold(byte_count)
         if byte_count <= LOOP_BYTES:
@@ -126,9 +149,14 @@ class Call(NamedTuple):
         return Reply(200, pieces)
 
     async def answer_joined(
-        self, byte_count: int, parts: Iterator[bytes], headers: Mapping[str, str] | None = None, media_type: str = JSON
+        self,
+        byte_count: int,
+        parts: Iterator[bytes],
+        headers: Mapping[str, str] | None = None,
+        media_type: str = JSON,
     ) -> "Reply":
-        """200 with what these parts are when joined; each takes a fraction of a millisecond to make.
+        """200 with what these parts are when joined; each takes a fraction of a millisecond to
+        make.
 
         `byte_count`: of what they are made from.
         """
@@ -160,15 +188,24 @@ class Call(NamedTuple):
     def idempotency_key(self) -> str | None:
         key = self.headers.get("idempotency-key")
         if key is not None and (not 1 <= len(key) <= 255 or not _VISIBLE_ASCII.issuperset(key)):
-            raise invalid_field("/headers/idempotency-key", "invalid_format", "must be 1 to 255 visible ASCII characters")
+            raise invalid_field(
+                "/headers/idempotency-key",
+                "invalid_format",
+                "must be 1 to 255 visible ASCII characters",
+            )
         return key
 
     def preferred(self, offered: tuple[str, ...]) -> str:
-        """The media type of those offered that the client prefers; the first of those that it likes equally, or not at all."""
+        """The media type of those offered that the client prefers; the first of those that it likes
+        equally, or not at all.
+        """
         return preferred_by(self.headers, offered)
 
     def check_if_match(self, revision: int | None) -> None:
-        """`revision`: of what is to be changed; None where it does not exist. Raises Refusal revision_mismatch."""
+        """`revision`: of what is to be changed; None where it does not exist.
+
+        Raises Refusal revision_mismatch.
+        """
         given = self.headers.get("if-match")
         if given is None:
             return
@@ -179,7 +216,9 @@ class Call(NamedTuple):
 
     @property
     def traceparent(self) -> str | None:
-        """The trace that the request belongs to; a malformed one is ignored, as W3C Trace Context says."""
+        """The trace that the request belongs to; a malformed one is ignored, as W3C Trace Context
+        says.
+        """
         given = self.headers.get("traceparent")
         return given if given is not None and _TRACEPARENT.fullmatch(given) else None
 
@@ -192,9 +231,12 @@ def preferred_by(headers: Mapping[str, str], offered: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def preferred(accept: str, offered: tuple[str, ...]) -> str:
-    """As `Call.preferred`, by the value of the header Accept (RFC 9110, 12.5.1). A range that cannot be read is ignored.
+    """As `Call.preferred`, by the value of the header Accept (RFC 9110, 12.5.1).
 
-    Of several ranges that include a type the narrowest counts. One with parameters includes none of ours, which have none.
+    A range that cannot be read is ignored.
+
+    Of several ranges that include a type the narrowest counts. One with parameters includes none of
+    ours, which have none.
     """
     weights: dict[str, float] = {}
     for given in accept.lower().split(","):
@@ -230,7 +272,12 @@ class FileReply(NamedTuple):
 
 def size_of(messages: Iterable[StoredMessage]) -> int:
     """Bytes of the bodies of messages, and of what senders gave them as properties."""
-    return sum([len(one.body) + (sum(map(len, one.properties.values())) if one.properties else 0) for one in messages])
+    return sum(
+        [
+            len(one.body) + (sum(map(len, one.properties.values())) if one.properties else 0)
+            for one in messages
+        ]
+    )
 
 
 def in_pieces(body: bytes) -> bytes | list[bytes]:

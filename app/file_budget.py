@@ -1,7 +1,9 @@
-"""How many files the process may open, and what they are for: the store's own first, connections get what is left.
+"""How many files the process may open, and what they are for: the store's own first, connections
+get what is left.
 
-A server that accepts until `accept` fails has no descriptor left for the next file of its log. So the limit is raised to the
-hard one before anything is opened, and every use of descriptors has a bound; where they do not fit, the start is refused.
+A server that accepts until `accept` fails has no descriptor left for the next file of its log. So
+the limit is raised to the hard one before anything is opened, and every use of descriptors has a
+bound; where they do not fit, the start is refused.
 """
 
 from dataclasses import replace
@@ -40,8 +42,11 @@ def plan(settings: Settings, limit: int) -> Budget:
     return Budget(
         limit,
         {
-            "process": 64,  # standard streams, the loop, libraries, folders that are synced, files that are being made
-            "segments": max(local.max_open_segments, held) + held + 1,  # a mapping keeps a descriptor of its own
+            # standard streams, the loop, libraries, folders that are synced, files that are being
+            # made
+            "process": 64,
+            # a mapping keeps a descriptor of its own
+            "segments": max(local.max_open_segments, held) + held + 1,
             "queue files": local.max_open_queue_files or min(_MOST_QUEUE_FILES, limit // 4),
             "index files": local.max_open_index_files,
             "timer files": 32,  # they are merged: each is larger than all after it
@@ -55,21 +60,27 @@ def plan(settings: Settings, limit: int) -> Budget:
 
 
 def fit(settings: Settings, limit: int) -> Settings:
-    """The settings with every number of files and connections made explicit. Pure. Raises ConfigurationError."""
+    """The settings with every number of files and connections made explicit.
+
+    Pure. Raises ConfigurationError.
+    """
     budget = plan(settings, limit)
     http = settings.http
     wanted = http.max_connections or _LEAST_CONNECTIONS
     if budget.left < wanted:
         raise ConfigurationError(
-            f"{limit} files may be open at once (the hard limit), {budget.needed + wanted} are needed: "
-            f"connections {wanted}, {budget}. Raise the limit (systemd LimitNOFILE=, docker --ulimit nofile=, ulimit -Hn)"
+            f"{limit} files may be open at once (the hard limit), {budget.needed + wanted} are "
+            "needed: "
+            f"connections {wanted}, {budget}. Raise the limit (systemd LimitNOFILE=, docker "
+            "--ulimit nofile=, ulimit -Hn)"
             + (f" or lower {PREFIX}HTTP__MAX_CONNECTIONS" if http.max_connections else "")
         )
     connections = http.max_connections or min(MOST_CONNECTIONS, budget.left)
     waiting = http.max_waiting or waiting_below(connections)
     if waiting >= connections and http.max_waiting:
         raise ConfigurationError(
-            f"{PREFIX}HTTP__MAX_WAITING is {waiting} and must be below the number of connections, which is {connections}"
+            f"{PREFIX}HTTP__MAX_WAITING is {waiting} and must be below the number of connections, "
+            f"which is {connections}"
         )
     return settings.model_copy(
         update={

@@ -1,8 +1,9 @@
-"""Notices that the event loop stands still: one request, or one mistake of ours, then holds up all others.
+"""Notices that the event loop stands still: one request, or one mistake of ours, then holds up all
+others.
 
-A thread asks the loop for a sign of life four times within the limit. Where none comes, the stacks of all threads are logged
-once: without them nothing tells afterwards what held it. Code that holds the interpreter's lock holds this thread, too; such a
-standstill is counted when it has ended.
+A thread asks the loop for a sign of life four times within the limit. Where none comes, the stacks
+of all threads are logged once: without them nothing tells afterwards what held it. Code that holds
+the interpreter's lock holds this thread, too; such a standstill is counted when it has ended.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ class LoopWatch:
         on_standstill: Callable[[], None],
         on_end: Callable[[float], None],
     ) -> None:
-        """Both are called on the watch's thread, once for each standstill that is longer than the limit.
+        """Both are called on the watch's thread, once for each standstill that is longer than the
+        limit.
 
         `on_end`: it has ended, after so many seconds.
         """
@@ -38,11 +40,14 @@ class LoopWatch:
         self._on_end = on_end
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._answered: float | None = None  # when the loop gave its last sign of life; None while one is awaited
+        # when the loop gave its last sign of life; None while one is awaited
+        self._answered: float | None = None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="loop-watch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(loop,), name="loop-watch", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -59,7 +64,9 @@ class LoopWatch:
             if held_seconds >= self._limit_seconds and not is_reported:
                 is_reported = True
                 self._on_standstill()
-                log.error("event_loop_stands_still", seconds=round(held_seconds, 3), stacks=_stacks())
+                log.error(
+                    "event_loop_stands_still", seconds=round(held_seconds, 3), stacks=_stacks()
+                )
             if answered is not None:
                 if is_reported:
                     log.warning("event_loop_goes_on", seconds=round(held_seconds, 3))
@@ -78,9 +85,13 @@ class LoopWatch:
 
 
 def _stacks() -> dict[str, list[str]]:
-    """The stack of each thread, its innermost call last; no values of variables, which may be secret."""
+    """The stack of each thread, its innermost call last; no values of variables, which may be
+    secret.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
-        names.get(ident, str(ident)): [f"{call.filename}:{call.lineno} {call.name}" for call in traceback.extract_stack(frame)]
+        names.get(ident, str(ident)): [
+            f"{call.filename}:{call.lineno} {call.name}" for call in traceback.extract_stack(frame)
+        ]
         for ident, frame in sys._current_frames().items()
     }

@@ -1,7 +1,7 @@
 """Which loops the service has, how often each runs, and which check of readiness it belongs to.
 
-The store is this process's alone, so every loop is its own to run; with an engine that several processes share, those that must
-not run twice would be `scheduler.ownership.Owned`.
+The store is this process's alone, so every loop is its own to run; with an engine that several
+processes share, those that must not run twice would be `scheduler.ownership.Owned`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +33,12 @@ log = structlog.get_logger()
 def add_loops(services: Services, settings: Settings) -> None:
     """Nothing runs yet."""
     add, clock = services.loops.add, services.clock
-    transactions, schedules, cron, delivery = services.transactions, services.schedules, services.cron, services.delivery
+    transactions, schedules, cron, delivery = (
+        services.transactions,
+        services.schedules,
+        services.cron,
+        services.delivery,
+    )
 
     requests = services.requests
 
@@ -49,9 +54,18 @@ def add_loops(services: Services, settings: Settings) -> None:
         set_aside: Callable[[], ParkedItems] = ParkedItems,
     ) -> None:
         patient = _Patient(run_once)
-        add(name, patient, interval_ms=interval_ms, check=check, set_aside=set_aside, waits_for=patient.reason)
+        add(
+            name,
+            patient,
+            interval_ms=interval_ms,
+            check=check,
+            set_aside=set_aside,
+            waits_for=patient.reason,
+        )
 
-    def add_saving(name: str, save: Callable[[], Awaitable[int]], *, interval_ms: int, check: str) -> None:
+    def add_saving(
+        name: str, save: Callable[[], Awaitable[int]], *, interval_ms: int, check: str
+    ) -> None:
         add(name, Paced(save, clock).run_once, interval_ms=interval_ms, check=check)
 
     if isinstance(services.store, Retention):
@@ -82,10 +96,20 @@ def add_loops(services: Services, settings: Settings) -> None:
         set_aside=lambda: _some(cron.set_aside()),
     )
     add_saving(
-        "schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler"
+        "schedule_snapshots",
+        schedules.save_snapshot,
+        interval_ms=settings.schedule.snapshot_interval_ms,
+        check="scheduler",
     )
-    add_saving("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
-    add("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
+    add_saving(
+        "cron_snapshots",
+        cron.save_snapshot,
+        interval_ms=settings.schedule.snapshot_interval_ms,
+        check="scheduler",
+    )
+    add(
+        "leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases"
+    )
     add_patient(
         "redrive",
         delivery.dead_letters.run_once,
@@ -93,9 +117,24 @@ def add_loops(services: Services, settings: Settings) -> None:
         check="leases",
         set_aside=lambda: _some(delivery.dead_letters.set_aside()),
     )
-    add_saving("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms, check="leases")
-    add_patient("requests", requests.run_once, interval_ms=settings.request.sweep_interval_ms, check="requests")
-    add_saving("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms, check="requests")
+    add_saving(
+        "lease_snapshots",
+        delivery.save_snapshot,
+        interval_ms=settings.delivery.snapshot_interval_ms,
+        check="leases",
+    )
+    add_patient(
+        "requests",
+        requests.run_once,
+        interval_ms=settings.request.sweep_interval_ms,
+        check="requests",
+    )
+    add_saving(
+        "request_snapshots",
+        requests.save_snapshot,
+        interval_ms=settings.request.snapshot_interval_ms,
+        check="requests",
+    )
     ms = settings.txn.sweep_interval_ms
     add_patient(
         "checkback",
@@ -117,7 +156,10 @@ async def keep_tables(transactions: TransactionCoordinator, sent_keys: SentKeys)
 
 
 class _Patient:
-    """A loop's `run_once`. Where the store takes nothing for now, what is due waits in the log: late, and no failure."""
+    """A loop's `run_once`.
+
+    Where the store takes nothing for now, what is due waits in the log: late, and no failure.
+    """
 
     def __init__(self, run_once: Callable[[], Awaitable[int]]) -> None:
         self._run_once = run_once
@@ -146,4 +188,6 @@ def _some(reasons: Mapping[str, str]) -> ParkedItems:
 def _deriver(store: Status) -> LoopReport:
     status = store.status()
     failures = 0 if status.derive_error is None else 1
-    return LoopReport("deriver", status.derived_at_ms, status.derive_lag_ms, failures, status.derive_error)
+    return LoopReport(
+        "deriver", status.derived_at_ms, status.derive_lag_ms, failures, status.derive_error
+    )

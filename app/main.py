@@ -56,7 +56,8 @@ from txn.states import TxnState
 
 # Routes are asked one after another: those first that are asked for most.
 RESOURCES = (
-    send, stream, lookup, pull, consume, transactions, topics, cron_schedules, schedules, producer_groups, groups, leases,
+    send, stream, lookup, pull, consume, transactions, topics, cron_schedules, schedules,
+    producer_groups, groups, leases,
     offsets, dead_letters, requests, tasks, audit, audit_proofs, admin,
 )  # fmt: skip
 
@@ -87,17 +88,37 @@ TAGS = [
         "name": "schedules",
         "description": "Delayed messages and cron schedules: look at, list, change, cancel.",
     },
-    {"name": "checks", "description": "What became of your transaction? Producers take the question and answer it."},
-    {"name": "groups", "description": "Consumer groups: what they read, how, and how far they are behind."},
-    {"name": "consume", "description": "Receive under a lease; acknowledge, refuse, extend, give up."},
+    {
+        "name": "checks",
+        "description": "What became of your transaction? Producers take the question and answer "
+        "it.",
+    },
+    {
+        "name": "groups",
+        "description": "Consumer groups: what they read, how, and how far they are behind.",
+    },
+    {
+        "name": "consume",
+        "description": "Receive under a lease; acknowledge, refuse, extend, give up.",
+    },
     {
         "name": "requests",
-        "description": "Ask, and fetch the reply from anywhere; reply, and be done with the message in one step.",
+        "description": "Ask, and fetch the reply from anywhere; reply, and be done with the "
+        "message in one step.",
     },
-    {"name": "dead_letters", "description": "What used up its attempts: look at it, send it once more, purge it."},
-    {"name": "tasks", "description": "What the service does with many messages, and how far it has come."},
+    {
+        "name": "dead_letters",
+        "description": "What used up its attempts: look at it, send it once more, purge it.",
+    },
+    {
+        "name": "tasks",
+        "description": "What the service does with many messages, and how far it has come.",
+    },
     {"name": "offsets", "description": "Where consumer groups continue."},
-    {"name": "audit", "description": "What became of every transaction: reports, proofs, the files of the log."},
+    {
+        "name": "audit",
+        "description": "What became of every transaction: reports, proofs, the files of the log.",
+    },
     {"name": "admin", "description": "How the service is: its loops, its store, its disk."},
 ]
 
@@ -142,19 +163,30 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.state.get_services = wiring.get_services
     app.state.get_readiness = wiring.get_readiness
     app.mount("/docs/assets", health.ASSETS)
-    # What the routes raise passes through to the middleware, which answers; the framework's own errors become refusals here.
+    # What the routes raise passes through to the middleware, which answers; the framework's own
+    # errors become refusals here.
     app.add_exception_handler(RequestValidationError, _invalid_path)
     app.add_exception_handler(HTTPException, _not_routed)
     faults = None if controls is None else controls.faults
     if controls is not None:
         app.state.controls = controls
         app.routes.extend(testing.router.routes)
-        app.add_middleware(FaultSwitches, faults=controls.faults, routes=list(app.routes), kill=kill_this_process)
+        app.add_middleware(
+            FaultSwitches, faults=controls.faults, routes=list(app.routes), kill=kill_this_process
+        )
     keys = [key.get_secret_value() for key in settings.api_keys]
-    admission = Admission(keys, None if keys else BrowserRules(settings.http.allowed_hosts), settings.http)
+    admission = Admission(
+        keys, None if keys else BrowserRules(settings.http.allowed_hosts), settings.http
+    )
     bodies = BodyBudget(settings.http.max_bodies_bytes)
     metrics.watch_bodies(lambda: bodies.used_bytes)
-    app.add_middleware(RequestMiddleware, admission=admission, bodies=bodies, options=settings.http, metrics=metrics)
+    app.add_middleware(
+        RequestMiddleware,
+        admission=admission,
+        bodies=bodies,
+        options=settings.http,
+        metrics=metrics,
+    )
     app.state.lane = OperationLane(
         operations,
         admission=admission,
@@ -167,7 +199,10 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
 
 
 def http_server(app: FastAPI) -> HttpServer:
-    """A server of this application's connections, which answers operations itself. Called on the event loop."""
+    """A server of this application's connections, which answers operations itself.
+
+    Called on the event loop.
+    """
     wiring: Wiring = app.state.wiring
     lane: OperationLane = app.state.lane
     settings = wiring.settings
@@ -179,7 +214,13 @@ def http_server(app: FastAPI) -> HttpServer:
         return asgi.answer(app, request, can_cut=settings.testing.enabled)
 
     http = HttpServer(settings.http, wiring.connections, answer, take=lane.take_bytes)
-    parts = HotParts(wiring.get_services, lane.bodies, lane.metrics, http.loop.call_soon, lambda: http.default_lines)
+    parts = HotParts(
+        wiring.get_services,
+        lane.bodies,
+        lane.metrics,
+        http.loop.call_soon,
+        lambda: http.default_lines,
+    )
     lane.hot |= {
         "sendMessage": HotSends(parts),
         "sendMessageBatch": HotBatches(parts),
@@ -196,7 +237,10 @@ def http_server(app: FastAPI) -> HttpServer:
 async def _invalid_path(_: AsgiRequest, error: Exception) -> NoReturn:
     """A part of the path is not what it should be; nothing of the input is echoed."""
     assert isinstance(error, RequestValidationError)
-    fields = [FieldError("/" + "/".join(map(str, one["loc"])), "wrong_type", str(one["msg"])) for one in error.errors()]
+    fields = [
+        FieldError("/" + "/".join(map(str, one["loc"])), "wrong_type", str(one["msg"]))
+        for one in error.errors()
+    ]
     raise Refusal("validation_failed", fields[0].detail, errors=fields)
 
 

@@ -1,7 +1,8 @@
 """MessagePack in: bodies, the values of a stream, and what of it has a form as JSON.
 
-A value tells its length as it goes, so the values of a stream need nothing between them; where one ends is found by its heads
-alone (`skip`). Limits are those of JSON (`app/codec.py`), counted in the same way: keys of objects are no values.
+A value tells its length as it goes, so the values of a stream need nothing between them; where one
+ends is found by its heads alone (`skip`). Limits are those of JSON (`app/codec.py`), counted in the
+same way: keys of objects are no values.
 """
 
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ _decode = msgspec.msgpack.Decoder().decode
 _decode_json = msgspec.json.Decoder().decode
 _PIECE_BYTES = 64 << 10
 
-# By the first byte of a value: how many bytes to go on; below 0, that its length follows in so many; 0: no value begins so.
+# By the first byte of a value: how many bytes to go on; below 0, that its length follows in so
+# many; 0: no value begins so.
 _STEPS = [1] * 256
 _MORE = [-1] * 256  # so many more values are to come, keys among them
 _FOUND = [0] * 256  # of those that are no keys
@@ -49,8 +51,8 @@ class NoValue(Exception):
 def skip(data: bytes | bytearray, at: int, left: int, end: int) -> tuple[int, int, int]:
     """Go over `left` values, which begin at `at`, and over all that is in them, as far as `end`.
 
-    Returns (where to go on, how many values are left, how many were found in others). The place may be beyond `end`: there the
-    last value ends. Raises NoValue.
+    Returns (where to go on, how many values are left, how many were found in others). The place may
+    be beyond `end`: there the last value ends. Raises NoValue.
     """
     steps, more, found = _STEPS, _MORE, 0
     while left and at < end:
@@ -78,7 +80,9 @@ def skip(data: bytes | bytearray, at: int, left: int, end: int) -> tuple[int, in
 
 
 def check_values(data: bytes, limit: int) -> None:
-    """Raise Refusal body_too_large where MessagePack has more values than `limit`. A list or map counts as one more.
+    """Raise Refusal body_too_large where MessagePack has more values than `limit`.
+
+    A list or map counts as one more.
 
     What is no MessagePack is left to the decoder.
     """
@@ -114,15 +118,19 @@ def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes, *, max_values: int)
 
 def malformed(error: Exception, data: bytes) -> Refusal:
     """The refusal of what a decoder takes for no MessagePack."""
-    place = "" if "(byte " in str(error) or isinstance(error, UnicodeDecodeError) else f" (byte {len(data)})"
+    place = (
+        ""
+        if "(byte " in str(error) or isinstance(error, UnicodeDecodeError)
+        else f" (byte {len(data)})"
+    )
     return Refusal("malformed_request", f"the body is not MessagePack: {error}{place}")
 
 
 def as_json(data: bytes, pointer: str, *, depth: int) -> bytes:
     """The JSON of a value, without white space. `depth`: how deep in the body it is.
 
-    Of a key that a map has twice the last one counts. Raises Refusal: malformed_request, or validation_failed at `pointer`
-    where something in it has no form as JSON.
+    Of a key that a map has twice the last one counts. Raises Refusal: malformed_request, or
+    validation_failed at `pointer` where something in it has no form as JSON.
     """
     value = _parsed(data)
     try:
@@ -139,7 +147,10 @@ def as_json(data: bytes, pointer: str, *, depth: int) -> bytes:
 
 
 def _no_form(pointer: str) -> Refusal:
-    detail = "has a value that JSON has not: binary, an extension, a number that is not finite, or a key that is no text"
+    detail = (
+        "has a value that JSON has not: binary, an extension, a number that is not finite, "
+        "or a key that is no text"
+    )
     return invalid_field(pointer, "wrong_type", detail)
 
 

@@ -1,5 +1,5 @@
-"""What every request that ASGI brings passes before it reaches a route, and what every refusal passes on its way out: who is
-asking, how much is sent, what it is called, how long it took.
+"""What every request that ASGI brings passes before it reaches a route, and what every refusal
+passes on its way out: who is asking, how much is sent, what it is called, how long it took.
 """
 
 from time import perf_counter
@@ -21,7 +21,8 @@ class RequestMiddleware:
     """ASGI middleware, outside of everything else."""
 
     def __init__(
-        self, app: ASGIApp, *, admission: Admission, bodies: BodyBudget, options: HttpOptions, metrics: Metrics
+        self, app: ASGIApp, *, admission: Admission, bodies: BodyBudget, options: HttpOptions,
+        metrics: Metrics
     ) -> None:  # fmt: skip
         self._app = app
         self._admission = admission
@@ -38,7 +39,8 @@ class RequestMiddleware:
         share = scope[BODY_SHARE] = BodyShare(self._bodies)
         request_id = request_id_of(headers)
         is_head = scope["method"] == "HEAD"
-        # Whatever can be got can be asked for its head: the route answers as for GET, and the body is kept back.
+        # Whatever can be got can be asked for its head: the route answers as for GET, and the body
+        # is kept back.
         inner = {**scope, "method": "GET"} if is_head else scope
         is_stream = takes_a_stream(scope["method"], scope["path"])
         status = 500
@@ -49,7 +51,10 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 has_started = True
                 status = message["status"]
-                message = {**message, "headers": [*message["headers"], (b"request-id", request_id.encode("ascii"))]}
+                message = {
+                    **message,
+                    "headers": [*message["headers"], (b"request-id", request_id.encode("ascii"))],
+                }
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
@@ -57,7 +62,11 @@ class RequestMiddleware:
         out = deflating(sending) if takes_gzip(headers) and not is_stream else sending
         try:
             self._admission.check(
-                scope["method"], scope["path"], headers, http_version=scope["http_version"], has_limit=not is_stream
+                scope["method"],
+                scope["path"],
+                headers,
+                http_version=scope["http_version"],
+                has_limit=not is_stream,
             )
             source = self._inflating(scope, receive) if is_compressed(headers) else receive
             await self._app(inner, self._counting(source, share, has_limit=not is_stream), out)
@@ -78,7 +87,10 @@ class RequestMiddleware:
         return inflating(receive, max_ratio=self._options.max_gzip_ratio, is_gone=is_gone)
 
     def _counting(self, receive: Receive, share: BodyShare, *, has_limit: bool) -> Receive:
-        """A body is counted as it comes, and as it is when decompressed. `has_limit`: a stream has none of its own."""
+        """A body is counted as it comes, and as it is when decompressed.
+
+        `has_limit`: a stream has none of its own.
+        """
         left_bytes = self._options.max_body_bytes
 
         async def counted() -> Message:
@@ -104,8 +116,8 @@ def _path(scope: Scope) -> str:
 async def _refuse(error: Exception, send: Send, *, path: str, request_id: str) -> int:
     """Tell the client of an error. The status.
 
-    In a frame of its own: a variable of the one that has caught the error would be a circle, which keeps the body until the
-    next full garbage collection.
+    In a frame of its own: a variable of the one that has caught the error would be a circle, which
+    keeps the body until the next full garbage collection.
     """
     refusal = refusal_of(error, path=path, request_id=request_id)
     drop_frames(error)

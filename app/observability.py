@@ -1,7 +1,8 @@
 """What the service says about itself: log lines and metrics.
 
-Log events are words with fields (`event`, `transaction_id`, `request_id`, ...); payloads and secrets are never among them.
-Labels of metrics are bounded: operations, statuses, decisions, never names that users choose.
+Log events are words with fields (`event`, `transaction_id`, `request_id`, ...); payloads and
+secrets are never among them. Labels of metrics are bounded: operations, statuses, decisions, never
+names that users choose.
 """
 
 import logging
@@ -16,12 +17,33 @@ from typing import TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from scheduler.loops import LoopReport
 from storage.store import SYNC_BUCKETS_MS, SyncStatistics
 
-_LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LATENCY_BUCKETS = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+)
 
 _LATENESS_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 60, 600, 3600)
 
@@ -47,7 +69,9 @@ class _StandardError:
 
 
 def configure_logging(*, level: str, readable: bool) -> None:
-    """JSON lines, or readable ones for a person at a terminal; on standard error, libraries' lines too."""
+    """JSON lines, or readable ones for a person at a terminal; on standard error, libraries' lines
+    too.
+    """
     stream = cast("TextIO", _StandardError())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -61,7 +85,9 @@ def configure_logging(*, level: str, readable: bool) -> None:
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
         ]
     else:
-        tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+        tracebacks = structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        )
         end = [tracebacks, structlog.processors.JSONRenderer()]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
@@ -73,7 +99,8 @@ def configure_logging(*, level: str, readable: bool) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *end]
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *end],
         )
     )
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
@@ -84,12 +111,14 @@ def configure_logging(*, level: str, readable: bool) -> None:
 class RequestTimes:
     """Counts the requests that were answered, and their times. Event loop only.
 
-    A counter and a histogram with labels take three locks and 16 us a request, this takes none and one.
+    A counter and a histogram with labels take three locks and 16 us a request, this takes none and
+    one.
     """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int], int] = {}  # by operation and status
-        self._buckets: dict[str, list[int]] = {}  # by operation; the last one is of what took longer than any bound
+        # by operation; the last one is of what took longer than any bound
+        self._buckets: dict[str, list[int]] = {}
         self._seconds: dict[str, float] = {}
 
     def note(self, operation: str, status: int, seconds: float, count: int = 1) -> None:
@@ -107,13 +136,21 @@ class RequestTimes:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        counts = CounterMetricFamily("escrowmq_http_requests", "Requests answered", labels=["operation", "status"])
+        counts = CounterMetricFamily(
+            "escrowmq_http_requests", "Requests answered", labels=["operation", "status"]
+        )
         for (operation, status), count in self._counts.items():
             counts.add_metric([operation, str(status)], count)
-        times = HistogramMetricFamily("escrowmq_http_request_seconds", "Time to answer", labels=["operation"])
+        times = HistogramMetricFamily(
+            "escrowmq_http_request_seconds", "Time to answer", labels=["operation"]
+        )
         bounds = [*(str(float(bound)) for bound in _LATENCY_BUCKETS), "+Inf"]
         for operation, buckets in self._buckets.items():
-            times.add_metric([operation], list(zip(bounds, accumulate(buckets), strict=True)), self._seconds[operation])
+            times.add_metric(
+                [operation],
+                list(zip(bounds, accumulate(buckets), strict=True)),
+                self._seconds[operation],
+            )
         yield from (counts, times)
 
 
@@ -122,21 +159,33 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self._decided: dict[tuple[str, str], Counter] = {}  # looking one up by its labels takes longer than all the rest
+        # looking one up by its labels takes longer than all the rest
+        self._decided: dict[tuple[str, str], Counter] = {}
         self._longest_standstill = 0.0
         self.requests = RequestTimes()
         registry.register(self.requests)
-        self.messages_in = Counter("escrowmq_messages_in", "Messages stored for producers", registry=registry)
-        self.messages_out = Counter("escrowmq_messages_out", "Messages handed to consumers", registry=registry)
+        self.messages_in = Counter(
+            "escrowmq_messages_in", "Messages stored for producers", registry=registry
+        )
+        self.messages_out = Counter(
+            "escrowmq_messages_out", "Messages handed to consumers", registry=registry
+        )
         self.begun = Counter("escrowmq_transactions_begun", "Transactions begun", registry=registry)
         self.decided = Counter(
-            "escrowmq_transactions_decided", "Transactions decided", ["state", "resolved_by"], registry=registry
+            "escrowmq_transactions_decided", "Transactions decided", ["state", "resolved_by"],
+            registry=registry
         )  # fmt: skip
         self.conflicts = Counter(
-            "escrowmq_transaction_conflicts", "Decisions refused because another was made before", registry=registry
+            "escrowmq_transaction_conflicts",
+            "Decisions refused because another was made before",
+            registry=registry,
         )
-        self.checks_answered = Counter("escrowmq_checks_answered", "Checks answered", ["decision"], registry=registry)
-        self.delivered = Counter("escrowmq_schedules_delivered", "Delayed messages delivered", registry=registry)
+        self.checks_answered = Counter(
+            "escrowmq_checks_answered", "Checks answered", ["decision"], registry=registry
+        )
+        self.delivered = Counter(
+            "escrowmq_schedules_delivered", "Delayed messages delivered", registry=registry
+        )
         self.lateness = Histogram(
             "escrowmq_schedule_lateness_seconds",
             "From when a delayed message or a cron schedule was due to when it was delivered",
@@ -144,14 +193,21 @@ class Metrics:
             registry=registry,
         )
         self.cron = Counter(
-            "escrowmq_cron_occurrences", "What came of occurrences of cron schedules", ["event"], registry=registry
+            "escrowmq_cron_occurrences", "What came of occurrences of cron schedules", ["event"],
+            registry=registry
         )  # fmt: skip
-        self.checks_sent = Counter("escrowmq_checks_sent", "Tries of checks by webhook", ["outcome"], registry=registry)
+        self.checks_sent = Counter(
+            "escrowmq_checks_sent", "Tries of checks by webhook", ["outcome"], registry=registry
+        )
         self.loop_standstills = Counter(
-            "escrowmq_event_loop_standstills", "Times that the event loop stood still for over a second", registry=registry
+            "escrowmq_event_loop_standstills",
+            "Times that the event loop stood still for over a second",
+            registry=registry,
         )
         self.longest_standstill = Gauge(
-            "escrowmq_event_loop_longest_standstill_seconds", "Longest of them since the start", registry=registry
+            "escrowmq_event_loop_longest_standstill_seconds",
+            "Longest of them since the start",
+            registry=registry,
         )
         self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
 
@@ -197,7 +253,9 @@ class Metrics:
         self.registry.register(_ReadSyncs(statistics))
 
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
-        """Values read when metrics are scraped: (name, help, value); a name that ends in `_total` is a counter's."""
+        """Values read when metrics are scraped: (name, help, value); a name that ends in `_total`
+        is a counter's.
+        """
         self.registry.register(_Read(gauges))
 
 
@@ -212,7 +270,11 @@ class _Read:
     def collect(self) -> Iterator[Metric]:
         for name, text, value in self._gauges():
             counted = name.removesuffix("_total")
-            yield GaugeMetricFamily(name, text, value) if counted == name else CounterMetricFamily(counted, text, value)
+            yield (
+                GaugeMetricFamily(name, text, value)
+                if counted == name
+                else CounterMetricFamily(counted, text, value)
+            )
 
 
 class _ReadLoops:
@@ -226,9 +288,17 @@ class _ReadLoops:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        lag = GaugeMetricFamily("escrowmq_loop_lag_seconds", "For how long a run that ends well is overdue", labels=["loop"])
-        failures = CounterMetricFamily("escrowmq_loop_failures", "Runs of a loop that failed", labels=["loop"])
-        set_aside = GaugeMetricFamily("escrowmq_loop_set_aside", "Items that a loop went past", labels=["loop"])
+        lag = GaugeMetricFamily(
+            "escrowmq_loop_lag_seconds",
+            "For how long a run that ends well is overdue",
+            labels=["loop"],
+        )
+        failures = CounterMetricFamily(
+            "escrowmq_loop_failures", "Runs of a loop that failed", labels=["loop"]
+        )
+        set_aside = GaugeMetricFamily(
+            "escrowmq_loop_set_aside", "Items that a loop went past", labels=["loop"]
+        )
         for report in self._reports():
             lag.add_metric([report.loop], report.lag_ms / 1000)
             failures.add_metric([report.loop], report.failures)
@@ -249,11 +319,21 @@ class _ReadSyncs:
         if syncs is None:
             return
         bounds = [*(str(bound_ms / 1000) for bound_ms in SYNC_BUCKETS_MS), "+Inf"]
-        durations = HistogramMetricFamily("escrowmq_log_sync_seconds", "Durations of the log's syncs")
-        durations.add_metric([], list(zip(bounds, accumulate(syncs.counts), strict=True)), syncs.total_ms / 1000)
+        durations = HistogramMetricFamily(
+            "escrowmq_log_sync_seconds", "Durations of the log's syncs"
+        )
+        durations.add_metric(
+            [], list(zip(bounds, accumulate(syncs.counts), strict=True)), syncs.total_ms / 1000
+        )
         yield durations
         longest, running = syncs.longest_ms / 1000, syncs.in_flight_ms / 1000
-        yield GaugeMetricFamily("escrowmq_log_longest_sync_seconds", "Longest sync since the start", longest)
-        yield GaugeMetricFamily("escrowmq_log_sync_running_seconds", "Duration so far of the sync in flight", running)
+        yield GaugeMetricFamily(
+            "escrowmq_log_longest_sync_seconds", "Longest sync since the start", longest
+        )
+        yield GaugeMetricFamily(
+            "escrowmq_log_sync_running_seconds", "Duration so far of the sync in flight", running
+        )
         answered = "Sends answered 202 because their sync took longer than the limit"
-        yield CounterMetricFamily("escrowmq_log_answered_before_sync", answered, syncs.answered_before)
+        yield CounterMetricFamily(
+            "escrowmq_log_answered_before_sync", answered, syncs.answered_before
+        )

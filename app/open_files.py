@@ -7,7 +7,9 @@ _ENDLESS = 1 << 20  # what a limit of infinity is taken for
 
 
 def raise_limit() -> tuple[int, int]:
-    """Raise the soft limit of open files to the hard one; (the soft limit before, the limit that is in force)."""
+    """Raise the soft limit of open files to the hard one; (the soft limit before, the limit that is
+    in force).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _finite(hard)
     if _finite(soft) < wanted:

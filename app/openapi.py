@@ -1,7 +1,8 @@
-"""The OpenAPI document: FastAPI's paths, the schemas of our structs, and what generators need to be happy with both.
+"""The OpenAPI document: FastAPI's paths, the schemas of our structs, and what generators need to be
+happy with both.
 
-One document of version 3.1 and, for tools that know no other, the same as 3.0. Nothing is nullable, no union needs a
-discriminator, every operation has an id and one tag.
+One document of version 3.1 and, for tools that know no other, the same as 3.0. Nothing is nullable,
+no union needs a discriminator, every operation has an id and one tag.
 """
 
 from copy import deepcopy
@@ -24,9 +25,11 @@ _REFERENCE = "#/components/schemas/{name}"
 _NAMES = ("topic", "group", "producer_group", "transaction_id")
 
 
-# An answer of each operation that answers with JSON, by its status, as the service gave it once: the test of the generated
-# client writes down those that are missing.
-_ANSWERS: dict[str, dict[str, Any]] = msgspec.json.decode(files("app").joinpath("examples.json").read_bytes())
+# An answer of each operation that answers with JSON, by its status, as the service gave it once:
+# the test of the generated client writes down those that are missing.
+_ANSWERS: dict[str, dict[str, Any]] = msgspec.json.decode(
+    files("app").joinpath("examples.json").read_bytes()
+)
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -45,11 +48,15 @@ def document(app: FastAPI) -> dict[str, Any]:
             kinds |= _complete(documented, OPERATIONS[documented["operationId"]])
     found["webhooks"] = {"transactionCheck": {"post": _transaction_check()}}
     kinds |= {CheckQuestion, CheckAnswer}
-    _, components = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REFERENCE)
+    _, components = msgspec.json.schema_components(
+        sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REFERENCE
+    )
     schemas = {name: _tidy(schema) for name, schema in sorted(components.items())}
     found["components"] = {
         "schemas": schemas,
-        "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}},
+        "securitySchemes": {
+            "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}
+        },
     }
     found["security"] = [{}, {"bearer": []}]
     return found
@@ -70,7 +77,9 @@ def _transaction_check() -> dict[str, Any]:
     def refer(kind: type, summary: str) -> dict[str, Any]:
         return {
             "description": summary,
-            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}},
+            "content": {
+                "application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+            },
         }
 
     headers = {
@@ -82,9 +91,16 @@ def _transaction_check() -> dict[str, Any]:
         "operationId": "transactionCheck",
         "tags": ["checks"],
         "summary": "A producer is asked what became of its transaction",
-        "description": "Only 200, application/json and a known decision is an answer; whatever else comes back is asked again.",
+        "description": "Only 200, application/json and a known decision is an answer; whatever "
+        "else comes back is asked again.",
         "parameters": [
-            {"name": name, "in": "header", "required": True, "description": text, "schema": {"type": "string"}}
+            {
+                "name": name,
+                "in": "header",
+                "required": True,
+                "description": text,
+                "schema": {"type": "string"},
+            }
             for name, text in headers.items()
         ],
         "requestBody": {"required": True, **refer(CheckQuestion, "The question.")},
@@ -103,13 +119,21 @@ def _complete(documented: dict[str, Any], operation: Operation) -> set[type]:
         if parameter["in"] == "path" and parameter["name"] in _NAMES:
             parameter["schema"]["pattern"] = NAME_PATTERN
     if operation.query is not None:
-        documented["parameters"] = documented.get("parameters", []) + _query_parameters(operation.query)
+        documented["parameters"] = documented.get("parameters", []) + _query_parameters(
+            operation.query
+        )
     if not documented.get("parameters"):
         documented.pop("parameters", None)
     name = documented["operationId"]
     for status, value in _ANSWERS.get(name, {}).items():
-        documented["responses"][status]["content"]["application/json"]["examples"] = {name: {"value": value}}
-    return {kind for kind in (operation.body, *operation.answers.values()) if kind not in (None, bytes, Lines)}
+        documented["responses"][status]["content"]["application/json"]["examples"] = {
+            name: {"value": value}
+        }
+    return {
+        kind
+        for kind in (operation.body, *operation.answers.values())
+        if kind not in (None, bytes, Lines)
+    }
 
 
 def _query_parameters(kind: type) -> list[dict[str, Any]]:
@@ -119,12 +143,21 @@ def _query_parameters(kind: type) -> list[dict[str, Any]]:
     for name, field in schema["properties"].items():
         description = field.pop("description", "")
         required = name in schema.get("required", ())
-        parameters.append({"name": name, "in": "query", "required": required, "description": description, "schema": field})
+        parameters.append(
+            {
+                "name": name,
+                "in": "query",
+                "required": required,
+                "description": description,
+                "schema": field,
+            }
+        )
     return parameters
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without what only repeats the name; with the type of an enumeration, which generators want to see.
+    """Without what only repeats the name; with the type of an enumeration, which generators want to
+    see.
 
     Each paragraph of a description is one line.
     """
@@ -134,7 +167,9 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
     if "enum" in schema:
         schema["type"] = "string"
     if "description" in schema:  # of a docstring, whose lines are indented
-        schema["description"] = "\n\n".join(" ".join(one.split()) for one in schema["description"].split("\n\n"))
+        schema["description"] = "\n\n".join(
+            " ".join(one.split()) for one in schema["description"].split("\n\n")
+        )
     for field in (*schema.get("properties", {}).values(), schema.get("items")):
         if isinstance(field, dict):
             _tidy(field)

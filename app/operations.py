@@ -1,7 +1,8 @@
 """The table of operations: what each is called, takes and answers, and the handler that answers it.
 
-A row is declared on its handler. The FastAPI route, the OpenAPI document and the reading of queries and bodies follow from it
-(`app/routes.py`, `app/openapi.py`). The handler gets plain values (`app/exchange.py`), so that any lane can call it.
+A row is declared on its handler. The FastAPI route, the OpenAPI document and the reading of queries
+and bodies follow from it (`app/routes.py`, `app/openapi.py`). The handler gets plain values
+(`app/exchange.py`), so that any lane can call it.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,8 @@ from app.parking import Waiting
 from app.services import Services
 
 ALWAYS = (
-    "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed", "validation_failed", "internal_error",
+    "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed",
+    "validation_failed", "internal_error",
     "recovering", "shutting_down",
 )  # fmt: skip
 READING = ("unsupported_media_type", "body_too_large", "overloaded")
@@ -31,7 +33,8 @@ PRESSURE = "Store-Pressure"
 ANSWER_HEADERS = {
     "Location": "Where it can be looked at.",
     "ETag": "Its revision, for If-Match.",
-    PRESSURE: "How full the queue of waiting writes is, 0.00 to 1.00: send more slowly before you are refused.",
+    PRESSURE: "How full the queue of waiting writes is, 0.00 to 1.00: send more slowly before you "
+    "are refused.",
     "Content-Range": "Which bytes of how many these are, where a range was asked for.",
     "Idempotency-Replayed": "true: the request was taken before, and this is what became of it.",
 }
@@ -55,7 +58,10 @@ class HeaderParameter(NamedTuple):
 
 IDEMPOTENCY_KEY = HeaderParameter(
     "Idempotency-Key",
-    ("Makes the request repeatable: the same key with the same body changes nothing and gets the same response."),
+    (
+        "Makes the request repeatable: the same key with the same body changes nothing and gets "
+        "the same response."
+    ),
     {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]{1,255}$"},
 )
 RANGE = HeaderParameter("Range", "One range of bytes, as bytes=0-999.", {"type": "string"})
@@ -66,15 +72,15 @@ IF_MATCH = HeaderParameter("If-Match", "Only change it if it still has this ETag
 class Operation:
     """A row of the table.
 
-    `answers`: the class of each answer by status, None for an empty one; the first is the usual answer.
-    `media_types`: those, beside JSON, in which the usual answer can be had, as bytes; the header Accept chooses.
-    `body_types`: the media types of the body beside the usual one.
-    `query`, `body`: the classes that the handler is given. `decode`: reads the body in another way than as the class.
-    `takes_bytes`, `takes_lines`: the body is not JSON; a handler of lines is a generator of answered lines, and its last
-    argument are the pieces of the body as they come.
-    `limit`: the length of a request with one message, asked before the body is read, with the services and the path's parts.
-    `problems`: the codes that it may answer with, beside those that all operations have.
-    `example`: a body that is taken; a test sends it.
+    `answers`: the class of each answer by status, None for an empty one; the first is the usual
+    answer. `media_types`: those, beside JSON, in which the usual answer can be had, as bytes; the
+    header Accept chooses. `body_types`: the media types of the body beside the usual one. `query`,
+    `body`: the classes that the handler is given. `decode`: reads the body in another way than as
+    the class. `takes_bytes`, `takes_lines`: the body is not JSON; a handler of lines is a generator
+    of answered lines, and its last argument are the pieces of the body as they come. `limit`: the
+    length of a request with one message, asked before the body is read, with the services and the
+    path's parts. `problems`: the codes that it may answer with, beside those that all operations
+    have. `example`: a body that is taken; a test sends it.
     """
 
     method: str
@@ -98,11 +104,24 @@ class Operation:
     problems: Sequence[str]
 
     def __post_init__(self) -> None:
-        assert (self.body is None) == (self.example is None), f"{self.operation_id}: a body has an example"
-        assert getdoc(self.handler), f"{self.operation_id}: the handler has no docstring for the document"
-        expected = 2 + len(self.path_parts) + (self.query is not None) + (self.body is not None) + self.takes_lines
+        assert (self.body is None) == (self.example is None), (
+            f"{self.operation_id}: a body has an example"
+        )
+        assert getdoc(self.handler), (
+            f"{self.operation_id}: the handler has no docstring for the document"
+        )
+        expected = (
+            2
+            + len(self.path_parts)
+            + (self.query is not None)
+            + (self.body is not None)
+            + self.takes_lines
+        )
         taken = len(signature(self.handler).parameters)
-        assert taken == expected, f"{self.operation_id}: the handler takes {taken} arguments, the operation has {expected}"
+        assert taken == expected, (
+            f"{self.operation_id}: the handler takes {taken} arguments, the operation has "
+            f"{expected}"
+        )
 
     @cached_property
     def path_parts(self) -> list[str]:
@@ -128,7 +147,8 @@ class Operation:
         return lambda call: call.decode(decoder)
 
     async def arguments(self, services: Services, call: Call, parts: Iterable[Any]) -> list[Any]:
-        """The arguments of the handler: the services, the call, the parts of the path, the query and the body.
+        """The arguments of the handler: the services, the call, the parts of the path, the query
+        and the body.
 
         Raises Refusal.
         """
@@ -164,13 +184,17 @@ def operation(
     example: Mapping[str, Any] | None = None,
     problems: Iterable[str] = (),
 ) -> Callable[[AnyHandler], AnyHandler]:
-    """Declare the function below as the handler of an operation; the parameters are the fields of `Operation`."""
+    """Declare the function below as the handler of an operation; the parameters are the fields of
+    `Operation`.
+    """
 
     def declare(handler: AnyHandler) -> AnyHandler:
         assert operation_id not in OPERATIONS, f"two operations are called {operation_id}"
         OPERATIONS[operation_id] = Operation(
-            method, path, operation_id, tag, handler, answers, media_types, query, body, body_is_optional, body_types, decode,
-            takes_bytes, takes_lines, limit, tuple(headers), answer_headers, example, tuple(problems),
+            method, path, operation_id, tag, handler, answers, media_types, query, body,
+            body_is_optional, body_types, decode,
+            takes_bytes, takes_lines, limit, tuple(headers), answer_headers, example,
+            tuple(problems),
         )  # fmt: skip
         return handler
 

@@ -1,4 +1,7 @@
-"""Page tokens: opaque texts that say behind what a list goes on. They are positions, so writes in between move nothing."""
+"""Page tokens: opaque texts that say behind what a list goes on.
+
+They are positions, so writes in between move nothing.
+"""
 
 import binascii
 from collections.abc import Callable, Sequence
@@ -10,14 +13,23 @@ from app.problems import Refusal
 
 T = TypeVar("T")
 
-PageSize = Annotated[int, Meta(ge=1, le=1_000, description="Maximum number of items; a page of large items has fewer.")]
-PageToken = Annotated[str, Meta(max_length=1_024, description="The `next_page_token` of the previous page.")]
+PageSize = Annotated[
+    int,
+    Meta(ge=1, le=1_000, description="Maximum number of items; a page of large items has fewer."),
+]
+PageToken = Annotated[
+    str, Meta(max_length=1_024, description="The `next_page_token` of the previous page.")
+]
 DEFAULT_PAGE_SIZE = 100
 PAGE_BYTES = 4 << 20  # of the items of a page, unless it is a single one
 
 
-def fitting(items: Sequence[T], page_size: int, size_of: Callable[[T], int], *, max_bytes: int = PAGE_BYTES) -> int:
-    """How many of these items, where there are any, make a page: the others come with the next one."""
+def fitting(
+    items: Sequence[T], page_size: int, size_of: Callable[[T], int], *, max_bytes: int = PAGE_BYTES
+) -> int:
+    """How many of these items, where there are any, make a page: the others come with the
+    next one.
+    """
     byte_count = 0
     for number, item in enumerate(items[:page_size]):
         byte_count += size_of(item)
@@ -28,7 +40,12 @@ def fitting(items: Sequence[T], page_size: int, size_of: Callable[[T], int], *, 
 
 def encode_token(kind: str, position: str) -> str:
     """`kind`: which list the token belongs to."""
-    return binascii.b2a_base64(f"{kind}:{position}".encode(), newline=False).decode().translate(_TO_URL).rstrip("=")
+    return (
+        binascii.b2a_base64(f"{kind}:{position}".encode(), newline=False)
+        .decode()
+        .translate(_TO_URL)
+        .rstrip("=")
+    )
 
 
 def decode_token(kind: str, token: str) -> str:

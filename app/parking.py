@@ -1,6 +1,8 @@
-"""Requests that wait: each is a small object without a task or a timer of its own, until it may be worth asking again.
+"""Requests that wait: each is a small object without a task or a timer of its own, until it may be
+worth asking again.
 
-One timer serves all of them. Those that are woken together go on a few in each turn of the loop, so that the turns stay short.
+One timer serves all of them. Those that are woken together go on a few in each turn of the loop, so
+that the turns stay short.
 """
 
 import asyncio
@@ -19,20 +21,28 @@ _AT_ONCE = 16  # requests that go on in one turn: 1 to 5 ms
 _MOST_ENDED = 64  # waits that have ended and are in the order of time still, beyond as many as last
 
 Again = Callable[[], Any]
-"""Asks again. A handler's returns an awaitable of a `Reply` or of another wait, that of a hot read what such a read returns."""
+"""Asks again.
+
+A handler's returns an awaitable of a `Reply` or of another wait, that of a hot read what such a
+read returns.
+"""
 
 
 class Waiting:
     """The wait of a request, returned by a handler that found nothing. Event loop only.
 
-    Its handler has `wake` called when it may be worth asking again, and sets `undo`, which is called with `wake` to end that.
-    Called after `wake`, it passes the occasion on to another request, where it was for one alone.
+    Its handler has `wake` called when it may be worth asking again, and sets `undo`, which is
+    called with `wake` to end that. Called after `wake`, it passes the occasion on to another
+    request, where it was for one alone.
     """
 
     __slots__ = ("_again", "_is_woken", "_parking", "resume", "undo", "until_ms")
 
     def __init__(self, parking: "Parking", until_ms: int, again: Again) -> None:
-        """`until_ms`: the end of the wait, on the monotonic clock. `again`: asks again, and may return another wait."""
+        """`until_ms`: the end of the wait, on the monotonic clock.
+
+        `again`: asks again, and may return another wait.
+        """
         self._parking = parking
         self.until_ms = until_ms
         self._again = again
@@ -64,7 +74,10 @@ class Waiting:
                 self._parking.make_ready(self)
 
     def again(self) -> Any:
-        """Ask again, once. What the request was is let go of: the wait may be in the order of time for long."""
+        """Ask again, once.
+
+        What the request was is let go of: the wait may be in the order of time for long.
+        """
         again, self._again = self._again, _nothing
         return again()
 
@@ -119,14 +132,17 @@ class Parking:
         """The wait of a request, which is to be parked."""
         return Waiting(self, until_ms, again)
 
-    def wait_for_arrival(self, store: MessageStore, queue: QueueId, offset: int, until_ms: int, again: Again) -> Waiting:
+    def wait_for_arrival(
+        self, store: MessageStore, queue: QueueId, offset: int, until_ms: int, again: Again
+    ) -> Waiting:
         """The wait of a request for a message at this offset of a queue, which is to be parked."""
         waiting = Waiting(self, until_ms, again)
         store.call_on_arrival(queue, offset, waiting.wake)
         waiting.undo = partial(store.forget_call, queue)
         return waiting
 
-    # ----------------------------------------------------------------------------------------- what becomes of a `Waiting`
+    # ----------------------------------------------------------------------------------------- what
+    # becomes of a `Waiting`
 
     def set_end(self, waiting: Waiting) -> None:
         """It is woken when its time is up."""

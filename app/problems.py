@@ -1,7 +1,8 @@
 """Responses to refused requests: RFC 9457 problem documents with a closed list of codes.
 
-Two tables: `PROBLEMS` (problems.toml) says what each code means, and `/problems/{code}` serves it as a page; `CODES` says which
-code each error of the house becomes. A test walks the error tree and fails on a class without a row.
+Two tables: `PROBLEMS` (problems.toml) says what each code means, and `/problems/{code}` serves it
+as a page; `CODES` says which code each error of the house becomes. A test walks the error tree and
+fails on a class without a row.
 """
 
 import tomllib
@@ -58,7 +59,10 @@ class Kind(NamedTuple):
 
 
 PROBLEMS: dict[str, Kind] = {
-    code: Kind(**row) for code, row in tomllib.loads(files("app").joinpath("problems.toml").read_text("utf-8")).items()
+    code: Kind(**row)
+    for code, row in tomllib.loads(
+        files("app").joinpath("problems.toml").read_text("utf-8")
+    ).items()
 }
 
 CODES: dict[type[MessagingError], str] = {
@@ -116,7 +120,9 @@ RETRY_AFTER_SECONDS = 1
 
 
 class Refusal(Exception):
-    """A request that the door itself turns away; everything below raises errors of the house instead."""
+    """A request that the door itself turns away; everything below raises errors of the house
+    instead.
+    """
 
     def __init__(
         self,
@@ -144,10 +150,15 @@ class Refusal(Exception):
         return PROBLEMS[self.code]
 
     def under(self, pointer: str) -> "Refusal":
-        """Itself, where what was refused is a part of something: `pointer` is where that part stands."""
+        """Itself, where what was refused is a part of something: `pointer` is where that part
+        stands.
+        """
         if self.errors and self.detail.startswith(f"{self.errors[0].pointer or 'the body'}: "):
             self.detail = f"{pointer}{self.errors[0].pointer}: {self.detail.partition(': ')[2]}"
-        self.errors = [msgspec.structs.replace(error, pointer=f"{pointer}{error.pointer}") for error in self.errors]
+        self.errors = [
+            msgspec.structs.replace(error, pointer=f"{pointer}{error.pointer}")
+            for error in self.errors
+        ]
         self.errors = self.errors or [FieldError(pointer, self.code, self.detail)]
         return self
 
@@ -204,7 +215,9 @@ def as_refusal(error: MessagingError | Refusal) -> Refusal:
     return Refusal(code, detail, errors=fields, context=context)
 
 
-def document(refusal: Refusal, *, instance: str | UnsetType = UNSET, request_id: str | UnsetType = UNSET) -> Problem:
+def document(
+    refusal: Refusal, *, instance: str | UnsetType = UNSET, request_id: str | UnsetType = UNSET
+) -> Problem:
     return Problem(
         type=f"/problems/{refusal.code}",
         title=refusal.kind.title,

@@ -1,7 +1,8 @@
-"""The operations as routes of FastAPI, which finds the route of a request and makes the OpenAPI document's paths.
+"""The operations as routes of FastAPI, which finds the route of a request and makes the OpenAPI
+document's paths.
 
-What an operation takes is read here and by its own decoders; FastAPI's way to an endpoint is a third of the time of a small
-request.
+What an operation takes is read here and by its own decoders; FastAPI's way to an endpoint is a
+third of the time of a small request.
 """
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -19,7 +20,14 @@ from starlette.types import Receive, Scope, Send
 from app import answering
 from app.body_budget import BodyShare
 from app.exchange import BODY_SHARE, HEADERS, JSON_LINES, FileReply, Reply
-from app.operations import ANSWER_HEADERS, PRESSURE, HeaderParameter, Lines, Operation, StreamHandler
+from app.operations import (
+    ANSWER_HEADERS,
+    PRESSURE,
+    HeaderParameter,
+    Lines,
+    Operation,
+    StreamHandler,
+)
 from app.problems import MEDIA_TYPE, PROBLEMS
 from app.services import Services
 
@@ -49,7 +57,9 @@ PATH_PARTS: dict[str, Any] = {
     }.items()
 } | {
     "queue_id": Annotated[
-        int, BeforeValidator(_digits), Path(description="The number of the queue, from 0.", json_schema_extra={"minimum": 0})
+        int,
+        BeforeValidator(_digits),
+        Path(description="The number of the queue, from 0.", json_schema_extra={"minimum": 0}),
     ]
 }
 
@@ -71,13 +81,22 @@ class OperationRoute(APIRoute):
             responses=_responses(operation),
             openapi_extra=_request(operation),
         )
-        self._begins, self._ends = operation.path.partition("{")[0], operation.path.rpartition("}")[2]
+        self._begins, self._ends = (
+            operation.path.partition("{")[0],
+            operation.path.rpartition("}")[2],
+        )
         fields = self.dependant.path_params
-        self._judged = [field for field in fields if field.field_info.annotation is not str or field.field_info.metadata]
+        self._judged = [
+            field
+            for field in fields
+            if field.field_info.annotation is not str or field.field_info.metadata
+        ]
         self.app = self._answer
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Most routes are not the one that is asked for, and how its path begins and ends tells most of them."""
+        """Most routes are not the one that is asked for, and how its path begins and ends tells
+        most of them.
+        """
         path = scope["path"]
         if path.endswith(self._ends) and path.startswith(self._begins):
             return super().matches(scope)
@@ -93,11 +112,16 @@ class OperationRoute(APIRoute):
         await answer(self.operation, services, incoming, list(parts.values()), send)
 
     def _read(self, parts: Mapping[str, str]) -> dict[str, Any]:
-        """The parts of the path that are not plain text, converted. Raises RequestValidationError."""
+        """The parts of the path that are not plain text, converted.
+
+        Raises RequestValidationError.
+        """
         values: dict[str, Any] = {}
         errors: list[Any] = []
         for field in self._judged:
-            values[field.name], found = field.validate(parts[field.alias], loc=("path", field.alias))
+            values[field.name], found = field.validate(
+                parts[field.alias], loc=("path", field.alias)
+            )
             errors += found
         if errors:
             raise RequestValidationError(errors)
@@ -105,18 +129,24 @@ class OperationRoute(APIRoute):
 
 
 def _endpoint(operation: Operation) -> Any:
-    """A function with the parts of the path as its parameters, which FastAPI reads for the document. It is never called."""
+    """A function with the parts of the path as its parameters, which FastAPI reads for the
+    document. It is never called.
+    """
 
     def endpoint() -> None:
         raise NotImplementedError
 
     endpoint.__name__ = operation.handler.__name__
-    parts = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=PATH_PARTS[name]) for name in operation.path_parts]
+    parts = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=PATH_PARTS[name])
+        for name in operation.path_parts
+    ]
     endpoint.__signature__ = Signature(parts)  # type: ignore[attr-defined]
     return endpoint
 
 
-# ------------------------------------------------------------------------------------------------- a request, an answer
+# -------------------------------------------------------------------------------------------------
+# a request, an answer
 
 
 class _Incoming:
@@ -136,10 +166,16 @@ class _Incoming:
             pass
 
 
-async def _answer(operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send) -> None:
-    reply = await answering.until_answered(incoming, await answering.answer(operation, services, incoming, parts))
+async def _answer(
+    operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send
+) -> None:
+    reply = await answering.until_answered(
+        incoming, await answering.answer(operation, services, incoming, parts)
+    )
     status = 200 if isinstance(reply, FileReply) else reply.status
-    await send({"type": "http.response.start", "status": status, "headers": answering.headers_of(reply)})
+    await send(
+        {"type": "http.response.start", "status": status, "headers": answering.headers_of(reply)}
+    )
     if isinstance(reply, Reply) and isinstance(reply.body, bytes):
         await send({"type": "http.response.body", "body": reply.body})
         return
@@ -149,7 +185,9 @@ async def _answer(operation: Operation, services: Services, incoming: _Incoming,
         await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
 
 
-async def _answer_lines(operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send) -> None:
+async def _answer_lines(
+    operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send
+) -> None:
     """Let the handler answer piece by piece, while the body comes; the call that it gets has none.
 
     The answer begins with the first piece: what is refused before has a status of its own.
@@ -169,7 +207,8 @@ async def _answer_lines(operation: Operation, services: Services, incoming: _Inc
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-# ---------------------------------------------------------------------------------------------------- for the document
+# --------------------------------------------------------------------------------------------------
+# for the document
 
 
 def _request(operation: Operation) -> dict[str, Any]:
@@ -180,13 +219,23 @@ def _request(operation: Operation) -> dict[str, Any]:
             "examples": {operation.operation_id: {"value": operation.example}},
         }
         others = {media_type: {"schema": dict(_BYTES)} for media_type in operation.body_types}
-        found["requestBody"] = {"required": not operation.body_is_optional, "content": {"application/json": content, **others}}
+        found["requestBody"] = {
+            "required": not operation.body_is_optional,
+            "content": {"application/json": content, **others},
+        }
     elif operation.takes_bytes:
-        found["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": dict(_BYTES)}}}
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": dict(_BYTES)}},
+        }
     elif operation.takes_lines:
-        # The last one of several types that are bytes to openapi-python-client is what its clients send.
+        # The last one of several types that are bytes to openapi-python-client is what its clients
+        # send.
         types = *operation.body_types, JSON_LINES
-        found["requestBody"] = {"required": True, "content": {media_type: {"schema": dict(_BYTES)} for media_type in types}}
+        found["requestBody"] = {
+            "required": True,
+            "content": {media_type: {"schema": dict(_BYTES)} for media_type in types},
+        }
         found["x-streaming"] = True
     return found
 
@@ -195,13 +244,17 @@ def _responses(operation: Operation) -> dict[int | str, dict[str, Any]]:
     codes = operation.problem_codes
     of_refusals = [PRESSURE] if operation.tells_pressure else []
     answers: dict[int | str, dict[str, Any]] = {
-        status: _documented(kind, operation.answer_headers) for status, kind in operation.answers.items()
+        status: _documented(kind, operation.answer_headers)
+        for status, kind in operation.answers.items()
     }
     for media_type in operation.media_types:
         next(iter(answers.values()))["content"][media_type] = {"schema": dict(_BYTES)}
     return {
         **answers,
-        **{status: _problem(status, codes, of_refusals) for status in sorted({PROBLEMS[code].status for code in codes})},
+        **{
+            status: _problem(status, codes, of_refusals)
+            for status in sorted({PROBLEMS[code].status for code in codes})
+        },
     }
 
 
@@ -239,7 +292,10 @@ def _problem(status: int, codes: list[str], headers: Iterable[str]) -> dict[str,
 
 
 def _shown(headers: Iterable[str]) -> dict[str, Any]:
-    shown = {name: {"description": ANSWER_HEADERS[name], "schema": {"type": "string"}} for name in headers}
+    shown = {
+        name: {"description": ANSWER_HEADERS[name], "schema": {"type": "string"}}
+        for name in headers
+    }
     return {"headers": shown} if shown else {}
 
 

@@ -1,7 +1,7 @@
 """Keyed requests as memory holds them: the newest ones, packed, as many as so many bytes allow.
 
-A request is kept as the bytes that a snapshot keeps, under a digest of its key: for one message some 400 bytes with
-its place in the table, where the objects would take more than a thousand.
+A request is kept as the bytes that a snapshot keeps, under a digest of its key: for one message
+some 400 bytes with its place in the table, where the objects would take more than a thousand.
 """
 
 from collections import OrderedDict
@@ -13,22 +13,28 @@ import msgspec
 from app.problems import Problem
 
 KEPT_BYTES = 128 << 20
-OVERHEAD_BYTES = 230  # of one request: the digest, the heads of the two objects, its entry in the dict
+# of one request: the digest, the heads of the two objects, its entry in the dict
+OVERHEAD_BYTES = 230
 _NO_END = (1 << 63) - 1
 
 
 class SentMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message of a keyed request: which entry of it, and a queue offset at or behind which it lies."""
+    """A message of a keyed request: which entry of it, and a queue offset at or behind which it
+    lies.
+    """
 
     message_id: str
     queue_number: int
     from_offset: int
     entry: int
-    topic: str = ""  # where it lies, when that is not the topic of the request: a delayed one waits elsewhere
+    # where it lies, when that is not the topic of the request: a delayed one waits elsewhere
+    topic: str = ""
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """A keyed request that was answered with a 2xx; `refused`: the entries that were not stored, and why."""
+    """A keyed request that was answered with a 2xx; `refused`: the entries that were not stored,
+    and why.
+    """
 
     scope: str
     key: str
@@ -70,7 +76,10 @@ class SentTable:
         return next(iter(self), None)
 
     def keep(self, sent: Sent) -> None:
-        """A key whose window was over may come again: the last request counts. The oldest ones go where there is no room."""
+        """A key whose window was over may come again: the last request counts.
+
+        The oldest ones go where there is no room.
+        """
         # A copy: what an encoder returns has room to grow.
         digest, packed = _digest(sent.scope, sent.key), bytes(memoryview(_encoder.encode(sent)))
         before = self._packed.pop(digest, None)
@@ -87,7 +96,8 @@ class SentTable:
         self.has_forgotten = True
         self.forgotten_end = max([self.forgotten_end, *map(_end_of, self)])
 
-    # ------------------------------------------------------------------------------------------------------- snapshots
+    # ----------------------------------------------------------------------------------------------
+    # snapshots
 
     def packed(self) -> list[bytes]:
         """All of them, for `pack` to make a snapshot of."""

@@ -1,11 +1,14 @@
-"""Repeatable requests: which Idempotency-Key stands for which stored messages. Derived from a topic of ours in the log.
+"""Repeatable requests: which Idempotency-Key stands for which stored messages.
 
-A keyed request appends one small message more, in the same unit as its own: the key, the print of the request, its status, and
-for each message where to begin to look for it. So a start replays only the keyed requests since the last snapshot, and a
-receipt is looked up when its request is really repeated. (A begin needs none of this: its half message carries the key.)
+Derived from a topic of ours in the log.
 
-Memory holds the newest keys (`sent_key_table.py`). An older one is looked up in the log, but only where the window
-of its topic reaches back further than memory does.
+A keyed request appends one small message more, in the same unit as its own: the key, the print of
+the request, its status, and for each message where to begin to look for it. So a start replays only
+the keyed requests since the last snapshot, and a receipt is looked up when its request is really
+repeated. (A begin needs none of this: its half message carries the key.)
+
+Memory holds the newest keys (`sent_key_table.py`). An older one is looked up in the log, but only
+where the window of its topic reaches back further than memory does.
 """
 
 import asyncio
@@ -47,7 +50,9 @@ class SentKeys:
     """Idempotency keys of stored sends, with their responses. Event loop only."""
 
     def __init__(self, store: MessageStore, clock: Clock, *, kept_bytes: int = KEPT_BYTES) -> None:
-        """`kept_bytes`: of memory, that the newest keys may take; older keys are looked up in the log."""
+        """`kept_bytes`: of memory, that the newest keys may take; older keys are looked up in the
+        log.
+        """
         self._store = store
         self._clock = clock
         self._table = SentTable(kept_bytes)
@@ -70,7 +75,8 @@ class SentKeys:
     async def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
         """The request that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress.
 
-        Who gets None and begins the append before he awaits anything else is the only one of this key.
+        Who gets None and begins the append before he awaits anything else is the only one of this
+        key.
         """
         identity = (request.scope, request.key)
         if identity in self._running:
@@ -119,12 +125,15 @@ class SentKeys:
         status: int = 201,
         refused: Mapping[int, Problem] | None = None,
     ) -> Awaitable[list[Appended]]:
-        """Append the messages (by entry of the request) and, in the same unit, the key that stands for them.
+        """Append the messages (by entry of the request) and, in the same unit, the key that stands
+        for them.
 
         It has begun when this returns: a repeated request is refused from now on.
         """
         self._running.add((request.scope, request.key))
-        task = asyncio.ensure_future(self._append(request, topic, messages, append, status, dict(refused or {})))
+        task = asyncio.ensure_future(
+            self._append(request, topic, messages, append, status, dict(refused or {}))
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # The append goes on when the sender has gone, and its key must be known then.
@@ -138,26 +147,36 @@ class SentKeys:
     async def find(self, sent: Sent) -> list[tuple[StoredMessage, Appended]]:
         """The messages of an earlier send, where they are, and how sure that is by now.
 
-        Raises IdempotencyInProgress while they are not visible yet, which only buffered ones are not.
+        Raises IdempotencyInProgress while they are not visible yet, which only buffered ones are
+        not.
         """
         found = []
         for message in sent.messages:
             queue = QueueId(message.topic or sent.topic, message.queue_number)
             stored = await self._find(queue, message.from_offset, message.message_id)
             if stored is None:
-                raise IdempotencyInProgress(f"message {message.message_id} is stored, but cannot be read yet")
-            durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(stored.log_offset)
-            place = Appended(queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable)
+                raise IdempotencyInProgress(
+                    f"message {message.message_id} is stored, but cannot be read yet"
+                )
+            durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(
+                stored.log_offset
+            )
+            place = Appended(
+                queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable
+            )
             found.append((stored, place))
         return found
 
-    async def _find(self, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:
+    async def _find(
+        self, queue: QueueId, from_offset: int, message_id: str
+    ) -> StoredMessage | None:
         try:
             is_before = from_offset < (await self._store.offsets(queue)).first
         except UnknownQueue:
             is_before = True
         if is_before and isinstance(self._store, KeyLookup):
-            # Its topic may have been deleted and created again: the request was carried out all the same.
+            # Its topic may have been deleted and created again: the request was carried out all the
+            # same.
             found = await self._store.find_messages(
                 message_id, topics=[queue.topic], by_id=True, with_deleted=True, max_messages=1
             )  # fmt: skip
@@ -200,7 +219,9 @@ class SentKeys:
             ]
             sent = Sent(*request, topic, now_ms, status, places, refused)
             body, key = msgspec.json.encode(sent), _lookup_key(request)
-            mark = Message(queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent")
+            mark = Message(
+                queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent"
+            )
             *appended, marked = await append([*messages.values(), mark])
             self._table.keep(_stored(sent, marked))
             self._log.count([marked])
@@ -214,7 +235,9 @@ def _sent_of(mark: StoredMessage) -> Sent:
 
 
 def _stored(sent: Sent, mark: Appended | StoredMessage) -> Sent:
-    """With the log's time, which does not go back when the clock does: a key is not over the sooner for that."""
+    """With the log's time, which does not go back when the clock does: a key is not over the sooner
+    for that.
+    """
     return msgspec.structs.replace(sent, log_offset=mark.log_offset, stored_at_ms=mark.stored_at_ms)
 
 

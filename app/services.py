@@ -68,7 +68,10 @@ class Services:
 
     @cached_property
     def row_store(self) -> RowAppends | None:
-        """The store, where it appends rows. Kept: to ask whether a class fits a protocol takes 6 microseconds."""
+        """The store, where it appends rows.
+
+        Kept: to ask whether a class fits a protocol takes 6 microseconds.
+        """
         return self.store if isinstance(self.store, RowAppends) else None
 
     @cached_property
@@ -81,7 +84,9 @@ class Services:
         return self.stopping.is_set()
 
     def pressure_header(self) -> dict[str, str]:
-        """On every answer to something that was stored, so that senders slow down before they are refused."""
+        """On every answer to something that was stored, so that senders slow down before they are
+        refused.
+        """
         return {"Store-Pressure": f"{self.pressure():.2f}"}
 
     def new_schedule_id(self) -> str:
@@ -89,7 +94,10 @@ class Services:
 
     @asynccontextmanager
     async def parked(self, call: Call) -> AsyncIterator[None]:
-        """Around a long poll, which ends when the client leaves. Raises TooManyWaiting, ClientGone."""
+        """Around a long poll, which ends when the client leaves.
+
+        Raises TooManyWaiting, ClientGone.
+        """
         self.parking.enter()
         try:
             async with while_there(call.until_gone):

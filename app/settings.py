@@ -1,8 +1,8 @@
 """What the operator set: environment, a TOML file, the command line. Read once, and handed on.
 
 Every option lives in a dataclass beside the thing it configures; here they only get their names:
-`ESCROWMQ_LOCAL__SEGMENT_BYTES` reaches `LocalStoreOptions.segment_bytes`. The command line wins over the environment, the
-environment over the file.
+`ESCROWMQ_LOCAL__SEGMENT_BYTES` reaches `LocalStoreOptions.segment_bytes`. The command line wins
+over the environment, the environment over the file.
 """
 
 import difflib
@@ -51,14 +51,18 @@ class HttpOptions:
 
     max_body_bytes: int = 16 << 20
     max_body_values: int = codec.MAX_VALUES  # of JSON; each list and object counts as one more
-    max_bodies_bytes: int = 256 << 20  # of all bodies under way together, decompressed, and of answers with messages
+    # of all bodies under way together, decompressed, and of answers with messages
+    max_bodies_bytes: int = 256 << 20
     max_gzip_ratio: int = 100  # of what a body is when decompressed to what it is when compressed
-    max_head_bytes: int = 128 << 10  # request line and headers; 16 KiB of properties take 48 KiB where each byte is escaped
+    # request line and headers; 16 KiB of properties take 48 KiB where each byte is escaped
+    max_head_bytes: int = 128 << 10
     max_connections: int = 0  # 0: as many as the limit of open files leaves, up to MOST_CONNECTIONS
     head_timeout_ms: int = 5_000  # from the first byte of a request to the end of its headers
     body_timeout_ms: int = 30_000  # from there to the end of its body
-    stream_idle_ms: int = 60_000  # a stream in which nothing comes for so long is closed; it has no other end
-    unread_timeout_ms: int = 30_000  # a client that takes nothing of its answer for so long is cut off
+    # a stream in which nothing comes for so long is closed; it has no other end
+    stream_idle_ms: int = 60_000
+    # a client that takes nothing of its answer for so long is cut off
+    unread_timeout_ms: int = 30_000
     max_waiting: int = 0  # long polls parked at once; 0: seven of eight connections
     stop_timeout_ms: int = 8_000  # for requests in progress, once the service is asked to stop
     # Names, with or without a port, beside the loopback ones; used where there are no API keys.
@@ -82,7 +86,9 @@ class HttpOptions:
 
 
 def waiting_below(connections: int) -> int:
-    """Number of long polls that so many connections may hold, so that other requests find one, too."""
+    """Number of long polls that so many connections may hold, so that other requests find
+    one, too.
+    """
     return max(1, connections - max(1, connections // 8))
 
 
@@ -97,7 +103,9 @@ class ConfigurationError(Exception):
 class Settings(BaseSettings):
     """Everything that can be set. An unknown name is an error, not a silent default."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
@@ -105,8 +113,11 @@ class Settings(BaseSettings):
     dev: bool = False
     api_keys: tuple[SecretStr, ...] = ()
     database_url: str = ""  # empty: SQLite in the data directory
-    accept_registry: bool = False  # start with a registry that is not the one the store was used with
-    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"
+    # start with a registry that is not the one the store was used with
+    accept_registry: bool = False
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)
+    ] = "info"
     log_format: Literal["", "json", "console"] = ""  # empty: console with dev, else json
     http: HttpOptions = HttpOptions()
     local: LocalStoreOptions = LocalStoreOptions()
@@ -128,7 +139,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, os.environ.get(CONFIG_FILE)))
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls, os.environ.get(CONFIG_FILE)),
+        )
 
     @property
     def store_dir(self) -> Path:
@@ -162,7 +177,11 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _effective(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    named = Settings.model_fields if isinstance(section, Settings) else [field.name for field in fields(section)]
+    named = (
+        Settings.model_fields
+        if isinstance(section, Settings)
+        else [field.name for field in fields(section)]
+    )
     for name in named:
         value, variable = getattr(section, name), f"{prefix}{name}".upper()
         if is_dataclass(value):
@@ -176,7 +195,10 @@ def _effective(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def load(config_file: Path | None = None, **given: Any) -> Settings:
-    """The effective settings; `given` comes from the command line and wins. Raises ConfigurationError."""
+    """The effective settings; `given` comes from the command line and wins.
+
+    Raises ConfigurationError.
+    """
     _refuse_unknown(os.environ)
     if config_file is not None:
         os.environ[CONFIG_FILE] = str(config_file)
@@ -186,25 +208,36 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise ConfigurationError("; ".join(map(_sentence, error.errors(include_url=False, include_input=False)))) from None
+        raise ConfigurationError(
+            "; ".join(map(_sentence, error.errors(include_url=False, include_input=False)))
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"the settings file {config} is not TOML: {error}") from None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"the settings file {config} is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise ConfigurationError(
+            f"the settings file {config} is not UTF-8: {error.reason} at byte {error.start}"
+        ) from None
     except OSError as error:
-        raise ConfigurationError(f"the settings file {config} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(
+            f"the settings file {config} cannot be read: {error.strerror}"
+        ) from None
     except SettingsError:
-        name = next((name for name in _json_variables() if not _is_json(os.environ.get(name, "null"))), PREFIX)
+        name = next(
+            (name for name in _json_variables() if not _is_json(os.environ.get(name, "null"))),
+            PREFIX,
+        )
         raise ConfigurationError(f"{name} is not JSON") from None
     if not settings.is_loopback and not settings.api_keys:
         raise ConfigurationError(
-            f"host {settings.host} can be reached from outside, so {PREFIX}API_KEYS must hold at least one key"
+            f"host {settings.host} can be reached from outside, so {PREFIX}API_KEYS must hold at "
+            "least one key"
         )  # fmt: skip
     for number, secret in enumerate(settings.api_keys, 1):
         _check_key(secret.get_secret_value(), number)
     if settings.testing.enabled and not settings.is_loopback:
         raise ConfigurationError(
-            f"{PREFIX}TESTING__ENABLED is for loopback only: host {settings.host} can be reached from outside"
+            f"{PREFIX}TESTING__ENABLED is for loopback only: host {settings.host} can be reached "
+            "from outside"
         )
     if settings.database_url:
         _refuse_unknown_database(settings.database_url)
@@ -216,9 +249,13 @@ def _check_key(key: str, number: int) -> None:
     if not key:
         raise ConfigurationError(f"{PREFIX}API_KEYS holds an empty key")
     if key != key.strip():
-        raise ConfigurationError(f"{PREFIX}API_KEYS: key {number} begins or ends with a blank, which no header keeps")
+        raise ConfigurationError(
+            f"{PREFIX}API_KEYS: key {number} begins or ends with a blank, which no header keeps"
+        )
     if _CONTROL.search(key):
-        raise ConfigurationError(f"{PREFIX}API_KEYS: key {number} holds a control character, which no header carries")
+        raise ConfigurationError(
+            f"{PREFIX}API_KEYS: key {number} holds a control character, which no header carries"
+        )
 
 
 def variable_names(kind: Any = Settings, prefix: str = PREFIX) -> Iterator[str]:
@@ -234,11 +271,17 @@ def variable_names(kind: Any = Settings, prefix: str = PREFIX) -> Iterator[str]:
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """A misspelt name at the top level would be ignored, and its default would hold unnoticed."""
-    known = {*variable_names(), CONFIG_FILE, *(f"{PREFIX}{name}".upper() for name in Settings.model_fields)}
+    known = {
+        *variable_names(),
+        CONFIG_FILE,
+        *(f"{PREFIX}{name}".upper() for name in Settings.model_fields),
+    }
     for name in sorted(environment):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1)
-            raise ConfigurationError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise ConfigurationError(
+                f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else "")
+            )
 
 
 def _refuse_unknown_database(url: str) -> None:
@@ -253,14 +296,23 @@ def _refuse_unknown_database(url: str) -> None:
     except ArgumentError:
         raise ConfigurationError(f"{name} is no URL of a SQLite or PostgreSQL database") from None
     except ModuleNotFoundError as error:
-        hint = "; `pip install 'escrowmq[postgresql]'` brings psycopg" if error.name == "psycopg" else ""
-        raise ConfigurationError(f"{name} needs the driver {error.name}, which is not installed{hint}") from None
+        hint = (
+            "; `pip install 'escrowmq[postgresql]'` brings psycopg"
+            if error.name == "psycopg"
+            else ""
+        )
+        raise ConfigurationError(
+            f"{name} needs the driver {error.name}, which is not installed{hint}"
+        ) from None
     if driver.name not in ("sqlite", "postgresql"):
         raise ConfigurationError(f"{name} is no URL of a SQLite or PostgreSQL database")
 
 
 def _sentence(error: Any) -> str:
-    """One line for one wrong setting, by the name that the environment has for it. Its value may be a secret."""
+    """One line for one wrong setting, by the name that the environment has for it.
+
+    Its value may be a secret.
+    """
     place = [str(step) for step in error["loc"]]
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -275,8 +327,14 @@ def _variable(place: Sequence[str]) -> str:
 
 
 def _json_variables() -> list[str]:
-    """Variables whose text pydantic-settings reads as JSON: a list at the top level, and whole sections."""
-    sections = [f"{PREFIX}{name}".upper() for name, field in Settings.model_fields.items() if is_dataclass(field.default)]
+    """Variables whose text pydantic-settings reads as JSON: a list at the top level, and whole
+    sections.
+    """
+    sections = [
+        f"{PREFIX}{name}".upper()
+        for name, field in Settings.model_fields.items()
+        if is_dataclass(field.default)
+    ]
     return [f"{PREFIX}API_KEYS", *sections]
 
 

@@ -1,7 +1,8 @@
 """Room on the disk for the next start, kept as a file of its own.
 
-A start writes little, but not nothing: the mark of a running service, SQLite's -wal and -shm. On a full disk there would be no
-room for them, and a restart would take away what the running service still did: decisions, acknowledgements, reads.
+A start writes little, but not nothing: the mark of a running service, SQLite's -wal and -shm. On a
+full disk there would be no room for them, and a restart would take away what the running service
+still did: decisions, acknowledgements, reads.
 """
 
 import os
@@ -21,7 +22,10 @@ class SpareSpace:
         self._path = data_dir / "spare"
 
     def release_if_needed(self) -> None:
-        """Give the room back where the disk has no other. Called before anything else is written."""
+        """Give the room back where the disk has no other.
+
+        Called before anything else is written.
+        """
         disk = os.statvfs(self._path.parent)
         if disk.f_bavail * disk.f_frsize < SPARE_BYTES and self._path.exists():
             self._path.unlink()

@@ -1,4 +1,7 @@
-"""Tasks of the service about its own store: one of each kind at a time. They end with the process."""
+"""Tasks of the service about its own store: one of each kind at a time.
+
+They end with the process.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -64,7 +67,9 @@ class StoreTasks:
                 return task
         task = StoreTask(self._new_task_id(), kind, self._clock.wall_ms())
         self._tasks[task.task_id] = task
-        self._running[task.task_id] = asyncio.create_task(self._run(task, work), name=f"task-{kind}")
+        self._running[task.task_id] = asyncio.create_task(
+            self._run(task, work), name=f"task-{kind}"
+        )
         ended = [one for one in self._tasks.values() if one.state is not TaskState.RUNNING]
         for one in ended[: max(0, len(ended) - _ENDED_KEPT)]:
             del self._tasks[one.task_id]

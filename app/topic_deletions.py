@@ -1,8 +1,10 @@
-"""Deletes topics: says what uses one, ends that, and removes the topic from the store and from the registry.
+"""Deletes topics: says what uses one, ends that, and removes the topic from the store and from the
+registry.
 
-The registry notes the deletion first; from then on the topic is unknown. The store's deletion is one message in the log. What
-names the topic is ended after that, so nothing that was appended before is missed; the row of the registry goes last. A start
-finishes a deletion that a crash has cut off: every step may be repeated.
+The registry notes the deletion first; from then on the topic is unknown. The store's deletion is
+one message in the log. What names the topic is ended after that, so nothing that was appended
+before is missed; the row of the registry goes last. A start finishes a deletion that a crash has
+cut off: every step may be repeated.
 """
 
 import asyncio
@@ -82,18 +84,25 @@ class TopicDeletions:
             messages=sum(one.end - one.first for one in bounds),
             groups=len(self.consumer_groups.subscribed_to(name)),
             open_transactions=len(await self._transactions_of(name)),
-            schedules=len(self._cron_of(name)) + sum([len(page) async for page in self._schedules_of(name)]),
+            schedules=len(self._cron_of(name))
+            + sum([len(page) async for page in self._schedules_of(name)]),
         )
 
     async def delete(self, name: str, *, force: bool, check: Callable[[Topic], None]) -> None:
-        """Durable on return. `check` may refuse by raising. Raises UnknownTopic, Refusal topic_in_use, what `append` raises.
+        """Durable on return.
 
-        Once it was begun, it goes on when the client leaves; a deletion that failed is finished by the next one of the name.
+        `check` may refuse by raising. Raises UnknownTopic, Refusal topic_in_use, what `append`
+        raises.
+
+        Once it was begun, it goes on when the client leaves; a deletion that failed is finished by
+        the next one of the name.
         """
         await self._changes.uncancelled(self._delete(name, force=force, check=check))
 
     async def finish_all(self) -> None:
-        """Finish what an earlier run of the service has begun; where the store takes nothing now, a later request does."""
+        """Finish what an earlier run of the service has begun; where the store takes nothing now, a
+        later request does.
+        """
         for name in self.topics.being_deleted():
             try:
                 await self._finish(name)
@@ -117,9 +126,14 @@ class TopicDeletions:
                     use = await self.use_of(topic)
                     if use.is_any and not force:
                         context = {field: str(value) for field, value in use._asdict().items()}
-                        raise Refusal("topic_in_use", f"topic {name} is in use; with force=true that ends", context=context)
+                        raise Refusal(
+                            "topic_in_use",
+                            f"topic {name} is in use; with force=true that ends",
+                            context=context,
+                        )
 
-                # Twice: a deletion that is refused anyway does not hold up the clients that use the topic.
+                # Twice: a deletion that is refused anyway does not hold up the clients that use the
+                # topic.
                 await look_at_use(self.topics.get(name))
                 await self.topics.begin_deletion(name, look_at_use)
                 log.info("topic_deletion_begun", **use._asdict())
@@ -130,7 +144,9 @@ class TopicDeletions:
         await self.store.delete_topic(name)
         transactions = await self._transactions_of(name)
         for at in range(0, len(transactions), _TOGETHER):
-            await asyncio.gather(*[self._roll_back(one, name) for one in transactions[at : at + _TOGETHER]])
+            await asyncio.gather(
+                *[self._roll_back(one, name) for one in transactions[at : at + _TOGETHER]]
+            )
         async for schedules in self._schedules_of(name):
             await asyncio.gather(*map(self._cancel, schedules))
         for item in self._cron_of(name):
@@ -151,14 +167,17 @@ class TopicDeletions:
     async def _roll_back(self, transaction: Transaction, topic: str) -> None:
         with suppress(TransactionConflict, UnknownTransaction):  # it was decided meanwhile
             await self.transactions.rollback(
-                transaction.transaction_id, by=Resolver.OPERATOR, reason=f"topic {topic} was deleted"
+                transaction.transaction_id, by=Resolver.OPERATOR,
+                reason=f"topic {topic} was deleted"
             )  # fmt: skip
 
     async def _schedules_of(self, name: str) -> AsyncIterator[list[Schedule]]:
         """In pieces: there may be millions."""
         after: ListPosition | None = None
         while True:
-            page = await self.schedules.page(Wanted(_WAITING, name), after=after, max_items=_TOGETHER)
+            page = await self.schedules.page(
+                Wanted(_WAITING, name), after=after, max_items=_TOGETHER
+            )
             yield page.items
             after = page.end
             if after is None:
@@ -169,4 +188,8 @@ class TopicDeletions:
             await self.schedules.cancel(schedule.schedule_id)
 
     def _cron_of(self, name: str) -> list[CronItem]:
-        return [item for item in self.cron.table if item.schedule.topic == name and item.schedule.cancelled_at_ms is None]
+        return [
+            item
+            for item in self.cron.table
+            if item.schedule.topic == name and item.schedule.cancelled_at_ms is None
+        ]

@@ -4,8 +4,9 @@
 def drop_frames(error: BaseException) -> None:
     """Let go of the frames that an error came through, once it has been answered and logged.
 
-    They hold the request's body. One of them that holds the error, or a future with it, is a cycle: the body would wait for the
-    garbage collector, and a client that is refused again and again would take hundreds of megabytes meanwhile.
+    They hold the request's body. One of them that holds the error, or a future with it, is a cycle:
+    the body would wait for the garbage collector, and a client that is refused again and again
+    would take hundreds of megabytes meanwhile.
     """
     errors: list[BaseException | None] = [error]
     while errors:

@@ -1,4 +1,7 @@
-"""Puts the service together: opens in order, closes in reverse. The only file that names an engine."""
+"""Puts the service together: opens in order, closes in reverse.
+
+The only file that names an engine.
+"""
 
 import asyncio
 import sys
@@ -79,7 +82,8 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-_READY = Phase.READY  # asked for with each request: a name of the enumeration is looked up by a function
+# asked for with each request: a name of the enumeration is looked up by a function
+_READY = Phase.READY
 _NOT_READY = {
     Phase.STARTING: "recovering",
     Phase.WITHOUT_REGISTRY: "registry_unavailable",
@@ -90,8 +94,10 @@ _NOT_READY = {
 
 _REGISTRY_MS = 1_000
 _OTHER_REGISTRY = (
-    "the registry is not the one that this store was used with: it is new, empty or of another store. Put the right one back "
-    "and start again; or start with --accept-registry: topics come back with defaults, groups, schedules and secrets do not"
+    "the registry is not the one that this store was used with: it is new, empty or of another "
+    "store. Put the right one back "
+    "and start again; or start with --accept-registry: topics come back with defaults, groups, "
+    "schedules and secrets do not"
 )
 
 
@@ -99,7 +105,12 @@ class Wiring:
     """One service, from its settings to its end."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, *, clock: Clock | None = None, controls: Controls | None = None
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        clock: Clock | None = None,
+        controls: Controls | None = None,
     ) -> None:
         """`controls`: for tests; its clock is the service's, unless there is another one."""
         self.settings = settings
@@ -107,7 +118,8 @@ class Wiring:
         self.progress = (0, 0)  # bytes of log walked, bytes to walk
         self.exit_code = 0
         self.on_fatal: Callable[[], None] = lambda: None  # the process should end, with `exit_code`
-        self.on_loaded: Callable[[], None] = lambda: None  # state is loaded, requests are not served yet
+        # state is loaded, requests are not served yet
+        self.on_loaded: Callable[[], None] = lambda: None
         self._metrics = metrics
         self._controls = controls
         self._clock = clock or (SystemClock() if controls is None else controls.clock)
@@ -119,7 +131,9 @@ class Wiring:
         self._database: Database | None = None
         self._sender: CheckSender | None = None
         self._loops = Loops(self._clock, random=SystemRandom().random)
-        self._watch = LoopWatch(on_standstill=metrics.loop_standstills.inc, on_end=metrics.note_standstill)
+        self._watch = LoopWatch(
+            on_standstill=metrics.loop_standstills.inc, on_end=metrics.note_standstill
+        )
         metrics.watch(self._gauges)
         metrics.watch_loops(self._loops.reports)
         metrics.watch_syncs(lambda: None if self._store is None else self._store.status().syncs)
@@ -179,14 +193,24 @@ class Wiring:
         if self._database is not None and self._database.lost is not None:
             raise Refusal("registry_unavailable", self._database.lost, context=context)
         checks = {
-            "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
-            **{check: _well_or_not(self._loops.failing(check)) for check in ("scheduler", "requests", "leases", "checker")},
+            # the queues are derived in the turn in which a message becomes visible
+            "dispatch_lag": "ok",
+            **{
+                check: _well_or_not(self._loops.failing(check))
+                for check in ("scheduler", "requests", "leases", "checker")
+            },
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
         if failing:
-            raise Refusal("recovering", f"not ready: {', '.join(failing)}", context=context | failing)
+            raise Refusal(
+                "recovering", f"not ready: {', '.join(failing)}", context=context | failing
+            )
         # A full disk is reported and blocks few requests: decisions, acks and reads go on.
-        return {"store_writable": self._store_check(), "store_intact": self._scrub_check(), **checks}
+        return {
+            "store_writable": self._store_check(),
+            "store_intact": self._scrub_check(),
+            **checks,
+        }
 
     def _store_check(self) -> str:
         if self._store is not None and not self._store.disk_usage().is_writable:
@@ -194,9 +218,14 @@ class Wiring:
         return _well_or_not(self._loops.failing("store"))
 
     def _scrub_check(self) -> str:
-        """Say whether the old log is damaged. Damage does not make the service unready: every other message is served."""
+        """Say whether the old log is damaged.
+
+        Damage does not make the service unready: every other message is served.
+        """
         count = 0 if self._store is None else len(self._store.scrub_status().findings)
-        return f"the old log is damaged in {count} places, see GET /v1/admin/store" if count else "ok"
+        return (
+            f"the old log is damaged in {count} places, see GET /v1/admin/store" if count else "ok"
+        )
 
     async def _open_or_fail(self) -> None:
         try:
@@ -213,7 +242,10 @@ class Wiring:
         except (PermissionError, NotADirectoryError, FileExistsError, CannotOpen) as error:
             self._fail(exit_codes.CONFIGURATION, error)
         except OSError as error:
-            self._fail(exit_codes.CONFIGURATION if is_out_of_files(error) else exit_codes.STORAGE_FAILED, error)
+            self._fail(
+                exit_codes.CONFIGURATION if is_out_of_files(error) else exit_codes.STORAGE_FAILED,
+                error,
+            )
         except Exception as error:
             log.exception("start_failed")
             self._fail(exit_codes.BUG, error)
@@ -239,7 +271,9 @@ class Wiring:
         database = Database(settings.registry_url)
         stack.push_async_callback(database.aclose)
         await database.open()
-        if not settings.accept_registry and known_registry.is_another(settings.store_dir, database.identity):
+        if not settings.accept_registry and known_registry.is_another(
+            settings.store_dir, database.identity
+        ):
             log.critical("registry_is_another", reason=_OTHER_REGISTRY)
             if self.phase is Phase.STARTING:
                 self.phase = Phase.WITHOUT_REGISTRY
@@ -247,14 +281,30 @@ class Wiring:
         known_registry.remember(settings.store_dir, database.identity)
         self._database = database
         limits = settings.limit
-        topics = Topics(database, store, clock, limits, creates_on_use=settings.dev, retention_ms=settings.local.retention_ms)
-        producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys), limits)
+        topics = Topics(
+            database,
+            store,
+            clock,
+            limits,
+            creates_on_use=settings.dev,
+            retention_ms=settings.local.retention_ms,
+        )
+        producer_groups = ProducerGroups(
+            database, clock, Vault(settings.webhook.encryption_keys), limits
+        )
         consumer_groups = ConsumerGroups(database, clock, limits)
         stack.push_async_callback(topics.schema_process.aclose)
         transactions = TransactionCoordinator(
-            store, clock, identifiers, settings.txn, put_off=put_off, on_decided=self._metrics.note_decided
+            store,
+            clock,
+            identifiers,
+            settings.txn,
+            put_off=put_off,
+            on_decided=self._metrics.note_decided,
         )
-        schedules = ScheduleService(store, clock, settings.schedule, on_delivered=self._metrics.note_delivered)
+        schedules = ScheduleService(
+            store, clock, settings.schedule, on_delivered=self._metrics.note_delivered
+        )
         cron = CronService(
             store,
             CronSchedules(database),
@@ -264,7 +314,13 @@ class Wiring:
             on_settled=self._metrics.note_cron,
         )
         sent_keys = SentKeys(store, clock)
-        requests = Requests(store, clock, identifiers, settings.request, ack_beside=lambda *asked: delivery.ack_beside(*asked))
+        requests = Requests(
+            store,
+            clock,
+            identifiers,
+            settings.request,
+            ack_beside=lambda *asked: delivery.ack_beside(*asked),
+        )
         delivery = Delivery(
             store,
             clock,
@@ -299,12 +355,21 @@ class Wiring:
         stack.push_async_callback(cron.save_snapshot)
         receiver_clock = clock if self._controls is None else SystemClock()
         webhooks = Webhooks(
-            settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"), receiver_clock=receiver_clock
+            settings.webhook,
+            producer_groups,
+            clock,
+            self._metrics,
+            version=version("escrowmq"),
+            receiver_clock=receiver_clock,
         )
         client: ProducerClient = webhooks
         if self._controls is not None:
-            client = SlowAnswers(webhooks, self._controls.faults, self._controls.clock, webhooks.timeout_ms)
-        sender = self._sender = CheckSender(transactions, client, clock, random=SystemRandom().random)
+            client = SlowAnswers(
+                webhooks, self._controls.faults, self._controls.clock, webhooks.timeout_ms
+            )
+        sender = self._sender = CheckSender(
+            transactions, client, clock, random=SystemRandom().random
+        )
         stack.push_async_callback(webhooks.aclose)
         stack.push_async_callback(keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)
@@ -338,7 +403,11 @@ class Wiring:
         self._services = Services(
             store=store,
             pressure=store.pressure,
-            default_durability=(Durability.SYNCED if settings.local.flush is FlushPolicy.BEFORE_ACK else Durability.BUFFERED),
+            default_durability=(
+                Durability.SYNCED
+                if settings.local.flush is FlushPolicy.BEFORE_ACK
+                else Durability.BUFFERED
+            ),
             topics=topics,
             topic_deletions=topic_deletions,
             producer_groups=producer_groups,
@@ -361,14 +430,18 @@ class Wiring:
             effective_settings=effective(settings),
             has_keys=bool(settings.api_keys),
             connections=self.connections,
-            parking=Parking(clock, most=settings.http.waiting_limit, on_changed=self._metrics.long_polls.set),
+            parking=Parking(
+                clock, most=settings.http.waiting_limit, on_changed=self._metrics.long_polls.set
+            ),
             max_line_bytes=settings.http.max_body_bytes,
             max_body_values=settings.http.max_body_values,
             body_thread=body_thread,
         )
 
         add_loops(self._services, settings)
-        self._loops.add("registry", self._watch_registry, interval_ms=_REGISTRY_MS, check="registry")
+        self._loops.add(
+            "registry", self._watch_registry, interval_ms=_REGISTRY_MS, check="registry"
+        )
         self._loops.start()
         stack.push_async_callback(self._loops.stop)
         if self._controls is not None:
@@ -387,10 +460,12 @@ class Wiring:
             acting=acting,
             keeping=[ticker for ticker in self._loops.tickers if ticker not in acting],
             wall_moments=[
-                services.transactions.table.next_due_ms, services.schedules.next_due_ms, services.cron.table.next_due_ms
+                services.transactions.table.next_due_ms, services.schedules.next_due_ms,
+                services.cron.table.next_due_ms
             ],
             monotonic_moments=[
-                services.transactions.next_return_ms, services.sender.next_due_ms, services.delivery.next_due_ms
+                services.transactions.next_return_ms, services.sender.next_due_ms,
+                services.delivery.next_due_ms
             ],
         )  # fmt: skip
 
@@ -428,7 +503,8 @@ class Wiring:
         command = f"escrowmq store repair {self.settings.store_dir.resolve()}"
         option = getattr(error, "repair", "")
         if not option and isinstance(error, CorruptRecord):
-            option = f"--blank-unit {error.physical_offset}"  # met when a table was read from the log
+            # met when a table was read from the log
+            option = f"--blank-unit {error.physical_offset}"
         return f"{command} {option}".strip()
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
@@ -436,27 +512,55 @@ class Wiring:
         if open_files is not None:
             yield "escrowmq_open_files", "Files and sockets that the process has open", open_files
         yield "escrowmq_open_files_limit", "Files and sockets that it may have open", open_limit()
-        yield "escrowmq_connections_open", "Connections of clients, those of probes among them", len(self.connections)
-        yield "escrowmq_connections_limit", "Connections that may ask for anything", self.connections.limit
+        yield (
+            "escrowmq_connections_open",
+            "Connections of clients, those of probes among them",
+            len(self.connections),
+        )
+        yield (
+            "escrowmq_connections_limit",
+            "Connections that may ask for anything",
+            self.connections.limit,
+        )
         if self._store is None or self._services is None:
             return
         status = self._store.status()
         yield "escrowmq_log_written_offset", "End of the log", status.written_end
         yield "escrowmq_log_synced_offset", "The log is on disk up to here", status.durable_end
         yield "escrowmq_log_visible_offset", "Consumers see the log up to here", status.visible_end
-        yield "escrowmq_log_mapped_bytes", "Bytes of log that are mapped into memory", status.mapped_bytes
+        yield (
+            "escrowmq_log_mapped_bytes",
+            "Bytes of log that are mapped into memory",
+            status.mapped_bytes,
+        )
         usage = self._store.disk_usage()
-        yield "escrowmq_log_first_offset", "Where the log begins: what lies before has expired", status.first_offset
+        yield (
+            "escrowmq_log_first_offset",
+            "Where the log begins: what lies before has expired",
+            status.first_offset,
+        )
         yield "escrowmq_disk_used_ratio", "Share of the disk that is used", usage.used_ratio
-        yield "escrowmq_segments_dropped", "Segments dropped since the start", usage.segments_dropped
+        yield (
+            "escrowmq_segments_dropped",
+            "Segments dropped since the start",
+            usage.segments_dropped,
+        )
         yield (
             "escrowmq_segments_dropped_unexpired",
             "Segments dropped before they had expired, since the start",
             usage.segments_dropped_unexpired,
         )
         yield "escrowmq_disk_writable", "1 while new messages are taken", usage.is_writable
-        yield "escrowmq_log_queued_bytes", "Bytes that wait to be written or synced", status.queued_bytes
-        yield "escrowmq_log_replay_backlog_bytes", "Log that a start would replay", status.replay_backlog_bytes
+        yield (
+            "escrowmq_log_queued_bytes",
+            "Bytes that wait to be written or synced",
+            status.queued_bytes,
+        )
+        yield (
+            "escrowmq_log_replay_backlog_bytes",
+            "Log that a start would replay",
+            status.replay_backlog_bytes,
+        )
         yield (
             "escrowmq_queue_entries_rebuilt_total",
             "Entries of consume queue files that contradicted the log and were made again from it",
@@ -467,10 +571,22 @@ class Wiring:
             "Files of the key index that were damaged and made again from the log",
             status.rebuilt_index_files,
         )
-        yield "escrowmq_log_last_sync_seconds", "How long the last sync took", status.last_flush_ms / 1000
+        yield (
+            "escrowmq_log_last_sync_seconds",
+            "How long the last sync took",
+            status.last_flush_ms / 1000,
+        )
         scrub = self._store.scrub_status()
-        yield "escrowmq_scrub_offset", "The scrub has verified the old log up to here in its newest pass", scrub.position
-        yield "escrowmq_scrub_findings", "Places of the old log that are damaged", len(scrub.findings)
+        yield (
+            "escrowmq_scrub_offset",
+            "The scrub has verified the old log up to here in its newest pass",
+            scrub.position,
+        )
+        yield (
+            "escrowmq_scrub_findings",
+            "Places of the old log that are damaged",
+            len(scrub.findings),
+        )
         ended_ms = scrub.last_ended_at_ms or 0
         yield (
             "escrowmq_scrub_last_pass_timestamp_seconds",
@@ -480,26 +596,70 @@ class Wiring:
         table = self._services.transactions.table
         oldest = table.oldest_open
         age_ms = 0 if oldest is None else self._clock.wall_ms() - oldest.prepared_at_ms
-        yield "escrowmq_transactions_open", "Undecided transactions, held ones among them", table.open_count
+        yield (
+            "escrowmq_transactions_open",
+            "Undecided transactions, held ones among them",
+            table.open_count,
+        )
         yield "escrowmq_transactions_held", "Transactions that wait for a person", table.held_count
-        yield "escrowmq_transactions_oldest_open_seconds", "Age of the oldest undecided one", max(0, age_ms) / 1000
+        yield (
+            "escrowmq_transactions_oldest_open_seconds",
+            "Age of the oldest undecided one",
+            max(0, age_ms) / 1000,
+        )
         schedules = self._services.schedules
         delivery = self._services.delivery
-        yield "escrowmq_requests_pending", "Requests that wait for their replies", self._services.requests.table.pending_count
-        yield "escrowmq_messages_leased", "Messages leased to consumers", delivery.count(State.LEASED)
-        yield "escrowmq_messages_skipped", "Messages that groups passed over by their rules", delivery.count_skipped()
-        yield "escrowmq_messages_damaged", "Messages that groups could not be given: damaged", delivery.count_damaged()
+        yield (
+            "escrowmq_requests_pending",
+            "Requests that wait for their replies",
+            self._services.requests.table.pending_count,
+        )
+        yield (
+            "escrowmq_messages_leased",
+            "Messages leased to consumers",
+            delivery.count(State.LEASED),
+        )
+        yield (
+            "escrowmq_messages_skipped",
+            "Messages that groups passed over by their rules",
+            delivery.count_skipped(),
+        )
+        yield (
+            "escrowmq_messages_damaged",
+            "Messages that groups could not be given: damaged",
+            delivery.count_damaged(),
+        )
         left_out = self._services.cron.count_left_out() + schedules.count_left_out()
         left_out += self._services.transactions.count_left_out()
-        yield "escrowmq_journal_events_left_out", "Damaged events that the last start left out", left_out
+        yield (
+            "escrowmq_journal_events_left_out",
+            "Damaged events that the last start left out",
+            left_out,
+        )
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.counts.waiting
-        yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.counts.never
+        yield (
+            "escrowmq_schedules_set_aside",
+            "Delayed messages that could not be delivered",
+            schedules.counts.never,
+        )
         cron = self._services.cron.table
         yield "escrowmq_cron_schedules", "Cron schedules that are not cancelled", cron.open_count
-        yield "escrowmq_cron_set_aside", "Cron schedules whose times cannot be worked out", cron.set_aside_count
+        yield (
+            "escrowmq_cron_set_aside",
+            "Cron schedules whose times cannot be worked out",
+            cron.set_aside_count,
+        )
         late_ms = self._clock.wall_ms() - (schedules.next_due_ms() or self._clock.wall_ms())
-        yield "escrowmq_schedules_overdue_seconds", "How late the one is that was due first", max(0, late_ms) / 1000
-        yield "escrowmq_schedules_backlog", "Long overdue ones, delivered at a bounded rate", schedules.backlog_count
+        yield (
+            "escrowmq_schedules_overdue_seconds",
+            "How late the one is that was due first",
+            max(0, late_ms) / 1000,
+        )
+        yield (
+            "escrowmq_schedules_backlog",
+            "Long overdue ones, delivered at a bounded rate",
+            schedules.backlog_count,
+        )
 
 
 def _well_or_not(failing: list[str]) -> str:

@@ -1,13 +1,15 @@
 """Sealed segments copied to where they stay: a folder or an object store that pyarrow knows.
 
     TARGET/00000000000000000000         the segment, byte for byte
-    TARGET/00000000000000000000.json    its manifest: where it begins, bytes, crc32c, records, first and last time
+    TARGET/00000000000000000000.json    its manifest: where it begins, bytes, crc32c, records, first
+                                        and last time
 
 Of each segment in this order, each step on disk before the next (`whole_files.py`):
 
 1. the copy, as `.part`, read back: its crc32c is that of the bytes that were written;
 2. its name;
-3. its manifest, in the same way. A manifest that stands there vouches for a copy that outlives a power cut.
+3. its manifest, in the same way. A manifest that stands there vouches for a copy that outlives a
+   power cut.
 
 A segment counts as copied where its manifest parses and states the size that the copy has; else it
 is copied again. The folder can be audited as it is.
@@ -36,13 +38,21 @@ class NotCopied(Exception):
 
 
 def sealed_segments(log: Log) -> list[Segment]:
-    """Those that never change again: their manifest says it, or all of it is on disk and another one follows."""
+    """Those that never change again: their manifest says it, or all of it is on disk and another
+    one follows.
+    """
     segments = log.folder.segments
     followed = {one.base_offset for one in segments[:-1] if one.end_offset <= log.limit}
-    return [one for one in segments if not one.is_compacted and (one.is_sealed or one.base_offset in followed)]
+    return [
+        one
+        for one in segments
+        if not one.is_compacted and (one.is_sealed or one.base_offset in followed)
+    ]
 
 
-def archive(log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None] = lambda _: None) -> list[dict[str, Any]]:
+def archive(
+    log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None] = lambda _: None
+) -> list[dict[str, Any]]:
     """Copy each sealed segment that is not there yet; the manifests of those that were copied.
 
     Raises NotCopied, OSError. What was copied before stays.
@@ -55,7 +65,12 @@ def archive(log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None
         path = f"{folder}/{name}"
         if _is_copied(filesystem, path, segment):
             continue
-        manifest = {"segment": name, "begin": segment.base_offset, "bytes": segment.size, **_about(log, segment)}
+        manifest = {
+            "segment": name,
+            "begin": segment.base_offset,
+            "bytes": segment.size,
+            **_about(log, segment),
+        }
         manifest["crc32c"] = f"{_copy(segment, filesystem, path):08x}"
         manifests.write(filesystem, path, manifest)
         made.append(manifest)
@@ -66,7 +81,10 @@ def archive(log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None
 def _is_copied(filesystem: fs.FileSystem, path: str, segment: Segment) -> bool:
     manifest = manifests.read(filesystem, path, size_in="bytes")
     if manifest is not None and manifest["bytes"] != segment.size:
-        raise NotCopied(f"{path} has {manifest['bytes']:,} bytes, the segment {segment.size:,}: it is of another log")
+        raise NotCopied(
+            f"{path} has {manifest['bytes']:,} bytes, the segment {segment.size:,}: it is of "
+            "another log"
+        )
     return manifest is not None
 
 
@@ -77,7 +95,9 @@ def _copy(segment: Segment, filesystem: fs.FileSystem, path: str) -> int:
 
     def blocks() -> Iterator[bytes]:
         nonlocal written
-        for block in _blocks(partial(reader.read, segment), segment.base_offset, segment.end_offset):
+        for block in _blocks(
+            partial(reader.read, segment), segment.base_offset, segment.end_offset
+        ):
             written = crc32c(block, written)
             yield block
 
@@ -87,10 +107,14 @@ def _copy(segment: Segment, filesystem: fs.FileSystem, path: str) -> int:
         reader.close()
     read_back = 0
     with filesystem.open_input_file(part) as file:
-        for block in _blocks(lambda offset, length: bytes(file.read_at(length, offset)), 0, segment.size):
+        for block in _blocks(
+            lambda offset, length: bytes(file.read_at(length, offset)), 0, segment.size
+        ):
             read_back = crc32c(block, read_back)
     if read_back != written:
-        raise NotCopied(f"{path}: crc32c is {read_back:08x} when read back, {written:08x} was written")
+        raise NotCopied(
+            f"{path}: crc32c is {read_back:08x} when read back, {written:08x} was written"
+        )
     whole_files.name(filesystem, path)
     return written
 
@@ -115,4 +139,7 @@ def _about(log: Log, segment: Segment) -> dict[str, Any]:
             count += len(found)
             if len(found):
                 times += [pc.min(found).as_py(), pc.max(found).as_py()]
-    return {"records": count, **({"first_stored_ms": min(times), "last_stored_ms": max(times)} if times else {})}
+    return {
+        "records": count,
+        **({"first_stored_ms": min(times), "last_stored_ms": max(times)} if times else {}),
+    }

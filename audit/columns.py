@@ -24,7 +24,8 @@ FILLER = "filler"
 MISSING = "missing"
 
 KINDS = (HALF, OP, FINAL, MESSAGE, HELD, CHECK, DELAYED, DELAYED_AGAIN, RETRY, DEAD_LETTER, SYSTEM)
-STRETCHES = (DAMAGED, FILLER, MISSING)  # rows that are no record; together with the records they are every byte of the log
+# rows that are no record; together with the records they are every byte of the log
+STRETCHES = (DAMAGED, FILLER, MISSING)
 
 
 class Role(IntFlag):
@@ -35,13 +36,15 @@ class Role(IntFlag):
     ROLLBACK_OP = auto()
     PLAIN_OP = auto()  # a broker's, which does not say which way it went
     NAMED = auto()  # a message in its real topic that names its half
-    UNNAMED = auto()  # one that names none: of a half at log offset 0, or a broker's delivery of one that waited
+    # one that names none: of a half at log offset 0, or a broker's delivery of one that waited
+    UNNAMED = auto()
     WAITING = auto()  # a message of a transaction in a delay topic
     WAITING_AGAIN = auto()
     ARRIVED = auto()  # one that has waited, in its real topic
     HELD = auto()
     RESUMED = auto()
-    OURS = auto()  # beside NAMED, UNNAMED or WAITING: this service wrote it, and never without an op
+    # beside NAMED, UNNAMED or WAITING: this service wrote it, and never without an op
+    OURS = auto()
     DAMAGED = auto()  # of a stretch that is no record
     FILLER = auto()
 
@@ -61,13 +64,16 @@ NOTED = (names.CHECK_TOPIC, names.LEASE_TOPIC, names.SCHEDULE_MARK_TOPIC, names.
 
 def kind_of_topic(topic: str) -> str:
     """MESSAGE for a real topic: whether it is a final, the record's transaction bits say."""
-    known = _OF_TOPIC.get(topic) or next((kind for prefix, kind in _OF_PREFIX.items() if topic.startswith(prefix)), None)
+    known = _OF_TOPIC.get(topic) or next(
+        (kind for prefix, kind in _OF_PREFIX.items() if topic.startswith(prefix)), None
+    )
     if known is None and topic.startswith(_OUR_TOPICS):
         return SYSTEM
     return known or MESSAGE
 
 
-# name -> Spark type. A reader is asked for some of them and works out no others: name few, pay for few.
+# name -> Spark type. A reader is asked for some of them and works out no others: name few, pay for
+# few.
 COLUMNS = {
     "segment": "bigint",  # log offset at which the record's file begins
     "log_offset": "bigint",
@@ -111,8 +117,10 @@ COLUMNS = {
     "decided_by": "string",  # on an op of ours
     "check_answer": "string",  # JSON, on the op of a decision by a check
     "due_ms": "bigint",  # of a message that waits in a delay topic
-    "so_far": "string",  # JSON, on a copy of one that waits, stored before the segment of the first went
-    "attempts": "int",  # on a copy that goes to a group once more, or to its dead letters: how often it was handed out
+    # JSON, on a copy of one that waits, stored before the segment of the first went
+    "so_far": "string",
+    # on a copy that goes to a group once more, or to its dead letters: how often it was handed out
+    "attempts": "int",
     "retry_topic": "string",  # on such a copy: the topic that it was sent to
     "origin_id": "string",  # its first message id
     "origin_place": "string",  # the queue and the queue offset of its first delivery

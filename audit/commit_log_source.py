@@ -1,22 +1,30 @@
-"""Spark data source `commitlog`: the records of a log as rows (audit/columns.py), decoded by numpy, handed over as Arrow.
+"""Spark data source `commitlog`: the records of a log as rows (audit/columns.py), decoded by numpy,
+handed over as Arrow.
 
-    spark.read.format("commitlog").option("path", "/data/store").schema("kind string, topic string").load()
+    spark.read.format("commitlog").option("path", "/data/store").schema("kind string, topic
+    string").load()
 
 Options:
-    path             a store's folder (the one that holds commitlog/), or one that holds the segments; a path, or a URI that
+    path             a store's folder (the one that holds commitlog/), or one that holds the
+                     segments; a path, or a URI that
                      pyarrow knows (s3://, hdfs://, gs://, file://)
     archive          a folder that has what retention has dropped there (audit/merged_log.py)
     splitMB          how much of a segment one task reads (64)
     startOffset      log offsets: read from the first unit at or behind it,
     endOffset        and up to the first unit at or behind it (up to where the log is on disk)
-    reached          of a stream: the border at which an earlier one has ended; what lies behind it and is gone is `missing`
-    maxBytesPerTrigger  of a stream: how much of the log one batch reads, to the next border of a unit
-    pushdown         "true" where spark.sql.python.filterPushdown.enabled is on, which it is not by default; Spark
+    reached          of a stream: the border at which an earlier one has ended; what lies behind it
+                     and is gone is `missing`
+    maxBytesPerTrigger  of a stream: how much of the log one batch reads, to the next border of a
+                        unit
+    pushdown         "true" where spark.sql.python.filterPushdown.enabled is on, which it is not by
+                     default; Spark
                      refuses a reader that can take filters while it is off
-    log              the log as an earlier look found it (`encode_log`): so that several reads mean the same bytes
+    log              the log as an earlier look found it (`encode_log`): so that several reads mean
+                     the same bytes
 
-Ask for columns by a schema: those that are not named cost nothing. What is damaged comes as rows of kind `damaged`; a row is
-never left out in silence. Every byte of the log is in one row, `record_bytes` of all rows add up to the length of the log.
+Ask for columns by a schema: those that are not named cost nothing. What is damaged comes as rows of
+kind `damaged`; a row is never left out in silence. Every byte of the log is in one row,
+`record_bytes` of all rows add up to the length of the log.
 """
 
 import base64
@@ -42,7 +50,12 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from audit import columns, log_range, log_rows
@@ -64,7 +77,9 @@ def log_of(options: MutableMapping[str, str]) -> Log:
     if known is not None:
         log: Log = pickle.loads(base64.b64decode(known))  # noqa: S301 - our own, a moment ago
         return log
-    return log_range.find_log(_where(options), begin=_number(options, "startoffset"), end=_number(options, "endoffset"))
+    return log_range.find_log(
+        _where(options), begin=_number(options, "startoffset"), end=_number(options, "endoffset")
+    )
 
 
 class CommitLogSource(DataSource):
@@ -76,7 +91,11 @@ class CommitLogSource(DataSource):
         return columns.schema_text()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        kind = FilteringReader if self.options.get("pushdown", "").lower() == "true" else CommitLogReader
+        kind = (
+            FilteringReader
+            if self.options.get("pushdown", "").lower() == "true"
+            else CommitLogReader
+        )
         return kind(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -107,7 +126,10 @@ class CommitLogReader(DataSourceReader):
 
 
 class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The log as it grows. An offset is a log offset, and a border of units: what is read up to one is read on from there."""
+    """The log as it grows.
+
+    An offset is a log offset, and a border of units: what is read up to one is read on from there.
+    """
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self._options = options
@@ -140,8 +162,13 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"offset": log_range.find_log(_where(self._options)).limit}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        log = log_range.find_log(_where(self._options))._replace(begin=start["offset"], end=end["offset"])
-        return [LogPartition(log.span, part) for part in log_range.parts(log, split_bytes=_split_bytes(self._options))]
+        log = log_range.find_log(_where(self._options))._replace(
+            begin=start["offset"], end=end["offset"]
+        )
+        return [
+            LogPartition(log.span, part)
+            for part in log_range.parts(log, split_bytes=_split_bytes(self._options))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogPartition):
@@ -159,16 +186,21 @@ class FilteringReader(CommitLogReader):
                 yield one
 
 
-def _rows(partition: LogPartition, schema: StructType, filters: Sequence[Filter] = ()) -> Iterator[pa.RecordBatch]:
+def _rows(
+    partition: LogPartition, schema: StructType, filters: Sequence[Filter] = ()
+) -> Iterator[pa.RecordBatch]:
     """Those of the partition that the filters let through."""
     wanted = to_arrow_schema(schema, timezone="UTC")
-    for batch in log_rows.rows(partition.span, partition.part, _with_filter_columns(wanted, filters)):
+    for batch in log_rows.rows(
+        partition.span, partition.part, _with_filter_columns(wanted, filters)
+    ):
         kept = _matching(batch, filters)
         if kept.num_rows:
             yield kept.select(wanted.names)
 
 
-# -------------------------------------------------------------------------------------------------------------- filters
+# --------------------------------------------------------------------------------------------------
+# filters
 
 _COMPARISONS: dict[type[Filter], Any] = {
     EqualTo: pc.equal,
@@ -177,7 +209,17 @@ _COMPARISONS: dict[type[Filter], Any] = {
     LessThan: pc.less,
     LessThanOrEqual: pc.less_equal,
 }
-_FILTERED = {"log_offset", "kind", "topic", "queue_id", "queue_offset", "stored_at", "born_at", "transaction_id", "is_commit"}
+_FILTERED = {
+    "log_offset",
+    "kind",
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "stored_at",
+    "born_at",
+    "transaction_id",
+    "is_commit",
+}
 
 
 def is_taken(one: Filter) -> bool:
@@ -194,7 +236,10 @@ def may_match(part: Part, filters: Iterable[Filter]) -> bool:
         if isinstance(one, In) or one.attribute != ("log_offset",):  # type: ignore[attr-defined]
             continue
         value = one.value  # type: ignore[attr-defined]
-        if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual) and part.end <= value - _REACH:
+        if (
+            isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual)
+            and part.end <= value - _REACH
+        ):
             return False
         if isinstance(one, EqualTo | LessThan | LessThanOrEqual) and part.begin > value:
             return False
@@ -226,7 +271,9 @@ def _matching(batch: pa.RecordBatch, filters: Iterable[Filter]) -> pa.RecordBatc
 
 def _value(value: Any) -> Any:
     """A time without a zone is one of the session's, which is UTC."""
-    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+    return (
+        value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+    )
 
 
 def _where(options: MutableMapping[str, str]) -> str | list[str]:

@@ -1,7 +1,9 @@
-"""Sealed segments made rows once and for all, by a Spark job: a task for each segment (`compacted.py` says what lies where).
+"""Sealed segments made rows once and for all, by a Spark job: a task for each segment
+(`compacted.py` says what lies where).
 
-A task writes its file as `.part`, gives it its name, and writes the manifest last, each step on disk before the next
-(`whole_files.py`): what is cut off leaves nothing that counts, and the next run makes what is missing.
+A task writes its file as `.part`, gives it its name, and writes the manifest last, each step on
+disk before the next (`whole_files.py`): what is cut off leaves nothing that counts, and the next
+run makes what is missing.
 """
 
 from functools import partial
@@ -28,21 +30,32 @@ class NotCompacted(Exception):
     """A segment cannot be made rows there."""
 
 
-def compact(spark: SparkSession, log: Log, target: str, *, with_bodies: bool = False) -> list[dict[str, Any]]:
-    """Make the rows of each sealed segment that are not there yet; the manifests of those that were made, in log order.
+def compact(
+    spark: SparkSession, log: Log, target: str, *, with_bodies: bool = False
+) -> list[dict[str, Any]]:
+    """Make the rows of each sealed segment that are not there yet; the manifests of those that were
+    made, in log order.
 
     Raises NotCompacted. What was made before stays.
     """
     filesystem, folder = filesystem_of(target)
     whole_files.make_folder(filesystem, folder)
-    missing = [segment for segment in sealed_segments(log) if not is_there(segment, target, with_bodies=with_bodies)]
+    missing = [
+        segment
+        for segment in sealed_segments(log)
+        if not is_there(segment, target, with_bodies=with_bodies)
+    ]
     if not missing:
         return []
     tasks = spark.sparkContext.parallelize(missing, len(missing))
-    made: list[dict[str, Any]] = tasks.map(partial(write, target=target, with_bodies=with_bodies)).collect()
+    made: list[dict[str, Any]] = tasks.map(
+        partial(write, target=target, with_bodies=with_bodies)
+    ).collect()
     for segment in missing:  # an executor whose disk is not shared has made nothing
         if not is_there(segment, target, with_bodies=with_bodies):
-            raise NotCompacted(f"{target} does not have what was written there: all workers must share it")
+            raise NotCompacted(
+                f"{target} does not have what was written there: all workers must share it"
+            )
     return made
 
 
@@ -53,7 +66,10 @@ def is_there(segment: Segment, target: str, *, with_bodies: bool) -> bool:
     if manifest is None:
         return False
     if manifest["bytes"] != segment.size:
-        text = f"{path} is made of {manifest['bytes']:,} bytes, the segment has {segment.size:,}: it is of another log"
+        text = (
+            f"{path} is made of {manifest['bytes']:,} bytes, the segment has {segment.size:,}: "
+            "it is of another log"
+        )
         raise NotCompacted(text)
     return set(columns_of(with_bodies=with_bodies)) <= set(manifest["columns"])
 
@@ -89,7 +105,10 @@ def write(segment: Segment, target: str, *, with_bodies: bool) -> dict[str, Any]
 
 def _place(segment: Segment, target: str) -> tuple[fs.FileSystem, str]:
     filesystem, folder = filesystem_of(target)
-    return filesystem, f"{folder.rstrip('/')}/{names.file_name(segment.base_offset)}{COMPACTED_ENDING}"
+    return (
+        filesystem,
+        f"{folder.rstrip('/')}/{names.file_name(segment.base_offset)}{COMPACTED_ENDING}",
+    )
 
 
 def _about(segment: Segment) -> dict[str, Any]:
@@ -107,5 +126,11 @@ def _about(segment: Segment) -> dict[str, Any]:
     filesystem, _ = filesystem_of(segment.uri)
     known = manifests.read(filesystem, segment.path, size_in="bytes")
     if known is not None and known["crc32c"] != f"{checksum:08x}":
-        raise NotCompacted(f"{segment.path}: its crc32c is {checksum:08x}, its manifest says {known['crc32c']}")
-    return {"crc32c": f"{checksum:08x}", "digests": digests, "is_brokers": any(begin) and not batches.is_ours(begin)}
+        raise NotCompacted(
+            f"{segment.path}: its crc32c is {checksum:08x}, its manifest says {known['crc32c']}"
+        )
+    return {
+        "crc32c": f"{checksum:08x}",
+        "digests": digests,
+        "is_brokers": any(begin) and not batches.is_ours(begin),
+    }

@@ -1,12 +1,15 @@
-"""Spark data source `consumequeue`: the entries of a store's consume queues as rows, to be held against the log.
+"""Spark data source `consumequeue`: the entries of a store's consume queues as rows, to be held
+against the log.
 
     spark.read.format("consumequeue").option("path", "/data/store").load()
 
     topic, queue_id, queue_offset    which entry
     log_offset, record_bytes         where it says that the record lies
-    tag_hash                         Java's hash of the tag; in a delay topic of a broker the time of delivery
+    tag_hash                         Java's hash of the tag; in a delay topic of a broker the time
+                                     of delivery
 
-Entries that were not written yet, and the fillers in front of a queue that begins later than at 0, are left out.
+Entries that were not written yet, and the fillers in front of a queue that begins later than at 0,
+are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +27,14 @@ from audit.log_files import filesystem_of
 from storage.formats import names, queue_entry
 
 NAME = "consumequeue"
-SCHEMA = "topic string, queue_id int, queue_offset bigint, log_offset bigint, record_bytes int, tag_hash bigint"
+SCHEMA = (
+    "topic string, queue_id int, queue_offset bigint, log_offset bigint, record_bytes int, "
+    "tag_hash bigint"
+)
 
 _FOLDER = "consumequeue"
-_ENTRY = np.dtype([("log_offset", ">i8"), ("record_bytes", ">i4"), ("tag_hash", ">i8")])  # formats/queue_entry.py
+# formats/queue_entry.py
+_ENTRY = np.dtype([("log_offset", ">i8"), ("record_bytes", ">i4"), ("tag_hash", ">i8")])
 _FILLER_BYTES = queue_entry.decode(queue_entry.FILLER).record_bytes
 _TASK_BYTES = 64 << 20
 assert _ENTRY.itemsize == queue_entry.ENTRY_BYTES
@@ -94,7 +101,11 @@ def queue_files(uri: str) -> list[QueueFile]:
         base = names.base_offset(info.base_name)
         if info.type is fs.FileType.File and base is not None and info.size:
             topic, queue_id = info.path.split("/")[-3:-1]
-            files.append(QueueFile(info.path, topic, int(queue_id), base // queue_entry.ENTRY_BYTES, info.size))
+            files.append(
+                QueueFile(
+                    info.path, topic, int(queue_id), base // queue_entry.ENTRY_BYTES, info.size
+                )
+            )
     return files
 
 
@@ -108,4 +119,6 @@ def entries(file: QueueFile, raw: bytes, schema: pa.Schema) -> pa.RecordBatch:
         "queue_offset": pa.array(written + file.first_entry),
         **{name: pa.array(found[name][written].astype(np.int64)) for name in _ENTRY.names or ()},
     }
-    return pa.RecordBatch.from_arrays([values[field.name].cast(field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [values[field.name].cast(field.type) for field in schema], schema=schema
+    )

@@ -2,7 +2,8 @@
 
 block    sha256 of at most 16 MiB of a segment, counted from the segment's beginning
 segment  sha256 of its blocks' digests behind one another
-chain    sha256 of the chain so far (32 zeros at first), the segment's base offset and its number of bytes (8 bytes each,
+chain    sha256 of the chain so far (32 zeros at first), the segment's base offset and its number of
+         bytes (8 bytes each,
          big-endian), and its digest; what is in no file is left out
 """
 
@@ -53,9 +54,15 @@ def digest_blocks(some: Iterable[Block]) -> list[bytes]:
             if segment.is_compacted:
                 if segment not in noted:
                     noted[segment] = compacted.manifest_of(segment)["digests"]
-                found.append(bytes.fromhex(noted[segment][(block.begin - segment.base_offset) // BLOCK_BYTES]))
+                found.append(
+                    bytes.fromhex(
+                        noted[segment][(block.begin - segment.base_offset) // BLOCK_BYTES]
+                    )
+                )
             else:
-                found.append(sha256(reader.read(segment, block.begin, block.end - block.begin)).digest())
+                found.append(
+                    sha256(reader.read(segment, block.begin, block.end - block.begin)).digest()
+                )
     finally:
         reader.close()
     return found

@@ -1,4 +1,7 @@
-"""What an audit answers instead of a report, where it is not that something went wrong. Needs no Spark."""
+"""What an audit answers instead of a report, where it is not that something went wrong.
+
+Needs no Spark.
+"""
 
 
 class NoSuchGroup(Exception):

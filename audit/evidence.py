@@ -1,4 +1,7 @@
-"""What proves a finding: the records of a transaction, or where the log is damaged. The log is read again for it."""
+"""What proves a finding: the records of a transaction, or where the log is damaged.
+
+The log is read again for it.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,8 +17,10 @@ from audit.verdicts import DAMAGED, FLAGS, Fact, verdict
 from storage.formats import names
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_COLUMNS = ("log_offset", "record_bytes", "kind", "topic", "queue_id", "queue_offset", "stored_ms", "body_crc",
-            "prepared_offset", "message_id", "transaction_id", "decision", "half_offsets")  # fmt: skip
+_COLUMNS = ("log_offset", "record_bytes", "kind", "topic", "queue_id", "queue_offset", "stored_ms",
+"body_crc",
+            "prepared_offset", "message_id", "transaction_id", "decision",
+            "half_offsets")  # fmt: skip
 _NAMES_HALF = (columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
 
 
@@ -26,12 +31,30 @@ class Evidence:
         self._log = log
         self._read = read
 
-    def of_transactions(self, found: DataFrame, *, listed: int, listed_records: int) -> list[dict[str, Any]]:
-        """Of rows of `outcomes.by_transaction` the first `listed`, in log order, each with its first records."""
-        names_of = ("transaction_id", "facts", "records", "first_offset", "group_offset", "op_first")
-        picked = found.select(*names_of).orderBy("first_offset", "transaction_id").limit(listed).collect()
+    def of_transactions(
+        self, found: DataFrame, *, listed: int, listed_records: int
+    ) -> list[dict[str, Any]]:
+        """Of rows of `outcomes.by_transaction` the first `listed`, in log order, each with its
+        first records.
+        """
+        names_of = (
+            "transaction_id",
+            "facts",
+            "records",
+            "first_offset",
+            "group_offset",
+            "op_first",
+        )
+        picked = (
+            found.select(*names_of)
+            .orderBy("first_offset", "transaction_id")
+            .limit(listed)
+            .collect()
+        )
         proofs = self._proofs(picked, listed_records)
-        groups = group_names(self._log, [row["group_offset"] for row in picked if row["group_offset"] is not None])
+        groups = group_names(
+            self._log, [row["group_offset"] for row in picked if row["group_offset"] is not None]
+        )
         return [
             present(
                 {
@@ -46,7 +69,9 @@ class Evidence:
             for row in picked
         ]
 
-    def _proofs(self, picked: Sequence[Row], listed_records: int) -> dict[str, list[dict[str, Any]]]:
+    def _proofs(
+        self, picked: Sequence[Row], listed_records: int
+    ) -> dict[str, list[dict[str, Any]]]:
         """The first records of these transactions; where the op names halves by number, it too."""
         if not picked:
             return {}
@@ -57,7 +82,9 @@ class Evidence:
         for row in first.orderBy("log_offset").collect():
             found[row["transaction_id"]].append(_proof(row.asDict()))
         known = {record["log_offset"] for records in found.values() for record in records}
-        ops = lookup.rows_at(self._log, {row["op_first"] for row in picked} - known - {None}, _COLUMNS)
+        ops = lookup.rows_at(
+            self._log, {row["op_first"] for row in picked} - known - {None}, _COLUMNS
+        )
         for row in picked:
             op = ops.get(row["op_first"])
             if op is not None and op["transaction_id"] is None:
@@ -66,12 +93,18 @@ class Evidence:
 
     def of_damage(self, *, listed: int) -> list[dict[str, Any]]:
         rows = self._read(("log_offset", "record_bytes", "kind", "damage", "segment"))
-        damaged = rows.where(F.col("kind").isin(columns.DAMAGED, columns.MISSING)).orderBy("log_offset").limit(listed)
+        damaged = (
+            rows.where(F.col("kind").isin(columns.DAMAGED, columns.MISSING))
+            .orderBy("log_offset")
+            .limit(listed)
+        )
         return [
             present(
                 {
                     "verdict": DAMAGED,
-                    "segment": names.file_name(row["segment"]) if row["kind"] == columns.DAMAGED else None,
+                    "segment": names.file_name(row["segment"])
+                    if row["kind"] == columns.DAMAGED
+                    else None,
                     "log_offset": row["log_offset"],
                     "bytes": row["record_bytes"],
                     "reason": row["damage"],
@@ -82,7 +115,9 @@ class Evidence:
 
 
 def group_names(log: Log, offsets: Collection[int]) -> dict[int, str]:
-    """The producer groups that records at these log offsets name: a group is counted by its hash."""
+    """The producer groups that records at these log offsets name: a group is counted by its
+    hash.
+    """
     rows = lookup.rows_at(log, offsets, ["producer_group"])
     return {offset: row["producer_group"] for offset, row in rows.items()}
 
@@ -93,7 +128,9 @@ def present(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def time_of(ms: int) -> str | int:
-    """As the API writes times; a number that is no date as it is: nothing protects the time of a broker's record."""
+    """As the API writes times; a number that is no date as it is: nothing protects the time of a
+    broker's record.
+    """
     try:
         return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
     except OverflowError:

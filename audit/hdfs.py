@@ -1,4 +1,6 @@
-"""HDFS: by the package hdfs-native, which needs no Java, or as pyarrow does it, by libhdfs, which comes with a Hadoop."""
+"""HDFS: by the package hdfs-native, which needs no Java, or as pyarrow does it, by libhdfs, which
+comes with a Hadoop.
+"""
 
 import importlib
 from urllib.parse import urlsplit
@@ -6,8 +8,10 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 
 _NEEDED = (
-    "HDFS is reached by the package hdfs-native (pip install 'escrowmq[hdfs]'), or by libhdfs of an installed Hadoop "
-    "(JAVA_HOME, HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH as `hadoop classpath --glob` prints it); there is neither"
+    "HDFS is reached by the package hdfs-native (pip install 'escrowmq[hdfs]'), or by libhdfs of "
+    "an installed Hadoop "
+    "(JAVA_HOME, HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH as `hadoop classpath --glob` "
+    "prints it); there is neither"
 )
 
 
@@ -22,7 +26,8 @@ def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
     except ImportError:
         return _by_libhdfs(uri)
     where = urlsplit(uri)
-    # What fsspec keeps is dropped in each child of a fork. Java is one, and a client without its threads waits there for ever.
+    # What fsspec keeps is dropped in each child of a fork. Java is one, and a client without its
+    # threads waits there for ever.
     client = native.HdfsFileSystem(where.hostname, where.port, skip_instance_cache=True)
     return fs.PyFileSystem(fs.FSSpecHandler(client)), where.path
 

@@ -1,7 +1,9 @@
-"""Distributions that are the same however the work was cut: exact counts in buckets, of milliseconds.
+"""Distributions that are the same however the work was cut: exact counts in buckets, of
+milliseconds.
 
-Bucket b of a value is its number of binary digits and the three behind the first: buckets are at most an eighth wide, so a
-percentile, the largest value of its bucket, is at most an eighth too large.
+Bucket b of a value is its number of binary digits and the three behind the first: buckets are at
+most an eighth wide, so a percentile, the largest value of its bucket, is at most an eighth too
+large.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +26,9 @@ def bucket(value: Column) -> Column:
 
 
 def by_stage(values: DataFrame, keys: Sequence[str], value: str = "ms") -> list[dict[str, Any]]:
-    """For each of the keys how many, sum, largest, percentiles and buckets of the values; in order of the keys."""
+    """For each of the keys how many, sum, largest, percentiles and buckets of the values; in order
+    of the keys.
+    """
     counted = values.groupBy(*keys, bucket(F.col(value)).alias("up_to_ms")).agg(
         F.count(F.lit(1)).alias("n"), F.sum(value).alias("sum"), F.max(value).alias("max")
     )
@@ -44,7 +48,12 @@ def _summary(rows: Sequence[Any]) -> dict[str, Any]:
     return {
         "n": count,
         "mean_ms": round(sum(row["sum"] for row in rows) / count, 1),
-        **{f"p{one:g}_ms": min(_at([(row["up_to_ms"], row["n"]) for row in rows], one, count), largest) for one in PERCENTILES},
+        **{
+            f"p{one:g}_ms": min(
+                _at([(row["up_to_ms"], row["n"]) for row in rows], one, count), largest
+            )
+            for one in PERCENTILES
+        },
         "max_ms": largest,
         "buckets": [[row["up_to_ms"], row["n"]] for row in rows],
     }

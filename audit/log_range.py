@@ -54,12 +54,16 @@ class Part(NamedTuple):
     segment: Segment | None
 
 
-def find_log(where: str | Sequence[str], *, begin: int | None = None, end: int | None = None) -> Log:
+def find_log(
+    where: str | Sequence[str], *, begin: int | None = None, end: int | None = None
+) -> Log:
     """The log in a folder, or in several that are merged; or so much of it as is asked for.
 
     Raises LogNotFound, DifferentLogs.
     """
-    folder = find_folder(where) if isinstance(where, str) else unite([find_folder(uri) for uri in where])
+    folder = (
+        find_folder(where) if isinstance(where, str) else unite([find_folder(uri) for uri in where])
+    )
     if folder.slot is not None and not folder.is_abandoned:
         limit = max(folder.slot.synced_offset, folder.first_offset)
         log = Log(folder, folder.first_offset, limit, limit)
@@ -83,7 +87,9 @@ def border_at(log: Log, offset: int) -> int:
         if offset < limit:
             reader = LogReader()
             try:
-                return first_anchor(partial(reader.read, segment), offset, limit, segment.end_offset)
+                return first_anchor(
+                    partial(reader.read, segment), offset, limit, segment.end_offset
+                )
             finally:
                 reader.close()
     return log.limit
@@ -128,7 +134,8 @@ def pieces(log: Log | Span, part: Part, reader: LogReader) -> Iterator[Piece]:
 
 
 def _walk_to_the_end(folder: Folder) -> Log:
-    """As recovery finds it: whole units, until something else lies there that was not known to be on disk.
+    """As recovery finds it: whole units, until something else lies there that was not known to be
+    on disk.
 
     Of sealed segments all was known to be.
     """
@@ -140,7 +147,14 @@ def _walk_to_the_end(folder: Folder) -> Log:
         if folder.slot is not None:
             begin = max(begin, folder.slot.synced_offset)
         else:
-            begin = max([segment.base_offset for segment in folder.segments if _is_written(reader, segment)], default=begin)
+            begin = max(
+                [
+                    segment.base_offset
+                    for segment in folder.segments
+                    if _is_written(reader, segment)
+                ],
+                default=begin,
+            )
         end = _last_whole(folder, reader, begin)
         return Log(folder, folder.first_offset, end, end, _torn_bytes(folder, reader, end))
     finally:
@@ -148,7 +162,9 @@ def _walk_to_the_end(folder: Folder) -> Log:
 
 
 def _is_written(reader: LogReader, segment: Segment) -> bool:
-    return segment.is_sealed or any(reader.read(segment, segment.base_offset, records.END_OF_FILE_BYTES))
+    return segment.is_sealed or any(
+        reader.read(segment, segment.base_offset, records.END_OF_FILE_BYTES)
+    )
 
 
 def _last_whole(folder: Folder, reader: LogReader, begin: int) -> int:
@@ -170,14 +186,21 @@ def _last_whole(folder: Folder, reader: LogReader, begin: int) -> int:
 
 
 def _first_halt(read: Read, segment: Segment, begin: int) -> int:
-    """Where the walk from a border finds something else than whole units; the segment's end where it does not."""
+    """Where the walk from a border finds something else than whole units; the segment's end where
+    it does not.
+    """
     end = segment.end_offset
     found = walk(read, begin=begin, end=end, limit=end, segment_end=end, begins_at_border=True)
-    return next((piece.offset for piece in found if piece.what is What.DAMAGE or not piece.is_verified), end)
+    return next(
+        (piece.offset for piece in found if piece.what is What.DAMAGE or not piece.is_verified), end
+    )
 
 
 def _is_known_synced(folder: Folder, read: Read, segment: Segment, halt: int) -> bool:
-    """Does anything that lies behind prove that the place had been on disk? Then the damage is inside the log."""
+    """Does anything that lies behind prove that the place had been on disk?
+
+    Then the damage is inside the log.
+    """
     at = first_anchor(read, halt + 1, segment.end_offset, segment.end_offset)
     while at < segment.end_offset:
         found = whole_unit(read, at, segment.end_offset, segment.end_offset)

@@ -10,11 +10,17 @@ from audit.log_files import LogReader
 from audit.log_range import Log, Part, Span
 from audit.walk import What
 
-_STRETCH_KINDS = {What.DAMAGE: columns.DAMAGED, What.FILLER: columns.FILLER, What.MISSING: columns.MISSING}
+_STRETCH_KINDS = {
+    What.DAMAGE: columns.DAMAGED,
+    What.FILLER: columns.FILLER,
+    What.MISSING: columns.MISSING,
+}
 
 
 def rows(log: Log | Span, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of one part, with the columns of the schema, of which none means just their number."""
+    """The rows of one part, with the columns of the schema, of which none means just their
+    number.
+    """
     base = part.segment.base_offset if part.segment is not None else part.begin
     if part.segment is not None and part.segment.is_compacted:
         yield from compacted.rows(part.segment, part.begin, part.end, schema)

@@ -21,7 +21,9 @@ def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int
     in_rows: dict[Segment, list[int]] = {}
     try:
         for offset in sorted(set(offsets)):
-            segment = next(one for one in log.folder.segments if one.base_offset <= offset < one.end_offset)
+            segment = next(
+                one for one in log.folder.segments if one.base_offset <= offset < one.end_offset
+            )
             if segment.is_compacted:
                 in_rows.setdefault(segment, []).append(offset)
                 continue
@@ -38,7 +40,10 @@ def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int
 
 
 def has_brokers_records(log: Log) -> bool:
-    """Does any segment begin with a record that is not ours? One that a broker went on in shows later, by its ops."""
+    """Does any segment begin with a record that is not ours?
+
+    One that a broker went on in shows later, by its ops.
+    """
     reader = LogReader()
     try:
         for segment in log.folder.segments:
@@ -55,7 +60,8 @@ def has_brokers_records(log: Log) -> bool:
 
 
 def first_half_number(log: Log) -> tuple[int | None, bool]:
-    """(the number of the first half that the log has, is that known?); so far as the log's beginning shows it.
+    """(the number of the first half that the log has, is that known?); so far as the log's
+    beginning shows it.
 
     Numbers rise along the log: no half behind it has a smaller one.
     """

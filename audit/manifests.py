@@ -1,4 +1,6 @@
-"""What stands beside a file that was made of a segment, as JSON: what it is made of, and that it is whole. Written last."""
+"""What stands beside a file that was made of a segment, as JSON: what it is made of, and that it is
+whole. Written last.
+"""
 
 import json
 from typing import Any
@@ -12,11 +14,14 @@ ENDING = ".json"
 
 def write(filesystem: fs.FileSystem, path: str, manifest: dict[str, Any]) -> None:
     """Beside the file at this path, which is there and on disk."""
-    whole_files.write(filesystem, path + ENDING, (json.dumps(manifest, indent=2) + "\n").encode("utf-8"))
+    whole_files.write(
+        filesystem, path + ENDING, (json.dumps(manifest, indent=2) + "\n").encode("utf-8")
+    )
 
 
 def read(filesystem: fs.FileSystem, path: str, *, size_in: str) -> dict[str, Any] | None:
-    """Of the file at this path; None where there is none, or it does not parse, or states another size than the file has.
+    """Of the file at this path; None where there is none, or it does not parse, or states another
+    size than the file has.
 
     `size_in`: the field that states it.
     """

@@ -6,11 +6,11 @@ those the facts are worked out that `verdicts.py` judges. Messages are distingui
 their id: that every message of a transaction has exactly one final is the equality of two sums.
 Where the sums do not settle it, its records are counted message by message (`look_closer`).
 
-No number overflows: what is summed is below 2**31, so there is room for 2**32 of it; sums and counts are multiplied modulo a
-prime, and what is equal is equal modulo it, too.
+No number overflows: what is summed is below 2**31, so there is room for 2**32 of it; sums and
+counts are multiplied modulo a prime, and what is equal is equal modulo it, too.
 
-In a store that a broker wrote an op names halves by their queue offsets and says nothing else: what it names is looked up, and
-stands as a row beside the others (`with_plain_ops`).
+In a store that a broker wrote an op names halves by their queue offsets and says nothing else: what
+it names is looked up, and stands as a row beside the others (`with_plain_ops`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,19 +25,30 @@ from audit.columns import COLUMNS, Role
 from audit.verdicts import Fact
 
 READ_COLUMNS = (
-    "log_offset", "record_bytes", "role", "queue_offset", "stored_ms", "prepared_offset", "body_crc", "message_hash",
+    "log_offset", "record_bytes", "role", "queue_offset", "stored_ms", "prepared_offset",
+    "body_crc", "message_hash",
     "transaction_id", "group_hash", "first_half_offset", "message_count",
 )  # fmt: skip
 
 # Numbers behind the facts that a caller asks for.
-_KEPT: tuple[str, ...] = ("transaction_id", "stretch", "bytes", "records", "group", "group_offset", "first_offset", "op_first")
+_KEPT: tuple[str, ...] = (
+    "transaction_id",
+    "stretch",
+    "bytes",
+    "records",
+    "group",
+    "group_offset",
+    "first_offset",
+    "op_first",
+)
 _PUBLISHED = Role.NAMED | Role.UNNAMED | Role.WAITING
 _OPS = Role.COMMIT_OP | Role.ROLLBACK_OP | Role.PLAIN_OP
 _PREPARED = _PUBLISHED | Role.WAITING_AGAIN | Role.ARRIVED
 
 _PRIME = (1 << 31) - 1
 _MOST_MESSAGES = 65_535  # of a transaction, which is one unit; more count as missing
-_NAMED_HALF = "half number "  # instead of a transaction id, where an op names a half that is not there
+# instead of a transaction id, where an op names a half that is not there
+_NAMED_HALF = "half number "
 
 Read = Callable[[Sequence[str]], DataFrame]
 """The rows of the log with these columns, read again at each call: a frame used twice in a query
@@ -46,17 +57,20 @@ gets in both places the filters that were pushed down for either (Spark 4.3).
 
 
 class Bounds(NamedTuple):
-    """Where the log begins, and with which number the half topic: what lies before is gone through retention."""
+    """Where the log begins, and with which number the half topic: what lies before is gone through
+    retention.
+    """
 
     log_begin: int
     first_half_number: int | None = None  # None: no half is left, or it is not known yet
 
 
 def by_transaction(rows: DataFrame, bounds: Bounds, *, is_timed: bool = False) -> DataFrame:
-    """One row for each transaction, with its `facts` (bits of `Fact`); a few without an id for all that belongs to none.
+    """One row for each transaction, with its `facts` (bits of `Fact`); a few without an id for all
+    that belongs to none.
 
-    `stretch` is the role of what is no record. `half_number` comes where the log's beginning is cut off, `begun_ms` and
-    `decided_ms` if asked.
+    `stretch` is the role of what is no record. `half_number` comes where the log's beginning is cut
+    off, `begun_ms` and `decided_ms` if asked.
     """
     numbers, kept = _numbers(), _KEPT
     if bounds.log_begin:
@@ -71,7 +85,9 @@ def by_transaction(rows: DataFrame, bounds: Bounds, *, is_timed: bool = False) -
 
 def _grouped(rows: DataFrame, numbers: Mapping[str, Column]) -> DataFrame:
     stretch = F.col("role").bitwiseAND(int(Role.DAMAGED | Role.FILLER)).alias("stretch")
-    return rows.groupBy("transaction_id", stretch).agg(*[made.alias(name) for name, made in numbers.items()])
+    return rows.groupBy("transaction_id", stretch).agg(
+        *[made.alias(name) for name, made in numbers.items()]
+    )
 
 
 def _judged(numbers: DataFrame, bounds: Bounds) -> DataFrame:
@@ -80,14 +96,19 @@ def _judged(numbers: DataFrame, bounds: Bounds) -> DataFrame:
     return counted.withColumn("facts", _as_number(_facts(bounds)))
 
 
-# ------------------------------------------------------------------------------------------------ a log that is read bit by bit
+# ------------------------------------------------------------------------------------------------ a
+# log that is read bit by bit
 
 READ_BY_BATCH = (*READ_COLUMNS, "due_ms")
-"""`last_ms` below is when something of a transaction was stored last, or is to come out of a delay."""
+"""`last_ms` below is when something of a transaction was stored last, or is to come out of
+a delay.
+"""
 
 
 def numbers_of(rows: DataFrame) -> DataFrame:
-    """The numbers of a stretch of the log that ends at a border of units; those of several stretches can be `merged`."""
+    """The numbers of a stretch of the log that ends at a border of units; those of several
+    stretches can be `merged`.
+    """
     more = {
         "half_number_last": _most(Role.HALF, "queue_offset"),
         "last_ms": F.max(F.greatest("stored_ms", "due_ms")),
@@ -101,7 +122,9 @@ def merged(numbers: DataFrame, more: Mapping[str, Column]) -> DataFrame:
     """One row for each transaction again; `more` is kept beside its numbers."""
     keys = ("transaction_id", "stretch")
     same = {name: _merge(name) for name in numbers.columns if name not in keys and name not in more}
-    return numbers.groupBy(*keys).agg(*[made.alias(name) for name, made in {**same, **more}.items()])
+    return numbers.groupBy(*keys).agg(
+        *[made.alias(name) for name, made in {**same, **more}.items()]
+    )
 
 
 def with_facts(numbers: DataFrame, bounds: Bounds) -> DataFrame:
@@ -119,7 +142,8 @@ def _merge(name: str) -> Column:
     return F.min(name)
 
 
-# ------------------------------------------------------------------------------------------------------------- numbers
+# --------------------------------------------------------------------------------------------------
+# numbers
 
 
 def _is(roles: Role) -> Column:
@@ -180,27 +204,44 @@ def _numbers() -> dict[str, Column]:
 
 def _numbers_of_queues() -> dict[str, Column]:
     """By which it is seen whether a half that is not there lay before the log's beginning."""
-    return {"half_number": _least(Role.HALF, "queue_offset"), "op_number": F.min("first_half_offset")}
+    return {
+        "half_number": _least(Role.HALF, "queue_offset"),
+        "op_number": F.min("first_half_offset"),
+    }
 
 
 def _counts() -> dict[str, Column]:
     """Of how many messages it is, and how often those stand where they belong; none of it null."""
     c = F.col
-    # One, unless the first half says otherwise: a broker's transaction is one message, however often stored.
+    # One, unless the first half says otherwise: a broker's transaction is one message, however
+    # often stored.
     said = F.when(c("message_count") > _MOST_MESSAGES, _MOST_MESSAGES).otherwise(c("message_count"))
-    total = F.coalesce(said, F.when(c("half_least") == c("half_most"), 1), F.greatest("half_count", F.lit(1)))
+    total = F.coalesce(
+        said, F.when(c("half_least") == c("half_most"), 1), F.greatest("half_count", F.lit(1))
+    )
     begins_the_log = F.coalesce(c("half_first") == 0, F.lit(False))
-    count = c("named_count") + F.when(begins_the_log, c("unnamed_count")).otherwise(0) + c("waiting_count")
-    published = _or_0("named_sum") + F.when(begins_the_log, _or_0("unnamed_sum")).otherwise(0) + _or_0("waiting_sum")
+    count = (
+        c("named_count")
+        + F.when(begins_the_log, c("unnamed_count")).otherwise(0)
+        + c("waiting_count")
+    )
+    published = (
+        _or_0("named_sum")
+        + F.when(begins_the_log, _or_0("unnamed_sum")).otherwise(0)
+        + _or_0("waiting_sum")
+    )
     return {
         "total": total,
         "published": count,
         "direct": count - c("waiting_count"),
         "arrived": c("arrived_count") + F.when(begins_the_log, 0).otherwise(c("unnamed_count")),
-        # A half may be stored again, and then all of its transaction are: so many times the sum of one set.
-        "sums_agree": (c("half_count") % total == 0) & (_times(published, "half_count") == _times(_or_0("half_sum"), total)),
+        # A half may be stored again, and then all of its transaction are: so many times the sum of
+        # one set.
+        "sums_agree": (c("half_count") % total == 0)
+        & (_times(published, "half_count") == _times(_or_0("half_sum"), total)),
         "is_of_one": F.coalesce(published % _PRIME == _times(c("half_least"), count), F.lit(True)),
-        "all_arrived": (c("arrived_count") == c("waiting_count")) & (_or_0("arrived_sum") == _or_0("waiting_sum")),
+        "all_arrived": (c("arrived_count") == c("waiting_count"))
+        & (_or_0("arrived_sum") == _or_0("waiting_sum")),
         "with_crc": c("named_count") + c("unnamed_count") + c("waiting_count"),
     }
 
@@ -215,21 +256,30 @@ def _times(one: Column, other: Column | str) -> Column:
     return (one % _PRIME) * (other % _PRIME) % _PRIME
 
 
-# --------------------------------------------------------------------------------------------------------------- facts
+# --------------------------------------------------------------------------------------------------
+# facts
 
 
 def _facts(bounds: Bounds) -> Mapping[Fact, Column]:
     c = F.col
     published = c("published")
     is_single = c("total") == 1
-    each_once = (published == c("total")) & c("sums_agree") & ((c("arrived") <= 1) | c("all_arrived"))
+    each_once = (
+        (published == c("total")) & c("sums_agree") & ((c("arrived") <= 1) | c("all_arrived"))
+    )
     has_too_many = F.when(
         is_single,
         (c("direct") > 1) | ((c("waiting_count") > 0) & ((c("direct") > 0) | (c("arrived") > 1))),
-    ).otherwise((published > c("total")) | ((c("waiting_count") > 0) & (c("arrived") > c("waiting_count"))))
-    is_unclear = (published >= c("total")) & ~each_once & ~(is_single & has_too_many & c("is_of_one"))
+    ).otherwise(
+        (published > c("total")) | ((c("waiting_count") > 0) & (c("arrived") > c("waiting_count")))
+    )
+    is_unclear = (
+        (published >= c("total")) & ~each_once & ~(is_single & has_too_many & c("is_of_one"))
+    )
     # On the average a final has the CRC of its half: either may stand several times.
-    crcs_differ = _times(_or_0("final_crcs"), "half_count") != _times(_or_0("half_crcs"), "with_crc")
+    crcs_differ = _times(_or_0("final_crcs"), "half_count") != _times(
+        _or_0("half_crcs"), "with_crc"
+    )
     return {
         Fact.HALF: _has(Role.HALF),
         Fact.GONE: _is_gone(bounds),
@@ -243,7 +293,8 @@ def _facts(bounds: Bounds) -> Mapping[Fact, Column]:
         Fact.LATE: F.least("op_first", "final_first") > c("held_first"),
         Fact.UNCLEAR: is_unclear,
         Fact.ALTERED: _has(Role.HALF) & (published >= c("total")) & ~is_unclear & crcs_differ,
-        Fact.WRONG_HALF: (c("prepared_least") < c("half_first")) | (c("prepared_most") > c("half_last")),
+        Fact.WRONG_HALF: (c("prepared_least") < c("half_first"))
+        | (c("prepared_most") > c("half_last")),
         Fact.OURS_WITHOUT_OP: _has(Role.HALF) & _has(Role.OURS) & ~_has(_OPS),
     }
 
@@ -253,7 +304,10 @@ def _has(roles: Role) -> Column:
 
 
 def _is_gone(bounds: Bounds) -> Column:
-    """Did the half lie before the log's beginning? A final says where in the log it lay, an op where in its queue."""
+    """Did the half lie before the log's beginning?
+
+    A final says where in the log it lay, an op where in its queue.
+    """
     if bounds.log_begin == 0:
         return F.lit(False)
     first = bounds.first_half_number
@@ -271,10 +325,14 @@ def _as_number(facts: Mapping[Fact, Column]) -> Column:
 
 
 def look_closer(transactions: DataFrame, read: Read) -> DataFrame:
-    """Rows of `by_transaction`; of the unclear ones the messages are counted one by one in the rows of the log."""
+    """Rows of `by_transaction`; of the unclear ones the messages are counted one by one in the rows
+    of the log.
+    """
     c = F.col
     is_unclear = c("facts").bitwiseAND(int(Fact.UNCLEAR)) != 0
-    unclear = transactions.where(is_unclear & c("transaction_id").isNotNull()).select("transaction_id")
+    unclear = transactions.where(is_unclear & c("transaction_id").isNotNull()).select(
+        "transaction_id"
+    )
     rows = read(("role", "transaction_id", "message_id", "log_offset"))
     found = rows.join(unclear, "transaction_id").where(c("message_id").isNotNull())
     by_message = found.groupBy("transaction_id", "message_id").agg(
@@ -294,7 +352,8 @@ def look_closer(transactions: DataFrame, read: Read) -> DataFrame:
     )
     is_doubled = (c("direct") > 1) | (c("arrived") > 1) | ((c("direct") > 0) & (c("waiting") > 0))
     settled = by_message.groupBy("transaction_id").agg(
-        F.min(F.when(c("halves") > 0, c("direct") + c("waiting") > 0)).alias("all_there"), F.max(is_doubled).alias("doubled")
+        F.min(F.when(c("halves") > 0, c("direct") + c("waiting") > 0)).alias("all_there"),
+        F.max(is_doubled).alias("doubled"),
     )
     others = ~(Fact.ALL_THERE | Fact.DOUBLED | Fact.UNCLEAR)
     exact = (
@@ -303,33 +362,50 @@ def look_closer(transactions: DataFrame, read: Read) -> DataFrame:
         + F.when(c("doubled"), int(Fact.DOUBLED)).otherwise(0)
     )
     joined = transactions.join(settled, "transaction_id", "left")
-    return joined.withColumn("facts", F.when(c("all_there").isNotNull(), exact).otherwise(c("facts"))).drop(
-        "all_there", "doubled"
-    )
+    return joined.withColumn(
+        "facts", F.when(c("all_there").isNotNull(), exact).otherwise(c("facts"))
+    ).drop("all_there", "doubled")
 
 
-# ---------------------------------------------------------------------------------------------------- what brokers wrote
+# --------------------------------------------------------------------------------------------------
+# what brokers wrote
 
 
 def with_plain_ops(read: Read) -> DataFrame:
-    """The rows of the log, and one for each half that an op names by its number, with the id of the half's transaction.
+    """The rows of the log, and one for each half that an op names by its number, with the id of the
+    half's transaction.
 
-    An op that names any copy of a half decides its transaction. One that names a half that is not there has a row with an id
-    that says so. These rows take no bytes: they are no records.
+    An op that names any copy of a half decides its transaction. One that names a half that is not
+    there has a row with an id that says so. These rows take no bytes: they are no records.
     """
     c = F.col
-    ops = read(("kind", "log_offset", "transaction_id", "half_offsets")).where(c("kind") == columns.OP)
-    plain = ops.where(c("transaction_id").isNull()).select("log_offset", F.explode("half_offsets").alias("number"))
+    ops = read(("kind", "log_offset", "transaction_id", "half_offsets")).where(
+        c("kind") == columns.OP
+    )
+    plain = ops.where(c("transaction_id").isNull()).select(
+        "log_offset", F.explode("half_offsets").alias("number")
+    )
     named = plain.groupBy("number").agg(F.min("log_offset").alias("named_by"))
     halves = read(("kind", "queue_offset", "transaction_id")).where(c("kind") == columns.HALF)
-    met = named.join(halves.select(c("queue_offset").alias("number"), c("transaction_id").alias("of_half")), "number", "left")
+    met = named.join(
+        halves.select(c("queue_offset").alias("number"), c("transaction_id").alias("of_half")),
+        "number",
+        "left",
+    )
     as_rows = {
-        "transaction_id": F.coalesce("of_half", F.concat(F.lit(_NAMED_HALF), c("number").cast("string"))),
+        "transaction_id": F.coalesce(
+            "of_half", F.concat(F.lit(_NAMED_HALF), c("number").cast("string"))
+        ),
         "role": F.lit(int(Role.PLAIN_OP)),
         "log_offset": c("named_by"),
         "first_half_offset": c("number"),
         "record_bytes": F.lit(0),
     }
     return read(READ_COLUMNS).unionByName(
-        met.select(*[as_rows.get(name, F.lit(None)).cast(COLUMNS[name]).alias(name) for name in READ_COLUMNS])
+        met.select(
+            *[
+                as_rows.get(name, F.lit(None)).cast(COLUMNS[name]).alias(name)
+                for name in READ_COLUMNS
+            ]
+        )
     )

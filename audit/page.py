@@ -1,6 +1,8 @@
-"""A report as one HTML file: no script, no address outside, plots as SVG, and beside each plot the table that it shows.
+"""A report as one HTML file: no script, no address outside, plots as SVG, and beside each plot the
+table that it shows.
 
-It needs matplotlib for the plots and nothing of Spark: `escrowmq audit show --html` makes it of any report that was kept.
+It needs matplotlib for the plots and nothing of Spark: `escrowmq audit show --html` makes it of any
+report that was kept.
 """
 
 import io
@@ -80,11 +82,16 @@ def render(report: Mapping[str, Any]) -> str:
     parts = [_head(report), _section("Verdicts", _verdicts(report))]
     parts += [_section(title, body) for title, body in _plots(report)]
     parts += [_section("Findings", _findings(report["findings"]))]
-    parts += [_section("Producer groups", _groups(report)), *_checks(report), _section("What was read", _read(report))]
+    parts += [
+        _section("Producer groups", _groups(report)),
+        *_checks(report),
+        _section("What was read", _read(report)),
+    ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>EscrowMQ audit</title><style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+        f"<title>EscrowMQ audit</title><style>{_STYLE}</style></head><body><main>"
+        f"{''.join(parts)}</main></body></html>\n"
     )
 
 
@@ -99,12 +106,20 @@ def _head(report: Mapping[str, Any]) -> str:
     elif total:
         word, style = f"{total:,} findings.", "bad"
     else:
-        word, style = "It balances: every transaction has one verdict, every byte is accounted for.", "good"
-    asked = ", ".join(f"{name} {report[name]}" for name in ("from", "to", "producer_group") if name in report)
+        word, style = (
+            "It balances: every transaction has one verdict, every byte is accounted for.",
+            "good",
+        )
+    asked = ", ".join(
+        f"{name} {report[name]}" for name in ("from", "to", "producer_group") if name in report
+    )
     run = report.get("run", {})
     when = f", made at {run['started_at']} in {run['seconds']:,} s" if run else ""
     about = f"{report['begun']:,} transactions{f', {asked}' if asked else ''}{when}"
-    return f'<h1>What became of every transaction</h1><p class="verdict {style}">{escape(word)}</p><p>{escape(about)}</p>'
+    return (
+        '<h1>What became of every transaction</h1><p class="verdict '
+        f'{style}">{escape(word)}</p><p>{escape(about)}</p>'
+    )
 
 
 def _verdicts(report: Mapping[str, Any]) -> str:
@@ -116,7 +131,8 @@ def _verdicts(report: Mapping[str, Any]) -> str:
     return _styled_table(["verdict", "transactions", "meaning"], rows)
 
 
-# ----------------------------------------------------------------------------------------------------------------- plots
+# --------------------------------------------------------------------------------------------------
+# plots
 
 
 def _plots(report: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -124,7 +140,10 @@ def _plots(report: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if over.get("outcomes"):
         yield "Outcomes over time", _outcomes(over)
     if over.get("decision_ms"):
-        yield "Time to decision", _bars(over["decision_ms"], "decided within", "transactions", _duration)
+        yield (
+            "Time to decision",
+            _bars(over["decision_ms"], "decided within", "transactions", _duration),
+        )
     answers = report.get("checks", {}).get("checkbacks", {}).get("answers", {})
     if answers:
         counted = sorted((int(number), count) for number, count in answers.items())
@@ -132,9 +151,15 @@ def _plots(report: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if over.get("undecided"):
         yield "Undecided, by group and age", _undecided(over["undecided"])
     if over.get("outcomes"):
-        twice = [[one["at_ms"], one["verdicts"].get("committed_duplicated", 0)] for one in over["outcomes"]]
+        twice = [
+            [one["at_ms"], one["verdicts"].get("committed_duplicated", 0)]
+            for one in over["outcomes"]
+        ]
         if any(count for _, count in twice):
-            yield "Messages stored more than once", _bars(twice, "begun at", "transactions", _time, ticks=_TICKS)
+            yield (
+                "Messages stored more than once",
+                _bars(twice, "begun at", "transactions", _time, ticks=_TICKS),
+            )
     if over.get("growth"):
         yield "Growth of the log", _growth(over)
 
@@ -147,13 +172,19 @@ def _without_gaps(over: Mapping[str, Any]) -> dict[str, Any]:
     growth = {one[0]: one for one in over["growth"]}
     return {
         **over,
-        "outcomes": [outcomes.get(at, {"at_ms": at, "verdicts": {}}) for at in _intervals(outcomes, over["interval_ms"])],
-        "growth": [growth.get(at, [at, 0, 0]) for at in _intervals(growth, over["log_interval_ms"])],
+        "outcomes": [
+            outcomes.get(at, {"at_ms": at, "verdicts": {}})
+            for at in _intervals(outcomes, over["interval_ms"])
+        ],
+        "growth": [
+            growth.get(at, [at, 0, 0]) for at in _intervals(growth, over["log_interval_ms"])
+        ],
     }
 
 
 def _intervals(met: Mapping[int, Any], width: int) -> Sequence[int]:
-    if not met or max(met) - min(met) > width * _MOST_INTERVALS:  # the times of a broker's records may be anything
+    # the times of a broker's records may be anything
+    if not met or max(met) - min(met) > width * _MOST_INTERVALS:
         return sorted(met)
     return range(min(met), max(met) + 1, width)
 
@@ -167,7 +198,9 @@ def _outcomes(over: Mapping[str, Any]) -> str:
         below = [0] * len(bars)
         for name in met:
             heights = [bar["verdicts"].get(name, 0) for bar in bars]
-            axes.bar(range(len(bars)), heights, 0.85, bottom=below, color=_COLOURS[name], label=name)
+            axes.bar(
+                range(len(bars)), heights, 0.85, bottom=below, color=_COLOURS[name], label=name
+            )
             below = [one + more for one, more in zip(below, heights, strict=True)]
         _time_ticks(axes, [bar["at_ms"] for bar in bars])
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -187,10 +220,24 @@ def _undecided(groups: Sequence[Mapping[str, Any]]) -> str:
         for number, _ in enumerate([0, *ages]):
             widths = [_between(group, ages, number) for group in groups]
             share = 0.25 + 0.75 * number / len(ages)
-            label = f"under {_duration(ages[number])}" if number < len(ages) else f"over {_duration(ages[-1])}"
-            axes.barh(range(len(groups)), widths, 0.7, left=left, color="#b5762a", alpha=share, label=label)
+            label = (
+                f"under {_duration(ages[number])}"
+                if number < len(ages)
+                else f"over {_duration(ages[-1])}"
+            )
+            axes.barh(
+                range(len(groups)),
+                widths,
+                0.7,
+                left=left,
+                color="#b5762a",
+                alpha=share,
+                label=label,
+            )
             left = [one + more for one, more in zip(left, widths, strict=True)]
-        axes.set_yticks(range(len(groups)), [_short(group["producer_group"] or "(unknown)") for group in groups])
+        axes.set_yticks(
+            range(len(groups)), [_short(group["producer_group"] or "(unknown)") for group in groups]
+        )
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("transactions without a decision")
@@ -212,22 +259,37 @@ def _growth(over: Mapping[str, Any]) -> str:
     for _, _, count in points:
         total += count
         sums.append(total)
-    scale, unit = next(((size, name) for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if total >= size), (1, "bytes"))
+    scale, unit = next(
+        ((size, name) for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if total >= size),
+        (1, "bytes"),
+    )
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         heights = [one / scale for one in sums]
         axes.fill_between(range(len(points)), heights, color="#6f9fc8", alpha=0.35)
-        axes.plot(range(len(points)), heights, color="#3f6f99", marker="o" if len(points) == 1 else "")
+        axes.plot(
+            range(len(points)), heights, color="#3f6f99", marker="o" if len(points) == 1 else ""
+        )
         axes.set_ylim(bottom=0)
         _time_ticks(axes, [at_ms for at_ms, _, _ in points])
         axes.set_ylabel(f"{unit} of log")
 
-    rows = [[_time(at_ms), count, size, so_far] for (at_ms, count, size), so_far in zip(points, sums, strict=True)]
+    rows = [
+        [_time(at_ms), count, size, so_far]
+        for (at_ms, count, size), so_far in zip(points, sums, strict=True)
+    ]
     return _svg(draw) + _folded(["stored at", "records", "bytes", "bytes so far"], rows)
 
 
-def _bars(points: Sequence[Sequence[int]], what: str, unit: str, name: Callable[[int], str], *, ticks: int = 2 * _TICKS) -> str:
+def _bars(
+    points: Sequence[Sequence[int]],
+    what: str,
+    unit: str,
+    name: Callable[[int], str],
+    *,
+    ticks: int = 2 * _TICKS,
+) -> str:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         axes.bar(range(len(points)), [count for _, count in points], 0.85, color="#3f6f99")
@@ -257,7 +319,8 @@ def _time_ticks(axes: Any, times: Sequence[int]) -> None:
     axes.set_xticks(range(0, len(times), step), [_time(at_ms) for at_ms in times[::step]])
 
 
-# ---------------------------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------------
+# tables
 
 
 def _findings(found: Mapping[str, Any]) -> str:
@@ -268,12 +331,30 @@ def _findings(found: Mapping[str, Any]) -> str:
         records = item.get("records", [])
         places = ", ".join(f"{record['kind']} {record['log_offset']}" for record in records)
         if "log_offset" in item:
-            places = str(item["log_offset"]) + (f", {item['bytes']:,} bytes" if "bytes" in item else "")
-        known = ("verdict", "transaction_id", "producer_group", "records", "records_omitted", "log_offset", "bytes")
+            places = str(item["log_offset"]) + (
+                f", {item['bytes']:,} bytes" if "bytes" in item else ""
+            )
+        known = (
+            "verdict",
+            "transaction_id",
+            "producer_group",
+            "records",
+            "records_omitted",
+            "log_offset",
+            "bytes",
+        )
         rest = " ".join(f"{name}={value}" if value is not True else name
                         for name, value in {**item, **item.get("evidence", {})}.items()
                         if name not in (*known, "evidence") and value is not False)  # fmt: skip
-        rows.append([item["verdict"], item.get("transaction_id", ""), item.get("producer_group", ""), places, rest])
+        rows.append(
+            [
+                item["verdict"],
+                item.get("transaction_id", ""),
+                item.get("producer_group", ""),
+                places,
+                rest,
+            ]
+        )
     left = found["total"] - len(rows)
     more = f"<p>And {left:,} more; the JSON lists {len(found['items']):,}.</p>" if left > 0 else ""
     return _table(["finding", "transaction", "group", "at log offsets", ""], rows) + more
@@ -293,11 +374,18 @@ def _checks(report: Mapping[str, Any]) -> Iterable[str]:
     """Whatever further checks have counted, as it stands in the report."""
     for name, part in report.get("checks", {}).items():
         plain = [[key.replace("_", " "), value] for key, value in part.get("findings", {}).items()]
-        plain += [[key.replace("_", " "), value] for key, value in part.items() if isinstance(value, int | float | str)]
+        plain += [
+            [key.replace("_", " "), value]
+            for key, value in part.items()
+            if isinstance(value, int | float | str)
+        ]
         tables = [_table(["", ""], plain)] if plain else []
         for key, value in part.items():
             if key != "findings" and isinstance(value, list | dict) and value:
-                tables.append(f"<details><summary>{escape(key.replace('_', ' '))}</summary>{_any(value)}</details>")
+                tables.append(
+                    f"<details><summary>{escape(key.replace('_', ' '))}</summary>"
+                    f"{_any(value)}</details>"
+                )
         yield _section(f"Check: {name.replace('_', ' ')}", "".join(tables))
 
 
@@ -306,14 +394,17 @@ def _any(value: Any) -> str:
         return _table(["", ""], [[key, one] for key, one in value.items()])
     if all(isinstance(one, dict) for one in value):
         titles = list(dict.fromkeys(key for one in value for key in one if key != "buckets"))
-        return _table(titles, [[one.get(title, "") for title in titles] for one in value[:_MOST_ITEMS]])
+        return _table(
+            titles, [[one.get(title, "") for title in titles] for one in value[:_MOST_ITEMS]]
+        )
     return f"<p>{escape(', '.join(map(str, value[:_MOST_ITEMS])))}</p>"
 
 
 def _read(report: Mapping[str, Any]) -> str:
     log, segments = report["log"], report["segments"]
     facts = {
-        "log": f"{log['begin']:,} to {log['end']:,}, {log['accounted_bytes']:,} bytes of it accounted for",
+        "log": f"{log['begin']:,} to {log['end']:,}, {log['accounted_bytes']:,} bytes of it "
+        "accounted for",
         "records": f"{log['records']:,}",
         "damaged": f"{log['damaged_stretches']:,} stretches, {log['damaged_bytes']:,} bytes",
         "torn": f"{log['torn_bytes']:,} bytes behind the end",
@@ -321,8 +412,18 @@ def _read(report: Mapping[str, Any]) -> str:
         "digest": segments["digest"],
         "engine": report["engine"],
     }
-    facts |= {name: str(report["run"][name]) for name in ("report_id", "log") if name in report.get("run", {})}
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd><code>{escape(text)}</code></dd>" for name, text in facts.items()) + "</dl>"
+    facts |= {
+        name: str(report["run"][name])
+        for name in ("report_id", "log")
+        if name in report.get("run", {})
+    }
+    return (
+        "<dl>"
+        + "".join(
+            f"<dt>{name}</dt><dd><code>{escape(text)}</code></dd>" for name, text in facts.items()
+        )
+        + "</dl>"
+    )
 
 
 def _folded(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -334,11 +435,19 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _styled_table(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[Any]]]) -> str:
-    numeric = [bool(rows) and all(_is_number(row[at]) for _, row in rows) for at in range(len(titles))]
-    head = "".join(f"<th{' class=n' if is_n else ''}>{escape(title)}</th>" for title, is_n in zip(titles, numeric, strict=True))
+    numeric = [
+        bool(rows) and all(_is_number(row[at]) for _, row in rows) for at in range(len(titles))
+    ]
+    head = "".join(
+        f"<th{' class=n' if is_n else ''}>{escape(title)}</th>"
+        for title, is_n in zip(titles, numeric, strict=True)
+    )
     body = "".join(
         f"<tr{f' class={style}' if style else ''}>"
-        + "".join(f"<td{' class=n' if is_n else ''}>{_cell(cell)}</td>" for cell, is_n in zip(row, numeric, strict=True))
+        + "".join(
+            f"<td{' class=n' if is_n else ''}>{_cell(cell)}</td>"
+            for cell, is_n in zip(row, numeric, strict=True)
+        )
         + "</tr>"
         for style, row in rows
     )
@@ -372,5 +481,9 @@ def _duration(ms: int) -> str:
     for unit, name in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
         if ms >= unit:
             whole = ms / unit
-            return f"{whole:.0f} {name}" if whole >= 10 or whole == int(whole) else f"{whole:.1f} {name}"
+            return (
+                f"{whole:.0f} {name}"
+                if whole >= 10 or whole == int(whole)
+                else f"{whole:.1f} {name}"
+            )
     return f"{ms} ms"

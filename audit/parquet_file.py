@@ -9,11 +9,16 @@ from pyarrow import fs
 from audit import whole_files
 
 ENDING = ".parquet"
-_GROUP_ROWS = 1 << 16  # so many are compressed together, and read together where one of them is wanted
+# so many are compressed together, and read together where one of them is wanted
+_GROUP_ROWS = 1 << 16
 
 
-def write_part(filesystem: fs.FileSystem, path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
-    """Write what is to be the file at this path, `whole_files.name` names it; its number of rows."""
+def write_part(
+    filesystem: fs.FileSystem, path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> int:
+    """Write what is to be the file at this path, `whole_files.name` names it; its number of
+    rows.
+    """
     count = 0
     with (
         filesystem.open_output_stream(whole_files.part_of(path)) as stream,

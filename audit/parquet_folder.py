@@ -1,12 +1,16 @@
-"""Spark data source `parquetfolder`: a table as Parquet files in a folder, wherever pyarrow reaches.
+"""Spark data source `parquetfolder`: a table as Parquet files in a folder, wherever pyarrow
+reaches.
 
-    FOLDER/part-00000-1f0c....parquet    one of each task that has rows, or an empty one where there is none
+    FOLDER/part-00000-1f0c....parquet    one of each task that has rows, or an empty one where there
+                                         is none
     FOLDER/_SUCCESS                      written last: all of them are there
 
-Spark's own Parquet goes through Hadoop's file systems. They know S3 by a jar of half a gigabyte, under another scheme, with
-an endpoint and credentials of their own. This one goes where the log comes from, by the same URI.
+Spark's own Parquet goes through Hadoop's file systems. They know S3 by a jar of half a gigabyte,
+under another scheme, with an endpoint and credentials of their own. This one goes where the log
+comes from, by the same URI.
 
-A task writes its file as `.part`; the driver names those of the tasks that count, when all have ended.
+A task writes its file as `.part`; the driver names those of the tasks that count, when all have
+ended.
 """
 
 import uuid
@@ -18,7 +22,13 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -68,7 +78,8 @@ class ParquetFolderSource(DataSource):
         return ParquetFolderWriter(self.options["path"], schema)
 
 
-# -------------------------------------------------------------------------------------------------------------- reading
+# --------------------------------------------------------------------------------------------------
+# reading
 
 
 @dataclass
@@ -91,7 +102,9 @@ class ParquetFolderReader(DataSourceReader):
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with filesystem.open_input_file(partition.path) as opened:
             for batch in pq.ParquetFile(opened).iter_batches(_BATCH_ROWS, columns=schema.names):
-                yield pa.RecordBatch.from_arrays([batch.column(field.name).cast(field.type) for field in schema], schema=schema)
+                yield pa.RecordBatch.from_arrays(
+                    [batch.column(field.name).cast(field.type) for field in schema], schema=schema
+                )
 
 
 def _schema(uri: str) -> StructType:
@@ -103,13 +116,18 @@ def _schema(uri: str) -> StructType:
 
 def _files(filesystem: fs.FileSystem, path: str) -> list[str]:
     """Raises FileNotFoundError where there is none."""
-    found = [info.path for info in filesystem.get_file_info(fs.FileSelector(path)) if info.base_name.endswith(ENDING)]
+    found = [
+        info.path
+        for info in filesystem.get_file_info(fs.FileSelector(path))
+        if info.base_name.endswith(ENDING)
+    ]
     if not found:
         raise FileNotFoundError(f"{path} has no Parquet files")
     return sorted(found)
 
 
-# -------------------------------------------------------------------------------------------------------------- writing
+# --------------------------------------------------------------------------------------------------
+# writing
 
 
 @dataclass
@@ -132,20 +150,28 @@ class ParquetFolderWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         assert context is not None
         filesystem, folder = filesystem_of(self._uri)
-        whole_files.make_folder(filesystem, folder)  # where it is not there, the driver's is another: `commit` says so
+        # where it is not there, the driver's is another: `commit` says so
+        whole_files.make_folder(filesystem, folder)
         path = f"{folder}/part-{context.partitionId():05}-{uuid.uuid4().hex}{ENDING}"
         parquet_file.write_part(filesystem, path, _and_then(first, batches), first.schema)
         return Written(path)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         filesystem, folder = filesystem_of(self._uri)
-        written = [one.path for one in messages if isinstance(one, Written) and one.path is not None]
+        written = [
+            one.path for one in messages if isinstance(one, Written) and one.path is not None
+        ]
         if not written:
             written = [f"{folder}/part-00000-{uuid.uuid4().hex}{ENDING}"]
-            parquet_file.write_part(filesystem, written[0], [], to_arrow_schema(self._schema, timezone="UTC"))
+            parquet_file.write_part(
+                filesystem, written[0], [], to_arrow_schema(self._schema, timezone="UTC")
+            )
         for path in written:
             if filesystem.get_file_info(whole_files.part_of(path)).type is not fs.FileType.File:
-                raise NotShared(f"{path} is not there, where the driver looks for what a worker has written: all must share it")
+                raise NotShared(
+                    f"{path} is not there, where the driver looks for what a worker has written: "
+                    "all must share it"
+                )
             whole_files.name(filesystem, path)
         _drop_parts(filesystem, folder)
         whole_files.write(filesystem, f"{folder}/{SUCCESS}", b"")

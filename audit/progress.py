@@ -1,4 +1,6 @@
-"""How far the jobs of a session are, on a terminal as a bar, elsewhere as a line every five seconds."""
+"""How far the jobs of a session are, on a terminal as a bar, elsewhere as a line every five
+seconds.
+"""
 
 import json
 import sys
@@ -32,7 +34,9 @@ def shown(spark: SparkSession, what: str, *, console: Console) -> Iterator[None]
 
 @contextmanager
 def told(spark: SparkSession, stream: TextIO) -> Iterator[None]:
-    """While the block runs, a line of JSON goes to the stream for each change: `tasks_done`, `tasks_known`."""
+    """While the block runs, a line of JSON goes to the stream for each change: `tasks_done`,
+    `tasks_known`.
+    """
     done = threading.Event()
 
     def watch() -> None:
@@ -55,12 +59,21 @@ def told(spark: SparkSession, stream: TextIO) -> Iterator[None]:
 def _tasks(spark: SparkSession) -> tuple[int, int]:
     """(done, known) of the stages that run now."""
     tracker = spark.sparkContext.statusTracker()
-    stages = [found for number in tracker.getActiveStageIds() if (found := tracker.getStageInfo(number)) is not None]
+    stages = [
+        found
+        for number in tracker.getActiveStageIds()
+        if (found := tracker.getStageInfo(number)) is not None
+    ]
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
 
 def _bar(spark: SparkSession, what: str, console: Console, done: threading.Event) -> None:
-    parts = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} tasks"))
+    parts = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} tasks"),
+    )
     with Progress(*parts, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         while not done.wait(_LOOK_SECONDS):
@@ -72,5 +85,9 @@ def _lines(spark: SparkSession, what: str, console: Console, done: threading.Eve
     begun = monotonic()
     while not done.wait(_LINE_SECONDS):
         finished, known = _tasks(spark)
-        console.print(f"{what}: {finished} of {known} tasks, {monotonic() - begun:.0f} s", markup=False, highlight=False)
+        console.print(
+            f"{what}: {finished} of {known} tasks, {monotonic() - begun:.0f} s",
+            markup=False,
+            highlight=False,
+        )
         sys.stderr.flush()

@@ -29,7 +29,8 @@ LOST_EVENT = "lost_event"
 PHANTOM = "phantom"
 UNSETTLED = "unsettled"
 RECONCILED = {
-    LOST_EVENT: "the database committed, and the message was rolled back, never published, or never begun",
+    LOST_EVENT: "the database committed, and the message was rolled back, never published, or "
+    "never begun",
     PHANTOM: "a message was published, and the database rolled back or has never heard of it",
     UNSETTLED: "one of the two has decided, the other not yet",
 }
@@ -41,7 +42,10 @@ class MarkerError(Exception):
 
 
 class Markers(NamedTuple):
-    """Where the markers stand: one row for each transaction that the database knows. `url`: SQLAlchemy's."""
+    """Where the markers stand: one row for each transaction that the database knows.
+
+    `url`: SQLAlchemy's.
+    """
 
     url: str
     table: str = "markers"
@@ -52,7 +56,10 @@ class Markers(NamedTuple):
 
 
 def read_markers(markers: Markers) -> pa.Table:
-    """Columns transaction_id, marked (commit or rollback). Raises MarkerError, or what SQLAlchemy raises."""
+    """Columns transaction_id, marked (commit or rollback).
+
+    Raises MarkerError, or what SQLAlchemy raises.
+    """
     engine = sa.create_engine(markers.url)
     try:
         batches = list(_batches(engine, markers))
@@ -67,7 +74,9 @@ _SCHEMA = pa.schema([("transaction_id", pa.string()), ("marked", pa.string())])
 def _batches(engine: sa.Engine, markers: Markers) -> Iterator[pa.RecordBatch]:
     words = {markers.commit_value: "commit", markers.rollback_value: "rollback"}
     schema, _, name = markers.table.rpartition(".")
-    table = sa.table(name, sa.column(markers.id_column), sa.column(markers.outcome_column), schema=schema or None)
+    table = sa.table(
+        name, sa.column(markers.id_column), sa.column(markers.outcome_column), schema=schema or None
+    )
     query = sa.select(table.c[markers.id_column], table.c[markers.outcome_column])
     with engine.connect().execution_options(yield_per=_ROWS) as connection:
         for rows in connection.execute(query).partitions():
@@ -75,12 +84,16 @@ def _batches(engine: sa.Engine, markers: Markers) -> Iterator[pa.RecordBatch]:
             odd = sorted(set(outcomes) - words.keys())
             if odd:
                 raise MarkerError(
-                    f"{markers.table}.{markers.outcome_column} has {odd[0]!r}, which is none of {', '.join(words)}"
+                    f"{markers.table}.{markers.outcome_column} has {odd[0]!r}, which is none of "
+                    f"{', '.join(words)}"
                 )
-            yield pa.RecordBatch.from_arrays([pa.array(ids), pa.array([words[one] for one in outcomes])], schema=_SCHEMA)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(ids), pa.array([words[one] for one in outcomes])], schema=_SCHEMA
+            )
 
 
-# ---------------------------------------------------------------------------------------------------------- the judgement
+# --------------------------------------------------------------------------------------------------
+# the judgement
 
 _COMMITTED = ("committed_once", "committed_duplicated", "final_missing")
 _ROLLED_BACK = ("rolled_back_clean",)
@@ -89,7 +102,8 @@ _ROLLED_BACK = ("rolled_back_clean",)
 def judge(marked: str | None, proven: str | None, *, decision: str | None = None) -> str | None:
     """The fault, of RECONCILED; None where both agree or nothing can be concluded.
 
-    `proven`: the verdict, None where the log has nothing of it; `decision`: what was decided of one that was decided late.
+    `proven`: the verdict, None where the log has nothing of it; `decision`: what was decided of one
+    that was decided late.
     """
     if proven in ("unverifiable_retention", "op_without_half"):
         return None  # what it was begun with is gone, or was never there: the audit itself says so
@@ -99,7 +113,13 @@ def judge(marked: str | None, proven: str | None, *, decision: str | None = None
     if marked == "commit":
         if committed:
             return LOST_EVENT if proven == "final_missing" else None
-        return LOST_EVENT if rolled_back or proven is None else UNSETTLED if proven != "rolled_back_but_delivered" else None
+        return (
+            LOST_EVENT
+            if rolled_back or proven is None
+            else UNSETTLED
+            if proven != "rolled_back_but_delivered"
+            else None
+        )
     if is_published and proven != "final_missing":
         return PHANTOM
     if marked == "rollback":
@@ -108,16 +128,28 @@ def judge(marked: str | None, proven: str | None, *, decision: str | None = None
 
 
 def run(
-    spark: SparkSession, log: Log, table: pa.Table, *, split_bytes: int = log_range.SPLIT_BYTES, listed: int = LISTED
+    spark: SparkSession,
+    log: Log,
+    table: pa.Table,
+    *,
+    split_bytes: int = log_range.SPLIT_BYTES,
+    listed: int = LISTED,
 ) -> dict[str, Any]:
-    """The report: what the two say of every transaction that either knows. `table`: the markers, as they were read."""
+    """The report: what the two say of every transaction that either knows.
+
+    `table`: the markers, as they were read.
+    """
     audit = TransactionAudit(spark, log, Scope(), split_bytes=split_bytes)
     context = CheckContext(spark, log, split_bytes=split_bytes)
     try:
         transactions, sums = audit.judge()
         joined = context.keep(_joined(spark, transactions, context, table))
         doubled = _doubled(table)
-        counted = joined.groupBy("marked", "facts", "decision", "producer_group", "hour_ms").count().collect()
+        counted = (
+            joined.groupBy("marked", "facts", "decision", "producer_group", "hour_ms")
+            .count()
+            .collect()
+        )
         found = _counts(counted, is_whole=log.begin == 0)
         items = _items(joined, found.wanted, listed)
     finally:
@@ -129,9 +161,15 @@ def run(
     return {
         "kind": KIND,
         "state": "done",
-        "transactions": {"in_the_log": known, "in_the_database": table.num_rows, "compared": sum(found.pairs.values())},
+        "transactions": {
+            "in_the_log": known,
+            "in_the_database": table.num_rows,
+            "compared": sum(found.pairs.values()),
+        },
         "pairs": {name: found.pairs[name] for name in sorted(found.pairs)},
-        "balanced": marked == table.num_rows and not doubled and known == sum(sums.counts[name] for name in VERDICTS),
+        "balanced": marked == table.num_rows
+        and not doubled
+        and known == sum(sums.counts[name] for name in VERDICTS),
         "marked_twice": doubled,
         "findings": {
             "total": total,
@@ -140,17 +178,24 @@ def run(
             "omitted": max(0, sum(found.kinds.values()) - len(items)),
         },
         "by_producer_group_and_hour": [
-            {"producer_group": group, "hour_ms": hour, **kinds} for (group, hour), kinds in sorted(found.by_group.items())
+            {"producer_group": group, "hour_ms": hour, **kinds}
+            for (group, hour), kinds in sorted(found.by_group.items())
         ],
         "log": {"begin": log.begin, "end": log.end},
         "engine": f"spark {spark.version}",
     }
 
 
-def _joined(spark: SparkSession, transactions: DataFrame, context: CheckContext, table: pa.Table) -> DataFrame:
-    """One row for each transaction that the log or the database knows: marked, facts, decision, where and when it began."""
+def _joined(
+    spark: SparkSession, transactions: DataFrame, context: CheckContext, table: pa.Table
+) -> DataFrame:
+    """One row for each transaction that the log or the database knows: marked, facts, decision,
+    where and when it began.
+    """
     c = F.col
-    ours = transactions.where(c("transaction_id").isNotNull()).select("transaction_id", "facts", "first_offset")
+    ours = transactions.where(c("transaction_id").isNotNull()).select(
+        "transaction_id", "facts", "first_offset"
+    )
     lines = context.timelines.select("transaction_id", "producer_group", "begun_ms", "decision")
     proven = ours.join(lines, "transaction_id", "left")
     marked = spark.createDataFrame(table)
@@ -167,7 +212,8 @@ class _Counts(NamedTuple):
     kinds: Counter[str]
     pairs: Counter[str]  # "commit / committed_once"
     by_group: dict[tuple[str, int], dict[str, int]]
-    wanted: dict[tuple[str | None, int | None, str | None], str]  # (marked, facts, decision) of what is found
+    # (marked, facts, decision) of what is found
+    wanted: dict[tuple[str | None, int | None, str | None], str]
 
 
 def _counts(rows: list[Any], *, is_whole: bool) -> _Counts:
@@ -193,13 +239,20 @@ def _items(
     if not wanted:
         return []
     rows = joined.sparkSession.createDataFrame(
-        [(*key, kind) for key, kind in wanted.items()], "marked string, facts bigint, decision string, kind string"
+        [(*key, kind) for key, kind in wanted.items()],
+        "marked string, facts bigint, decision string, kind string",
     )
     one, of = joined.alias("one"), F.broadcast(rows.alias("of"))
     same = F.lit(True)
     for name in ("marked", "facts", "decision"):
         same &= F.col(f"one.{name}").eqNullSafe(F.col(f"of.{name}"))
-    picked = one.join(of, same).select("kind", "one.*").orderBy("first_offset", "transaction_id").limit(listed).collect()
+    picked = (
+        one.join(of, same)
+        .select("kind", "one.*")
+        .orderBy("first_offset", "transaction_id")
+        .limit(listed)
+        .collect()
+    )
     return [_item(row) for row in picked]
 
 

@@ -1,4 +1,6 @@
-"""A Spark session of ours: quiet, on loopback unless it is a cluster's, with the sources registered."""
+"""A Spark session of ours: quiet, on loopback unless it is a cluster's, with the sources
+registered.
+"""
 
 import os
 import sys
@@ -22,7 +24,8 @@ _SETTINGS = {
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Batches of the reader are the batches that the JVM takes; its own vector size is for columns that it makes itself.
+    # Batches of the reader are the batches that the JVM takes; its own vector size is for columns
+    # that it makes itself.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.python.daemon.module": "audit.worker_daemon",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
@@ -33,9 +36,11 @@ _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "{cores}",
 }
-# What Java gains by compiling well is less than the time that this takes: a run over a short log is mostly planning.
+# What Java gains by compiling well is less than the time that this takes: a run over a short log is
+# mostly planning.
 _SHORT_LOG_BYTES = 256 << 20
-_SHORT_LOG_SETTINGS = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}  # before what a user has set
+# before what a user has set
+_SHORT_LOG_SETTINGS = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 @contextmanager
@@ -58,9 +63,12 @@ def session(
         os.environ["JAVA_HOME"] = java_home()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Else Spark starts its workers with the first python3 of the PATH, and they must find this room.
+    # Else Spark starts its workers with the first python3 of the PATH, and they must find this
+    # room.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     builder = SparkSession.builder.appName(name)
     if master is not None or is_local:
         builder = builder.master(master or "local[*]")
@@ -85,10 +93,14 @@ def session(
 def _connect(master: str, name: str, settings: Mapping[str, str]) -> None:
     """To a standalone cluster, whose workers are to reach S3 as we do.
 
-    A setting is seen among the machine's processes, as an option of Java's. What is handed over here is not: Java runs by then.
+    A setting is seen among the machine's processes, as an option of Java's. What is handed over
+    here is not: Java runs by then.
     """
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
-    SparkContext(conf=conf, environment={key: value for key, value in os.environ.items() if key.startswith("AWS_")})
+    SparkContext(
+        conf=conf,
+        environment={key: value for key, value in os.environ.items() if key.startswith("AWS_")},
+    )
 
 
 def _settings(*, is_local: bool, is_short: bool) -> dict[str, str]:

@@ -20,7 +20,9 @@ TIMERS = "config/timercheck"
 
 
 class StoreMetadata(NamedTuple):
-    """None of what there is no file of, or none that can be read: `unreadable` has the names of those."""
+    """None of what there is no file of, or none that can be read: `unreadable` has the names of
+    those.
+    """
 
     fields: checkpoint.Fields | None = None  # of the checkpoint page
     consumers: Mapping[GroupQueue, int] | None = None  # by a broker; ours are in the log
@@ -30,11 +32,15 @@ class StoreMetadata(NamedTuple):
 
 
 def read(read_file: Read) -> StoreMetadata:
-    """`read_file`: by its name in the store's folder; None where there is none. The checkpoint is not read here."""
+    """`read_file`: by its name in the store's folder; None where there is none.
+
+    The checkpoint is not read here.
+    """
     unreadable: list[str] = []
 
     def known(name: str, decode: Callable[[bytes], T | None]) -> T | None:
-        # A broker replaces a file by renaming the old one first, and goes by that where the new one is not whole.
+        # A broker replaces a file by renaming the old one first, and goes by that where the new one
+        # is not whole.
         raws = [raw for raw in (read_file(name), read_file(f"{name}.bak")) if raw is not None]
         found = next((value for raw in raws if (value := decode(raw)) is not None), None)
         if raws and found is None:

@@ -20,15 +20,28 @@ def show(console: Console, report: dict[str, Any], *, exit_status: int) -> None:
     if found["items"]:
         console.print(_findings(found), highlight=False)
     if not report["balanced"]:
-        console.print(Text("It does NOT balance: see `log` and `verdicts` of the report.", style="bold red"))
+        console.print(
+            Text("It does NOT balance: see `log` and `verdicts` of the report.", style="bold red")
+        )
     elif exit_status:
         console.print(Text(f"{found['total']:,} findings.", style="bold red"))
     else:
-        console.print(Text("It balances: every transaction has one verdict, every byte is accounted for.", style="bold green"))
+        console.print(
+            Text(
+                "It balances: every transaction has one verdict, every byte is accounted for.",
+                style="bold green",
+            )
+        )
 
 
 def _verdicts(report: dict[str, Any]) -> RenderableType:
-    table = Table("verdict", "transactions", "", title=f"{report['begun']:,} transactions", title_justify="left")
+    table = Table(
+        "verdict",
+        "transactions",
+        "",
+        title=f"{report['begun']:,} transactions",
+        title_justify="left",
+    )
     table.columns[1].justify = "right"
     for name, count in report["verdicts"].items():
         style = "bold red" if count and name in FAULTS else "" if count else "dim"
@@ -42,7 +55,12 @@ def _checks(checks: dict[str, Any]) -> RenderableType:
         found = {kind: count for kind, count in one["findings"].items() if count}
         said = ", ".join(f"{count:,} {kind}" for kind, count in found.items())
         is_fault = any(KINDS[kind].is_fault for kind in found)
-        table.add_row(name, said or "nothing", CHECKS[name], style="bold red" if is_fault else "" if found else "dim")
+        table.add_row(
+            name,
+            said or "nothing",
+            CHECKS[name],
+            style="bold red" if is_fault else "" if found else "dim",
+        )
     return table
 
 
@@ -53,36 +71,56 @@ def _log(report: dict[str, Any]) -> RenderableType:
         f"{log['accounted_bytes']:,} of them accounted for",
     ]
     if segments is not None:  # a watch has no digest of what it read long ago
-        lines.append(f"segments {segments.get('from', 'none')} to {segments.get('to', 'none')}, {segments['digest']}")
+        lines.append(
+            f"segments {segments.get('from', 'none')} to {segments.get('to', 'none')}, "
+            f"{segments['digest']}"
+        )
     if log["damaged_stretches"]:
-        lines.append(f"{log['damaged_stretches']:,} damaged stretches, {log['damaged_bytes']:,} bytes")
+        lines.append(
+            f"{log['damaged_stretches']:,} damaged stretches, {log['damaged_bytes']:,} bytes"
+        )
     if "compacted" in log:
         rows = log["compacted"]
         lines.append(
-            f"{rows['segments']:,} segments, {rows['bytes']:,} bytes, were read as rows: their checksums are not checked"
+            f"{rows['segments']:,} segments, {rows['bytes']:,} bytes, were read as rows: their "
+            "checksums are not checked"
         )
     if "dropped" in log:
         gone = log["dropped"]
         lines.append(
-            f"{gone['end'] - gone['begin']:,} bytes at {gone['begin']} were dropped by retention and are in no archive; "
+            f"{gone['end'] - gone['begin']:,} bytes at {gone['begin']} were dropped by retention "
+            "and are in no archive; "
             f"{gone['unread_bytes']:,} bytes before them are not read"
         )
     if log.get("torn_bytes"):
-        lines.append(f"{log['torn_bytes']:,} bytes behind the end are of appends that were never answered")
+        lines.append(
+            f"{log['torn_bytes']:,} bytes behind the end are of appends that were never answered"
+        )
     return Group(*[Text(line) for line in lines])
 
 
 def _findings(found: dict[str, Any]) -> RenderableType:
-    table = Table("finding", "transaction", "at log offsets", "", title="Findings", title_justify="left")
+    table = Table(
+        "finding", "transaction", "at log offsets", "", title="Findings", title_justify="left"
+    )
     for item in found["items"][:_LISTED]:
         if "records" in item:
             flags = " ".join(name for name in FLAGS if item[name])
-            places = ", ".join(f"{record['kind']} {record['log_offset']}" for record in item["records"])
+            places = ", ".join(
+                f"{record['kind']} {record['log_offset']}" for record in item["records"]
+            )
             table.add_row(item["verdict"], item["transaction_id"], places, flags)
         elif "check" in item:
-            table.add_row(item["verdict"], "", str(item.get("log_offset", "")), _evidence(item["evidence"]))
+            table.add_row(
+                item["verdict"], "", str(item.get("log_offset", "")), _evidence(item["evidence"])
+            )
         else:
-            table.add_row(item["verdict"], "", f"{item['log_offset']} ({item['bytes']:,} bytes)", item["reason"])
+            table.add_row(
+                item["verdict"],
+                "",
+                f"{item['log_offset']} ({item['bytes']:,} bytes)",
+                item["reason"],
+            )
     left = found["total"] - min(len(found["items"]), _LISTED)
     if left > 0:
         table.caption = f"and {left:,} more; --json lists {len(found['items']):,}"

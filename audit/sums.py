@@ -1,4 +1,6 @@
-"""What the rows of all transactions sum up to: plain values, counted by Spark for each set of facts. Pure."""
+"""What the rows of all transactions sum up to: plain values, counted by Spark for each set of
+facts. Pure.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,8 +41,15 @@ class Sums:
     first_half_number: int | None
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], group_names: Mapping[int, str], *, groups_omitted: int = 0) -> "Sums":
-        """Rows: place, group, facts; transactions, bytes, records (or stretches), first_half_number.
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        group_names: Mapping[int, str],
+        *,
+        groups_omitted: int = 0,
+    ) -> "Sums":
+        """Rows: place, group, facts; transactions, bytes, records (or stretches),
+        first_half_number.
 
         `group_names`: the groups that are listed.
         """
@@ -52,7 +61,9 @@ class Sums:
             counts[verdict(facts) or _NONE] += number
             counts.update({name: number for name, fact in FLAGS.items() if fact in facts})
             if row["group"] is None or row["group"] in group_names:
-                groups.setdefault(group_names.get(row["group"]), Counter())[verdict(facts) or _NONE] += number
+                groups.setdefault(group_names.get(row["group"]), Counter())[
+                    verdict(facts) or _NONE
+                ] += number
         damaged = [row for row in rows if row["place"] == Place.DAMAGED]
         counts[DAMAGED] = _sum(damaged, "records")
         of_none = [row for row in rows if row["place"] == Place.NO_TRANSACTION]
@@ -68,7 +79,11 @@ class Sums:
             groups_omitted=groups_omitted,
             group_hashes=frozenset(row["group"] for row in rows if row["group"] is not None),
             bytes=_sum(rows, "bytes"),
-            records=sum(row["records"] for row in rows if row["place"] in (Place.ASKED, Place.OTHER, Place.NO_TRANSACTION)),
+            records=sum(
+                row["records"]
+                for row in rows
+                if row["place"] in (Place.ASKED, Place.OTHER, Place.NO_TRANSACTION)
+            ),
             damaged_bytes=_sum(damaged, "bytes"),
             has_plain_ops=any(Fact.PLAIN_OP in Fact(row["facts"]) for row in of_none),
             unclear=sum(row["transactions"] for row in asked if Fact.UNCLEAR in Fact(row["facts"])),

@@ -1,7 +1,9 @@
-"""The audit of transaction outcomes: from a log to a report. `run` needs a Spark session, everything else is its result.
+"""The audit of transaction outcomes: from a log to a report.
 
-A clean log is read once. It is read again for what only few have: transactions whose records must be counted one by one, the
-records that prove a finding, and stretches of damage.
+`run` needs a Spark session, everything else is its result.
+
+A clean log is read once. It is read again for what only few have: transactions whose records must
+be counted one by one, the records that prove a finding, and stretches of damage.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +41,10 @@ _DRIVER_DIGESTS = 4  # blocks: fewer are done before a job has begun
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which transactions: those begun in [begun_from, begun_to), of one producer group. None leaves it open."""
+    """Which transactions: those begun in [begun_from, begun_to), of one producer group.
+
+    None leaves it open.
+    """
 
     begun_from: datetime | None = None
     begun_to: datetime | None = None
@@ -48,7 +53,9 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`report` is what is written as JSON, but for its `run` part; `counts` how often each of FINDINGS was found."""
+    """`report` is what is written as JSON, but for its `run` part; `counts` how often each of
+    FINDINGS was found.
+    """
 
     report: dict[str, Any]
     counts: dict[str, int]
@@ -70,14 +77,20 @@ def run(
 
     With `rows` each transaction is written there, too.
 
-    A service may drop segments meanwhile. Where that is why the audit fails, it begins once more with those that are left.
-    Raises NoSuchGroup.
+    A service may drop segments meanwhile. Where that is why the audit fails, it begins once more
+    with those that are left. Raises NoSuchGroup.
     """
     for beginning in range(1, _BEGINNINGS + 1):
         try:
-            outcome = TransactionAudit(spark, found, scope, split_bytes=split_bytes, rows=rows).run(counted=counted)
+            outcome = TransactionAudit(spark, found, scope, split_bytes=split_bytes, rows=rows).run(
+                counted=counted
+            )
             if asked is not None and asked.names:
-                add_to(outcome.report, checks.run(spark, found, asked, split_bytes=split_bytes), counted=counted)
+                add_to(
+                    outcome.report,
+                    checks.run(spark, found, asked, split_bytes=split_bytes),
+                    counted=counted,
+                )
             return outcome
         except Exception:
             now = log_range.find_log(where)
@@ -115,7 +128,10 @@ class TransactionAudit:
         listed_records: int = LISTED_RECORDS,
         most_sets: int = _MOST_SETS,
     ) -> Outcome:
-        """`counted`: is this one of FINDINGS to be listed as a finding? At most `listed` of them are, in log order."""
+        """`counted`: is this one of FINDINGS to be listed as a finding?
+
+        At most `listed` of them are, in log order.
+        """
         try:
             transactions, sums = self.judge(most_sets=most_sets)
             group = self._scope.producer_group
@@ -123,7 +139,9 @@ class TransactionAudit:
                 raise NoSuchGroup(f"no transaction in the log is of {group}")
             wanted = [name for name in FINDINGS if counted(name)]
             some = any(sums.counts[name] for name in wanted)
-            found = self._findings(transactions, sums, wanted, listed, listed_records) if some else []
+            found = (
+                self._findings(transactions, sums, wanted, listed, listed_records) if some else []
+            )
             report = self._report(sums, found, wanted)
             if self._rows is not None:
                 report["over_time"] = self._write_rows(transactions, sums, report, self._rows)
@@ -132,7 +150,8 @@ class TransactionAudit:
         return Outcome(report=report, counts=sums.counts, is_balanced=report["balanced"])
 
     def judge(self, *, most_sets: int = _MOST_SETS) -> tuple[DataFrame, Sums]:
-        """One row for each transaction with its facts, and some without an id for the rest of the log; and what they sum up to.
+        """One row for each transaction with its facts, and some without an id for the rest of the
+        log; and what they sum up to.
 
         The rows are worked out when they are asked for: `release` what was kept for that.
         """
@@ -142,7 +161,8 @@ class TransactionAudit:
             bounds = Bounds(self._log.begin, number)
         transactions = self._transactions(bounds)
         sums = self._sums(transactions, most_sets)
-        if sums.has_plain_ops and not self._has_plain_ops:  # a broker went on in the midst of a segment of ours
+        # a broker went on in the midst of a segment of ours
+        if sums.has_plain_ops and not self._has_plain_ops:
             self._has_plain_ops = True
             return self.judge(most_sets=most_sets)
         if not is_known and sums.counts["unverifiable_retention"]:
@@ -159,19 +179,36 @@ class TransactionAudit:
         while self._cached:
             self._cached.pop().unpersist()
 
-    # ------------------------------------------------------------------------------------------------------- the work
+    # ----------------------------------------------------------------------------------------------
+    # the work
 
     def _transactions(self, bounds: Bounds) -> DataFrame:
-        rows = outcomes.with_plain_ops(self._read) if self._has_plain_ops else self._read(outcomes.READ_COLUMNS)
+        rows = (
+            outcomes.with_plain_ops(self._read)
+            if self._has_plain_ops
+            else self._read(outcomes.READ_COLUMNS)
+        )
         return outcomes.by_transaction(rows, bounds, is_timed=self._is_timed)
 
     @property
     def _is_timed(self) -> bool:
-        return self._scope.begun_from is not None or self._scope.begun_to is not None or self._rows is not None
+        return (
+            self._scope.begun_from is not None
+            or self._scope.begun_to is not None
+            or self._rows is not None
+        )
 
     def _read(self, names: Sequence[str]) -> DataFrame:
-        reader = self._spark.read.format(NAME).option("log", encode_log(self._log)).schema(columns.schema_text(names))
-        return reader.option("splitMB", self._split_bytes / (1 << 20)).option("pushdown", "true").load()
+        reader = (
+            self._spark.read.format(NAME)
+            .option("log", encode_log(self._log))
+            .schema(columns.schema_text(names))
+        )
+        return (
+            reader.option("splitMB", self._split_bytes / (1 << 20))
+            .option("pushdown", "true")
+            .load()
+        )
 
     def _place(self) -> Column:
         """Of everything that is read: what the question is about, and what the rest is."""
@@ -204,29 +241,56 @@ class TransactionAudit:
         placed = transactions.withColumn("place", self._place())
         rows = placed.groupBy("place", "group", "facts").agg(*sums).limit(most_sets + 1).collect()
         if len(rows) <= most_sets:
-            groups: dict[int, tuple[int, int]] = {}  # hash -> (transactions, log offset of a record that names it)
+            # hash -> (transactions, log offset of a record that names it)
+            groups: dict[int, tuple[int, int]] = {}
             for row in rows:
                 if row["place"] == Place.ASKED and row["group"] is not None:
                     so_far, at = groups.get(row["group"], (0, row["group_offset"]))
-                    groups[row["group"]] = so_far + row["transactions"], min(at, row["group_offset"])
-            largest = sorted(groups, key=lambda group: (-groups[group][0], groups[group][1]))[:LISTED]
+                    groups[row["group"]] = (
+                        so_far + row["transactions"],
+                        min(at, row["group_offset"]),
+                    )
+            largest = sorted(groups, key=lambda group: (-groups[group][0], groups[group][1]))[
+                :LISTED
+            ]
             named = group_names(self._log, [groups[group][1] for group in largest])
             names = {group: named.get(groups[group][1]) or "" for group in largest}
-            return Sums.of([row.asDict() for row in rows], names, groups_omitted=len(groups) - len(largest))
-        totals = placed.withColumn("group", F.lit(None).cast("bigint")).groupBy("place", "group", "facts").agg(*sums).collect()
-        omitted = placed.where(F.col("place") == int(Place.ASKED)).select("group").distinct().count()
-        return replace(Sums.of([row.asDict() for row in totals], {}), by_group=[], groups_omitted=omitted)
+            return Sums.of(
+                [row.asDict() for row in rows], names, groups_omitted=len(groups) - len(largest)
+            )
+        totals = (
+            placed.withColumn("group", F.lit(None).cast("bigint"))
+            .groupBy("place", "group", "facts")
+            .agg(*sums)
+            .collect()
+        )
+        omitted = (
+            placed.where(F.col("place") == int(Place.ASKED)).select("group").distinct().count()
+        )
+        return replace(
+            Sums.of([row.asDict() for row in totals], {}), by_group=[], groups_omitted=omitted
+        )
 
-    # -------------------------------------------------------------------------------------------- findings and rows
+    # --------------------------------------------------------------------------------------------
+    # findings and rows
 
     def _findings(
-        self, transactions: DataFrame, sums: Sums, wanted: Sequence[str], listed: int, listed_records: int
+        self,
+        transactions: DataFrame,
+        sums: Sums,
+        wanted: Sequence[str],
+        listed: int,
+        listed_records: int,
     ) -> list[dict[str, Any]]:
         """Transactions in log order, then damage."""
         evidence = Evidence(self._log, self._read)
         facts = [int(one) for one in sums.facts if is_wanted(one, wanted)]
         asked = transactions.where((self._place() == int(Place.ASKED)) & F.col("facts").isin(facts))
-        found = evidence.of_transactions(asked, listed=listed, listed_records=listed_records) if facts else []
+        found = (
+            evidence.of_transactions(asked, listed=listed, listed_records=listed_records)
+            if facts
+            else []
+        )
         return found + (evidence.of_damage(listed=listed) if DAMAGED in wanted else [])
 
     def _write_rows(
@@ -234,17 +298,28 @@ class TransactionAudit:
     ) -> dict[str, Any]:
         """How it went over time, from the rows that are written."""
         asked = transactions.where(self._place() == int(Place.ASKED))
-        names = [group["producer_group"] for group in report["producer_groups"] if "producer_group" in group]
+        names = [
+            group["producer_group"]
+            for group in report["producer_groups"]
+            if "producer_group" in group
+        ]
         groups = {hash_of(name): name for name in names}
         details.write(asked, wanted, facts=[int(one) for one in sums.facts], groups=groups)
         details.write_manifest(wanted, report)
         return details.over_time(self._spark, wanted, self._read(("stored_ms", "record_bytes")))
 
-    # ----------------------------------------------------------------------------------------------------- the report
+    # ----------------------------------------------------------------------------------------------
+    # the report
 
-    def _report(self, sums: Sums, found: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, Any]:
+    def _report(
+        self, sums: Sums, found: list[dict[str, Any]], wanted: Sequence[str]
+    ) -> dict[str, Any]:
         log, scope = self._log, self._scope
-        read = [one for one in log.folder.segments if one.base_offset < log.end and one.end_offset > log.begin]
+        read = [
+            one
+            for one in log.folder.segments
+            if one.base_offset < log.end and one.end_offset > log.begin
+        ]
         total = sum(sums.counts[name] for name in wanted)
         has_one_verdict = sum(sums.counts[name] for name in VERDICTS) == sums.begun
         asked = {
@@ -266,7 +341,10 @@ class TransactionAudit:
                 "items": found,
                 "omitted": max(0, total - len(found)),
             },
-            "producer_groups": [present({"producer_group": name, "verdicts": verdicts}) for name, verdicts in sums.by_group],
+            "producer_groups": [
+                present({"producer_group": name, "verdicts": verdicts})
+                for name, verdicts in sums.by_group
+            ],
             "producer_groups_omitted": sums.groups_omitted,
             "log": {
                 "begin": log.begin,
@@ -280,7 +358,14 @@ class TransactionAudit:
                 **_compacted(read),
             },
             "segments": {
-                **({"from": names.file_name(read[0].base_offset), "to": names.file_name(read[-1].base_offset)} if read else {}),
+                **(
+                    {
+                        "from": names.file_name(read[0].base_offset),
+                        "to": names.file_name(read[-1].base_offset),
+                    }
+                    if read
+                    else {}
+                ),
                 "digest": digest.chain(log, self._digests),
             },
             "engine": f"spark {self._spark.version}",
@@ -300,7 +385,11 @@ def _compacted(segments: Sequence[Segment]) -> dict[str, Any]:
     rows = [one for one in segments if one.is_compacted]
     if not rows:
         return {}
-    found = {"segments": len(rows), "bytes": sum(one.size for one in rows), "checksums": "not checked"}
+    found = {
+        "segments": len(rows),
+        "bytes": sum(one.size for one in rows),
+        "checksums": "not checked",
+    }
     return {"compacted": found}
 
 

@@ -17,5 +17,7 @@ def below(uri: str, name: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """As it may be shown: an access key and its secret, or a user and a password, are left out of each URI in it."""
+    """As it may be shown: an access key and its secret, or a user and a password, are left out of
+    each URI in it.
+    """
     return _USER_INFO.sub("***@", text)

@@ -1,7 +1,9 @@
-"""What can have become of a transaction, and which facts say so. Pure: Spark finds the facts, this judges them.
+"""What can have become of a transaction, and which facts say so.
 
-A log has millions of transactions and some dozens of different sets of facts: the facts of a transaction travel as one number,
-transactions are counted by it, and each number is judged once.
+Pure: Spark finds the facts, this judges them.
+
+A log has millions of transactions and some dozens of different sets of facts: the facts of a
+transaction travel as one number, transactions are counted by it, and each number is judged once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,14 +49,20 @@ DAMAGED = "damaged"  # a stretch of the log that is no whole record
 ALTERED = "altered"
 WRONG_HALF = "wrong_half"
 UNDECIDED_BUT_PUBLISHED = "undecided_but_published"
-FLAGS = {ALTERED: Fact.ALTERED, WRONG_HALF: Fact.WRONG_HALF, UNDECIDED_BUT_PUBLISHED: Fact.OURS_WITHOUT_OP}
+FLAGS = {
+    ALTERED: Fact.ALTERED,
+    WRONG_HALF: Fact.WRONG_HALF,
+    UNDECIDED_BUT_PUBLISHED: Fact.OURS_WITHOUT_OP,
+}
 
 FINDINGS = (*VERDICTS, DAMAGED, *FLAGS)
 FAIL_ON = (*FAULTS, DAMAGED, *FLAGS)  # unless a run has its own list
 
 
 def _is_committed(facts: Fact) -> bool:
-    """A broker's final without an op is a decision all the same: it writes the op later, and may die before."""
+    """A broker's final without an op is a decision all the same: it writes the op later, and may
+    die before.
+    """
     published = Fact.PUBLISHED in facts and Fact.OURS_WITHOUT_OP not in facts
     return Fact.COMMIT_OP in facts or (Fact.ROLLBACK_OP not in facts and published)
 
@@ -71,7 +79,12 @@ def _is_contradicted(facts: Fact) -> bool:
 
 
 def _is_published_once(facts: Fact) -> bool:
-    return _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE in facts and Fact.DOUBLED not in facts
+    return (
+        _is_committed(facts)
+        and not _is_contradicted(facts)
+        and Fact.ALL_THERE in facts
+        and Fact.DOUBLED not in facts
+    )
 
 
 def _is_never_published(facts: Fact) -> bool:
@@ -85,14 +98,21 @@ def _is_open(facts: Fact) -> bool:
 _OF_BEGUN: Mapping[str, Callable[[Fact], bool]] = {
     "committed_once": lambda facts: _is_published_once(facts) and Fact.LATE not in facts,
     "committed_duplicated": lambda facts: (
-        _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE in facts and Fact.DOUBLED in facts
+        _is_committed(facts)
+        and not _is_contradicted(facts)
+        and Fact.ALL_THERE in facts
+        and Fact.DOUBLED in facts
     ),
     "rolled_back_clean": lambda facts: _is_never_published(facts) and Fact.LATE not in facts,
     "rolled_back_but_delivered": _is_contradicted,
-    "final_missing": lambda facts: _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE not in facts,
+    "final_missing": lambda facts: (
+        _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE not in facts
+    ),
     "undecided": lambda facts: _is_open(facts) and Fact.HELD not in facts,
     "undecided_held": lambda facts: _is_open(facts) and Fact.HELD in facts,
-    "resolved_late": lambda facts: (_is_published_once(facts) or _is_never_published(facts)) and Fact.LATE in facts,
+    "resolved_late": lambda facts: (
+        (_is_published_once(facts) or _is_never_published(facts)) and Fact.LATE in facts
+    ),
 }
 _OF_OTHERS: Mapping[str, Callable[[Fact], bool]] = {
     "op_without_half": lambda facts: Fact.GONE not in facts,
@@ -113,4 +133,6 @@ def verdict(facts: Fact) -> str | None:
 
 def is_wanted(facts: Fact, wanted: Sequence[str]) -> bool:
     """Do these of FINDINGS have it?"""
-    return verdict(facts) in wanted or any(fact in facts for name, fact in FLAGS.items() if name in wanted)
+    return verdict(facts) in wanted or any(
+        fact in facts for name, fact in FLAGS.items() if name in wanted
+    )

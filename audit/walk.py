@@ -1,11 +1,15 @@
-"""Walk a part of a log and account for every byte of it: records, damage, fillers. Nothing is passed over in silence.
+"""Walk a part of a log and account for every byte of it: records, damage, fillers.
 
-Where a part begins or ends inside a segment, its true border is the first *anchor* at or behind that place: a whole unit, its
-checksum right, that says of itself that it lies there. Which place that is depends on the bytes alone, so neighbours agree on
-it, and the parts of a log together give the same records as one walk, however it was cut.
+Nothing is passed over in silence.
 
-A body that carries bytes made to look like an anchor of their own place can deceive the neighbour behind it, never the one
-before: then two parts give the same bytes, more bytes are accounted for than there are, and the audit does not balance.
+Where a part begins or ends inside a segment, its true border is the first *anchor* at or behind
+that place: a whole unit, its checksum right, that says of itself that it lies there. Which place
+that is depends on the bytes alone, so neighbours agree on it, and the parts of a log together give
+the same records as one walk, however it was cut.
+
+A body that carries bytes made to look like an anchor of their own place can deceive the neighbour
+behind it, never the one before: then two parts give the same bytes, more bytes are accounted for
+than there are, and the audit does not balance.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +24,8 @@ from storage.formats.record import DamagedRecord
 from storage.formats.scan import Ints, Stop
 
 WINDOW_BYTES = 8 << 20
-_FIRST_WINDOW_BYTES = 1 << 13  # behind damage: it doubles for as long as all is well, so that more damage costs no more
+# behind damage: it doubles for as long as all is well, so that more damage costs no more
+_FIRST_WINDOW_BYTES = 1 << 13
 _SALVAGE_BYTES = 64 << 20  # more than any unit has
 _STATED_OFFSET_AT = 28  # physical_offset of formats/record.py
 _MAGIC_AT = 4
@@ -38,7 +43,10 @@ class What(Enum):
 
 
 class Piece(NamedTuple):
-    """`length` bytes from log offset `offset` on. Of records also the window they lie in, and where."""
+    """`length` bytes from log offset `offset` on.
+
+    Of records also the window they lie in, and where.
+    """
 
     what: What
     offset: int
@@ -63,8 +71,8 @@ def walk(
 ) -> Iterator[Piece]:
     """The pieces that begin in [begin, end) of one segment, in order, without gaps.
 
-    `limit`: nothing at or behind it is looked at; the end of the segment, or of the log where that comes first. A border is
-    known to be one where an earlier walk has ended there.
+    `limit`: nothing at or behind it is looked at; the end of the segment, or of the log where that
+    comes first. A border is known to be one where an earlier walk has ended there.
     """
     at = begin if begins_at_border else first_anchor(read, begin, limit, segment_end)
     if not ends_at_border:
@@ -91,27 +99,34 @@ def walk(
 
 
 def first_anchor(read: Read, begin: int, limit: int, segment_end: int) -> int:
-    """The first place at or behind `begin` where a whole unit, or a broker's record, lies; `limit` where there is none."""
+    """The first place at or behind `begin` where a whole unit, or a broker's record, lies; `limit`
+    where there is none.
+    """
     window_bytes = _FIRST_WINDOW_BYTES
     at = begin
     while at < limit:
         offset = at - at % unit.ALIGNMENT
         window = read(offset, min(window_bytes, limit - offset))
         for place in _places(window, offset, at):
-            step: scan.Unit | scan.Halt | None = scan.judge(window, place - offset, offset, segment_end=segment_end)
+            step: scan.Unit | scan.Halt | None = scan.judge(
+                window, place - offset, offset, segment_end=segment_end
+            )
             if isinstance(step, scan.Halt) and step.stop is Stop.WINDOW_END:
                 step = whole_unit(read, place, limit, segment_end)
             if isinstance(step, scan.Unit) and _begins_there(step, place):
                 return place
         if offset + len(window) >= limit or len(window) < records.FIXED_BYTES:
             break
-        at = offset + len(window) - records.FIXED_BYTES + 1  # what begins in the last bytes is not whole in this window
+        # what begins in the last bytes is not whole in this window
+        at = offset + len(window) - records.FIXED_BYTES + 1
         window_bytes = min(window_bytes * 2, WINDOW_BYTES)
     return limit
 
 
 def whole_unit(read: Read, offset: int, limit: int, segment_end: int) -> scan.Unit | None:
-    """The unit, or the record that stands alone, at `offset`; None where it is not whole or runs behind `limit`."""
+    """The unit, or the record that stands alone, at `offset`; None where it is not whole or runs
+    behind `limit`.
+    """
     window_bytes = _FIRST_WINDOW_BYTES
     while True:
         window = read(offset, min(window_bytes, limit - offset))
@@ -124,12 +139,16 @@ def whole_unit(read: Read, offset: int, limit: int, segment_end: int) -> scan.Un
 
 
 def _begins_there(found: scan.Unit, offset: int) -> bool:
-    """A record in the midst of a unit, whole by itself, is no border; nor is a broker's copy of one, which looks the same."""
+    """A record in the midst of a unit, whole by itself, is no border; nor is a broker's copy of
+    one, which looks the same.
+    """
     return found.item is None or found.item.first_offset == offset
 
 
 def _places(window: bytes, window_offset: int, begin: int) -> list[int]:
-    """Log offsets from `begin` on where a magic stands in its place and the record says of itself that it lies there."""
+    """Log offsets from `begin` on where a magic stands in its place and the record says of itself
+    that it lies there.
+    """
     raw = np.frombuffer(window, np.uint8)
     first = max(begin - window_offset, 0)
     last = len(raw) - (_STATED_OFFSET_AT + 8)
@@ -146,11 +165,22 @@ def _places(window: bytes, window_offset: int, begin: int) -> list[int]:
 
 
 def _records(offsets: Ints, lengths: Ints, window: bytes, window_offset: int, end: int) -> Piece:
-    """Those that begin before `end`: the window reaches behind it, into what the neighbour gives."""
+    """Those that begin before `end`: the window reaches behind it, into what the neighbour
+    gives.
+    """
     mine = int(np.searchsorted(offsets, end))
     offsets, lengths = offsets[:mine], lengths[:mine]
     begin = int(offsets[0])
-    return Piece(What.RECORDS, begin, int(offsets[-1] + lengths[-1]) - begin, "", window, window_offset, offsets, lengths)
+    return Piece(
+        What.RECORDS,
+        begin,
+        int(offsets[-1] + lengths[-1]) - begin,
+        "",
+        window,
+        window_offset,
+        offsets,
+        lengths,
+    )
 
 
 def _why(found: scan.Scan) -> str:
@@ -159,11 +189,13 @@ def _why(found: scan.Scan) -> str:
     return found.reason or "the log ends inside a unit"
 
 
-# ------------------------------------------------------------------------------------------------------- what is damaged
+# --------------------------------------------------------------------------------------------------
+# what is damaged
 
 
 def _salvage(read: Read, begin: int, end: int, reason: str) -> Iterator[Piece]:
-    """A stretch without a whole unit: the records in it that are whole by themselves, and the damage between them.
+    """A stretch without a whole unit: the records in it that are whole by themselves, and the
+    damage between them.
 
     As the service serves them (storage/local/commit_log.py): of a damaged unit the records in which
     no damage shows, as long as it shows in one of them. Where it shows in none, a header or a
@@ -176,14 +208,26 @@ def _salvage(read: Read, begin: int, end: int, reason: str) -> Iterator[Piece]:
             yield Piece(What.DAMAGE, cursor, offset - cursor, reason)
         offsets = offset + np.cumsum([0, *lengths[:-1]])
         total = sum(lengths)
-        yield Piece(What.RECORDS, offset, total, "", window, begin, offsets, np.array(lengths, np.int64), is_verified=False)
+        yield Piece(
+            What.RECORDS,
+            offset,
+            total,
+            "",
+            window,
+            begin,
+            offsets,
+            np.array(lengths, np.int64),
+            is_verified=False,
+        )
         cursor = offset + total
     if cursor < end:
         yield Piece(What.DAMAGE, cursor, end - cursor, reason)
 
 
 def _salvaged_runs(window: bytes, begin: int) -> list[tuple[int, list[int]]]:
-    """(offset of the first, lengths) of records that stand behind one another and that may be believed."""
+    """(offset of the first, lengths) of records that stand behind one another and that may be
+    believed.
+    """
     found: list[tuple[int, int, unit.UnitItem]] = []  # offset, length, of which unit
     cursor = begin
     for offset in _places(window, begin, begin):
@@ -218,7 +262,9 @@ def _length_if_whole(window: bytes, at: int) -> int:
 
 
 def _unit_of(window: bytes, at: int, length: int) -> unit.UnitItem | None:
-    """The unit that a whole record says it is of; None where the record is not whole, or its item is not."""
+    """The unit that a whole record says it is of; None where the record is not whole, or its item
+    is not.
+    """
     for tail in (0, unit.SEAL_BYTES) if length else ():
         item = unit.decode_item(window, at + length - unit.UNIT_ITEM_BYTES - tail)
         if item is not None:

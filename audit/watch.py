@@ -1,8 +1,10 @@
-"""The continuous audit: the log as a stream, its verdicts kept up to date, findings told as they appear.
+"""The continuous audit: the log as a stream, its verdicts kept up to date, findings told as they
+appear.
 
-Each batch is summed up to the numbers of its transactions, which are merged with those of the transactions that are still kept;
-the facts are worked out from the sums by the rules of the batch audit. A run begins where the newest state has ended, and
-writes over what a batch that was cut off has left.
+Each batch is summed up to the numbers of its transactions, which are merged with those of the
+transactions that are still kept; the facts are worked out from the sums by the rules of the batch
+audit. A run begins where the newest state has ended, and writes over what a batch that was cut off
+has left.
 
 What is decided leaves when nothing was heard of it for the horizon, by the times of the log. What
 is heard of it then, a message published once more, say, names a half that is forgotten:
@@ -33,12 +35,15 @@ LISTED = 1_000  # findings of one batch
 _OPEN = ("undecided", "undecided_held")
 _LOOK_SECONDS = 0.2
 _WHY = (
-    ": its ops name halves by number, which only a look at the whole log makes transactions of; `escrowmq audit run` takes it"
+    ": its ops name halves by number, which only a look at the whole log makes transactions "
+    "of; `escrowmq audit run` takes it"
 )
 
 
 class NotWatched(Exception):
-    """A broker's store: its ops name halves by number, and are understood by reading all of the log at once."""
+    """A broker's store: its ops name halves by number, and are understood by reading all of the log
+    at once.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +102,28 @@ class Watch:
         interval_ms: int | None,
         over: threading.Event | None = None,
     ) -> None:
-        """Until it is `over`, or, without an interval, until what is there now is counted. Raises what a batch raises."""
+        """Until it is `over`, or, without an interval, until what is there now is counted.
+
+        Raises what a batch raises.
+        """
         over = over or threading.Event()
-        stream = self._spark.readStream.format(NAME).schema(columns.schema_text(outcomes.READ_BY_BATCH))
-        options: dict[str, str | int | float] = {"path": self._uri, "reached": self.state.reached, "splitMB": self._split_mb}
+        stream = self._spark.readStream.format(NAME).schema(
+            columns.schema_text(outcomes.READ_BY_BATCH)
+        )
+        options: dict[str, str | int | float] = {
+            "path": self._uri,
+            "reached": self.state.reached,
+            "splitMB": self._split_mb,
+        }
         rows = stream.options(**options, maxBytesPerTrigger=batch_bytes).load()
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs what a batch raises, and so do we
-        # The state says where the stream is in the log; what Spark notes of that is for this run alone.
+        # it logs what a batch raises, and so do we
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        # The state says where the stream is in the log; what Spark notes of that is for this run
+        # alone.
         with tempfile.TemporaryDirectory(prefix="escrowmq-watch-") as scratch:
-            writer = rows.writeStream.foreachBatch(self.take).option("checkpointLocation", f"file:{scratch}")
+            writer = rows.writeStream.foreachBatch(self.take).option(
+                "checkpointLocation", f"file:{scratch}"
+            )
             if interval_ms is None:
                 writer = writer.trigger(availableNow=True)
             else:
@@ -121,15 +139,20 @@ class Watch:
         if (error := self._failure or query.exception()) is not None and not over.is_set():
             raise error
 
-    # ------------------------------------------------------------------------------------------------------- a batch
+    # ----------------------------------------------------------------------------------------------
+    # a batch
 
     def take(self, rows: DataFrame, number: int) -> None:
-        """Count a batch of the stream, which begins where the state has ended. Spark's own number is that of this run."""
+        """Count a batch of the stream, which begins where the state has ended.
+
+        Spark's own number is that of this run.
+        """
         with self._taking:
             try:
                 if self._is_over:
                     raise InterruptedError("the watch was stopped; this batch comes again")
-                if number or not rows.isEmpty():  # Spark begins with a batch also where there is nothing new
+                # Spark begins with a batch also where there is nothing new
+                if number or not rows.isEmpty():
                     self._take(rows, self.state.batch + 1, self.state)
             except Exception as error:
                 self._failure = error
@@ -139,31 +162,56 @@ class Watch:
         name = f"{batch}"
         parquet_folder.write(self._merge(rows, before), self._folder.rows(name))
         counts = self._counts(name, before)
-        unclear = [row["first_offset"] for row in counts if row["is_of_one"] and Fact.UNCLEAR in Fact(row["facts"])]
+        unclear = [
+            row["first_offset"]
+            for row in counts
+            if row["is_of_one"] and Fact.UNCLEAR in Fact(row["facts"])
+        ]
         if unclear:
             closer = f"{batch}-closer"
             end = max(row["end_last"] for row in counts)
-            parquet_folder.write(self._look_closer(name, min(unclear), end), self._folder.rows(closer))
+            parquet_folder.write(
+                self._look_closer(name, min(unclear), end), self._folder.rows(closer)
+            )
             name = closer
             counts = self._counts(name, before)
         state = self._next(before, batch, name, counts)
         findings = self._findings(name, state, counts)
         # Told first: who is killed in between tells it twice, and not never.
-        self._on_step(Step(state=state, findings=findings[: self._listed], omitted=max(0, len(findings) - self._listed)))
+        self._on_step(
+            Step(
+                state=state,
+                findings=findings[: self._listed],
+                omitted=max(0, len(findings) - self._listed),
+            )
+        )
         self._folder.write(state)
         self.state = state
 
     def _merge(self, rows: DataFrame, before: State) -> DataFrame:
         c = F.col
         fresh = outcomes.numbers_of(rows).withColumns(
-            {"fresh": F.lit(1), "facts_before": F.lit(None).cast("int"), "told": F.lit(None).cast("int")}
+            {
+                "fresh": F.lit(1),
+                "facts_before": F.lit(None).cast("int"),
+                "told": F.lit(None).cast("int"),
+            }
         )
         if before.rows is not None:
             fresh = fresh.unionByName(self._kept(rows.sparkSession, before).select(fresh.columns))
-        merged = outcomes.merged(fresh, {name: F.max(name) for name in ("fresh", "facts_before", "told")})
-        # What nothing was heard of stays as it was judged: the bounds move on, and a closer look need not be taken again.
-        facts = F.when((c("fresh") == 0) & c("facts_before").isNotNull(), c("facts_before")).otherwise(c("facts"))
-        return outcomes.with_facts(merged, self._bounds(before)).withColumn("facts", facts.cast("int")).drop("facts_before")
+        merged = outcomes.merged(
+            fresh, {name: F.max(name) for name in ("fresh", "facts_before", "told")}
+        )
+        # What nothing was heard of stays as it was judged: the bounds move on, and a closer look
+        # need not be taken again.
+        facts = F.when(
+            (c("fresh") == 0) & c("facts_before").isNotNull(), c("facts_before")
+        ).otherwise(c("facts"))
+        return (
+            outcomes.with_facts(merged, self._bounds(before))
+            .withColumn("facts", facts.cast("int"))
+            .drop("facts_before")
+        )
 
     def _kept(self, spark: SparkSession, before: State) -> DataFrame:
         """The rows of the last batch but for those that have left."""
@@ -172,13 +220,15 @@ class Watch:
         rows = parquet_folder.read(spark, self._folder.rows(before.rows))
         has_left = c("facts").isin(list(before.left_facts)) & (c("last_ms") < before.left_before_ms)
         told = F.when(c("facts").isin(list(before.told_facts)), c("facts")).otherwise(c("told"))
-        return rows.where(c("transaction_id").isNotNull() & ~F.coalesce(has_left, F.lit(False))).withColumns(
-            {"facts_before": c("facts"), "told": told, "fresh": F.lit(0)}
-        )
+        return rows.where(
+            c("transaction_id").isNotNull() & ~F.coalesce(has_left, F.lit(False))
+        ).withColumns({"facts_before": c("facts"), "told": told, "fresh": F.lit(0)})
 
     @staticmethod
     def _bounds(state: State) -> Bounds:
-        """Lowest offset and number of a half that is surely known; earlier ones may be forgotten."""
+        """Lowest offset and number of a half that is surely known; earlier ones may be
+        forgotten.
+        """
         begin, number = state.begin, state.first_half_number
         if state.forgotten_offset is not None:
             begin = max(begin, state.forgotten_offset + 1)
@@ -192,13 +242,21 @@ class Watch:
         rows = parquet_folder.read(self._spark, self._folder.rows(name))
         is_old = F.coalesce(c("last_ms") < before.newest_ms - self._horizon_ms, F.lit(False))
         return (
-            rows.groupBy(c("transaction_id").isNotNull().alias("is_of_one"), "stretch", "facts", is_old.alias("is_old"))
+            rows.groupBy(
+                c("transaction_id").isNotNull().alias("is_of_one"),
+                "stretch",
+                "facts",
+                is_old.alias("is_old"),
+            )
             .agg(
                 F.count(F.lit(1)).alias("n"),
                 F.sum("fresh").alias("fresh"),
                 *[F.sum(one).alias(one) for one in ("bytes", "records")],
                 *[F.min(one).alias(one) for one in ("first_offset", "half_number")],
-                *[F.max(one).alias(one) for one in ("end_last", "stored_last", "half_last", "half_number_last")],
+                *[
+                    F.max(one).alias(one)
+                    for one in ("end_last", "stored_last", "half_last", "half_number_last")
+                ],
             )
             .collect()
         )
@@ -208,7 +266,11 @@ class Watch:
         log = log_range.find_log(self._uri)._replace(end=end)
 
         def read(names: Sequence[str]) -> DataFrame:
-            source = self._spark.read.format(NAME).option("log", encode_log(log)).schema(columns.schema_text(names))
+            source = (
+                self._spark.read.format(NAME)
+                .option("log", encode_log(log))
+                .schema(columns.schema_text(names))
+            )
             found = source.option("splitMB", self._split_mb).option("pushdown", "true").load()
             return found.where(F.col("log_offset") >= begin)
 
@@ -221,7 +283,11 @@ class Watch:
         if any(Fact.PLAIN_OP in Fact(row["facts"]) for row in of_none):
             raise NotWatched(f"a broker has gone on writing to {before.log}{_WHY}")
         of_one = [row for row in counts if row["is_of_one"]]
-        leaving = [row for row in of_one if row["is_old"] and verdict(Fact(row["facts"])) not in (*_OPEN, None)]
+        leaving = [
+            row
+            for row in of_one
+            if row["is_old"] and verdict(Fact(row["facts"])) not in (*_OPEN, None)
+        ]
         staying = [row for row in of_one if row not in leaving]
         damaged = [row for row in of_none if row["stretch"] == int(Role.DAMAGED)]
         closed, open_ = Counter(before.closed), Counter[int]()
@@ -235,33 +301,54 @@ class Watch:
             batch=batch,
             rows=name,
             reached=max(row["end_last"] for row in counts),
-            first_half_number=_least([before.first_half_number, *(row["half_number"] for row in of_one)]),
+            first_half_number=_least(
+                [before.first_half_number, *(row["half_number"] for row in of_one)]
+            ),
             newest_ms=max([before.newest_ms, *(row["stored_last"] or 0 for row in counts)]),
             open=dict(open_),
             open_bytes=_sum(staying, "bytes"),
             open_records=_sum(staying, "records"),
             closed=dict(closed),
             other_bytes=before.other_bytes + _sum(leaving, "bytes") + _sum(of_none, "bytes"),
-            other_records=before.other_records + _sum(leaving, "records") + _sum(records, "records"),
+            other_records=before.other_records
+            + _sum(leaving, "records")
+            + _sum(records, "records"),
             damaged_stretches=before.damaged_stretches + _sum(damaged, "records"),
             damaged_bytes=before.damaged_bytes + _sum(damaged, "bytes"),
             left_facts=tuple({row["facts"] for row in leaving}),
             left_before_ms=before.newest_ms - self._horizon_ms,
-            told_facts=tuple({row["facts"] for row in of_one if is_wanted(Fact(row["facts"]), self._wanted)}),
-            forgotten_offset=_most([before.forgotten_offset, *(row["half_last"] for row in leaving)]),
-            forgotten_number=_most([before.forgotten_number, *(row["half_number_last"] for row in leaving)]),
+            told_facts=tuple(
+                {row["facts"] for row in of_one if is_wanted(Fact(row["facts"]), self._wanted)}
+            ),
+            forgotten_offset=_most(
+                [before.forgotten_offset, *(row["half_last"] for row in leaving)]
+            ),
+            forgotten_number=_most(
+                [before.forgotten_number, *(row["half_number_last"] for row in leaving)]
+            ),
         )
 
     def _findings(self, name: str, state: State, counts: Sequence[Row]) -> list[dict[str, Any]]:
-        """Transactions that have become one in this batch, in log order, and what is damaged. At most one more than listed."""
+        """Transactions that have become one in this batch, in log order, and what is damaged.
+
+        At most one more than listed.
+        """
         c = F.col
         found: list[dict[str, Any]] = []
-        if any(row["fresh"] and row["facts"] in state.told_facts for row in counts if row["is_of_one"]):
-            rows = parquet_folder.read(self._spark, self._folder.rows(name)).where(c("transaction_id").isNotNull())
+        if any(
+            row["fresh"] and row["facts"] in state.told_facts for row in counts if row["is_of_one"]
+        ):
+            rows = parquet_folder.read(self._spark, self._folder.rows(name)).where(
+                c("transaction_id").isNotNull()
+            )
             is_new: Column = (c("fresh") == 1) & c("facts").isin(list(state.told_facts))
             is_new &= c("told").isNull() | (c("told") != c("facts"))
-            picked = rows.where(is_new).orderBy("first_offset", "transaction_id").limit(self._listed + 1)
-            for row in picked.select("transaction_id", "facts", "told", "first_offset", "records").collect():
+            picked = (
+                rows.where(is_new).orderBy("first_offset", "transaction_id").limit(self._listed + 1)
+            )
+            for row in picked.select(
+                "transaction_id", "facts", "told", "first_offset", "records"
+            ).collect():
                 item = _seen(Fact(row["facts"]))
                 if row["told"] is None or item != _seen(Fact(row["told"])):
                     place = {"log_offset": row["first_offset"], "records": row["records"]}
@@ -270,13 +357,18 @@ class Watch:
             for row in counts:
                 if not row["is_of_one"] and row["stretch"] == int(Role.DAMAGED):
                     stretches = {"stretches": row["records"], "bytes": row["bytes"]}
-                    found.append({"verdict": DAMAGED, "log_offset": row["first_offset"], **stretches})
+                    found.append(
+                        {"verdict": DAMAGED, "log_offset": row["first_offset"], **stretches}
+                    )
         return found
 
-    # ---------------------------------------------------------------------------------------------------- what it says
+    # ----------------------------------------------------------------------------------------------
+    # what it says
 
     def report(self) -> dict[str, Any]:
-        """The report of `audit run` on the same range, as far as it can be counted batch by batch."""
+        """The report of `audit run` on the same range, as far as it can be counted batch by
+        batch.
+        """
         return report_of(self.state, self._wanted)
 
 
@@ -309,12 +401,19 @@ def report_of(state: State, wanted: Sequence[str]) -> dict[str, Any]:
             "damaged_stretches": state.damaged_stretches,
             "damaged_bytes": state.damaged_bytes,
         },
-        "watch": {"batches": state.batch + 1, "kept": sum(state.open.values()), "left": sum(state.closed.values())},
+        "watch": {
+            "batches": state.batch + 1,
+            "kept": sum(state.open.values()),
+            "left": sum(state.closed.values()),
+        },
     }
 
 
 def _seen(facts: Fact) -> dict[str, Any]:
-    return {"verdict": verdict(facts), **{name: True for name, fact in FLAGS.items() if fact in facts}}
+    return {
+        "verdict": verdict(facts),
+        **{name: True for name, fact in FLAGS.items() if fact in facts},
+    }
 
 
 def _sum(rows: Sequence[Mapping[str, Any]] | Sequence[Row], name: str) -> int:

@@ -1,7 +1,9 @@
 """What a watch has found so far, in a folder: a state for each batch, whole or not there.
 
-DIR/rows/<batch>/        Parquet: the numbers of each transaction that is open, or may be heard of again
-DIR/states/<batch>.json  what is counted, and the rows that belong to it; written last: a batch is counted once it is there
+DIR/rows/<batch>/        Parquet: the numbers of each transaction that is open, or may be heard of
+                         again
+DIR/states/<batch>.json  what is counted, and the rows that belong to it; written last: a batch is
+                         counted once it is there
 """
 
 from dataclasses import asdict, dataclass, field
@@ -22,7 +24,10 @@ class StateError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """After a batch. `open` and `closed` count transactions by their facts; offsets are log offsets."""
+    """After a batch.
+
+    `open` and `closed` count transactions by their facts; offsets are log offsets.
+    """
 
     log: str
     begin: int
@@ -43,7 +48,8 @@ class State:
     left_facts: tuple[int, ...] = ()
     left_before_ms: int = 0
     told_facts: tuple[int, ...] = ()  # of these the rows were told as findings
-    forgotten_offset: int | None = None  # the last half of those that are closed, and its number in its queue
+    # the last half of those that are closed, and its number in its queue
+    forgotten_offset: int | None = None
     forgotten_number: int | None = None
 
 
@@ -70,20 +76,28 @@ class StateFolder:
     def write(self, state: State) -> None:
         """All of it or nothing; what came long before goes."""
         whole_files.make_folder(self._filesystem, f"{self._path}/states")
-        whole_files.write(self._filesystem, self._file(state.batch), msgspec.json.encode(asdict(state)))
+        whole_files.write(
+            self._filesystem, self._file(state.batch), msgspec.json.encode(asdict(state))
+        )
         for number in sorted(self._numbers())[:-_KEPT]:
             self._filesystem.delete_file(self._file(number))
         self._drop_rows(before=state.batch - _KEPT + 1)
 
     def _drop_rows(self, *, before: int) -> None:
-        found = self._filesystem.get_file_info(fs.FileSelector(f"{self._path}/rows", allow_not_found=True))
+        found = self._filesystem.get_file_info(
+            fs.FileSelector(f"{self._path}/rows", allow_not_found=True)
+        )
         for one in found:
             if int(one.base_name.partition("-")[0]) < before:
                 self._filesystem.delete_dir(one.path)
 
     def _numbers(self) -> list[int]:
-        found = self._filesystem.get_file_info(fs.FileSelector(f"{self._path}/states", allow_not_found=True))
-        names = [one.base_name.removesuffix(".json") for one in found if one.base_name.endswith(".json")]
+        found = self._filesystem.get_file_info(
+            fs.FileSelector(f"{self._path}/states", allow_not_found=True)
+        )
+        names = [
+            one.base_name.removesuffix(".json") for one in found if one.base_name.endswith(".json")
+        ]
         return [int(name) for name in names]
 
     def _file(self, number: int) -> str:

@@ -1,12 +1,14 @@
 """Files that are there whole or not at all, on any file system that pyarrow knows.
 
-What is written is called `PATH.part` first, and PATH when all of it is there. On a disk it outlives a power cut:
+What is written is called `PATH.part` first, and PATH when all of it is there. On a disk it outlives
+a power cut:
 
 1. the bytes are synced before the file gets its name: else the name could outlive them;
 2. the folder is synced behind the new name, before success is reported: else what is written later
    (a manifest that names the file) could outlive the name.
 
-An object store has no such moment between: an upload is there when it is closed. HDFS keeps what is closed on several machines.
+An object store has no such moment between: an upload is there when it is closed. HDFS keeps what is
+closed on several machines.
 """
 
 import os
@@ -60,7 +62,10 @@ def sync_part(filesystem: fs.FileSystem, path: str) -> None:
 
 def name(filesystem: fs.FileSystem, path: str) -> None:
     """The part, which is written, gets its name, in place of what has it."""
-    if not isinstance(filesystem, fs.LocalFileSystem) and filesystem.get_file_info(path).type is fs.FileType.File:
+    if (
+        not isinstance(filesystem, fs.LocalFileSystem)
+        and filesystem.get_file_info(path).type is fs.FileType.File
+    ):
         filesystem.delete_file(path)  # HDFS gives no name twice
     filesystem.move(part_of(path), path)
     if isinstance(filesystem, fs.LocalFileSystem):

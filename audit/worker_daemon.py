@@ -1,4 +1,5 @@
-"""The process that Spark's Python workers are forked from, with all that a read of a log needs imported once.
+"""The process that Spark's Python workers are forked from, with all that a read of a log needs
+imported once.
 
 Spark asks a new worker to plan each read. One that imports numpy, Arrow and the decoder costs half
 a second each time.

@@ -26,16 +26,42 @@ from benchmarks.report import show_machine
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure, each figure beside its limit.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks; all but the long ones unless named")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure, each figure beside its limit."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="benchmarks; all but the long ones unless named"
+    )
     http_only = parser.add_argument_group("options of the benchmark http")
-    http_only.add_argument("--rounds", type=int, default=3, help="rounds that a figure is the median of (3)")
-    http_only.add_argument("--seconds", type=float, default=1.0, help="length of one measurement (1)")
-    http_only.add_argument("--rows", type=lambda names: tuple(names.split(",")), default=http.NAMES, help=", ".join(http.NAMES))
-    http_only.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
-    http_only.add_argument("--write", type=Path, metavar="PAGE", help="replace the figures of a page of the documentation")
+    http_only.add_argument(
+        "--rounds", type=int, default=3, help="rounds that a figure is the median of (3)"
+    )
+    http_only.add_argument(
+        "--seconds", type=float, default=1.0, help="length of one measurement (1)"
+    )
+    http_only.add_argument(
+        "--rows",
+        type=lambda names: tuple(names.split(",")),
+        default=http.NAMES,
+        help=", ".join(http.NAMES),
+    )
+    http_only.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
+    )
+    http_only.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="replace the figures of a page of the documentation",
+    )
     given = parser.parse_args()
-    options = http.Options(rounds=given.rounds, seconds=given.seconds, rows=given.rows, json_path=given.json, page=given.write)
+    options = http.Options(
+        rounds=given.rounds,
+        seconds=given.seconds,
+        rows=given.rows,
+        json_path=given.json,
+        page=given.write,
+    )
     usual: dict[str, Callable[[], None]] = {
         "http": lambda: http.run(options, machine),
         "append": append.run,

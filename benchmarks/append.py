@@ -1,4 +1,6 @@
-"""The storage layer alone on one core: appends of 100, of 10 and of 1, against encoding the same messages into memory."""
+"""The storage layer alone on one core: appends of 100, of 10 and of 1, against encoding the same
+messages into memory.
+"""
 
 import asyncio
 import os
@@ -48,18 +50,29 @@ def encode_rate(given: list[Message], seconds: float = 1.0) -> float:
     count, begun = 0, perf_counter()
     while (taken := perf_counter() - begun) < seconds:
         for _ in range(20):
-            assert unit.encode(rows_of(given), offsets, first_offset=1 << 20, synced_offset=0, epoch=1, stored_at_ms=1).data
+            assert unit.encode(
+                rows_of(given),
+                offsets,
+                first_offset=1 << 20,
+                synced_offset=0,
+                epoch=1,
+                stored_at_ms=1,
+            ).data
         count += 20 * len(given)
     return count / taken
 
 
-async def append_rate(given: list[Message], *, flush: FlushPolicy, callers: int, seconds: float = 1.5) -> float:
+async def append_rate(
+    given: list[Message], *, flush: FlushPolicy, callers: int, seconds: float = 1.5
+) -> float:
     """Messages a second that so many callers append and get answered."""
     with tempfile.TemporaryDirectory(dir=".") as directory:
         clock = SystemClock()
         identifiers = Identifiers(clock, SystemRandom())
         options = LocalStoreOptions(flush=flush, prepare_ahead_bytes=1 << 28)
-        store = await LocalMessageStore.open(Path(directory) / "store", options, OsVfs(), clock, identifiers)
+        store = await LocalMessageStore.open(
+            Path(directory) / "store", options, OsVfs(), clock, identifiers
+        )
         await store.create_topic("orders", queue_count=QUEUES)
         await _wait_until_prepared(store)
         end = perf_counter() + seconds
@@ -98,4 +111,8 @@ def run() -> None:
             durability = "buffered" if flush is FlushPolicy.INTERVAL else "synced"
             name = f"append of {count}, {callers} callers, {durability}"
             figures.append(Figure(name, rate, "messages/s", limit, "encoding alone"))
-    show("Storage layer alone, one event loop", f"bodies of {BODY_BYTES} bytes, key, tag, {QUEUES} queues; goal 1 M/s", figures)
+    show(
+        "Storage layer alone, one event loop",
+        f"bodies of {BODY_BYTES} bytes, key, tag, {QUEUES} queues; goal 1 M/s",
+        figures,
+    )

@@ -1,7 +1,9 @@
-"""A store with very many transactions, written faster than it is audited: one block of them again and again, each its own.
+"""A store with very many transactions, written faster than it is audited: one block of them again
+and again, each its own.
 
-The block is what the code of the service encodes (tests/support/written_log.py). A copy of it differs where it must: where its
-records lie and which numbers they have, whose transactions they are, when they were stored, and in the checksums over all this.
+The block is what the code of the service encodes (tests/support/written_log.py). A copy of it
+differs where it must: where its records lie and which numbers they have, whose transactions they
+are, when they were stored, and in the checksums over all this.
 """
 
 import os
@@ -25,12 +27,21 @@ from tests.support.written_log import WALL_MS, Transactions, WrittenLog, write_c
 BLOCK = 10  # transactions, two units each, a millisecond each; the last is rolled back
 SEGMENT_BYTES = 1 << 28
 _COPIES_AT_ONCE = 1_000
-# A half queue that begins so high has numbers of ten digits: an op that names one is as long as any other.
+# A half queue that begins so high has numbers of ten digits: an op that names one is as long as any
+# other.
 _FIRST_NUMBER = 1_000_000_000
 _HALF_QUEUE = QueueId(names.HALF_TOPIC, 0)
 _ID = re.compile(rb"txn_([0-9]{24})")
 # formats/record.py with IPv4 hosts.
-_BODY_CRC_AT, _QUEUE_OFFSET_AT, _LOG_OFFSET_AT, _BORN_AT, _STORED_AT, _PREPARED_AT, _BODY_AT = 8, 20, 28, 40, 56, 76, 88
+_BODY_CRC_AT, _QUEUE_OFFSET_AT, _LOG_OFFSET_AT, _BORN_AT, _STORED_AT, _PREPARED_AT, _BODY_AT = (
+    8,
+    20,
+    28,
+    40,
+    56,
+    76,
+    88,
+)
 _CRC = struct.Struct(">I")
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -80,14 +91,23 @@ def _write_segment(root: Path, copies: int, in_segment: int, first: int) -> None
     block = encode_block()
     with (root / "commitlog" / names.file_name(base)).open("wb") as file:
         for number in range(first, behind, _COPIES_AT_ONCE):
-            file.write(copy(block, number, min(_COPIES_AT_ONCE, behind - number), log_offset=base + file.tell()).data)
+            file.write(
+                copy(
+                    block,
+                    number,
+                    min(_COPIES_AT_ONCE, behind - number),
+                    log_offset=base + file.tell(),
+                ).data
+            )
         if behind < copies:
             file.write(records.encode_end_of_file(SEGMENT_BYTES - file.tell()))
         file.truncate(SEGMENT_BYTES)
 
 
 def copy(block: bytes, first: int, count: int, *, log_offset: int) -> Bytes:
-    """So many copies of the block, the first of them number `first`, which lie at `log_offset` and behind one another there."""
+    """So many copies of the block, the first of them number `first`, which lie at `log_offset` and
+    behind one another there.
+    """
     found = _records(block)
     of_queue = Counter((one.stored.topic, one.stored.queue_number) for one in found)
     numbers = np.arange(first, first + count)
@@ -106,7 +126,9 @@ def copy(block: bytes, first: int, count: int, *, log_offset: int) -> Bytes:
             _put_long(raw, at + _PREPARED_AT, stored.prepared_offset + shifts)
         if stored.topic == names.OP_TOPIC:
             half = stored.body.rstrip(b",")
-            raw[:, at + _BODY_AT : at + _BODY_AT + len(half)] = _digits(int(half) + numbers * BLOCK, len(half))
+            raw[:, at + _BODY_AT : at + _BODY_AT + len(half)] = _digits(
+                int(half) + numbers * BLOCK, len(half)
+            )
     for row, shift in zip(raw, shifts.tolist(), strict=True):
         _seal(memoryview(row), found, shift)
     return raw.reshape(-1)
@@ -126,7 +148,9 @@ def _records(block: bytes) -> list[Record]:
 
 
 def _seal(block: memoryview, found: list[Record], shift: int) -> None:
-    """The checksums of a copy, of which everything else is right, and the unit items, which have some of their own."""
+    """The checksums of a copy, of which everything else is right, and the unit items, which have
+    some of their own.
+    """
     for at, stored, item_at, item in found:
         begin = item.first_offset + shift
         moved = unit.encode_item(item._replace(first_offset=begin, synced_offset=begin))

@@ -1,4 +1,6 @@
-"""The service, a server that does nothing and a load generator: the two servers on one core, the load on another."""
+"""The service, a server that does nothing and a load generator: the two servers on one core, the
+load on another.
+"""
 
 import sys
 import tempfile
@@ -46,7 +48,12 @@ class Bench:
         """The server that does nothing, with the requests of a single send."""
         command = constant("/", messages.single("synced"))
         return self._run(
-            self.floor_pid, self.floor_port, command, connections, warm_seconds=_FLOOR_WARM_SECONDS, seconds=_FLOOR_SECONDS
+            self.floor_pid,
+            self.floor_port,
+            command,
+            connections,
+            warm_seconds=_FLOOR_WARM_SECONDS,
+            seconds=_FLOOR_SECONDS,
         )
 
     def row(self, row: Row, seconds: float) -> Window:
@@ -55,23 +62,30 @@ class Bench:
 
     def run(self, command: Command, connections: int, seconds: float) -> Window:
         return self._run(
-            self.server.pid, self.server.port, command, connections, warm_seconds=_WARM_SECONDS, seconds=seconds
+            self.server.pid, self.server.port, command, connections, warm_seconds=_WARM_SECONDS,
+            seconds=seconds
         )  # fmt: skip
 
     def prepare(self) -> None:
         """Make the topics, and fill the one that is read."""
         for topic in ("load", "filled", "quotes"):
             self.create_topic(topic, QUEUES)
-        self.api.put("/v1/groups/workers-0", json={"topics": [{"topic": "quotes"}]}).raise_for_status()
+        self.api.put(
+            "/v1/groups/workers-0", json={"topics": [{"topic": "quotes"}]}
+        ).raise_for_status()
         entries = [{"message": messages.message("buffered")} for _ in range(_FILL_BATCH)]
         for _ in range(FILLED // _FILL_BATCH):
-            self.api.post("/v1/topics/filled/messages/batch", json={"entries": entries}).raise_for_status()
+            self.api.post(
+                "/v1/topics/filled/messages/batch", json={"entries": entries}
+            ).raise_for_status()
 
     @contextmanager
     def flushing_by_time(self) -> Iterator["Bench"]:
         """The same beside another service, whose messages may be read before they are durable."""
         with (
-            _service(self.directory / "flushing-by-time", ESCROWMQ_LOCAL__FLUSH="interval") as server,
+            _service(
+                self.directory / "flushing-by-time", ESCROWMQ_LOCAL__FLUSH="interval"
+            ) as server,
             server.client() as api,
         ):
             yield Bench(self.directory, self.load, server, api, self.floor_pid, self.floor_port)
@@ -90,7 +104,9 @@ class Bench:
             self.api.put(path, json={"topics": [{"topic": "filled"}]}).raise_for_status()
         return {"group": f"round-{self._groups}", "groups": count}
 
-    def _run(self, pid: int, port: int, command: Command, connections: int, **times: float) -> Window:
+    def _run(
+        self, pid: int, port: int, command: Command, connections: int, **times: float
+    ) -> Window:
         return self.load.run(lambda: [pid], port=port, connections=connections, **command, **times)
 
 

@@ -1,4 +1,6 @@
-"""CPU times of processes and their threads, from /proc/PID/task/TID/schedstat: /proc/PID/stat counts in hundredths."""
+"""CPU times of processes and their threads, from /proc/PID/task/TID/schedstat: /proc/PID/stat
+counts in hundredths.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -34,14 +36,19 @@ def on_core(core: int) -> Iterator[None]:
 
 
 def thread_times(*pids: int, proc: Path = Path("/proc")) -> dict[int, ThreadTime]:
-    """Times of all threads of the processes, by the thread's id. A thread that ends meanwhile is left out."""
+    """Times of all threads of the processes, by the thread's id.
+
+    A thread that ends meanwhile is left out.
+    """
     times = {}
     for pid in pids:
         for task in (proc / str(pid) / "task").iterdir():
             with suppress(OSError):
                 running_ns, waiting_ns, _ = (task / "schedstat").read_text().split()
                 name = (task / "comm").read_text().rstrip("\n")
-                times[int(task.name)] = ThreadTime(name, int(running_ns) / 1e9, int(waiting_ns) / 1e9)
+                times[int(task.name)] = ThreadTime(
+                    name, int(running_ns) / 1e9, int(waiting_ns) / 1e9
+                )
     return times
 
 

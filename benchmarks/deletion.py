@@ -1,4 +1,6 @@
-"""The worst append while retention deletes segments: with the pause between files, without it, and with no deletion at all."""
+"""The worst append while retention deletes segments: with the pause between files, without it, and
+with no deletion at all.
+"""
 
 import asyncio
 import itertools
@@ -55,7 +57,8 @@ def run() -> None:
                 _figure(f"{work}, p99.9", 0.999, found, rounds[flush, None], note),
             ]
     settings = (
-        f"{BATCH} segments of {SEGMENT_BYTES >> 20} MiB deleted in {SECONDS:.0f} s of {APPENDS_PER_SECOND:,} appends a second, "
+        f"{BATCH} segments of {SEGMENT_BYTES >> 20} MiB deleted in {SECONDS:.0f} s of "
+        f"{APPENDS_PER_SECOND:,} appends a second, "
         f"each timed from when it was due; medians of {ROUNDS} rounds in turn"
     )
     show("Appends beside a deletion", settings, figures)
@@ -66,18 +69,28 @@ class _Round(NamedTuple):
     deletion_s: float
 
 
-def _figure(work: str, share: float, found: Sequence[_Round], alone: Sequence[_Round], note: str) -> Figure:
+def _figure(
+    work: str, share: float, found: Sequence[_Round], alone: Sequence[_Round], note: str
+) -> Figure:
     value, limit = ([_at(one.waited_ms, share) for one in rounds] for rounds in (found, alone))
-    note += f"; the rounds {min(value):.0f} to {max(value):.0f} ms, {_PAUSES[None]} {min(limit):.0f} to {max(limit):.0f}"
-    return Figure(work, statistics.median(value), "ms", statistics.median(limit), _PAUSES[None], note)
+    note += (
+        f"; the rounds {min(value):.0f} to {max(value):.0f} ms, {_PAUSES[None]} "
+        f"{min(limit):.0f} to {max(limit):.0f}"
+    )
+    return Figure(
+        work, statistics.median(value), "ms", statistics.median(limit), _PAUSES[None], note
+    )
 
 
 async def _open(root: Path, flush: FlushPolicy, pause_ms: int) -> LocalMessageStore:
     clock = SystemClock()
     options = LocalStoreOptions(
-        segment_bytes=SEGMENT_BYTES, flush=flush, retention_ms=1, delete_batch=BATCH, delete_pause_ms=pause_ms
+        segment_bytes=SEGMENT_BYTES, flush=flush, retention_ms=1, delete_batch=BATCH,
+        delete_pause_ms=pause_ms
     )  # fmt: skip
-    store = await LocalMessageStore.open(root, options, OsVfs(), clock, Identifiers(clock, SystemRandom()))
+    store = await LocalMessageStore.open(
+        root, options, OsVfs(), clock, Identifiers(clock, SystemRandom())
+    )
     await store.create_topic("orders", queue_count=QUEUES)
     return store
 
@@ -88,7 +101,16 @@ async def _fill(root: Path, segments: int) -> None:
     body = bytes(_FILL_BYTES)
     now_ms = SystemClock().wall_ms()
     for number in range(segments * SEGMENT_BYTES // _FILL_BYTES):
-        await store.append([Message(queue=QueueId("orders", 0), message_id=f"m-{number}", body=body, born_at_ms=now_ms)])
+        await store.append(
+            [
+                Message(
+                    queue=QueueId("orders", 0),
+                    message_id=f"m-{number}",
+                    body=body,
+                    born_at_ms=now_ms,
+                )
+            ]
+        )
     await store.aclose()
 
 

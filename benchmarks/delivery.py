@@ -30,18 +30,31 @@ def run() -> None:
     with tempfile.TemporaryDirectory(dir=".") as directory:
         redriven = _over_http(Path(directory))
     figures = [redriven, asyncio.run(_wake_up(1)), asyncio.run(_wake_up(1_000)), _memory()]
-    show("Delivery under leases", f"bodies of {len(BODY)} bytes, {QUEUES} queues; durability synced", figures)
+    show(
+        "Delivery under leases",
+        f"bodies of {len(BODY)} bytes, {QUEUES} queues; durability synced",
+        figures,
+    )
 
 
 def _over_http(data_dir: Path) -> Figure:
     with (
-        Server(data_dir / "data", environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30)}, forked=False) as server,
+        Server(
+            data_dir / "data",
+            environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30)},
+            forked=False,
+        ) as server,
         server.client() as api,
     ):
         api.post("/v1/topics", json={"topic": "orders", "queues": QUEUES}).raise_for_status()
-        entries = [{"message": {"payload": BODY, "key": f"order-{number:04d}", "tag": "created"}} for number in range(1_000)]
+        entries = [
+            {"message": {"payload": BODY, "key": f"order-{number:04d}", "tag": "created"}}
+            for number in range(1_000)
+        ]
         for _ in range(DEAD // len(entries)):
-            api.post("/v1/topics/orders/messages/batch", json={"entries": entries}).raise_for_status()
+            api.post(
+                "/v1/topics/orders/messages/batch", json={"entries": entries}
+            ).raise_for_status()
         return _redrive(api)
 
 
@@ -49,26 +62,44 @@ def _redrive(api: httpx.Client) -> Figure:
     """Dead letters that come back to their group; the limit is sending as many in batches."""
     api.put("/v1/groups/dead", json={"topics": [{"topic": "orders"}]}).raise_for_status()
     for _ in range(DEAD // 1_000):
-        messages = api.post("/v1/groups/dead/receive", json={"max_messages": 1_000}).json()["messages"]
+        messages = api.post("/v1/groups/dead/receive", json={"max_messages": 1_000}).json()[
+            "messages"
+        ]
         handles = [{"receipt_handle": one["receipt_handle"]} for one in messages]
         api.post("/v1/groups/dead/dead-letter", json={"entries": handles}).raise_for_status()
     entries = [{"message": {"payload": BODY}} for _ in range(1_000)]
-    sending = seconds(lambda: [api.post("/v1/topics/orders/messages/batch", json={"entries": entries}) for _ in range(5)])
+    sending = seconds(
+        lambda: [
+            api.post("/v1/topics/orders/messages/batch", json={"entries": entries})
+            for _ in range(5)
+        ]
+    )
     begun = time.perf_counter()
-    path = api.post("/v1/groups/dead/dead-letters/redrive", json={"select": "all"}).headers["location"]
+    path = api.post("/v1/groups/dead/dead-letters/redrive", json={"select": "all"}).headers[
+        "location"
+    ]
     while api.get(path).json()["state"] == "running":
         time.sleep(0.01)
     rate = DEAD / (time.perf_counter() - begun)
-    return Figure(f"redrive of {DEAD:,}", rate, "messages/s", 5_000 / sending, "batches of 1,000 sent one by one")
+    return Figure(
+        f"redrive of {DEAD:,}",
+        rate,
+        "messages/s",
+        5_000 / sending,
+        "batches of 1,000 sent one by one",
+    )
 
 
 async def _wake_up(waiting: int) -> Figure:
-    """From a send to the message in the hands of one of those who wait; the limit is a future of a bare event loop."""
+    """From a send to the message in the hands of one of those who wait; the limit is a future of a
+    bare event loop.
+    """
     clock = SystemClock()
     identifiers, store = Identifiers(clock, SystemRandom()), MemoryMessageStore(clock)
     rules = GroupRules(subscriptions=(Subscription("orders"),))
     delivery = Delivery(
-        store, clock, SystemRandom(), new_task_id=lambda: identifiers.new("task"), rules_of=lambda group: rules
+        store, clock, SystemRandom(), new_task_id=lambda: identifiers.new("task"),
+        rules_of=lambda group: rules
     )  # fmt: skip
     await store.create_topic("orders", queue_count=1)
     await delivery.open_group("g")
@@ -89,14 +120,22 @@ async def _wake_up(waiting: int) -> Figure:
     for message_id in identifiers.many("msg", WAKES):
         await asyncio.sleep(0.002)
         begun = time.perf_counter()
-        await store.append([Message(queue=QueueId("orders", 0), message_id=message_id, body=b"x", born_at_ms=0)])
+        await store.append(
+            [Message(queue=QueueId("orders", 0), message_id=message_id, body=b"x", born_at_ms=0)]
+        )
         taken.append(await got.get() - begun)
     for consumer in consumers:
         consumer.cancel()
     await asyncio.wait(consumers)
     await delivery.drain()
     work = f"wake-up, {waiting:,} waiting, memory store"
-    return Figure(work, sorted(taken)[WAKES // 2] * 1e6, "µs", await _bare_wake_up(), "a future that is resolved")
+    return Figure(
+        work,
+        sorted(taken)[WAKES // 2] * 1e6,
+        "µs",
+        await _bare_wake_up(),
+        "a future that is resolved",
+    )
 
 
 async def _bare_wake_up() -> float:
@@ -120,4 +159,11 @@ def _memory() -> Figure:
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     note = "and 24 a run for its deadline"
-    return Figure(f"{UNSETTLED:,} unsettled", taken / UNSETTLED, "bytes/message", 19, "the numbers themselves", note)
+    return Figure(
+        f"{UNSETTLED:,} unsettled",
+        taken / UNSETTLED,
+        "bytes/message",
+        19,
+        "the numbers themselves",
+        note,
+    )

@@ -23,10 +23,18 @@ def _filters() -> list[Figure]:
         properties={"amount": "150", "region": "eu", "coupon": "none"},
     )
     tags = frozenset({"created", "paid"})
-    five = "(amount > 200 OR region IN ('eu', 'uk')) AND coupon IS NOT NULL AND TAGS = 'paid' AND NOT region = 'us'"
+    five = (
+        "(amount > 200 OR region IN ('eu', 'uk')) AND coupon IS NOT NULL AND TAGS = 'paid' AND "
+        "NOT region = 'us'"
+    )
     own: dict[str, str] = dict(message.properties)
     return [
-        _filter("tag: created || paid", compile_filter("tag", "created || paid").matches, message, lambda one: one.tag in tags),
+        _filter(
+            "tag: created || paid",
+            compile_filter("tag", "created || paid").matches,
+            message,
+            lambda one: one.tag in tags,
+        ),
         _filter(
             "sql92: amount > 100",
             compile_filter("sql92", "amount > 100").matches,
@@ -47,7 +55,12 @@ def _filters() -> list[Figure]:
     ]
 
 
-def _filter(work: str, matches: Callable[[Message], bool], message: Message, plain: Callable[[Message], bool]) -> Figure:
+def _filter(
+    work: str,
+    matches: Callable[[Message], bool],
+    message: Message,
+    plain: Callable[[Message], bool],
+) -> Figure:
     def rate(question: Callable[[Message], bool]) -> float:
         def ask() -> None:
             for _ in range(EVALUATIONS):

@@ -1,7 +1,7 @@
 """The floors: a server that does nothing, and one append that is synced.
 
-`python -m benchmarks.floor` is that server, and prints its port: a uvloop protocol that answers each read with a constant 201
-of 100 bytes, and parses nothing.
+`python -m benchmarks.floor` is that server, and prints its port: a uvloop protocol that answers
+each read with a constant 201 of 100 bytes, and parses nothing.
 """
 
 import asyncio
@@ -20,7 +20,10 @@ import uvloop
 from benchmarks.cpu import SERVER_CORE, on_core
 from benchmarks.report import REPOSITORY
 
-_ANSWER = b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n" + b"x" * 100
+_ANSWER = (
+    b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    + b"x" * 100
+)
 _FILE_BYTES = 1 << 24
 _RECORD_BYTES = 512
 
@@ -44,7 +47,10 @@ def no_op_server() -> Iterator[tuple[int, int]]:
     """(pid, port) of the server on its core."""
     with on_core(SERVER_CORE):
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.floor"], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.floor"],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
         )
     assert process.stdout is not None
     try:
@@ -56,7 +62,9 @@ def no_op_server() -> Iterator[tuple[int, int]]:
 
 
 class SyncedFile:
-    """A file of zeros that is on disk in full length, as the log is ahead of its writer, to append to."""
+    """A file of zeros that is on disk in full length, as the log is ahead of its writer, to append
+    to.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._descriptor = os.open(directory / "synced", os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,5 @@
-"""The compiled load generator: built from `benchmarks/load/`, run on a core of its own, and what one run of it showed.
+"""The compiled load generator: built from `benchmarks/load/`, run on a core of its own, and what
+one run of it showed.
 
 Where there is no Go, `wrk` sends what is the same in every request.
 """
@@ -26,7 +27,10 @@ class NotOffered(Exception):
 
 
 class Window(NamedTuple):
-    """One run without its warm-up. Times are seconds, `server` and `load` those of the threads of both sides."""
+    """One run without its warm-up.
+
+    Times are seconds, `server` and `load` those of the threads of both sides.
+    """
 
     operations: int
     messages: int
@@ -35,7 +39,8 @@ class Window(NamedTuple):
     p99_ms: float
     server: Times
     load: Times
-    refused: int = 0  # operations that the server or its client gave up; they count for nothing else
+    # operations that the server or its client gave up; they count for nothing else
+    refused: int = 0
 
     @property
     def rate(self) -> float:
@@ -66,15 +71,26 @@ Pids = Callable[[], Sequence[int]]
 
 class Generator(Protocol):
     def run(self, server: Pids, /, **command: object) -> Window:
-        """Send what `command` says and measure. Raises NotOffered, or RuntimeError with the server's words."""
+        """Send what `command` says and measure.
+
+        Raises NotOffered, or RuntimeError with the server's words.
+        """
 
     def close(self) -> None: ...
 
 
 class Driver:
-    """A process that takes one JSON command a line and reports begin, end and result: see `benchmarks/load/main.go`."""
+    """A process that takes one JSON command a line and reports begin, end and result: see
+    `benchmarks/load/main.go`.
+    """
 
-    def __init__(self, command: Sequence[str], *, environment: dict[str, str] | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: dict[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
         errors = log.open("wb") if log else None
         with on_core(LOAD_CORE):
             self._process = subprocess.Popen(
@@ -138,7 +154,10 @@ class Driver:
 
 
 class Wrk:
-    """wrk, for rows whose requests are all the same. It has no marks of begin and end: its warm-up counts for the server."""
+    """wrk, for rows whose requests are all the same.
+
+    It has no marks of begin and end: its warm-up counts for the server.
+    """
 
     def run(self, server: Pids, /, **command: object) -> Window:
         if command["work"] != "constant" or "operations" in command:
@@ -146,15 +165,28 @@ class Wrk:
         BUILT.mkdir(parents=True, exist_ok=True)
         script = BUILT / "constant.lua"
         body = json.dumps(command["body"])  # as Lua quotes it, too
-        script.write_text(f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\nwrk.body = {body}\n')
+        script.write_text(
+            'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\nwrk.body = '
+            f"{body}\n"
+        )
         seconds = max(1, round(float(str(command["seconds"]))))
         url = f"http://127.0.0.1:{command['port']}{command['path']}"
-        arguments = ["-t1", f"-c{command['connections']}", f"-d{seconds}s", "--latency", "-s", str(script), url]
+        arguments = [
+            "-t1",
+            f"-c{command['connections']}",
+            f"-d{seconds}s",
+            "--latency",
+            "-s",
+            str(script),
+            url,
+        ]
         pids = server()
         before = thread_times(*pids)
         begun, own = perf_counter(), _children_seconds()
         with on_core(LOAD_CORE):
-            output = subprocess.run(["wrk", *arguments], capture_output=True, text=True, check=True).stdout
+            output = subprocess.run(
+                ["wrk", *arguments], capture_output=True, text=True, check=True
+            ).stdout
         taken = perf_counter() - begun
         load = {0: ThreadTime("wrk", _children_seconds() - own, 0.0)}
         count, p50_ms, p99_ms = parse_wrk(output)
@@ -169,7 +201,10 @@ _WRK_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 
 
 def parse_wrk(output: str) -> tuple[int, float, float]:
-    """(requests, p50 in ms, p99 in ms). Raises RuntimeError when an answer was no 2xx or a connection broke."""
+    """(requests, p50 in ms, p99 in ms).
+
+    Raises RuntimeError when an answer was no 2xx or a connection broke.
+    """
     found: dict[str, float] = {}
     for line in output.splitlines():
         words = line.split()
@@ -194,7 +229,10 @@ def load_generator() -> Generator:
         return Driver([str(load_program())])
     if shutil.which("wrk"):
         return Wrk()
-    raise NotOffered("no load generator: install Go 1.21 or later (go), or wrk for the rows of one constant request")
+    raise NotOffered(
+        "no load generator: install Go 1.21 or later (go), or wrk for the rows of one constant "
+        "request"
+    )
 
 
 def load_program() -> Path:
@@ -203,5 +241,7 @@ def load_program() -> Path:
         raise NotOffered("needs go")
     program = BUILT / "load"
     BUILT.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["go", "build", "-buildvcs=false", "-o", str(program), "."], cwd=SOURCE, check=True)
+    subprocess.run(
+        ["go", "build", "-buildvcs=false", "-o", str(program), "."], cwd=SOURCE, check=True
+    )
     return program

@@ -1,6 +1,8 @@
-"""The service over HTTP: the CPU that a message costs, as a multiple of what a request costs a server that does nothing.
+"""The service over HTTP: the CPU that a message costs, as a multiple of what a request costs a
+server that does nothing.
 
-Each measurement follows one of that server (the floor), so that both see the same machine. Figures are medians of the rounds.
+Each measurement follows one of that server (the floor), so that both see the same machine. Figures
+are medians of the rounds.
 """
 
 import json
@@ -37,10 +39,21 @@ class Results:
 def run(options: Options, machine: str) -> None:
     """Measure and show. Raises NotOffered where there is nothing to make load with."""
     results = measure(options)
-    counted = "begin + commit and request → reply are one message; goals are upper limits; load: how busy its core was"
-    caption = f"{options.rounds} rounds of {options.seconds:g} s, medians; messages of 200 bytes; {counted}"
+    counted = (
+        "begin + commit and request → reply are one message; goals are upper limits; load: "
+        "how busy its core was"
+    )
+    caption = (
+        f"{options.rounds} rounds of {options.seconds:g} s, medians; messages of 200 bytes; "
+        f"{counted}"
+    )
     latencies = [_latency_cells(one) for one in results.latencies]
-    show_table("Over HTTP, a message beside a request that does nothing", caption, _COLUMNS, _cells(results))
+    show_table(
+        "Over HTTP, a message beside a request that does nothing",
+        caption,
+        _COLUMNS,
+        _cells(results),
+    )
     if latencies:
         note = "round trips are those of the server that does nothing, at one connection"
         show_table("Latency of one client", note, _LATENCY_COLUMNS, latencies)
@@ -49,13 +62,18 @@ def run(options: Options, machine: str) -> None:
         parts += [markdown_table(_LATENCY_COLUMNS, latencies)] if latencies else []
         picture = options.page.with_suffix(".svg")
         draw_floors(picture, results.rows)
-        replace_figures(options.page, machine, [f"![the same figures as bars]({picture.name})", *parts])
+        replace_figures(
+            options.page, machine, [f"![the same figures as bars]({picture.name})", *parts]
+        )
     if options.json_path:
         options.json_path.write_text(json.dumps(asdict(results), indent=2) + "\n")
 
 
 def measure(options: Options) -> Results:
-    """All rows in each round in turn. Raises NotOffered where there is nothing to make load with."""
+    """All rows in each round in turn.
+
+    Raises NotOffered where there is nothing to make load with.
+    """
     rows = [row for row in ROWS if row.name in options.rows]
     rounds: dict[str, list[Round]] = {row.name: [] for row in rows}
     absent: dict[str, str] = {}
@@ -64,10 +82,16 @@ def measure(options: Options) -> Results:
             for row in rows:
                 if row.name not in absent:
                     try:
-                        rounds[row.name].append(Round(opened.floor(), opened.row(row, options.seconds)))
+                        rounds[row.name].append(
+                            Round(opened.floor(), opened.row(row, options.seconds))
+                        )
                     except NotOffered as error:
                         absent[row.name] = str(error)
-        measured = [summary(row, rounds[row.name], opened.server.pid) for row in rows if row.name not in absent]
+        measured = [
+            summary(row, rounds[row.name], opened.server.pid)
+            for row in rows
+            if row.name not in absent
+        ]
         floors = [Round(one.floor, one.floor) for row in rows for one in rounds[row.name]]
         floor = summary(_FLOOR, floors, opened.floor_pid) if floors else None
         latencies = []
@@ -80,9 +104,12 @@ def measure(options: Options) -> Results:
     return Results(floor=floor, rows=measured, absent=absent, latencies=latencies)
 
 
-# ----------------------------------------------------------------------------------------------------------------- table
+# --------------------------------------------------------------------------------------------------
+# table
 
-_FLOOR = Row(name="floor", title="no-op server, a request", connections=bench.FLOOR_CONNECTIONS, command={})
+_FLOOR = Row(
+    name="floor", title="no-op server, a request", connections=bench.FLOOR_CONNECTIONS, command={}
+)
 _COLUMNS = (
     Column("work", "left"),
     Column("connections"),
@@ -114,7 +141,16 @@ def _cells(results: Results) -> list[list[str]]:
             lines.append(_measured_cells(row, measured[row.name]))
         elif row.name in results.absent:
             goal = number(row.goal) if row.goal else ""
-            lines.append([row.title, str(row.connections), "", goal, *[""] * (len(_COLUMNS) - 5), results.absent[row.name]])
+            lines.append(
+                [
+                    row.title,
+                    str(row.connections),
+                    "",
+                    goal,
+                    *[""] * (len(_COLUMNS) - 5),
+                    results.absent[row.name],
+                ]
+            )
     return lines
 
 
@@ -127,5 +163,14 @@ def _measured_cells(row: Row, one: Measured) -> list[str]:
 
 
 def _latency_cells(one: Latency) -> list[str]:
-    goal = "" if one.goal is None else f"{number(one.goal)} {'✓' if one.multiple <= one.goal else '✗'}"
-    return [one.title, number(one.p50_ms), number(one.limit_ms), number(one.multiple), goal, one.limit_title]
+    goal = (
+        "" if one.goal is None else f"{number(one.goal)} {'✓' if one.multiple <= one.goal else '✗'}"
+    )
+    return [
+        one.title,
+        number(one.p50_ms),
+        number(one.limit_ms),
+        number(one.multiple),
+        goal,
+        one.limit_title,
+    ]

@@ -34,7 +34,13 @@ def run() -> None:
         cold, reads, lookups, log_end = uvloop.run(_fill_and_find(root / "store"))
         walked, walked_cpu, built, built_cpu = _build(root, log_end)
     figures = [
-        Figure("index made from the log", 2 * COUNT / built, "entries/s", 2 * COUNT / walked, "checking the log alone"),
+        Figure(
+            "index made from the log",
+            2 * COUNT / built,
+            "entries/s",
+            2 * COUNT / walked,
+            "checking the log alone",
+        ),
         Figure(
             "CPU of the derive lane, a message",
             1e6 * built_cpu / COUNT,
@@ -42,14 +48,26 @@ def run() -> None:
             1e6 * walked_cpu / COUNT,
             "checking the log alone",
         ),
-        Figure("message read by its offset, files not in memory", cold, "reads/s", reads, "the same once more"),
+        Figure(
+            "message read by its offset, files not in memory",
+            cold,
+            "reads/s",
+            reads,
+            "the same once more",
+        ),
         Figure("message found by its id", lookups, "lookups/s", reads, "reading it by its offset"),
     ]
-    show(f"The key index of {COUNT:,} messages", "messages of 100 bytes with a key and an id", figures)
+    show(
+        f"The key index of {COUNT:,} messages",
+        "messages of 100 bytes with a key and an id",
+        figures,
+    )
 
 
 async def _fill_and_find(root: Path) -> tuple[float, float, float, int]:
-    """Of messages anywhere in the log: first reads by offset a second, later ones, finds by id; and where the log ends."""
+    """Of messages anywhere in the log: first reads by offset a second, later ones, finds by id; and
+    where the log ends.
+    """
     clock = SystemClock()
     identifiers = Identifiers(clock, SystemRandom())
     store = await LocalMessageStore.open(root, _OPTIONS, OsVfs(), clock, identifiers)
@@ -58,7 +76,10 @@ async def _fill_and_find(root: Path) -> tuple[float, float, float, int]:
     for _ in range(COUNT // _TOGETHER):
         given: list[Message] = messages(_TOGETHER)
         appended = await store.append(given)
-        places += [(one.message_id, at.queue, at.queue_offset) for one, at in zip(given, appended, strict=True)]
+        places += [
+            (one.message_id, at.queue, at.queue_offset)
+            for one, at in zip(given, appended, strict=True)
+        ]
     await store.aclose()  # everything is in the index then
     store = await LocalMessageStore.open(root, _OPTIONS, OsVfs(), clock, identifiers)
     await store.create_topic("orders", queue_count=4)
@@ -73,7 +94,9 @@ async def _fill_and_find(root: Path) -> tuple[float, float, float, int]:
         reads.append(_LOOKUPS / (perf_counter() - begun))
     begun = perf_counter()
     for message_id, _, queue_offset in wanted:
-        (found,) = await store.find_messages(message_id, topics=["orders"], by_id=True, max_messages=1)
+        (found,) = await store.find_messages(
+            message_id, topics=["orders"], by_id=True, max_messages=1
+        )
         assert found.queue_offset == queue_offset
     finds = _LOOKUPS / (perf_counter() - begun)
     log_end = store.status().written_end
@@ -82,11 +105,19 @@ async def _fill_and_find(root: Path) -> tuple[float, float, float, int]:
 
 
 def _build(root: Path, end: int) -> tuple[float, float, float, float]:
-    """Seconds, and seconds of CPU: to walk through the log and check it; to make the index besides."""
+    """Seconds, and seconds of CPU: to walk through the log and check it; to make the index
+    besides.
+    """
     vfs = OsVfs()
     log, made = root / "store" / "commitlog", DataDirectory(vfs, root / "made")
     scratch = made.making
-    segments = Segments(vfs, log, segment_bytes=_OPTIONS.segment_bytes, max_open=_OPTIONS.max_open_segments, scratch=scratch)
+    segments = Segments(
+        vfs,
+        log,
+        segment_bytes=_OPTIONS.segment_bytes,
+        max_open=_OPTIONS.max_open_segments,
+        scratch=scratch,
+    )
     index = KeyIndex(
         vfs,
         made.key_index,
@@ -104,7 +135,9 @@ def _build(root: Path, end: int) -> tuple[float, float, float, float]:
         index.sync()
 
     try:
-        walked = _seconds_and_cpu(lambda: sum(len(window.data) for window in log_walk.windows(segments, 0, end)))
+        walked = _seconds_and_cpu(
+            lambda: sum(len(window.data) for window in log_walk.windows(segments, 0, end))
+        )
         return *walked, *_seconds_and_cpu(build)
     finally:
         index.close()

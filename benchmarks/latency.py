@@ -1,4 +1,6 @@
-"""Latencies of one client beside what they cannot go below: a round trip of a server that does nothing, and a synced append."""
+"""Latencies of one client beside what they cannot go below: a round trip of a server that does
+nothing, and a synced append.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -15,7 +17,10 @@ _SYNC_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Medians of the rounds. `goal`: `p50_ms` is to be at most so many times `limit_ms`, which `limit_title` names."""
+    """Medians of the rounds.
+
+    `goal`: `p50_ms` is to be at most so many times `limit_ms`, which `limit_title` names.
+    """
 
     name: str
     title: str
@@ -41,16 +46,23 @@ def alone(bench: Bench, rounds: int, seconds: float) -> Latency:
 
 
 def wake(bench: Bench, rounds: int, seconds: float) -> Latency:
-    """From a buffered send to the answer of a pull that waits for it, where it may be read at once, beside round trips."""
+    """From a buffered send to the answer of a pull that waits for it, where it may be read at once,
+    beside round trips.
+    """
     with bench.flushing_by_time() as another:
         pairs = [(p50_ms, another.floor(1).p50_ms) for p50_ms in _wakes(another, rounds, seconds)]
-    return _latency("wake", "buffered send to a waiting pull, flush=interval", 3.0, pairs, "a round trip")
+    return _latency(
+        "wake", "buffered send to a waiting pull, flush=interval", 3.0, pairs, "a round trip"
+    )
 
 
 def wake_durable(bench: Bench, rounds: int, seconds: float) -> Latency:
     """The same under the default policy, by which a message is read when it is durable."""
     with closing(SyncedFile(bench.directory)) as synced:
-        pairs = [(p50_ms, synced.append_ms(_SYNC_SECONDS) + bench.floor(1).p50_ms) for p50_ms in _wakes(bench, rounds, seconds)]
+        pairs = [
+            (p50_ms, synced.append_ms(_SYNC_SECONDS) + bench.floor(1).p50_ms)
+            for p50_ms in _wakes(bench, rounds, seconds)
+        ]
     title = "buffered send to a waiting pull, read when durable"
     return _latency("wake-durable", title, None, pairs, "a synced append + a round trip")
 
@@ -62,11 +74,15 @@ def _wakes(bench: Bench, rounds: int, seconds: float) -> Iterator[float]:
     for _ in range(rounds):
         send = constant("/v1/topics/woken/messages", messages.single("buffered"))
         window = bench.run({**send, "work": "wake", "topic": "woken", "depth": sent}, 2, seconds)
-        sent = bench.api.get("/v1/topics/woken/queues/0/messages", params={"offset": 0}).json()["max_offset"]
+        sent = bench.api.get("/v1/topics/woken/queues/0/messages", params={"offset": 0}).json()[
+            "max_offset"
+        ]
         yield window.p50_ms
 
 
-def _latency(name: str, title: str, goal: float | None, pairs: list[tuple[float, float]], limit_title: str) -> Latency:
+def _latency(
+    name: str, title: str, goal: float | None, pairs: list[tuple[float, float]], limit_title: str
+) -> Latency:
     return Latency(
         name=name,
         title=title,
@@ -78,4 +94,8 @@ def _latency(name: str, title: str, goal: float | None, pairs: list[tuple[float,
     )
 
 
-LATENCIES: dict[str, Callable[[Bench, int, float], Latency]] = {"alone": alone, "wake": wake, "wake-durable": wake_durable}
+LATENCIES: dict[str, Callable[[Bench, int, float], Latency]] = {
+    "alone": alone,
+    "wake": wake,
+    "wake-durable": wake_durable,
+}

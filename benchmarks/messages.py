@@ -1,4 +1,6 @@
-"""Bodies of requests that benchmarks send: a message carries 200 bytes of its user, key 16, tag 8, payload 176."""
+"""Bodies of requests that benchmarks send: a message carries 200 bytes of its user, key 16, tag 8,
+payload 176.
+"""
 
 import json
 import random

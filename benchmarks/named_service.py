@@ -1,4 +1,5 @@
-"""`python -m benchmarks.named_service serve ...`: the service, whose threads have their names in /proc/PID/task/TID/comm.
+"""`python -m benchmarks.named_service serve ...`: the service, whose threads have their names in
+/proc/PID/task/TID/comm.
 
 Python 3.11 keeps the name of a thread to itself.
 """

@@ -1,7 +1,9 @@
-"""Long polls that wait, by the thousand: what each costs beyond its idle connection, and how one send wakes all of them.
+"""Long polls that wait, by the thousand: what each costs beyond its idle connection, and how one
+send wakes all of them.
 
-The service is a process of its own; the connections are this process's. An idle one has been answered a pull before. Resident
-memory includes what the allocator has kept of the requests that arrived at once.
+The service is a process of its own; the connections are this process's. An idle one has been
+answered a pull before. Resident memory includes what the allocator has kept of the requests that
+arrived at once.
 """
 
 import resource
@@ -32,12 +34,15 @@ def run() -> None:
             "ESCROWMQ_HTTP__MAX_WAITING": str(WAITERS + 1),
             "ESCROWMQ_LOG_LEVEL": "error",
         }
-        server = stack.enter_context(ProbedServer(Path(directory) / "data", environment=environment, forked=False))
+        server = stack.enter_context(
+            ProbedServer(Path(directory) / "data", environment=environment, forked=False)
+        )
         api = stack.enter_context(server.client())
         for topic in ("pulled", "empty"):
             api.post("/v1/topics", json={"topic": topic, "queues": 1}).raise_for_status()
         connections = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)) for _ in range(WAITERS)
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            for _ in range(WAITERS)
         ]
         sleep(0.5)
         fresh = _resident_bytes(server)
@@ -56,10 +61,38 @@ def run() -> None:
         turn_ms = float(api.get(PATH).text) * 1000
         one = f"one of {WAITERS:,} pulls that wait"
         figures = [
-            Figure(one, (waiting - idle) / WAITERS, "bytes", GOAL_BYTES, "goal", "beyond an idle connection"),
-            Figure(one, (waiting - fresh) / WAITERS, "bytes", GOAL_BYTES, "goal", "beyond one that was never used"),
-            Figure(f"one send wakes {WAITERS:,} pulls", turn_ms, "ms", GOAL_MS, "goal", "the longest turn of the loop"),
-            Figure("until all are answered", taken_ms, "ms", taken_ms, "itself", f"{WAITERS / taken_ms * 1000:,.0f} answers/s"),
+            Figure(
+                one,
+                (waiting - idle) / WAITERS,
+                "bytes",
+                GOAL_BYTES,
+                "goal",
+                "beyond an idle connection",
+            ),
+            Figure(
+                one,
+                (waiting - fresh) / WAITERS,
+                "bytes",
+                GOAL_BYTES,
+                "goal",
+                "beyond one that was never used",
+            ),
+            Figure(
+                f"one send wakes {WAITERS:,} pulls",
+                turn_ms,
+                "ms",
+                GOAL_MS,
+                "goal",
+                "the longest turn of the loop",
+            ),
+            Figure(
+                "until all are answered",
+                taken_ms,
+                "ms",
+                taken_ms,
+                "itself",
+                f"{WAITERS / taken_ms * 1000:,.0f} answers/s",
+            ),
         ]
     show("Long polls that wait", "over HTTP, resident memory of the service", figures)
 
@@ -76,7 +109,9 @@ def _many_files() -> Iterator[None]:
 
 def _request(topic: str, *, wait_ms: int) -> bytes:
     path = f"/v1/topics/{topic}/queues/0/messages?offset=0&max_messages=1&wait_ms={wait_ms}"
-    headers = "Host: 127.0.0.1\r\nUser-Agent: benchmark\r\nAccept: */*\r\nConnection: keep-alive\r\n"
+    headers = (
+        "Host: 127.0.0.1\r\nUser-Agent: benchmark\r\nAccept: */*\r\nConnection: keep-alive\r\n"
+    )
     return f"GET {path} HTTP/1.1\r\n{headers}\r\n".encode()
 
 

@@ -41,13 +41,25 @@ def draw_floors(path: Path, rows: Sequence[Measured]) -> None:
     with mpl.rc_context(_SETTINGS):
         figure, (axes,) = _plots([len(rows)])
         axes.set_title("CPU of each message in floors; the mark is the goal")
-        colours = [_PLAIN if row.goal is None else _GOOD if row.multiple <= row.goal else _BAD for row in rows]
+        colours = [
+            _PLAIN if row.goal is None else _GOOD if row.multiple <= row.goal else _BAD
+            for row in rows
+        ]
         titles = [f"{row.title} ({row.connections})" for row in rows]
         multiples = [row.multiple for row in rows]
-        _bars(axes, titles, multiples, colours, begin=0.1, numbers_at=[max(row.multiple, row.goal or 0.0) for row in rows])
+        _bars(
+            axes,
+            titles,
+            multiples,
+            colours,
+            begin=0.1,
+            numbers_at=[max(row.multiple, row.goal or 0.0) for row in rows],
+        )
         for place, row in enumerate(rows):
             if row.goal is not None:
-                axes.plot([row.goal, row.goal], [place - 0.45, place + 0.45], color=_INK, linewidth=1.5)
+                axes.plot(
+                    [row.goal, row.goal], [place - 0.45, place + 0.45], color=_INK, linewidth=1.5
+                )
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
@@ -55,7 +67,12 @@ def draw_ratios(path: Path, comparisons: Sequence[Comparison], titles: dict[str,
     """Rates beside peers', one plot for each durability. `titles`: of the rows, in their order."""
     groups = {}
     for durability in ("synced", "buffered"):
-        if found := [one for row in titles for one in comparisons if (one.row, one.durability) == (row, durability)]:
+        if found := [
+            one
+            for row in titles
+            for one in comparisons
+            if (one.row, one.durability) == (row, durability)
+        ]:
             groups[durability] = found
     if not groups:
         return
@@ -65,7 +82,14 @@ def draw_ratios(path: Path, comparisons: Sequence[Comparison], titles: dict[str,
             axes.set_title(f"Messages a second of EscrowMQ for each one of the peer, {durability}")
             labels = [f"{titles[one.row]}: {one.peer}" for one in found]
             ratios = [one.ratio for one in found]
-            _bars(axes, labels, ratios, [_GOOD if ratio >= 1 else _BAD for ratio in ratios], begin=1.0, numbers_at=ratios)
+            _bars(
+                axes,
+                labels,
+                ratios,
+                [_GOOD if ratio >= 1 else _BAD for ratio in ratios],
+                begin=1.0,
+                numbers_at=ratios,
+            )
             axes.axvline(1.0, color=_INK, linewidth=1)
         figure.savefig(path, format="svg", metadata={"Date": None})
 
@@ -87,7 +111,9 @@ def _bars(
     begin: float,
     numbers_at: Sequence[float],
 ) -> None:
-    """Bars on a logarithmic axis that go out from `begin`, the first on top, each with its figure at a place of the axis."""
+    """Bars on a logarithmic axis that go out from `begin`, the first on top, each with its figure
+    at a place of the axis.
+    """
     places = range(len(labels))
     axes.set_xscale("log")
     axes.barh(places, [value - begin for value in values], left=begin, color=colours, height=0.7)
@@ -99,6 +125,7 @@ def _bars(
     for place, value, number_at in zip(places, values, numbers_at, strict=True):
         left = value < begin
         axes.annotate(
-            number(value), (number_at, place), xytext=(-3 if left else 3, 0), textcoords="offset points",
+            number(value), (number_at, place), xytext=(-3 if left else 3, 0),
+            textcoords="offset points",
             ha="right" if left else "left", va="center", color=_INK, fontsize=8,
         )  # fmt: skip

@@ -1,9 +1,11 @@
-"""`python -m benchmarks.probed_service serve ...`: the service, and how long its event loop was held for one turn.
+"""`python -m benchmarks.probed_service serve ...`: the service, and how long its event loop was
+held for one turn.
 
-What holds the loop between two beats of a timer on it: the CPU time of its thread, and the time for which the thread was
-blocked while other threads of the process used the CPU, as it is when a C call keeps the interpreter's lock. A thread that
-works without the lock does not count, as the loop goes on beside it, nor does a busy machine, where the loop is ready to run,
-nor a host that takes a core away.
+What holds the loop between two beats of a timer on it: the CPU time of its thread, and the time for
+which the thread was blocked while other threads of the process used the CPU, as it is when a C call
+keeps the interpreter's lock. A thread that works without the lock does not count, as the loop goes
+on beside it, nor does a busy machine, where the loop is ready to run, nor a host that takes a core
+away.
 """
 
 import asyncio
@@ -27,8 +29,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Times(NamedTuple):
-    """Seconds so far. `ready`: of the loop's thread, ready to run while there was no core for it. `stolen`: for which the host
-    had no core for this machine, in steps of 10 ms, of all cores.
+    """Seconds so far. `ready`: of the loop's thread, ready to run while there was no core for it.
+    `stolen`: for which the host had no core for this machine, in steps of 10 ms, of all cores.
     """
 
     wall: float
@@ -70,7 +72,9 @@ class TurnProbe:
 def _times(thread: int, machine: int) -> _Times:
     _, ready_ns, _ = os.pread(thread, 100, 0).split()
     stolen_ticks = int(os.pread(machine, 200, 0).split(maxsplit=9)[_STEAL])
-    return _Times(monotonic(), thread_time(), int(ready_ns) / 1e9, process_time(), stolen_ticks / _TICKS)
+    return _Times(
+        monotonic(), thread_time(), int(ready_ns) / 1e9, process_time(), stolen_ticks / _TICKS
+    )
 
 
 def _held_seconds(before: _Times, now: _Times) -> float:

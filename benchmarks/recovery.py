@@ -1,7 +1,9 @@
-"""Recovery with every byte checked: a gigabyte of log, in units of 100 messages and of one, without checkpoint.
+"""Recovery with every byte checked: a gigabyte of log, in units of 100 messages and of one, without
+checkpoint.
 
-Three figures: finding and checking every unit (which is what must be done to know the end of the log), giving the consume
-queues back from them as well, and a whole start of the engine. Limits: reading the same bytes, and their crc32c in one go.
+Three figures: finding and checking every unit (which is what must be done to know the end of the
+log), giving the consume queues back from them as well, and a whole start of the engine. Limits:
+reading the same bytes, and their crc32c in one go.
 """
 
 import asyncio
@@ -50,14 +52,37 @@ def _measure(root: Path, count: int) -> list[Figure]:
     started = seconds(lambda: asyncio.run(_start(root)))
     note = f"{records:,} records"
     return [
-        Figure(f"units of {count}: every byte checked", walked, "s", checked, "reading and crc32c in one go", note),
-        Figure(f"units of {count}: and the queues given back", replayed, "s", walked, "checking alone", note),
-        Figure(f"units of {count}: a whole start without checkpoint", started, "s", read, "reading", note),
+        Figure(
+            f"units of {count}: every byte checked",
+            walked,
+            "s",
+            checked,
+            "reading and crc32c in one go",
+            note,
+        ),
+        Figure(
+            f"units of {count}: and the queues given back",
+            replayed,
+            "s",
+            walked,
+            "checking alone",
+            note,
+        ),
+        Figure(
+            f"units of {count}: a whole start without checkpoint",
+            started,
+            "s",
+            read,
+            "reading",
+            note,
+        ),
     ]
 
 
 def _write_log(root: Path, count: int) -> int:
-    """A store whose log is full and whose checkpoint and snapshots are gone; the number of its records."""
+    """A store whose log is full and whose checkpoint and snapshots are gone; the number of its
+    records.
+    """
     folder = root / "commitlog"
     folder.mkdir(parents=True)
     given = messages(count)
@@ -71,7 +96,12 @@ def _write_log(root: Path, count: int) -> int:
                 offsets.append(ends[message.queue.number])
                 ends[message.queue.number] += 1
             encoded = unit.encode(
-                rows_of(given), offsets, first_offset=at, synced_offset=at, epoch=1, stored_at_ms=1_700_000_000_000
+                rows_of(given),
+                offsets,
+                first_offset=at,
+                synced_offset=at,
+                epoch=1,
+                stored_at_ms=1_700_000_000_000,
             )
             file.write(encoded.data)
             at += len(encoded.data)
@@ -89,7 +119,11 @@ def _queue_files(root: Path) -> QueueFiles:
     scratch = root / "making"
     scratch.mkdir(exist_ok=True)
     return QueueFiles(
-        OsVfs(), directory, entries_per_file=options.queue_file_entries, max_open=options.max_open_queue_files, scratch=scratch
+        OsVfs(),
+        directory,
+        entries_per_file=options.queue_file_entries,
+        max_open=options.max_open_queue_files,
+        scratch=scratch,
     )
 
 
@@ -122,6 +156,8 @@ async def _start(root: Path) -> None:
     shutil.rmtree(root / "snapshots", ignore_errors=True)
     clock = SystemClock()
     begun = perf_counter()
-    store = await LocalMessageStore.open(root, LocalStoreOptions(), OsVfs(), clock, Identifiers(clock, SystemRandom()))
+    store = await LocalMessageStore.open(
+        root, LocalStoreOptions(), OsVfs(), clock, Identifiers(clock, SystemRandom())
+    )
     assert store.status().written_end >= LOG_BYTES, perf_counter() - begun
     await store.aclose()

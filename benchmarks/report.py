@@ -32,7 +32,11 @@ class Figure:
     @property
     def ratio(self) -> float:
         """How much of the limit is reached: 1.0 is all of it."""
-        return self.limit / self.value if self.unit.startswith(("s", "ms", "µs", "bytes")) else self.value / self.limit
+        return (
+            self.limit / self.value
+            if self.unit.startswith(("s", "ms", "µs", "bytes"))
+            else self.value / self.limit
+        )
 
 
 def median_of(runs: int, work: Callable[[], float]) -> float:
@@ -53,15 +57,31 @@ class Column(NamedTuple):
 
 
 def show(title: str, settings: str, figures: list[Figure]) -> None:
-    columns = (Column("work", "left"), Column("measured"), Column("limit in the same run"), Column("of it"), Column("", "left"))
+    columns = (
+        Column("work", "left"),
+        Column("measured"),
+        Column("limit in the same run"),
+        Column("of it"),
+        Column("", "left"),
+    )
     rows = []
     for figure in figures:
         limit = f"{number(figure.limit)} {figure.unit}  {figure.limit_name}"
-        rows.append([figure.work, f"{number(figure.value)} {figure.unit}", limit, f"{figure.ratio:.2f}", figure.note])
+        rows.append(
+            [
+                figure.work,
+                f"{number(figure.value)} {figure.unit}",
+                limit,
+                f"{figure.ratio:.2f}",
+                figure.note,
+            ]
+        )
     show_table(title, settings, columns, rows)
 
 
-def show_table(title: str, settings: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+def show_table(
+    title: str, settings: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]
+) -> None:
     table = Table(title=title, caption=settings, title_justify="left", caption_justify="left")
     for column in columns:
         table.add_column(column.title, justify=column.justify)
@@ -73,12 +93,18 @@ def show_table(title: str, settings: str, columns: Sequence[Column], rows: Itera
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-    head = [[column.title for column in columns], ["---" if column.justify == "left" else "--:" for column in columns]]
+    head = [
+        [column.title for column in columns],
+        ["---" if column.justify == "left" else "--:" for column in columns],
+    ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *rows])
 
 
 def replace_figures(page: Path, machine: str, parts: Sequence[str]) -> None:
-    """Put today's date, the machine and these paragraphs between the marks of a page. Raises ValueError when it has none."""
+    """Put today's date, the machine and these paragraphs between the marks of a page.
+
+    Raises ValueError when it has none.
+    """
     before, begin, rest = page.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -93,7 +119,8 @@ def show_machine() -> str:
     cores = os.cpu_count()
     load = os.getloadavg()[0]
     machine = (
-        f"{_processor()}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}, commit {commit}, "
+        f"{_processor()}, {cores} cores, Linux {platform.release()}, Python "
+        f"{platform.python_version()}, commit {commit}, "
         f"load before the run {load:.2f}"
     )
     Console(soft_wrap=True).print(machine + "\n")
@@ -112,4 +139,6 @@ def _processor() -> str:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.strip()

@@ -20,7 +20,10 @@ Command = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kind of load. `goal`: at most so many times the floor's CPU for each message; None for a row without a goal."""
+    """One kind of load.
+
+    `goal`: at most so many times the floor's CPU for each message; None for a row without a goal.
+    """
 
     name: str
     title: str
@@ -38,7 +41,10 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Medians of the rounds of one row. `cpu_us`: CPU microseconds of the server for each message, by group of threads."""
+    """Medians of the rounds of one row.
+
+    `cpu_us`: CPU microseconds of the server for each message, by group of threads.
+    """
 
     name: str
     title: str
@@ -56,10 +62,14 @@ class Measured:
 def summary(row: Row, rounds: Sequence[Round], server_pid: int) -> Measured:
     """Medians; the load was the limit of a row when it was that of most rounds."""
     windows = [one.window for one in rounds]
-    groups = [by_group(one.server, lambda thread, name: thread_group(thread == server_pid, name)) for one in windows]
+    groups = [
+        by_group(one.server, lambda thread, name: thread_group(thread == server_pid, name))
+        for one in windows
+    ]
     cpu_us = {
         group: statistics.median(
-            spent.get(group, 0.0) * 1e6 / window.messages for spent, window in zip(groups, windows, strict=True)
+            spent.get(group, 0.0) * 1e6 / window.messages
+            for spent, window in zip(groups, windows, strict=True)
         )
         for group in THREAD_GROUPS
     }
@@ -79,17 +89,26 @@ def summary(row: Row, rounds: Sequence[Round], server_pid: int) -> Measured:
 
 
 def thread_group(is_main: bool, name: str) -> str:
-    """The group of a thread of the service, by the name that `benchmarks/named_service.py` gives it."""
+    """The group of a thread of the service, by the name that `benchmarks/named_service.py` gives
+    it.
+    """
     if is_main:
         return "loop"
     lane = name.removeprefix("store-").partition("_")[0]
     return lane if lane in THREAD_GROUPS else "other"
 
 
-# ------------------------------------------------------------------------------------------------------------------ rows
+# --------------------------------------------------------------------------------------------------
+# rows
 
 _SEND = "/v1/topics/load/messages"
-PULL: Command = {"work": "pull", "topic": "filled", "queues": QUEUES, "size": 100, "depth": FILLED // QUEUES - 100}
+PULL: Command = {
+    "work": "pull",
+    "topic": "filled",
+    "queues": QUEUES,
+    "size": 100,
+    "depth": FILLED // QUEUES - 100,
+}
 
 
 def constant(path: str, body: str, size: int = 1) -> Command:
@@ -127,7 +146,13 @@ ROWS = (
         goal=1.5,
     ),
     Row(name="pull", title="pull of 100, JSON", connections=8, command=PULL, goal=1.0),
-    Row(name="pull-raw", title="pull of 100, raw frames", connections=8, command={**PULL, "accept": RECORDS}, goal=0.25),
+    Row(
+        name="pull-raw",
+        title="pull of 100, raw frames",
+        connections=8,
+        command={**PULL, "accept": RECORDS},
+        goal=0.25,
+    ),
     Row(
         name="transaction",
         title="begin + commit",
@@ -135,19 +160,40 @@ ROWS = (
         command={"work": "transaction", "body": messages.begin("load")},
         goal=19.0,
     ),
-    Row(name="receive", title="receive 32 + ack 32", connections=8, command={"work": "receive", "size": 32}, goal=2.0),
-    Row(name="receive-1", title="receive 1 + ack 1", connections=32, command={"work": "receive", "size": 1}),
+    Row(
+        name="receive",
+        title="receive 32 + ack 32",
+        connections=8,
+        command={"work": "receive", "size": 32},
+        goal=2.0,
+    ),
+    Row(
+        name="receive-1",
+        title="receive 1 + ack 1",
+        connections=32,
+        command={"work": "receive", "size": 1},
+    ),
     Row(
         name="stream",
         title="stream of single lines, synced",
         connections=8,
-        command={"work": "stream", "path": _SEND + "/stream", "body": messages.line("synced"), "size": 250},
+        command={
+            "work": "stream",
+            "path": _SEND + "/stream",
+            "body": messages.line("synced"),
+            "size": 250,
+        },
         goal=2.0,
     ),
     Row(
         name="request",
         title="request → reply, 8 workers among",
         connections=40,
-        command={"work": "request", "path": "/v1/topics/quotes/requests", "body": json.dumps(_ASK), "group": "workers"},
+        command={
+            "work": "request",
+            "path": "/v1/topics/quotes/requests",
+            "body": json.dumps(_ASK),
+            "group": "workers",
+        },
     ),
 )

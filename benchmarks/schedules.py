@@ -1,4 +1,5 @@
-"""Delayed messages: what a million that wait cost, how late a hundred thousand of one second come, and what sends feel of it.
+"""Delayed messages: what a million that wait cost, how late a hundred thousand of one second come,
+and what sends feel of it.
 
 In a process of its own for each figure of memory, so that one does not count what another has left.
 """
@@ -43,7 +44,13 @@ DAY_MS = 86_400_000
 class House:
     """A store and its schedules."""
 
-    def __init__(self, store: LocalMessageStore, service: ScheduleService, late_ms: list[int], opened_s: float) -> None:
+    def __init__(
+        self,
+        store: LocalMessageStore,
+        service: ScheduleService,
+        late_ms: list[int],
+        opened_s: float,
+    ) -> None:
         self.store = store
         self.service = service
         self.late_ms = late_ms
@@ -68,7 +75,13 @@ class House:
     def messages(self, count: int) -> list[Message]:
         now_ms = self.clock.wall_ms()
         return [
-            Message(queue=ORDERS[number % 4], message_id=message_id, body=os.urandom(BODY_BYTES), born_at_ms=now_ms, key="k")
+            Message(
+                queue=ORDERS[number % 4],
+                message_id=message_id,
+                body=os.urandom(BODY_BYTES),
+                born_at_ms=now_ms,
+                key="k",
+            )
             for number, message_id in enumerate(self.identifiers.many("msg", count))
         ]
 
@@ -76,12 +89,20 @@ class House:
         """So many, with other messages in between, so that they lie scattered over the log."""
         for at in range(0, count, BATCH):
             delayed = [
-                scheduled_message.put_off(scheduled_message.with_delay(one, due_ms=due_ms(at + number)), self.clock.wall_ms())
+                scheduled_message.put_off(
+                    scheduled_message.with_delay(one, due_ms=due_ms(at + number)),
+                    self.clock.wall_ms(),
+                )
                 for number, one in enumerate(self.messages(min(BATCH, count - at)))
             ]
             others = self.messages(len(delayed))
             mixed = [one for pair in zip(delayed, others, strict=True) for one in pair]
-            await asyncio.gather(*[self.store.append(mixed[begin : begin + 100]) for begin in range(0, len(mixed), 100)])
+            await asyncio.gather(
+                *[
+                    self.store.append(mixed[begin : begin + 100])
+                    for begin in range(0, len(mixed), 100)
+                ]
+            )
             await self.service.follow()
 
     async def rest(self) -> None:
@@ -118,7 +139,8 @@ def memory_bytes() -> int:
     raise RuntimeError("RssAnon is not told")
 
 
-# -------------------------------------------------------------------------------------------------- a million that wait
+# --------------------------------------------------------------------------------------------------
+# a million that wait
 
 
 async def fill(root: Path) -> float:
@@ -142,7 +164,9 @@ async def start(root: Path) -> dict[str, float]:
         await house.service.run_once(house.clock.wall_ms())
     swept = (perf_counter() - begun) / 100
     begun = perf_counter()
-    page = await house.service.page(Wanted([ScheduleState.SCHEDULED], "orders"), after=None, max_items=100)
+    page = await house.service.page(
+        Wanted([ScheduleState.SCHEDULED], "orders"), after=None, max_items=100
+    )
     listed = perf_counter() - begun
     begun = perf_counter()
     for one in page.items:
@@ -151,7 +175,8 @@ async def start(root: Path) -> dict[str, float]:
     waiting = house.service.counts.waiting
     await house.store.aclose()
     return {
-        "opened": house.opened_s, "held": held, "swept": swept, "listed": listed, "found": found, "waiting": waiting,
+        "opened": house.opened_s, "held": held, "swept": swept, "listed": listed, "found": found,
+        "waiting": waiting,
     }  # fmt: skip
 
 
@@ -164,7 +189,10 @@ async def start_empty(root: Path) -> tuple[float, int]:
 
 
 def run_waiting() -> None:
-    with tempfile.TemporaryDirectory(dir=".") as directory, tempfile.TemporaryDirectory(dir=".") as empty:
+    with (
+        tempfile.TemporaryDirectory(dir=".") as directory,
+        tempfile.TemporaryDirectory(dir=".") as empty,
+    ):
         root = Path(directory)
         in_process(start_empty, Path(empty))
         empty_s, empty_held = in_process(start_empty, Path(empty))
@@ -177,24 +205,43 @@ def run_waiting() -> None:
     empty_note = "the same of an empty store"
     figures = [
         Figure(
-            "put off, in batches of 500 with as many others", 2 * WAITING / filled_s, "messages/s", 100_000, "a round number"
+            "put off, in batches of 500 with as many others",
+            2 * WAITING / filled_s,
+            "messages/s",
+            100_000,
+            "a round number",
         ),
         Figure("memory for each that waits", per_item, "B", 400, "before there were timer files"),
         Figure("disk for each that waits", timers / WAITING, "B", 24, "its entry"),
         Figure("start after an orderly end", after_close["opened"], "s", empty_s, empty_note),
         Figure("start after a kill", after_kill["opened"], "s", empty_s, empty_note),
         Figure("sweep, nothing due", 1e3 * after_close["swept"], "ms", 1, "a millisecond"),
-        Figure("list of the first 100 of a topic", 1e3 * after_close["listed"], "ms", 10, "ten milliseconds"),
+        Figure(
+            "list of the first 100 of a topic",
+            1e3 * after_close["listed"],
+            "ms",
+            10,
+            "ten milliseconds",
+        ),
         Figure("look at one", 1e3 * after_close["found"], "ms", 1, "a millisecond"),
     ]
-    show(f"{WAITING:,} delayed messages that wait", f"bodies of {BODY_BYTES} bytes, due in 1 to 30 days", figures)
+    show(
+        f"{WAITING:,} delayed messages that wait",
+        f"bodies of {BODY_BYTES} bytes, due in 1 to 30 days",
+        figures,
+    )
 
 
-# ------------------------------------------------------------------------------------- a hundred thousand of one second
+# ------------------------------------------------------------------------------------- a hundred
+# thousand of one second
 
 
-async def deliver(root: Path, *, with_sends: bool) -> tuple[list[int], list[float], list[float], float]:
-    """(lateness in ms, seconds of sends before, seconds of sends meanwhile, seconds it took), sorted."""
+async def deliver(
+    root: Path, *, with_sends: bool
+) -> tuple[list[int], list[float], list[float], float]:
+    """(lateness in ms, seconds of sends before, seconds of sends meanwhile, seconds it took),
+    sorted.
+    """
     house = await House.open(root)
     chance = Random(2)
     due_from_ms = house.clock.wall_ms() + 25_000
@@ -229,9 +276,17 @@ async def deliver(root: Path, *, with_sends: bool) -> tuple[list[int], list[floa
 def run_due() -> None:
     for with_sends in (False, True):
         with tempfile.TemporaryDirectory(dir=".") as directory:
-            late_ms, before, meanwhile, taken = in_process(_deliver_with if with_sends else _deliver_alone, Path(directory))
+            late_ms, before, meanwhile, taken = in_process(
+                _deliver_with if with_sends else _deliver_alone, Path(directory)
+            )
         figures = [
-            Figure("delivered", len(late_ms) / taken, "messages/s", len(late_ms), "all within their second"),
+            Figure(
+                "delivered",
+                len(late_ms) / taken,
+                "messages/s",
+                len(late_ms),
+                "all within their second",
+            ),
             *[
                 Figure(f"late, {name}", max(1, at(late_ms, share)), "ms", 1_000, "a second")
                 for name, share in (("half of them", 0.5), ("99 of 100", 0.99), ("the last", 1.0))
@@ -239,9 +294,27 @@ def run_due() -> None:
         ]
         if with_sends:
             limit = 1e3 * at(before, 0.99)
-            figures.append(Figure("a send meanwhile, 99 of 100", 1e3 * at(meanwhile, 0.99), "ms", limit, "before it began"))
-            figures.append(Figure("a send meanwhile, the slowest", 1e3 * at(meanwhile, 1.0), "ms", limit, "99 of 100 before"))
-        title = f"{len(late_ms):,} due within one second" + (", beside eight senders" if with_sends else "")
+            figures.append(
+                Figure(
+                    "a send meanwhile, 99 of 100",
+                    1e3 * at(meanwhile, 0.99),
+                    "ms",
+                    limit,
+                    "before it began",
+                )
+            )
+            figures.append(
+                Figure(
+                    "a send meanwhile, the slowest",
+                    1e3 * at(meanwhile, 1.0),
+                    "ms",
+                    limit,
+                    "99 of 100 before",
+                )
+            )
+        title = f"{len(late_ms):,} due within one second" + (
+            ", beside eight senders" if with_sends else ""
+        )
         show(title, "scattered over the log in no order; synced", figures)
 
 

@@ -1,6 +1,8 @@
-"""A million undecided transactions in one store: memory of each, the sweep that finds what is due, and starts.
+"""A million undecided transactions in one store: memory of each, the sweep that finds what is due,
+and starts.
 
-Long, and in no other run: `python -m benchmarks transactions`. Each start is a process of its own, as a start is.
+Long, and in no other run: `python -m benchmarks transactions`. Each start is a process of its own,
+as a start is.
 """
 
 import asyncio
@@ -42,11 +44,30 @@ def run() -> None:
         clean = _in_process(_start_and_sweep, root)
     figures = [
         Figure("memory of one", filled["bytes"], "s (bytes)", 600, "goal"),
-        Figure("start after a kill", killed["seconds"], "s", 10, "goal", f"{killed['replayed']:,.0f} messages replayed"),
-        Figure("start after an orderly stop", clean["seconds"], "s", 10, "goal", f"{clean['bytes']:,.0f} bytes each then"),
+        Figure(
+            "start after a kill",
+            killed["seconds"],
+            "s",
+            10,
+            "goal",
+            f"{killed['replayed']:,.0f} messages replayed",
+        ),
+        Figure(
+            "start after an orderly stop",
+            clean["seconds"],
+            "s",
+            10,
+            "goal",
+            f"{clean['bytes']:,.0f} bytes each then",
+        ),
         Figure("sweep, nothing due", clean["idle_ms"], "ms", 50, "goal"),
         Figure(
-            "sweep, all due at once: longest turn", clean["turn_ms"], "ms", 50, "goal", f"{clean['sweep_ms']:,.0f} ms in all"
+            "sweep, all due at once: longest turn",
+            clean["turn_ms"],
+            "ms",
+            50,
+            "goal",
+            f"{clean['sweep_ms']:,.0f} ms in all",
         ),
         Figure(
             "snapshot: longest turn of the loop",
@@ -61,7 +82,9 @@ def run() -> None:
     show(f"{COUNT:,} undecided transactions of one message of 100 bytes", begins, figures)
 
 
-def _in_process(work: Callable[[Path], Coroutine[Any, Any, dict[str, float]]], root: Path) -> dict[str, float]:
+def _in_process(
+    work: Callable[[Path], Coroutine[Any, Any, dict[str, float]]], root: Path
+) -> dict[str, float]:
     """What it found; a process of its own, which is killed behind its last word."""
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -87,7 +110,9 @@ async def _open(root: Path) -> tuple[LocalMessageStore, TransactionCoordinator, 
     options = LocalStoreOptions(flush=FlushPolicy.INTERVAL)
     store = await LocalMessageStore.open(root, options, OsVfs(), clock, identifiers)
     await store.create_topic("orders", queue_count=4)
-    coordinator = TransactionCoordinator(store, clock, identifiers, TransactionOptions(max_open=COUNT))
+    coordinator = TransactionCoordinator(
+        store, clock, identifiers, TransactionOptions(max_open=COUNT)
+    )
     return store, coordinator, await coordinator.start()
 
 
@@ -96,7 +121,9 @@ async def _fill(root: Path) -> dict[str, float]:
     before, begun = _own_bytes(), perf_counter()
     for _ in range(COUNT // _AT_ONCE):
         given = messages(_AT_ONCE)
-        await asyncio.gather(*[coordinator.begin(Begin([message], "shop", _NEVER)) for message in given])
+        await asyncio.gather(
+            *[coordinator.begin(Begin([message], "shop", _NEVER)) for message in given]
+        )
     rate = COUNT / (perf_counter() - begun)
     gc.collect()
     found = {"bytes": (_own_bytes() - before) / COUNT, "rate": rate}
@@ -129,9 +156,13 @@ async def _start_and_sweep(root: Path) -> dict[str, float]:
     found["bytes"] = (_own_bytes() - before) / COUNT
     now_ms = SystemClock().wall_ms()
     found["idle_ms"], _ = await _longest_turn(coordinator.run_once(now_ms))
-    found["sweep_ms"], found["turn_ms"] = await _longest_turn(coordinator.run_once(now_ms + 90_000_000))
+    found["sweep_ms"], found["turn_ms"] = await _longest_turn(
+        coordinator.run_once(now_ms + 90_000_000)
+    )
     coordinator._journal.log._saved = {}  # so that it has something to keep
-    found["snapshot_ms"], found["snapshot_turn_ms"] = await _longest_turn(coordinator.save_snapshot())
+    found["snapshot_ms"], found["snapshot_turn_ms"] = await _longest_turn(
+        coordinator.save_snapshot()
+    )
     return found
 
 

@@ -1,4 +1,6 @@
-"""From the commit to the consumer: how long until one who waits for the message has it, beside one synced append."""
+"""From the commit to the consumer: how long until one who waits for the message has it, beside one
+synced append.
+"""
 
 import asyncio
 import tempfile
@@ -27,23 +29,43 @@ _WARM = 200  # that do not count
 def run() -> None:
     appended, committed, visible = uvloop.run(_measure())
     figures = [
-        Figure(f"commit is answered, {name}", _at(committed, share), "ms", _at(appended, share), f"one synced append, {name}")
+        Figure(
+            f"commit is answered, {name}",
+            _at(committed, share),
+            "ms",
+            _at(appended, share),
+            f"one synced append, {name}",
+        )
         for name, share in (("p50", 0.5), ("p99", 0.99))
     ]
     figures += [
-        Figure(f"its message is read, {name}", _at(visible, share), "ms", _at(appended, share), f"one synced append, {name}")
+        Figure(
+            f"its message is read, {name}",
+            _at(visible, share),
+            "ms",
+            _at(appended, share),
+            f"one synced append, {name}",
+        )
         for name, share in (("p50", 0.5), ("p99", 0.99))
     ]
-    show("From the commit to the consumer", f"{COUNT:,} transactions one after another, every commit synced", figures)
+    show(
+        "From the commit to the consumer",
+        f"{COUNT:,} transactions one after another, every commit synced",
+        figures,
+    )
 
 
 async def _measure() -> tuple[list[float], list[float], list[float]]:
-    """Sorted milliseconds: an append; a commit until its answer; a commit until a waiting consumer has read the message."""
+    """Sorted milliseconds: an append; a commit until its answer; a commit until a waiting consumer
+    has read the message.
+    """
     clock = SystemClock()
     identifiers = Identifiers(clock, SystemRandom())
     given = messages(COUNT)
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        store = await LocalMessageStore.open(Path(directory) / "store", LocalStoreOptions(), OsVfs(), clock, identifiers)
+        store = await LocalMessageStore.open(
+            Path(directory) / "store", LocalStoreOptions(), OsVfs(), clock, identifiers
+        )
         await store.create_topic("orders", queue_count=4)
         coordinator = TransactionCoordinator(store, clock, identifiers, TransactionOptions())
         await coordinator.start()

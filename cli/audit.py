@@ -1,4 +1,6 @@
-"""`escrowmq audit`: Spark jobs that prove what became of every transaction. Spark is imported when a job runs."""
+"""`escrowmq audit`: Spark jobs that prove what became of every transaction. Spark is imported when
+a job runs.
+"""
 
 import json
 import os
@@ -38,7 +40,11 @@ from cli.audit_common import (
     write_report,
 )
 
-app = typer.Typer(name="audit", help="Prove what became of every transaction, from the log alone.", no_args_is_help=True)
+app = typer.Typer(
+    name="audit",
+    help="Prove what became of every transaction, from the log alone.",
+    no_args_is_help=True,
+)
 
 _WHOLE = re.compile("[1-9][0-9]{0,11}")
 _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
@@ -46,8 +52,14 @@ _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
 
 @app.command()
 def show(
-    file: Annotated[str, typer.Argument(help="A report of `audit run --json` or of the service; a path or a URI.")],
-    html: Annotated[str | None, typer.Option(help="Write it as an HTML page to this file instead; a path or a URI.")] = None,
+    file: Annotated[
+        str,
+        typer.Argument(help="A report of `audit run --json` or of the service; a path or a URI."),
+    ],
+    html: Annotated[
+        str | None,
+        typer.Option(help="Write it as an HTML page to this file instead; a path or a URI."),
+    ] = None,
 ) -> None:
     """Show a saved report. Needs no Spark."""
     check_file(html, "--html")
@@ -60,17 +72,28 @@ def show(
         else:
             from audit import summary
 
-            summary.show(Console(soft_wrap=True), report, exit_status=report.get("run", {}).get("exit_status", 0))
+            summary.show(
+                Console(soft_wrap=True),
+                report,
+                exit_status=report.get("run", {}).get("exit_status", 0),
+            )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(f"it cannot be shown: {in_short(error)}", param_hint="FILE") from None
+        raise typer.BadParameter(
+            f"it cannot be shown: {in_short(error)}", param_hint="FILE"
+        ) from None
 
 
 @app.command()
 def archive(
-    log: Annotated[str, typer.Option(help="The store's folder, or a folder of segments; a path or a URI.")],
-    to: Annotated[str, typer.Option(help="Target folder: a path or a URI, for example s3://bucket/folder.")],
+    log: Annotated[
+        str, typer.Option(help="The store's folder, or a folder of segments; a path or a URI.")
+    ],
+    to: Annotated[
+        str, typer.Option(help="Target folder: a path or a URI, for example s3://bucket/folder.")
+    ],
 ) -> None:
-    """Copy sealed segments to an archive, each with its manifest. Segments that are already there are skipped.
+    """Copy sealed segments to an archive, each with its manifest. Segments that are already there
+    are skipped.
 
     Exit status: 0 all sealed segments are archived; 3 the command failed.
     """
@@ -79,7 +102,10 @@ def archive(
     from audit import log_range
 
     def tell(manifest: dict[str, Any]) -> None:
-        say(f"{manifest['segment']}: {manifest['records']:,} records, {manifest['bytes']:,} bytes, crc32c {manifest['crc32c']}")
+        say(
+            f"{manifest['segment']}: {manifest['records']:,} records, {manifest['bytes']:,} "
+            f"bytes, crc32c {manifest['crc32c']}"
+        )
 
     try:
         made = archiving.archive(log_range.find_log(log), to, on_copied=tell)
@@ -102,58 +128,104 @@ def audit() -> None:
 @app.command()
 def run(
     log: Log,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
+    ] = None,
     html: Annotated[
         str | None,
         typer.Option(
             help=(
-                "Write the report as an HTML page to this file, a path or a URI: plots and tables in one self-contained file."
+                "Write the report as an HTML page to this file, a path or a URI: plots and tables "
+                "in one self-contained file."
             )
         ),
     ] = None,
     parquet: Annotated[
-        str | None, typer.Option(help="Write one row for each transaction to this folder as Parquet, a path or a URI.")
+        str | None,
+        typer.Option(
+            help="Write one row for each transaction to this folder as Parquet, a path or a URI."
+        ),
     ] = None,
     sql: Annotated[
-        str | None, typer.Option(help="Write the report to this database, as an SQLAlchemy URL: postgresql://...")
+        str | None,
+        typer.Option(
+            help="Write the report to this database, as an SQLAlchemy URL: postgresql://..."
+        ),
     ] = None,
-    parquet_files: Annotated[int | None, typer.Option(help="Number of Parquet files.", min=1)] = None,
+    parquet_files: Annotated[
+        int | None, typer.Option(help="Number of Parquet files.", min=1)
+    ] = None,
     fail_on: Annotated[
-        str, typer.Option(help="What counts as a finding: comma-separated names, `none`, or `faults`.")
+        str,
+        typer.Option(help="What counts as a finding: comma-separated names, `none`, or `faults`."),
     ] = "faults",
     begun_from: Annotated[
-        datetime | None, typer.Option("--from", formats=_TIMES, help="Only transactions begun at or after this time (UTC).")
+        datetime | None,
+        typer.Option(
+            "--from", formats=_TIMES, help="Only transactions begun at or after this time (UTC)."
+        ),
     ] = None,
     begun_to: Annotated[
-        datetime | None, typer.Option("--to", formats=_TIMES, help="Only transactions begun before this time (UTC).")
+        datetime | None,
+        typer.Option(
+            "--to", formats=_TIMES, help="Only transactions begun before this time (UTC)."
+        ),
     ] = None,
-    producer_group: Annotated[str | None, typer.Option(help="Only transactions of this producer group.")] = None,
+    producer_group: Annotated[
+        str | None, typer.Option(help="Only transactions of this producer group.")
+    ] = None,
     checks: Annotated[
-        str, typer.Option(help=f"What else is asked: `all`, `none`, or names with commas between: {', '.join(CHECKS)}.")
+        str,
+        typer.Option(
+            help="What else is asked: `all`, `none`, or names with commas between: "
+            f"{', '.join(CHECKS)}."
+        ),
     ] = "all",
     what_if: Annotated[
         list[str] | None,
-        typer.Option(help=("Policy to simulate, FIRST_AFTER_MS/INTERVAL_MS/LIMIT; may be given several times.")),
+        typer.Option(
+            help=(
+                "Policy to simulate, FIRST_AFTER_MS/INTERVAL_MS/LIMIT; may be given several times."
+            )
+        ),
     ] = None,
     master: Master = None,
-    split_mb: Annotated[int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)] = 64,
-    driver_memory: Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")] = "2g",
+    split_mb: Annotated[
+        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
+    ] = 64,
+    driver_memory: Annotated[
+        str, typer.Option(help="Memory of the Java process that drives Spark.")
+    ] = "2g",
     spark_log: Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print no progress and no summary.")
+    ] = False,
     progress: Annotated[
         ProgressAs,
-        typer.Option(help=("text: a bar or lines on standard error. json: JSON lines on standard output, without a summary.")),
+        typer.Option(
+            help=(
+                "text: a bar or lines on standard error. json: JSON lines on standard output, "
+                "without a summary."
+            )
+        ),
     ] = ProgressAs.TEXT,
-    report_id: Annotated[str | None, typer.Option(help="Id of the report; generated by default.")] = None,
+    report_id: Annotated[
+        str | None, typer.Option(help="Id of the report; generated by default.")
+    ] = None,
     end_with_stdin: Annotated[
-        bool, typer.Option("--end-with-stdin", help="End when standard input is closed, as the parent process has ended.")
+        bool,
+        typer.Option(
+            "--end-with-stdin",
+            help="End when standard input is closed, as the parent process has ended.",
+        ),
     ] = False,
 ) -> None:
     """Give every transaction in the log exactly one verdict.
 
     Also runs further checks of the whole log (--checks).
 
-    Exit status: 0 clean; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not balance.
+    Exit status: 0 clean; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not
+    balance.
     """
     begun_at = datetime.now(UTC)
     if end_with_stdin:
@@ -177,7 +249,8 @@ def run(
     from audit.errors import NoSuchGroup
 
     try:
-        sink = None if sql is None else _open_sink(sql)  # before Spark: what is wrong with it is said at once
+        # before Spark: what is wrong with it is said at once
+        sink = None if sql is None else _open_sink(sql)
         asked = _Asked(
             log,
             _utc(begun_from),
@@ -188,7 +261,9 @@ def run(
             driver_memory,
             spark_log,
             None if quiet else progress,
-            _Rows(parquet, parquet_files, report_id) if parquet is not None or html is not None else None,
+            _Rows(parquet, parquet_files, report_id)
+            if parquet is not None or html is not None
+            else None,
             named,
             policies,
         )
@@ -254,7 +329,8 @@ class _Asked(NamedTuple):
 def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     from audit import log_range
 
-    found = log_range.find_log(asked.log)  # before Spark: where there is no log, that is said at once
+    # before Spark: where there is no log, that is said at once
+    found = log_range.find_log(asked.log)
 
     from audit import progress
     from audit.checks.run import Asked
@@ -262,10 +338,14 @@ def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     from audit.session import session
     from audit.transaction_audit import Scope, run
 
-    scope = Scope(begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group)
+    scope = Scope(
+        begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group
+    )
     length = found.end - found.begin
     settings = {"spark.driver.memory": asked.driver_memory}
-    with session(asked.master, log=asked.spark_log, to_read_bytes=length, settings=settings) as spark:
+    with session(
+        asked.master, log=asked.spark_log, to_read_bytes=length, settings=settings
+    ) as spark:
         what = f"{length:,} bytes of log"
         shown: AbstractContextManager[None] = nullcontext()
         if asked.progress is ProgressAs.TEXT:
@@ -277,7 +357,9 @@ def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
             if asked.rows is not None:
                 if asked.rows.uri is None:  # spark-submit may have said where Spark runs
                     _check_that_rows_are_seen(spark.sparkContext.master)
-                wanted = Wanted(uri=asked.rows.uri or scratch, run_id=asked.rows.run_id, files=asked.rows.files)
+                wanted = Wanted(
+                    uri=asked.rows.uri or scratch, run_id=asked.rows.run_id, files=asked.rows.files
+                )
             return run(
                 spark,
                 asked.log,
@@ -293,8 +375,13 @@ def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
 def _check_that_rows_are_seen(master: str | None) -> None:
     """The rows that a page is made of go to a folder of this machine unless it is said where to."""
     if master is not None and not master.startswith("local"):
-        text = f"Spark runs at {master}, which cannot reach the folders of this machine: name a shared one with --parquet, too"
-        raise typer.BadParameter(f"{text}, a path or URI that all of its workers share", param_hint="--html")
+        text = (
+            f"Spark runs at {master}, which cannot reach the folders of this machine: name a "
+            "shared one with --parquet, too"
+        )
+        raise typer.BadParameter(
+            f"{text}, a path or URI that all of its workers share", param_hint="--html"
+        )
 
 
 def _names_of_checks(text: str) -> tuple[str, ...]:
@@ -303,7 +390,9 @@ def _names_of_checks(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     unknown = sorted(set(names) - set(CHECKS))
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(CHECKS)}", param_hint="--checks")
+        raise typer.BadParameter(
+            f"{', '.join(unknown)}; there are {', '.join(CHECKS)}", param_hint="--checks"
+        )
     return names
 
 
@@ -312,7 +401,9 @@ def _policies(texts: list[str] | None) -> tuple[Policy, ...]:
     for text in texts or ():
         numbers = text.split("/")
         if len(numbers) != len(Policy._fields) or not all(_WHOLE.fullmatch(one) for one in numbers):
-            raise typer.BadParameter(f"{text} is not FIRST_AFTER_MS/INTERVAL_MS/LIMIT", param_hint="--what-if")
+            raise typer.BadParameter(
+                f"{text} is not FIRST_AFTER_MS/INTERVAL_MS/LIMIT", param_hint="--what-if"
+            )
         found.append(Policy._make(map(int, numbers)))
     return tuple(found) or POLICIES
 

@@ -1,4 +1,6 @@
-"""What the commands of the audit have in common: exit status, what must be installed, how a report is written."""
+"""What the commands of the audit have in common: exit status, what must be installed, how a report
+is written.
+"""
 
 import json
 import platform
@@ -19,7 +21,8 @@ from audit.verdicts import FAIL_ON, FINDINGS
 Log = Annotated[
     list[str],
     typer.Option(
-        help="The store's folder (it holds commitlog/) or a folder of segments; a path or a URI. Several are read as one log: "
+        help="The store's folder (it holds commitlog/) or a folder of segments; a path or a URI. "
+        "Several are read as one log: "
         "an archive and the store."
     ),
 ]
@@ -29,14 +32,19 @@ _MASTERS = ("local", "spark://", "yarn", "k8s://")  # as SparkSubmit tells them 
 def _known_master(master: str | None) -> str | None:
     """Refuse a master that Spark would refuse, before Java starts."""
     if master is not None and not master.startswith(_MASTERS):
-        raise typer.BadParameter(f"{master}: a master is local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT")
+        raise typer.BadParameter(
+            f"{master}: a master is local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"
+        )
     return master
 
 
 Master = Annotated[
     str | None,
     typer.Option(
-        help=("Spark master: local[*], spark://host:7077, yarn, k8s://...; not needed with spark-submit."),
+        help=(
+            "Spark master: local[*], spark://host:7077, yarn, k8s://...; not needed with "
+            "spark-submit."
+        ),
         callback=_known_master,
     ),
 ]
@@ -61,7 +69,9 @@ def status_of(report: dict[str, Any]) -> Exit:
 
 def needs_spark() -> None:
     """Ends with NOT_CARRIED_OUT where it is not installed."""
-    _needs("pyspark", "pyarrow", text=f"The audit needs Spark: `make audit` installs it, or: {_LOCK}")
+    _needs(
+        "pyspark", "pyarrow", text=f"The audit needs Spark: `make audit` installs it, or: {_LOCK}"
+    )
 
 
 def needs_pyarrow() -> None:
@@ -87,11 +97,15 @@ def check_file(where: str | None, option: str) -> None:
         return
     file = Path(where)
     if file.is_dir() or not file.parent.is_dir():
-        raise typer.BadParameter(f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option)
+        raise typer.BadParameter(
+            f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option
+        )
 
 
 def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
-    """Make the folder, or the one that a file is to lie in: wrong usage, where that is not possible."""
+    """Make the folder, or the one that a file is to lie in: wrong usage, where that is not
+    possible.
+    """
     from audit import whole_files
     from audit.log_files import filesystem_of
 
@@ -99,7 +113,9 @@ def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
         filesystem, path = filesystem_of(uri)
         whole_files.make_folder(filesystem, path.rpartition("/")[0] if of_file else path)
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"it cannot be written: {in_short(error)}", param_hint=option) from None
+        raise typer.BadParameter(
+            f"it cannot be written: {in_short(error)}", param_hint=option
+        ) from None
 
 
 def counted_by(text: str) -> Callable[[str], bool]:
@@ -111,11 +127,16 @@ def counted_by(text: str) -> Callable[[str], bool]:
     wanted = {name.strip() for name in text.split(",")}
     unknown = sorted(wanted - {*FINDINGS, *KINDS})
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join([*FINDINGS, *KINDS])}", param_hint="--fail-on")
+        raise typer.BadParameter(
+            f"{', '.join(unknown)}; there are {', '.join([*FINDINGS, *KINDS])}",
+            param_hint="--fail-on",
+        )
     return wanted.__contains__
 
 
-def run_part(report_id: str, log: Sequence[str], master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
+def run_part(
+    report_id: str, log: Sequence[str], master: str | None, begun_at: datetime, status: Exit
+) -> dict[str, Any]:
     """Report fields that differ between runs over the same bytes."""
     ended_at = datetime.now(UTC)
     return {
@@ -167,11 +188,15 @@ def write_whole(where: str, text: str) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """Spark's errors go on for pages; what went wrong in a worker stands behind the last of its tracebacks."""
+    """Spark's errors go on for pages; what went wrong in a worker stands behind the last of its
+    tracebacks.
+    """
     text = str(error).partition("\nJVM stacktrace")[0].strip()
     _, traceback, behind = text.rpartition(_TRACEBACK)
     if traceback:
-        text = next((line for line in behind.splitlines()[1:] if line and not line[0].isspace()), text)
+        text = next(
+            (line for line in behind.splitlines()[1:] if line and not line[0].isspace()), text
+        )
     return f"{type(error).__name__}: {without_secrets(text)[:_ERROR_CHARACTERS]}"
 
 

@@ -11,7 +11,10 @@ from storage.formats import record as records
 from storage.local import snapshot_files
 
 _WINDOW_BYTES = 64 << 20
-_KNOWN = "commitlog/<segment>, consumequeue/<topic>/<queue>/<file>, timers/<file>, index/<file>, snapshots/<file>, checkpoint"
+_KNOWN = (
+    "commitlog/<segment>, consumequeue/<topic>/<queue>/<file>, timers/<file>, index/<file>, "
+    "snapshots/<file>, checkpoint"
+)
 
 
 def run(file: Path) -> None:
@@ -45,12 +48,16 @@ def _segment(file: Path) -> Iterator[str]:
             stream.seek(at - base)
             window = stream.read(_WINDOW_BYTES)
             found = scan.scan(window, at, begin=at, segment_end=segment_end)
-            for offset, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
+            for offset, length in zip(
+                found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True
+            ):
                 yield _record(records.decode(window[offset - at : offset - at + length]), length)
             if found.stop is scan.Stop.WINDOW_END and found.end > at:
                 at = found.end
                 continue
-            yield f"{found.end:>15}  {found.stop.value}{': ' + found.reason if found.reason else ''}"
+            yield (
+                f"{found.end:>15}  {found.stop.value}{': ' + found.reason if found.reason else ''}"
+            )
             if found.stop is scan.Stop.END_OF_FILE:
                 return
             stream.seek(found.end - base)
@@ -62,9 +69,13 @@ def _segment(file: Path) -> Iterator[str]:
 
 
 def _next_whole(rest: bytes, offset: int, segment_end: int) -> int | None:
-    """Where the first whole unit behind the damage begins; `rest` is what the file has from the damage on."""
+    """Where the first whole unit behind the damage begins; `rest` is what the file has from the
+    damage on.
+    """
     for place in scan.record_places(rest, 1, len(rest)):
-        if isinstance(scan.judge(rest, place, offset, segment_end=segment_end, damaged_from=offset), scan.Unit):
+        if isinstance(
+            scan.judge(rest, place, offset, segment_end=segment_end, damaged_from=offset), scan.Unit
+        ):
             return offset + place
     return None
 
@@ -81,7 +92,10 @@ def _index(file: Path) -> Iterator[str]:
     count = max(0, header.next_entry - 1)
     entries = np.frombuffer(raw, index_file.ENTRY, count, index_file.entry_at(slots, 1))
     for number, (key_hash, log_offset, seconds, previous) in enumerate(entries.tolist(), 1):
-        yield f"{number:>10}  key hash {key_hash:>10}  log offset {log_offset:>15}  after {seconds} s  older entry {previous}"
+        yield (
+            f"{number:>10}  key hash {key_hash:>10}  log offset {log_offset:>15}  after "
+            f"{seconds} s  older entry {previous}"
+        )
 
 
 def _snapshot(file: Path) -> Iterator[str]:
@@ -95,9 +109,16 @@ def _snapshot(file: Path) -> Iterator[str]:
 
 
 def _record(record: records.Record, length: int) -> str:
-    shown = {name: value for name, value in properties.decode(record.properties).items() if not name.startswith("__u")}
+    shown = {
+        name: value
+        for name, value in properties.decode(record.properties).items()
+        if not name.startswith("__u")
+    }
     place = f"{record.topic}/{record.queue_number}/{record.queue_offset}"
-    return f"{record.physical_offset:>15}  {length:>8} bytes  {place}  {record.transaction.name.lower()}  {shown}"
+    return (
+        f"{record.physical_offset:>15}  {length:>8} bytes  {place}  "
+        f"{record.transaction.name.lower()}  {shown}"
+    )
 
 
 def _queue(file: Path) -> Iterator[str]:
@@ -108,7 +129,10 @@ def _queue(file: Path) -> Iterator[str]:
     ):
         if not entry.record_bytes:
             return
-        yield f"{first + number:>12}  {entry.physical_offset:>15}  {entry.record_bytes:>8} bytes  tag hash {entry.tag_hash}"
+        yield (
+            f"{first + number:>12}  {entry.physical_offset:>15}  {entry.record_bytes:>8} bytes  "
+            f"tag hash {entry.tag_hash}"
+        )
 
 
 def _timers(file: Path) -> Iterator[str]:
@@ -122,11 +146,17 @@ def _timers(file: Path) -> Iterator[str]:
             continue
         for due_ms, place, version, label in entries.tolist():
             what = "taken away" if version % 2 else "added"
-            yield f"{due_ms:>20}  place {place:>18}  revision {version // 2:>4}  label {label:>10}  {what}"
+            yield (
+                f"{due_ms:>20}  place {place:>18}  revision {version // 2:>4}  label "
+                f"{label:>10}  {what}"
+            )
 
 
 def _checkpoint(page: bytes) -> Iterator[str]:
     for name, value in checkpoint.decode_fields(page)._asdict().items():
         yield f"{name:>15}  {value}"
     for number, at in enumerate(checkpoint.SLOT_AT):
-        yield f"{f'slot {number}':>15}  {checkpoint.decode_slot(page, at) or 'not written, or damaged'}"
+        yield (
+            f"{f'slot {number}':>15}  "
+            f"{checkpoint.decode_slot(page, at) or 'not written, or damaged'}"
+        )

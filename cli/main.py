@@ -1,4 +1,6 @@
-"""`escrowmq`: the command and its verbs. What a verb needs is imported by it alone: `--help` and a refusal come at once."""
+"""`escrowmq`: the command and its verbs. What a verb needs is imported by it alone: `--help` and a
+refusal come at once.
+"""
 
 import gc
 import sys
@@ -28,29 +30,47 @@ app.add_typer(store.app)
 
 @app.command()
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback only with ESCROWMQ_API_KEYS.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; beyond loopback only with ESCROWMQ_API_KEYS."),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65_535)] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory of all data; created if it is missing.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Directory of all data; created if it is missing.")
+    ] = None,
     dev: Annotated[
-        bool | None, typer.Option("--dev", help="Development mode: create topics on first use, readable logs.")
+        bool | None,
+        typer.Option("--dev", help="Development mode: create topics on first use, readable logs."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
     accept_registry: Annotated[
         bool | None,
-        typer.Option("--accept-registry", help="Start even if the registry is not the one that the store was used with."),
+        typer.Option(
+            "--accept-registry",
+            help="Start even if the registry is not the one that the store was used with.",
+        ),
     ] = None,
 ) -> None:
-    """Start the service. Every setting is also an environment variable ESCROWMQ_..., see docs/settings.md.
+    """Start the service. Every setting is also an environment variable ESCROWMQ_..., see
+    docs/settings.md.
 
-    Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address is not available; 73 another
-    process is using the data directory; 74 the disk failed a sync; 75 the registry's database cannot be reached; 78 the
-    settings are wrong.
+    Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address is not
+    available; 73 another process is using the data directory; 74 the disk failed a sync; 75 the
+    registry's database cannot be reached; 78 the settings are wrong.
     """
-    gc.disable()  # a tenth of a start is spent looking for garbage in what is loaded, and stays; see cli/serve.py
+    # a tenth of a start is spent looking for garbage in what is loaded, and stays; see cli/serve.py
+    gc.disable()
     from app.settings import ConfigurationError, load
 
     try:
-        settings = load(config_file=config, host=host, port=port, data_dir=data_dir, dev=dev, accept_registry=accept_registry)
+        settings = load(
+            config_file=config,
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            dev=dev,
+            accept_registry=accept_registry,
+        )
     except ConfigurationError as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         raise typer.Exit(exit_codes.CONFIGURATION) from None
@@ -61,7 +81,9 @@ def serve(
 
 @app.command()
 def openapi(
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file instead of standard output.")
+    ] = None,
 ) -> None:
     """Print the OpenAPI document."""
     from cli import openapi as command

@@ -1,4 +1,6 @@
-"""`escrowmq audit reconcile`: the log held against the producers' own database. Spark is imported when it runs."""
+"""`escrowmq audit reconcile`: the log held against the producers' own database. Spark is imported
+when it runs.
+"""
 
 import tempfile
 from datetime import UTC, datetime
@@ -28,20 +30,41 @@ _LISTED = 20
 
 def reconcile(
     log: Log,
-    database: Annotated[str, typer.Option(help="Database with the producers' markers, as an SQLAlchemy URL: postgresql://...")],
-    table: Annotated[str, typer.Option(help="Table of markers, with one row for each transaction.")] = "markers",
-    id_column: Annotated[str, typer.Option(help="Column with the id of the transaction.")] = "transaction_id",
+    database: Annotated[
+        str,
+        typer.Option(
+            help="Database with the producers' markers, as an SQLAlchemy URL: postgresql://..."
+        ),
+    ],
+    table: Annotated[
+        str, typer.Option(help="Table of markers, with one row for each transaction.")
+    ] = "markers",
+    id_column: Annotated[
+        str, typer.Option(help="Column with the id of the transaction.")
+    ] = "transaction_id",
     outcome_column: Annotated[str, typer.Option(help="Column with the outcome.")] = "outcome",
-    commit_value: Annotated[str, typer.Option(help="Value of the outcome column for a commit.")] = "commit",
-    rollback_value: Annotated[str, typer.Option(help="Value of the outcome column for a rollback.")] = "rollback",
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")] = None,
+    commit_value: Annotated[
+        str, typer.Option(help="Value of the outcome column for a commit.")
+    ] = "commit",
+    rollback_value: Annotated[
+        str, typer.Option(help="Value of the outcome column for a rollback.")
+    ] = "rollback",
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
+    ] = None,
     master: Master = None,
-    split_mb: Annotated[int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)] = 64,
-    driver_memory: Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")] = "2g",
+    split_mb: Annotated[
+        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
+    ] = 64,
+    driver_memory: Annotated[
+        str, typer.Option(help="Memory of the Java process that drives Spark.")
+    ] = "2g",
 ) -> None:
-    """Compare the log with the markers that producers write in their own transactions: lost events and phantoms.
+    """Compare the log with the markers that producers write in their own transactions: lost events
+    and phantoms.
 
-    Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not balance.
+    Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not
+    balance.
     """
     begun_at = datetime.now(UTC)
     needs_spark()
@@ -58,11 +81,16 @@ def reconcile(
         )  # before Spark
         with tempfile.TemporaryDirectory() as folder:
             length, settings = found.end - found.begin, {"spark.driver.memory": driver_memory}
-            with session(master, log=Path(folder) / "spark.log", to_read_bytes=length, settings=settings) as spark:
+            with session(
+                master, log=Path(folder) / "spark.log", to_read_bytes=length, settings=settings
+            ) as spark:
                 report = run(spark, found, markers, split_bytes=split_mb << 20)
         status = status_of(report)
         if json_file is not None:
-            write_report(json_file, {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)})
+            write_report(
+                json_file,
+                {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)},
+            )
         _show(Console(soft_wrap=True), report)
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The log could not be reconciled: {in_short(error)}")
@@ -77,7 +105,9 @@ def _must_be_a_url(text: str) -> None:
     try:
         make_url(text)
     except ArgumentError:
-        raise typer.BadParameter("not a URL that SQLAlchemy knows", param_hint="--database") from None
+        raise typer.BadParameter(
+            "not a URL that SQLAlchemy knows", param_hint="--database"
+        ) from None
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
@@ -88,9 +118,22 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     console.print(pairs, highlight=False)
     found = report["findings"]
     if found["items"]:
-        table = Table("finding", "transaction", "database", "log", "at log offset", title="Findings", title_justify="left")
+        table = Table(
+            "finding",
+            "transaction",
+            "database",
+            "log",
+            "at log offset",
+            title="Findings",
+            title_justify="left",
+        )
         for item in found["items"][:_LISTED]:
-            values = [item["verdict"], item["transaction_id"], item.get("database", ""), item.get("log", "")]
+            values = [
+                item["verdict"],
+                item["transaction_id"],
+                item.get("database", ""),
+                item.get("log", ""),
+            ]
             table.add_row(*values, str(item.get("log_offset", "")))
         console.print(table, highlight=False)
     said = ", ".join(f"{count:,} {kind}" for kind, count in found["by_verdict"].items())

@@ -24,21 +24,23 @@ from storage.local.options import FlushPolicy
 _BACKLOG = 2048
 _SHORT_KEY = 16  # characters; a shorter one can be guessed by trying
 
-# glibc's mallopt: buffers of request bodies are mappings of their own, which go back to the system at once. In the heap they
-# leave holes: after 200 unfinished gzip bodies under a budget of 256 MiB, 461 MiB stayed resident, and so 158 (idle: 113).
+# glibc's mallopt: buffers of request bodies are mappings of their own, which go back to the system
+# at once. In the heap they leave holes: after 200 unfinished gzip bodies under a budget of 256 MiB,
+# 461 MiB stayed resident, and so 158 (idle: 113).
 _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 1 << 20
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 64 << 10
 
-# The garbage collector looks for cycles whenever there are so many objects more than before. At Python's 700 that is once in
-# every turn that answers 64 sends, and costs each of them 2 to 5 microseconds; few requests leave a cycle behind.
+# The garbage collector looks for cycles whenever there are so many objects more than before. At
+# Python's 700 that is once in every turn that answers 64 sends, and costs each of them 2 to 5
+# microseconds; few requests leave a cycle behind.
 _YOUNG_OBJECTS = 50_000
 
 log = structlog.get_logger()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with our own connections and our own end: long polls are answered before it waits for the requests in
-    progress.
+    """uvicorn's server, with our own connections and our own end: long polls are answered before it
+    waits for the requests in progress.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
@@ -96,7 +98,9 @@ def run(settings: Settings) -> int:
     try:
         listener = _listen(settings.host, settings.port)
     except OSError as error:
-        log.critical("address_not_available", host=settings.host, port=settings.port, error=str(error))
+        log.critical(
+            "address_not_available", host=settings.host, port=settings.port, error=str(error)
+        )
         return exit_codes.NO_ADDRESS
     _log_banner(settings, listener)
     log.info(
@@ -105,7 +109,10 @@ def run(settings: Settings) -> int:
         raised_from=soft,
         max_connections=settings.http.max_connections,
         max_waiting=settings.http.max_waiting,
-        **{name.replace(" ", "_"): count for name, count in file_budget.plan(settings, limit).needs.items()},
+        **{
+            name.replace(" ", "_"): count
+            for name, count in file_budget.plan(settings, limit).needs.items()
+        },
     )
     app = create_app(settings)
     wiring: Wiring = app.state.wiring
@@ -120,14 +127,17 @@ def run(settings: Settings) -> int:
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, settings.http.stop_timeout_ms // 1000),
     )
-    gc.freeze()  # no collection before it: what was imported is no garbage, and looking through it takes 0.2 s
+    # no collection before it: what was imported is no garbage, and looking through it takes 0.2 s
+    gc.freeze()
     gc.enable()
     _Server(config, app).run(sockets=[listener])
     return wiring.exit_code
 
 
 def _give_memory_back() -> None:
-    """Have the C library return the memory of large buffers; other libraries than glibc do so by themselves."""
+    """Have the C library return the memory of large buffers; other libraries than glibc do so by
+    themselves.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
@@ -135,7 +145,9 @@ def _give_memory_back() -> None:
 
 
 def _leave_alone_what_is_loaded() -> None:
-    """It stays. Left to the garbage collector, it is walked twice a second under load, 60 to 100 ms each time."""
+    """It stays. Left to the garbage collector, it is walked twice a second under load, 60 to 100 ms
+    each time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
@@ -159,7 +171,9 @@ def _log_banner(settings: Settings, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     durability = (
-        "synced before every answer" if settings.local.flush is FlushPolicy.BEFORE_ACK else "buffered, synced by interval"
+        "synced before every answer"
+        if settings.local.flush is FlushPolicy.BEFORE_ACK
+        else "buffered, synced by interval"
     )
     log.info(
         "starting",

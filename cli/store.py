@@ -9,10 +9,16 @@ import typer
 
 from cli.audit_common import Exit, check_file, in_short, say
 
-app = typer.Typer(name="store", help="Verify, inspect and repair the files of a store.", no_args_is_help=True)
+app = typer.Typer(
+    name="store", help="Verify, inspect and repair the files of a store.", no_args_is_help=True
+)
 
 Directory = Annotated[
-    Path, typer.Argument(help="The store's folder, which holds commitlog/, or the data directory around it.", metavar="DIR")
+    Path,
+    typer.Argument(
+        help="The store's folder, which holds commitlog/, or the data directory around it.",
+        metavar="DIR",
+    ),
 ]
 
 
@@ -24,8 +30,12 @@ def store() -> None:
 @app.command()
 def verify(
     directory: Directory,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report to this file.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print no progress and no summary.")
+    ] = False,
 ) -> None:
     """Verify every file of a store, running or stopped. Changes nothing and takes no lock.
 
@@ -53,12 +63,20 @@ def repair(
     directory: Directory,
     cut_log_at: Annotated[
         int | None,
-        typer.Option(help="End the log at this log offset; all messages behind it are lost.", metavar="OFFSET", min=0),
+        typer.Option(
+            help="End the log at this log offset; all messages behind it are lost.",
+            metavar="OFFSET",
+            min=0,
+        ),
     ] = None,
     blank_unit: Annotated[
         int | None,
         typer.Option(
-            help=("Remove the damage that begins at this log offset; whole records of the unit stay."), metavar="OFFSET", min=0
+            help=(
+                "Remove the damage that begins at this log offset; whole records of the unit stay."
+            ),
+            metavar="OFFSET",
+            min=0,
         ),
     ] = None,
     accept_beginning: Annotated[
@@ -66,23 +84,35 @@ def repair(
     ] = False,
     rebuild_derived: Annotated[
         bool,
-        typer.Option("--rebuild-derived", help="Move queues, index, snapshots and timers aside; the next start rebuilds them."),
+        typer.Option(
+            "--rebuild-derived",
+            help="Move queues, index, snapshots and timers aside; the next start rebuilds them.",
+        ),
     ] = False,
     set_aside: Annotated[
-        str | None, typer.Option(help="Move a file that is not a segment out of commitlog/.", metavar="NAME")
+        str | None,
+        typer.Option(help="Move a file that is not a segment out of commitlog/.", metavar="NAME"),
     ] = None,
     fit_segment: Annotated[
-        str | None, typer.Option(help="Restore the full length of a segment, filled with zeros.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="Restore the full length of a segment, filled with zeros.", metavar="NAME"
+        ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report to this file.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print no progress and no summary.")
+    ] = False,
 ) -> None:
-    """Make one repair of a stopped store. Without an option: list the repairs that are needed, and change nothing.
+    """Make one repair of a stopped store. Without an option: list the repairs that are needed, and
+    change nothing.
 
     Files are copied to repair-<time>/ beside commitlog/ before they are changed.
 
-    Exit status: 0 nothing to repair, or repaired; 1 a repair is needed; 2 wrong usage; 3 the command failed;
-    73 a process is using the store.
+    Exit status: 0 nothing to repair, or repaired; 1 a repair is needed; 2 wrong usage; 3 the
+    command failed; 73 a process is using the store.
     """
     given = {
         "cut_log_at": cut_log_at,
@@ -120,10 +150,13 @@ def repair(
 @app.command()
 def segments(
     directory: Directory,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the table to this file.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no table.")] = False,
 ) -> None:
-    """List the segments of the log: their records, times and sizes, and the damage in them. Takes no lock.
+    """List the segments of the log: their records, times and sizes, and the damage in them. Takes
+    no lock.
 
     Exit status: 0 listed; 2 wrong usage; 3 the command failed.
     """
@@ -135,7 +168,9 @@ def segments(
     try:
         rows = store_segments.rows(root)
         if json_file is not None:
-            json_file.write_text(json.dumps({"store": str(root), "segments": rows}, indent=2) + "\n", "utf-8")
+            json_file.write_text(
+                json.dumps({"store": str(root), "segments": rows}, indent=2) + "\n", "utf-8"
+            )
         if not quiet:
             store_segments.show(rows, sys.stdout)
     except (OSError, MessagingError) as error:
@@ -145,9 +180,14 @@ def segments(
 
 @app.command()
 def dump(
-    file: Annotated[Path, typer.Argument(help="A stored file by its path in the store.", exists=True, dir_okay=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A stored file by its path in the store.", exists=True, dir_okay=False),
+    ],
 ) -> None:
-    """Print a stored file as text: a segment, a queue, index, timer or snapshot file, or the checkpoint."""
+    """Print a stored file as text: a segment, a queue, index, timer or snapshot file, or the
+    checkpoint.
+    """
     from cli import dump as command
 
     command.run(file)
@@ -155,10 +195,19 @@ def dump(
 
 @app.command("recovery-report")
 def recovery_report(
-    directory: Annotated[Path | None, typer.Argument(help="The store's folder, or the data directory.", metavar="DIR")] = None,
-    url: Annotated[str | None, typer.Option(help="URL of a running service, instead of DIR.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="API key for --url.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="The store's folder, or the data directory.", metavar="DIR"),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="URL of a running service, instead of DIR.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="API key for --url.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the reports to this file.")
+    ] = None,
 ) -> None:
     """Report in words what the last starts of a store have recovered, newest first.
 
@@ -171,7 +220,9 @@ def recovery_report(
 
     try:
         reports = (
-            store_recovery.of_store(store_folder(directory)) if directory else store_recovery.of_service(str(url), api_key)
+            store_recovery.of_store(store_folder(directory))
+            if directory
+            else store_recovery.of_service(str(url), api_key)
         )
         if json_file is not None:
             json_file.write_text(json.dumps(reports, indent=2) + "\n", "utf-8")

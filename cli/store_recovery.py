@@ -1,4 +1,6 @@
-"""`escrowmq store recovery-report`: what the last starts found, from the store's folder or from a running service."""
+"""`escrowmq store recovery-report`: what the last starts found, from the store's folder or from a
+running service.
+"""
 
 import json
 import urllib.request
@@ -17,7 +19,9 @@ def of_store(root: Path) -> list[dict[str, Any]]:
     for found in recovery_reports.load(ReadOnlyVfs(), root):
         row = found._asdict()
         at = datetime.fromtimestamp(row.pop("started_at_ms") / 1000, UTC)
-        reports.append({"started_at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), **row})
+        reports.append(
+            {"started_at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), **row}
+        )
     return reports
 
 
@@ -44,13 +48,16 @@ def show(reports: list[dict[str, Any]], out: TextIO) -> None:
 def _in_words(report: dict[str, Any]) -> str:
     begin = "after a stop in order, or new" if report["was_clean"] else "after a crash or a kill"
     text = (
-        f"started {begin}, in {report['took_ms']} ms. The log reaches from {report['first_offset']} to {report['end_offset']} "
-        f"and was known to be on disk up to {report['synced_offset']}. {report['walked_bytes']} bytes were verified and "
+        f"started {begin}, in {report['took_ms']} ms. The log reaches from "
+        f"{report['first_offset']} to {report['end_offset']} "
+        f"and was known to be on disk up to {report['synced_offset']}. {report['walked_bytes']} "
+        "bytes were verified and "
         f"{report['replayed_records']} records queued and indexed again."
     )
     if report.get("cut_at") is not None:
         text += (
-            f" The torn end was cut at {report['cut_at']}, {report['wiped_bytes']} bytes: messages in it that were answered as "
+            f" The torn end was cut at {report['cut_at']}, {report['wiped_bytes']} bytes: "
+            "messages in it that were answered as "
             "buffered are lost, none that was answered as synced."
         )
     return text

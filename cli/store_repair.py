@@ -15,7 +15,9 @@ _ALONE = ("accept_beginning", "rebuild_derived")
 
 
 def run(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str, Any]:
-    """The report. `name`: of the repair; None lists what there is to repair. Raises DirectoryInUse, RepairRefused, OSError."""
+    """The report. `name`: of the repair; None lists what there is to repair. Raises DirectoryInUse,
+    RepairRefused, OSError.
+    """
     now = datetime.now(UTC)
     owner = Repair(
         OsVfs(),
@@ -29,7 +31,11 @@ def run(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str
         if name is None:
             return {"store": str(root), "findings": msgspec.to_builtins(owner.findings())}
         done = getattr(owner, name)(*(() if name in _ALONE else (value,)))
-        return {"store": str(root), "lost_messages": done.lost_messages, **msgspec.to_builtins(done)}
+        return {
+            "store": str(root),
+            "lost_messages": done.lost_messages,
+            **msgspec.to_builtins(done),
+        }
     finally:
         owner.close()
 
@@ -47,7 +53,10 @@ def show(report: dict[str, Any], out: TextIO) -> None:
     for path in report["set_aside"]:
         write(f"kept: {path}\n")
     for row in report["lost"]:
-        write(f"lost: {row['topic']}, queue {row['queue_id']}, offsets {row['first_offset']} to {row['end_offset'] - 1}\n")
+        write(
+            f"lost: {row['topic']}, queue {row['queue_id']}, offsets {row['first_offset']} to "
+            f"{row['end_offset'] - 1}\n"
+        )
     for message in report["messages"]:
         place = f"{message['topic']}/{message['queue_id']}/{message['queue_offset']}"
         write(f"taken out, still readable in the copy: {place} {message['message_id']}\n")

@@ -11,7 +11,9 @@ _WINDOW_BYTES = 64 << 20
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
-    """Each segment walked on its own, so that the damage of one hides nothing of another. Raises OSError."""
+    """Each segment walked on its own, so that the damage of one hides nothing of another. Raises
+    OSError.
+    """
     found = []
     for file in sorted((root / "commitlog").iterdir()):
         base = names.base_offset(file.name)
@@ -30,10 +32,17 @@ def _row(file: Path, base: int) -> dict[str, Any]:
             window = stream.read(window_bytes)
             found = scan.scan(window, offset, begin=at, segment_end=base + size)
             if len(found.record_offsets):
-                first_ms = first_ms or records.decode(window, int(found.record_offsets[0]) - offset).stored_at_ms
-                last_ms = records.decode(window, int(found.record_offsets[-1]) - offset).stored_at_ms
+                first_ms = (
+                    first_ms
+                    or records.decode(window, int(found.record_offsets[0]) - offset).stored_at_ms
+                )
+                last_ms = records.decode(
+                    window, int(found.record_offsets[-1]) - offset
+                ).stored_at_ms
                 count += len(found.record_offsets)
-            if found.stop is not scan.Stop.WINDOW_END or (found.end == at and len(window) < window_bytes):
+            if found.stop is not scan.Stop.WINDOW_END or (
+                found.end == at and len(window) < window_bytes
+            ):
                 break
             window_bytes = window_bytes * 2 if found.end == at else _WINDOW_BYTES
             at = found.end
@@ -45,17 +54,25 @@ def _row(file: Path, base: int) -> dict[str, Any]:
         "used_bytes": found.end - base,
         "sealed": found.stop is scan.Stop.END_OF_FILE,
         "records": count,
-        "damage": f"log offset {found.end}: {found.reason}" if found.stop is scan.Stop.DAMAGED else None,
+        "damage": f"log offset {found.end}: {found.reason}"
+        if found.stop is scan.Stop.DAMAGED
+        else None,
     }
 
 
 def show(table: list[dict[str, Any]], out: TextIO) -> None:
     """The rows as text; records are counted up to the first damage."""
-    out.write(f"{'segment':<20}  {'first stored':<24}  {'last stored':<24}  {'used bytes':>14}  sealed  {'records':>10}\n")
+    out.write(
+        f"{'segment':<20}  {'first stored':<24}  {'last stored':<24}  {'used bytes':>14}  sealed  "
+        f"{'records':>10}\n"
+    )
     for row in table:
         first, last = row["first_stored_at"] or "-", row["last_stored_at"] or "-"
         sealed = "yes" if row["sealed"] else "no"
-        out.write(f"{row['segment']}  {first:<24}  {last:<24}  {row['used_bytes']:>14,}  {sealed:<6}  {row['records']:>10,}\n")
+        out.write(
+            f"{row['segment']}  {first:<24}  {last:<24}  {row['used_bytes']:>14,}  {sealed:<6}  "
+            f"{row['records']:>10,}\n"
+        )
         if row["damage"]:
             out.write(f"{'':<20}  damaged at {row['damage']}\n")
 
@@ -63,4 +80,8 @@ def show(table: list[dict[str, Any]], out: TextIO) -> None:
 def _time(wall_ms: int | None) -> str | None:
     if wall_ms is None:
         return None
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(wall_ms / 1000, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )

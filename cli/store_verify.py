@@ -9,7 +9,13 @@ from time import monotonic
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from storage.files.vfs import ReadOnlyVfs
 from storage.local.verify.verification import StoreVerification
@@ -57,7 +63,9 @@ def show(report: dict[str, Any], stream: TextIO) -> None:
         places = f" ({finding['places']} places)" if finding["places"] > 1 else ""
         stream.write(
             f"{finding['code']}{places}: {kind}\n"
-            f"  file      {finding['file']}" + ("" if finding["position"] is None else f", byte {finding['position']}") + "\n"
+            f"  file      {finding['file']}"
+            + ("" if finding["position"] is None else f", byte {finding['position']}")
+            + "\n"
             f"  place     {finding['place']}\n"
             f"  found     {finding['found']}\n"
             f"  expected  {finding['expected']}\n"
@@ -66,7 +74,11 @@ def show(report: dict[str, Any], stream: TextIO) -> None:
     if len(findings) > _SHOWN:
         stream.write(f"... and {len(findings) - _SHOWN} more: --json has them all\n")
     running = ", which is running" if report["is_running"] else ""
-    outcome = f"{report['lost']} findings in the log, {report['derived']} in derived files" if findings else "no findings"
+    outcome = (
+        f"{report['lost']} findings in the log, {report['derived']} in derived files"
+        if findings
+        else "no findings"
+    )
     stream.write(f"{report['read_bytes']:,} bytes of {report['store']}{running}: {outcome}\n")
 
 
@@ -97,6 +109,8 @@ def _lines(stream: TextIO) -> _Note:
         nonlocal last
         if monotonic() - last >= _LINE_SECONDS:
             last = monotonic()
-            stream.write(f"verified {done_bytes:,} of about {max(done_bytes, total_bytes):,} bytes\n")
+            stream.write(
+                f"verified {done_bytes:,} of about {max(done_bytes, total_bytes):,} bytes\n"
+            )
 
     return note

@@ -33,46 +33,81 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def watch(
-    log: Annotated[str, typer.Option(help="The store's folder, of a running or stopped service; as for `audit run`.")],
-    state: Annotated[str, typer.Option(help="Folder for the state of the watch: a path or a URI that all workers share.")],
+    log: Annotated[
+        str,
+        typer.Option(
+            help="The store's folder, of a running or stopped service; as for `audit run`."
+        ),
+    ],
+    state: Annotated[
+        str,
+        typer.Option(
+            help="Folder for the state of the watch: a path or a URI that all workers share."
+        ),
+    ],
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="End when the present log is processed; for cron jobs.")
+        bool,
+        typer.Option(
+            "--until-caught-up", help="End when the present log is processed; for cron jobs."
+        ),
     ] = False,
     batch_mb: Annotated[int, typer.Option(help="Size of a batch of the log, in MiB.", min=1)] = 256,
-    interval_ms: Annotated[int, typer.Option(help="Interval between looks for new log, in milliseconds.", min=100)] = 5_000,
+    interval_ms: Annotated[
+        int, typer.Option(help="Interval between looks for new log, in milliseconds.", min=100)
+    ] = 5_000,
     horizon_ms: Annotated[
         int,
-        typer.Option(help=("How long a decided transaction is kept in the state after its last record, in log time."), min=0),
+        typer.Option(
+            help=(
+                "How long a decided transaction is kept in the state after its last record, in "
+                "log time."
+            ),
+            min=0,
+        ),
     ] = 3_600_000,
     fail_on: Annotated[
-        str, typer.Option(help="What counts as a finding: comma-separated names, `none`, or `faults`.")
+        str,
+        typer.Option(help="What counts as a finding: comma-separated names, `none`, or `faults`."),
     ] = "faults",
     json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the counts to this file at the end, a path or a URI.")
+        str | None,
+        typer.Option("--json", help="Write the counts to this file at the end, a path or a URI."),
     ] = None,
     progress: Annotated[
         ProgressAs,
-        typer.Option(help=("Format of findings and batches on standard output: text, or JSON lines without a summary.")),
+        typer.Option(
+            help=(
+                "Format of findings and batches on standard output: text, or JSON lines without a "
+                "summary."
+            )
+        ),
     ] = ProgressAs.TEXT,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print findings only.")] = False,
     master: Master = None,
-    split_mb: Annotated[int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)] = 64,
-    driver_memory: Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")] = "2g",
+    split_mb: Annotated[
+        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
+    ] = 64,
+    driver_memory: Annotated[
+        str, typer.Option(help="Memory of the Java process that drives Spark.")
+    ] = "2g",
     spark_log: Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")] = None,
 ) -> None:
-    """Keep the verdicts of a growing log up to date, and report findings as they appear. SIGINT and SIGTERM end it.
+    """Keep the verdicts of a growing log up to date, and report findings as they appear. SIGINT and
+    SIGTERM end it.
 
     Started again with the same --state, it continues where it was.
 
-    Exit status, of all counts since the beginning: 0 clean; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts
-    do not balance.
+    Exit status, of all counts since the beginning: 0 clean; 1 findings; 2 wrong usage; 3 the
+    command failed; 4 the counts do not balance.
     """
     begun_at = datetime.now(UTC)
     needs_spark()
     counted = counted_by(fail_on)
     check_file(json_file, "--json")
     if unknown := sorted({name.strip() for name in fail_on.split(",")} & set(KINDS)):
-        raise typer.BadParameter(f"{', '.join(unknown)}: a watch has no checks", param_hint="--fail-on")
+        raise typer.BadParameter(
+            f"{', '.join(unknown)}: a watch has no checks", param_hint="--fail-on"
+        )
     keeps_log = spark_log is not None
     spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
     told = _Told(progress, is_quiet=quiet)
@@ -86,7 +121,9 @@ def watch(
         from audit.watch_state import StateFolder
 
         over = threading.Event()
-        with session(master, log=spark_log, settings={"spark.driver.memory": driver_memory}) as spark:
+        with session(
+            master, log=spark_log, settings={"spark.driver.memory": driver_memory}
+        ) as spark:
             for number in _ENDING:  # behind the session: Spark has a handler of its own
                 signal.signal(number, lambda *_: over.set())
             watching = Watch(
@@ -103,7 +140,13 @@ def watch(
             report = {**watching.report(), "engine": f"spark {spark.version}"}
         status = status_of(report)
         if json_file is not None:
-            write_report(json_file, {**report, "run": run_part(report_id_of(begun_at), [log], master, begun_at, status)})
+            write_report(
+                json_file,
+                {
+                    **report,
+                    "run": run_part(report_id_of(begun_at), [log], master, begun_at, status),
+                },
+            )
         if progress is ProgressAs.TEXT and not quiet:
             from audit import summary
 
@@ -129,10 +172,16 @@ class _Told:
         for item in step.findings:
             self._line({"finding": item}, " ".join([item["verdict"], *_rest(item)]))
         if step.omitted:
-            self._line({"findings_omitted": step.omitted}, "and more findings than are listed of one batch")
+            self._line(
+                {"findings_omitted": step.omitted}, "and more findings than are listed of one batch"
+            )
         state = step.state
         if not self._is_quiet:
-            numbers = {"batch": state.batch, "reached": state.reached, "kept": sum(state.open.values())}
+            numbers = {
+                "batch": state.batch,
+                "reached": state.reached,
+                "kept": sum(state.open.values()),
+            }
             self._line(numbers, ", ".join(f"{name} {value:,}" for name, value in numbers.items()))
 
     def _line(self, values: dict[str, Any], text: str) -> None:
@@ -141,4 +190,8 @@ class _Told:
 
 
 def _rest(item: dict[str, Any]) -> list[str]:
-    return [name if value is True else f"{name}={value}" for name, value in item.items() if name != "verdict"]
+    return [
+        name if value is True else f"{name}={value}"
+        for name, value in item.items()
+        if name != "verdict"
+    ]

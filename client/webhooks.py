@@ -4,10 +4,12 @@ For receivers of checks: one file, which may be copied into any project.
 
     webhook-id         the check's id, the same on every try
     webhook-timestamp  when this try was signed, in seconds
-    webhook-signature  "v1," and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with a space between while a secret
+    webhook-signature  "v1," and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with a
+                       space between while a secret
                        is being replaced, so that receivers may take the new one whenever they like
 
-A secret is `whsec_` and the base64 of 24 to 64 random bytes. Source: standardwebhooks.com, specification 1.0.0.
+A secret is `whsec_` and the base64 of 24 to 64 random bytes. Source: standardwebhooks.com,
+specification 1.0.0.
 """
 
 import base64
@@ -28,7 +30,10 @@ _VERSION = "v1"
 
 
 class InvalidSignature(Exception):
-    """The request is not what its sender signed, or not now; the text says which. Do not act on it."""
+    """The request is not what its sender signed, or not now; the text says which.
+
+    Do not act on it.
+    """
 
 
 def new_secret() -> str:
@@ -36,8 +41,13 @@ def new_secret() -> str:
 
 
 def sign(secrets: Sequence[str], *, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers. `timestamp` in seconds; with several secrets there is a signature by each."""
-    signatures = [f"{_VERSION},{_signature(secret, webhook_id, str(timestamp), body)}" for secret in secrets]
+    """The three headers.
+
+    `timestamp` in seconds; with several secrets there is a signature by each.
+    """
+    signatures = [
+        f"{_VERSION},{_signature(secret, webhook_id, str(timestamp), body)}" for secret in secrets
+    ]
     return {ID: webhook_id, TIMESTAMP: str(timestamp), SIGNATURE: " ".join(signatures)}
 
 
@@ -49,10 +59,13 @@ def verify(
     now: float,
     tolerance_seconds: int = TOLERANCE_SECONDS,
 ) -> str:
-    """The id of a request that was signed with one of the secrets and not long ago. Raises InvalidSignature.
+    """The id of a request that was signed with one of the secrets and not long ago.
 
-    `body`: the bytes as they came, before anything decodes them. `now`: `time.time()`. Within the tolerance a request can be
-    played again: remember the ids that were acted upon, or act so that a second time changes nothing.
+    Raises InvalidSignature.
+
+    `body`: the bytes as they came, before anything decodes them. `now`: `time.time()`. Within the
+    tolerance a request can be played again: remember the ids that were acted upon, or act so that a
+    second time changes nothing.
     """
     given = {name.lower(): value for name, value in headers.items()}
     missing = [name for name in (ID, TIMESTAMP, SIGNATURE) if not given.get(name)]

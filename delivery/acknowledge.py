@@ -17,7 +17,8 @@ from delivery.waiters import Waiters
 from storage.errors import CorruptRecord, OffsetOutOfRange, UnknownTopic
 from storage.message import Appended, Durability, Message
 
-_KEPT = 20_000  # handles at least, so that an acknowledgement whose answer was lost may be sent again
+# handles at least, so that an acknowledgement whose answer was lost may be sent again
+_KEPT = 20_000
 
 
 class HeldAck(NamedTuple):
@@ -40,7 +41,10 @@ class Acknowledging:
         self._acked_before: set[str] = set()
 
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
-        """Which of the messages are done with: all but those whose lease has ended. Raises what `append` raises."""
+        """Which of the messages are done with: all but those whose lease has ended.
+
+        Raises what `append` raises.
+        """
         leases = self._journal.table.find(group)
         if leases is None:
             return [False] * len(handles)
@@ -57,7 +61,9 @@ class Acknowledging:
                 held += self._taken_of(run, now_ms)
         if held:
             try:
-                await self._journal.append([], [Acked(group=group, runs=[run.run for run in held])], Durability.SYNCED)
+                await self._journal.append(
+                    [], [Acked(group=group, runs=[run.run for run in held])], Durability.SYNCED
+                )
             except BaseException:
                 self._hold_again(leases, held)
                 raise
@@ -83,7 +89,10 @@ class Acknowledging:
         return await found
 
     def take(self, group: str, handles: Sequence[str]) -> HeldAck | None:
-        """Begin to settle the messages, for `settle`. None where a handle is not of a lease that lasts: nothing was changed."""
+        """Begin to settle the messages, for `settle`.
+
+        None where a handle is not of a lease that lasts: nothing was changed.
+        """
         leases = self._journal.table.find(group)
         if leases is None or not self._journal.writes_at_once:
             return None
@@ -92,7 +101,9 @@ class Acknowledging:
             return None
         now_ms = self._clock.monotonic_ms()
         for number, run in enumerate(held):
-            if not run.queue.slots.take_leased(run.first, run.length, run.lease, now_ms, State.ACKING):
+            if not run.queue.slots.take_leased(
+                run.first, run.length, run.lease, now_ms, State.ACKING
+            ):
                 self._hold_again(leases, held[:number])
                 return None
         return HeldAck(leases, handles, held)
@@ -109,7 +120,8 @@ class Acknowledging:
         done: Callable[[list[list[bool]]], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Acknowledge, in one append, what `take` has taken; then `done`, with what `ack` returns of each, or `failed`.
+        """Acknowledge, in one append, what `take` has taken; then `done`, with what `ack` returns
+        of each, or `failed`.
 
         Raises at once what `RowAppends.append_rows` raises at once; nothing is given back then.
         """
@@ -130,21 +142,27 @@ class Acknowledging:
     def _note_settled(self, ack: HeldAck, accepted: list[bool]) -> None:
         """The log has it. Which entries were accepted is noted in `accepted`."""
         for run in ack.held:
-            # Where a reset lies before it in the log, the lease had ended, and another may hold the message by now.
-            accepted[run.entry : run.entry + run.length] = run.queue.slots.which_settled(run.first, run.length)
+            # Where a reset lies before it in the log, the lease had ended, and another may hold the
+            # message by now.
+            accepted[run.entry : run.entry + run.length] = run.queue.slots.which_settled(
+                run.first, run.length
+            )
         self._keep_acked(compress(ack.handles, accepted))
         if any(run.queue.has_open for run in ack.held if run.queue.order is not None):
             self._waiters.wake(ack.leases.group)  # a key is free
 
     @staticmethod
     def _taken_of(run: HeldRun, now_ms: int) -> Iterator[HeldRun]:
-        """Those of the messages that are to be settled now, neighbours together, where the lease holds not all of them."""
+        """Those of the messages that are to be settled now, neighbours together, where the lease
+        holds not all of them.
+        """
         slots, begin = run.queue.slots, 0
         for at in range(run.length):
             offset = run.first + at
             if slots.take_leased(offset, 1, run.lease, now_ms, State.ACKING):
                 continue
-            # One that is under way is acknowledged once more: when this is on disk, so is the first.
+            # One that is under way is acknowledged once more: when this is on disk, so is the
+            # first.
             slot = slots.get(offset)
             if slot.state == State.ACKING and slot.lease == run.lease:
                 continue
@@ -154,11 +172,14 @@ class Acknowledging:
         if begin < run.length:
             yield run.part(begin, run.length)
 
-    async def ack_beside(self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
-        """Append messages and, in the same unit, the acknowledgement of this message, in whatever group the handle lends it.
+    async def ack_beside(
+        self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]
+    ) -> list[Appended]:
+        """Append messages and, in the same unit, the acknowledgement of this message, in whatever
+        group the handle lends it.
 
-        `make` is told whether the handle is this message's, and that still lent or done with already. Durable on return. Raises
-        what `append` raises.
+        `make` is told whether the handle is this message's, and that still lent or done with
+        already. Durable on return. Raises what `append` raises.
         """
         is_its_own = await self._names(handle, message_id)
         for leases in self._journal.table if is_its_own else ():
@@ -166,7 +187,9 @@ class Acknowledging:
             if found is None:
                 continue
             queue, offset, lease = found
-            if not queue.slots.take_leased(offset, 1, lease, self._clock.monotonic_ms(), State.ACKING):
+            if not queue.slots.take_leased(
+                offset, 1, lease, self._clock.monotonic_ms(), State.ACKING
+            ):
                 continue
             held = HeldRun(0, queue, offset, 1, lease)
             try:
@@ -179,15 +202,26 @@ class Acknowledging:
             if queue.order is not None and queue.has_open:
                 self._waiters.wake(leases.group)  # a key is free
             return appended
-        return await self._journal.append(make(is_its_own and self._was_acked(handle)), [], Durability.SYNCED)
+        return await self._journal.append(
+            make(is_its_own and self._was_acked(handle)), [], Durability.SYNCED
+        )
 
     async def _names(self, handle: str, message_id: str) -> bool:
         """Is it this message that lies where the handle says?"""
-        found = next((found for leases in self._journal.table if (found := find_held(leases, handle)) is not None), None)
+        found = next(
+            (
+                found
+                for leases in self._journal.table
+                if (found := find_held(leases, handle)) is not None
+            ),
+            None,
+        )
         if found is None:
             return False
         try:
-            messages = await self._store.read(found.queue.queue, found.offset, max_messages=1, max_bytes=1)
+            messages = await self._store.read(
+                found.queue.queue, found.offset, max_messages=1, max_bytes=1
+            )
         except (OffsetOutOfRange, UnknownTopic, CorruptRecord):
             return False
         return any(message.message_id == message_id for message in messages)

@@ -1,4 +1,6 @@
-"""Receives that can be asked for again by their attempt id, and what they were given: as many as still hold something. Pure."""
+"""Receives that can be asked for again by their attempt id, and what they were given: as many as
+still hold something. Pure.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +39,9 @@ class Attempts:
         return self._kept.get(attempt_id)
 
     def note(self, attempt_id: str, attempt: Attempt, now_ms: int) -> None:
-        """And forget some of those that hold nothing any more: however long leases are, as many are kept as are in use."""
+        """And forget some of those that hold nothing any more: however long leases are, as many are
+        kept as are in use.
+        """
         self._kept[attempt_id] = attempt
         for _ in range(min(_LOOKED_AT, len(self._kept))):
             at, oldest = self._kept.popitem(last=False)

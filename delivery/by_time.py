@@ -1,11 +1,19 @@
-"""Where in a queue a moment lies. The log's times never go back: as many reads find it as its length has bits."""
+"""Where in a queue a moment lies.
+
+The log's times never go back: as many reads find it as its length has bits.
+"""
 
 from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore
 
 
-async def offset_by_time(store: MessageStore, queue: QueueId, at_ms: int) -> tuple[int, StoredMessage | None]:
-    """The first message stored then or later, and its offset; behind the last one the end. Raises what `read` raises."""
+async def offset_by_time(
+    store: MessageStore, queue: QueueId, at_ms: int
+) -> tuple[int, StoredMessage | None]:
+    """The first message stored then or later, and its offset; behind the last one the end.
+
+    Raises what `read` raises.
+    """
     low, high = await store.offsets(queue)
     found: StoredMessage | None = None
     while low < high:

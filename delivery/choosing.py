@@ -1,8 +1,9 @@
-"""Chooses the messages of one receive: those that are open again first, then what nobody has looked at yet.
+"""Chooses the messages of one receive: those that are open again first, then what nobody has looked
+at yet.
 
-The group's queues have their turns. What is not for the group (by its filter, withdrawn, ended by a reset) is passed over and
-done with; what has to wait for its key in an ordered group is left open; what has had all its attempts is given up; what cannot
-be read is kept as a dead letter.
+The group's queues have their turns. What is not for the group (by its filter, withdrawn, ended by a
+reset) is passed over and done with; what has to wait for its key in an ordered group is left open;
+what has had all its attempts is given up; what cannot be read is kept as a dead letter.
 """
 
 from collections.abc import Sequence
@@ -28,8 +29,9 @@ from storage.message import StoredMessage
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
 _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
-# Of one queue of an ordered group, behind which nothing is looked at: messages that wait for their keys, some 35 bytes each
-# where they lie close together, and chunks of slots, 13 KB each, where they do not.
+# Of one queue of an ordered group, behind which nothing is looked at: messages that wait for their
+# keys, some 35 bytes each where they lie close together, and chunks of slots, 13 KB each, where
+# they do not.
 _MOST_PASSED = 1_000_000
 _MOST_CHUNKS = 10_000
 
@@ -37,7 +39,9 @@ _MOST_CHUNKS = 10_000
 class Choosing:
     """The event loop's. Who calls holds the group's turn to take."""
 
-    def __init__(self, journal: LeaseJournal, queues: GroupQueues, ends: LeaseEnds, withdrawn: Withdrawn) -> None:
+    def __init__(
+        self, journal: LeaseJournal, queues: GroupQueues, ends: LeaseEnds, withdrawn: Withdrawn
+    ) -> None:
         self._journal = journal
         self._store = journal.store
         self._queues = queues
@@ -48,9 +52,12 @@ class Choosing:
         self._reader = QueueReader(journal.store)
 
     async def choose(self, taking: Taking, rules: GroupRules) -> None:
-        """Let it take what there is. Raises what `append` and `read` raise; what was taken till then is taken.
+        """Let it take what there is.
 
-        A full disk that keeps damage from being recorded holds up its queue alone: it is raised where nothing else was taken.
+        Raises what `append` and `read` raise; what was taken till then is taken.
+
+        A full disk that keeps damage from being recorded holds up its queue alone: it is raised
+        where nothing else was taken.
         """
         leases = taking.leases
         queues = await self._queues.of(leases, rules)
@@ -62,7 +69,11 @@ class Choosing:
         for queue in queues:
             await self._queues.learn(queue, rules)
             # Again, since of those that it took some may turn out to be for nobody.
-            while queue.has_open and not taking.is_full and await self._take_open(taking, queue, rules):
+            while (
+                queue.has_open
+                and not taking.is_full
+                and await self._take_open(taking, queue, rules)
+            ):
                 pass
         for queue in queues:
             if taking.is_full:
@@ -77,7 +88,10 @@ class Choosing:
         unreadable: list[Unreadable] = []
         skipped: list[tuple[int, Why]] = []
         may_skip = rules.may_skip and not queue.is_retry
-        end, now_ms = (await self._store.offsets(queue.queue)).end if may_skip else 0, self._journal.now().wall_ms
+        end, now_ms = (
+            (await self._store.offsets(queue.queue)).end if may_skip else 0,
+            self._journal.now().wall_ms,
+        )
         offsets = queue.take_open(taking.left)
         left = dict.fromkeys(offsets)
         try:
@@ -88,11 +102,18 @@ class Choosing:
                 elif isinstance(message, CorruptRecord):
                     unreadable.append(Unreadable(queue, offset, slot.attempt, 0, message))
                     continue
-                elif message is None or not self._is_to_come(taking.leases, queue, rules, message, slot.attempt):
+                elif message is None or not self._is_to_come(
+                    taking.leases, queue, rules, message, slot.attempt
+                ):
                     if message is not None and not slot.attempt:
-                        self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
+                        # it has come back, though nobody gets it
+                        self._first_attempt(taking, queue, message)
                     queue.settle_taken(offset)
-                elif may_skip and not slot.attempt and (why := why_skipped(rules, message, end=end, now_ms=now_ms)):
+                elif (
+                    may_skip
+                    and not slot.attempt
+                    and (why := why_skipped(rules, message, end=end, now_ms=now_ms))
+                ):
                     skipped.append((offset, why))
                     continue
                 elif slot.attempt >= rules.max_attempts:
@@ -131,16 +152,25 @@ class Choosing:
                 if is_plain:
                     await self._take_plain(taking, queue)
                 else:
-                    # Few at first: what is read behind the last one that there is room for is read in vain.
-                    await self._take_chosen(taking, queue, wanted, min(_ORDERED_MESSAGES, taking.left << 2 * number))
+                    # Few at first: what is read behind the last one that there is room for is read
+                    # in vain.
+                    await self._take_chosen(
+                        taking, queue, wanted, min(_ORDERED_MESSAGES, taking.left << 2 * number)
+                    )
             except CorruptRecord:
                 damages = await self._reader.damage_from(queue.queue, slots.cursor, bounds.end)
-                found = [Unreadable(queue, offset, 0, 0, damage) for offset, damage in enumerate(damages, slots.cursor)]
+                found = [
+                    Unreadable(queue, offset, 0, 0, damage)
+                    for offset, damage in enumerate(damages, slots.cursor)
+                ]
                 if not await self._keep(taking, rules, found):
                     return
 
     async def _keep(self, taking: Taking, rules: GroupRules, found: Sequence[Unreadable]) -> bool:
-        """Turn messages that cannot be read into dead letters. False where the disk is full: they stay where they are."""
+        """Turn messages that cannot be read into dead letters.
+
+        False where the disk is full: they stay where they are.
+        """
         try:
             if found:
                 await self._damage.keep(taking.leases, rules, found)
@@ -152,13 +182,20 @@ class Choosing:
     async def _take_plain(self, taking: Taking, queue: QueueLeases) -> None:
         """All as they come."""
         slots = queue.slots
-        found = await self._reader.read_records(queue.queue, slots.cursor, taking.left, taking.left_bytes)
+        found = await self._reader.read_records(
+            queue.queue, slots.cursor, taking.left, taking.left_bytes
+        )
         if found and taking.fits(found[0]):
             taking.lend_run(queue, slots.cursor, found)
             slots.advance_to(slots.cursor + len(found))
 
-    async def _take_chosen(self, taking: Taking, queue: QueueLeases, wanted: Filter, most: int) -> None:
-        """One by one: some are not for the group, some must wait for their key. `most`: so many are read, of these."""
+    async def _take_chosen(
+        self, taking: Taking, queue: QueueLeases, wanted: Filter, most: int
+    ) -> None:
+        """One by one: some are not for the group, some must wait for their key.
+
+        `most`: so many are read, of these.
+        """
         slots, order = queue.slots, queue.order
         count = taking.left if order is None else most
         try:
@@ -179,7 +216,8 @@ class Choosing:
             if queue.is_retry and not self._is_current(taking.leases, message):
                 continue
             if self._withdrawn.is_withdrawn(message):
-                self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
+                # it has come back, though nobody gets it
+                self._first_attempt(taking, queue, message)
                 continue
             if not taking.fits(message):
                 end = offset
@@ -207,14 +245,23 @@ class Choosing:
         return retry_message.attempts_of(message) + 1
 
     def _is_to_come(
-        self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage, attempt: int
+        self,
+        leases: GroupLeases,
+        queue: QueueLeases,
+        rules: GroupRules,
+        message: StoredMessage,
+        attempt: int,
     ) -> bool:
-        """A filter is asked once: what was handed out before comes again, whatever the group's rules are now."""
+        """A filter is asked once: what was handed out before comes again, whatever the group's
+        rules are now.
+        """
         if self._withdrawn.is_withdrawn(message):
             return False
         return attempt > 0 or self._is_wanted(leases, queue, rules, message)
 
-    def _is_wanted(self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage) -> bool:
+    def _is_wanted(
+        self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage
+    ) -> bool:
         if queue.is_retry:
             return self._is_current(leases, message)
         return filter_of(rules.subscriptions, queue.queue.topic).matches(message)
@@ -222,10 +269,14 @@ class Choosing:
     @staticmethod
     def _is_current(leases: GroupLeases, message: StoredMessage) -> bool:
         """Is this retry not ended by a reset?"""
-        return not leases.retries.is_void(str(retry_message.origin_of(message).queue), retry_message.generation_of(message))
+        return not leases.retries.is_void(
+            str(retry_message.origin_of(message).queue), retry_message.generation_of(message)
+        )
 
 
 def has_passed_many(queue: QueueLeases, rules: GroupRules) -> bool:
     """Does so much wait for its keys that nothing behind it is looked at?"""
     slots = queue.slots
-    return rules.ordered and (slots.counts[State.OPEN] >= _MOST_PASSED or slots.chunk_count >= _MOST_CHUNKS)
+    return rules.ordered and (
+        slots.counts[State.OPEN] >= _MOST_PASSED or slots.chunk_count >= _MOST_CHUNKS
+    )

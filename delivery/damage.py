@@ -1,6 +1,7 @@
 """Keeping messages that cannot be read: each becomes a dead letter that says what is known of it.
 
-One append stores the stubs and the event that settles the damaged messages: on disk on return, or nothing is settled.
+One append stores the stubs and the event that settles the damaged messages: on disk on return, or
+nothing is settled.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,10 @@ log = structlog.get_logger()
 
 
 class Unreadable(NamedTuple):
-    """A message whose record is damaged. `attempt`: deliveries so far; `lease`: that holds it, 0 for none."""
+    """A message whose record is damaged.
+
+    `attempt`: deliveries so far; `lease`: that holds it, 0 for none.
+    """
 
     queue: QueueLeases
     offset: int
@@ -47,10 +51,15 @@ class KeepingDamage:
     def __init__(self, journal: LeaseJournal) -> None:
         self._journal = journal
 
-    async def keep(self, leases: GroupLeases, rules: GroupRules, found: Sequence[Unreadable]) -> None:
-        """Settle these messages, with a dead letter for each unless the group keeps none. Durable on return.
+    async def keep(
+        self, leases: GroupLeases, rules: GroupRules, found: Sequence[Unreadable]
+    ) -> None:
+        """Settle these messages, with a dead letter for each unless the group keeps none.
 
-        Raises what `append` raises: StorageFull too, since a dead letter is not written from the reserve.
+        Durable on return.
+
+        Raises what `append` raises: StorageFull too, since a dead letter is not written from the
+        reserve.
         """
         stubs, event = settled_as_damaged(leases, rules, found, self._journal.clock.wall_ms())
         await self._journal.append(stubs, [event], Durability.SYNCED)
@@ -64,7 +73,14 @@ def settled_as_damaged(
     event = Damaged(
         group=leases.group,
         messages=[
-            DamagedMessage(*one.queue.queue, one.offset, one.lease, one.queue.logged_end, one.reason, one.log_offset)
+            DamagedMessage(
+                *one.queue.queue,
+                one.offset,
+                one.lease,
+                one.queue.logged_end,
+                one.reason,
+                one.log_offset,
+            )
             for one in found
         ],
         arrived=_arrived(leases, found),
@@ -99,7 +115,9 @@ def note_kept(leases: GroupLeases, rules: GroupRules, found: Sequence[Unreadable
 
 
 def _arrived(leases: GroupLeases, found: Sequence[Unreadable]) -> dict[str, int]:
-    """Retries that were waited for and are damaged, by a queue that waits for some: of which queue each is cannot be read."""
+    """Retries that were waited for and are damaged, by a queue that waits for some: of which queue
+    each is cannot be read.
+    """
     left = dict(leases.retries.waiting)
     arrived: dict[str, int] = {}
     for one in found:

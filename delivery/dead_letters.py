@@ -1,8 +1,9 @@
 """Dead letters of a group: look at them, send them to the group once more, purge them.
 
-They lie in the group's dead-letter topic; which of them have gone from the list stands in the table of leases. A redrive is one
-append of messages to the retry topic and the event that takes them from the list: a message is in one of the two, always.
-A stub, the dead letter of a damaged message, has no body to redrive: it stays in the list until it is purged.
+They lie in the group's dead-letter topic; which of them have gone from the list stands in the table
+of leases. A redrive is one append of messages to the retry topic and the event that takes them from
+the list: a message is in one of the two, always. A stub, the dead letter of a damaged message, has
+no body to redrive: it stays in the list until it is purged.
 """
 
 import asyncio
@@ -64,7 +65,9 @@ class _Progress:
 class DeadLetters:
     """The event loop's."""
 
-    def __init__(self, journal: LeaseJournal, new_task_id: Callable[[], str], *, max_tasks: int) -> None:
+    def __init__(
+        self, journal: LeaseJournal, new_task_id: Callable[[], str], *, max_tasks: int
+    ) -> None:
         """`max_tasks`: that run at once."""
         self._max_tasks = max_tasks
         self._journal = journal
@@ -75,10 +78,15 @@ class DeadLetters:
         self._failing: dict[str, str] = {}
         self._changing = asyncio.Lock()
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------------------------
+    # reading
 
-    async def slice(self, group: str, begin: int, count: int, *, max_bytes: int | None = None) -> list[StoredMessage]:
-        """So many of them from this place on, oldest first; fewer where two or more of them exceed `max_bytes`."""
+    async def slice(
+        self, group: str, begin: int, count: int, *, max_bytes: int | None = None
+    ) -> list[StoredMessage]:
+        """So many of them from this place on, oldest first; fewer where two or more of them exceed
+        `max_bytes`.
+        """
         found: list[StoredMessage] = []
         byte_count = 0
         async for message in self._messages(group, begin):
@@ -91,12 +99,18 @@ class DeadLetters:
 
     async def of_topic(self, group: str, topic: str) -> list[int]:
         """The offsets of those that were first delivered from this topic."""
-        return [one.queue_offset async for one in self._messages(group, 0) if retry_message.origin_of(one).queue.topic == topic]
+        return [
+            one.queue_offset
+            async for one in self._messages(group, 0)
+            if retry_message.origin_of(one).queue.topic == topic
+        ]
 
     async def find(self, group: str, message_id: str) -> StoredMessage | None:
         queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
         if isinstance(self._store, KeyLookup):
-            copies = await self._store.find_messages(message_id, topics=[queue.topic], by_id=True, max_messages=1_000)
+            copies = await self._store.find_messages(
+                message_id, topics=[queue.topic], by_id=True, max_messages=1_000
+            )
             found = next((copy for copy in copies if copy.queue_offset not in gone), None)
             if found is not None or not retry_message.may_be_stub_id(message_id, queue):
                 return found
@@ -113,7 +127,9 @@ class DeadLetters:
         if wanted.is_everything:
             gone = self._gone(group)
             gone.add_below(bounds.first)  # else what has expired would be taken off once more
-            return max(0, bounds.end - gone.prefix - sum(offset < bounds.end for offset in gone.ahead))
+            return max(
+                0, bounds.end - gone.prefix - sum(offset < bounds.end for offset in gone.ahead)
+            )
         found: set[str] = set()
         count = 0
         async for message in self._messages(group, 0, bounds.end):
@@ -123,18 +139,27 @@ class DeadLetters:
                     found.add(message.message_id)
         return count if wanted.message_ids is None else len(found)
 
-    # --------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
     async def purge(self, group: str) -> int:
-        """Keep none of them for the group; how many that were. Durable on return. They stay in the log as long as it does."""
+        """Keep none of them for the group; how many that were.
+
+        Durable on return. They stay in the log as long as it does.
+        """
         async with self._changing:
             bounds = await self._bounds(group)
             count = await self._count(group, Wanted(), bounds)
-            await self._journal.append([], [Purged(group=group, before=bounds.end)], Durability.SYNCED)
+            await self._journal.append(
+                [], [Purged(group=group, before=bounds.end)], Durability.SYNCED
+            )
         return count
 
     async def redrive(self, group: str, given: Redrive) -> tuple[Task, bool]:
-        """(the task that does it, was it begun before by the same request). Raises IdempotencyKeyReused."""
+        """(the task that does it, was it begun before by the same request).
+
+        Raises IdempotencyKeyReused.
+        """
         known = self._begun_before(group, given)
         if known is not None:
             return known, True
@@ -146,7 +171,9 @@ class DeadLetters:
             if known is not None:
                 return known, True
             if len(self._journal.table.tasks.running) >= self._max_tasks:
-                raise LimitReached(f"at most {self._max_tasks} redrives may run at once", pointer="/select")
+                raise LimitReached(
+                    f"at most {self._max_tasks} redrives may run at once", pointer="/select"
+                )
             event = TaskBegun(
                 group=group,
                 task_id=self._new_task_id(),
@@ -179,7 +206,10 @@ class DeadLetters:
         return task
 
     async def cancel(self, task_id: str) -> Task:
-        """It does nothing more; what it has done stays done. One that has ended stays as it is. Raises UnknownTask."""
+        """It does nothing more; what it has done stays done.
+
+        One that has ended stays as it is. Raises UnknownTask.
+        """
         async with self._changing:
             task = self.task(task_id)
             if task.state is TaskState.RUNNING:
@@ -193,7 +223,8 @@ class DeadLetters:
     async def run_once(self) -> int:
         """Go on with the tasks; how many messages were redriven.
 
-        Raises UnavailableError, StorageFull, once every task had its turn: those that were refused go on later, where they are.
+        Raises UnavailableError, StorageFull, once every task had its turn: those that were refused
+        go on later, where they are.
         """
         running = self._journal.table.tasks.running
         self._progress = {task.task_id: self._progress_of(task) for task in running}
@@ -205,7 +236,8 @@ class DeadLetters:
                 count += await self._journal.changes.uncancelled(self._go_on(task))
             except (UnavailableError, StorageFull) as error:
                 refused = error
-            except Exception as error:  # Whatever it is, it must not keep later tasks from their turn.
+            # Whatever it is, it must not keep later tasks from their turn.
+            except Exception as error:
                 log.exception("redrive_failed", task_id=task.task_id)
                 failing[task.task_id] = f"{type(error).__name__}: {error}"[:1_000]
         self._failing = failing
@@ -238,7 +270,9 @@ class DeadLetters:
         wanted = [message for message in found if not retry_message.is_stub(message)]
         if wanted:
             await self._append(task, wanted)
-        progress.stubs += [message.message_id for message in found if retry_message.is_stub(message)]
+        progress.stubs += [
+            message.message_id for message in found if retry_message.is_stub(message)
+        ]
         size, progress.at = at - progress.at, at
         progress.allowance -= len(wanted)
         return size, len(wanted)
@@ -248,7 +282,9 @@ class DeadLetters:
         queue, gone = retry_message.dead_letter_queue(task.group), self._gone(task.group)
         count = most if task.wanted.is_everything else _READ_MESSAGES
         try:
-            messages = await self._store.read(queue, begin, max_messages=count, max_bytes=_READ_BYTES)
+            messages = await self._store.read(
+                queue, begin, max_messages=count, max_bytes=_READ_BYTES
+            )
         except CorruptRecord as damage:
             messages = [self._unreadable(task.group, begin, damage)]
         found: list[StoredMessage] = []
@@ -267,7 +303,11 @@ class DeadLetters:
         copies = []
         for message in messages:
             attempts = 0 if task.reset_attempts else retry_message.attempts_of(message)
-            copies.append(retry_message.retry_copy(message, task.group, attempts=attempts, generation=generation))
+            copies.append(
+                retry_message.retry_copy(
+                    message, task.group, attempts=attempts, generation=generation
+                )
+            )
             origin = str(retry_message.origin_of(message).queue)
             waiting[origin] = waiting.get(origin, 0) + 1
         event = Redriven(
@@ -289,11 +329,16 @@ class DeadLetters:
         )
         await self._journal.append([], [event], Durability.SYNCED)
 
-    # --------------------------------------------------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------------------------------------
+    # helpers
 
     def _progress_of(self, task: Task) -> _Progress:
         known = self._progress.get(task.task_id)
-        return _Progress(self._gone(task.group).prefix, self._clock.monotonic_ms()) if known is None else known
+        return (
+            _Progress(self._gone(task.group).prefix, self._clock.monotonic_ms())
+            if known is None
+            else known
+        )
 
     async def _bounds(self, group: str) -> OffsetRange:
         return await self._store.offsets(retry_message.dead_letter_queue(group))
@@ -301,7 +346,9 @@ class DeadLetters:
     def _gone(self, group: str) -> OffsetSet:
         return self._journal.table.group(group).dead_letters_gone
 
-    async def _messages(self, group: str, begin: int, end: int | None = None) -> AsyncIterator[StoredMessage]:
+    async def _messages(
+        self, group: str, begin: int, end: int | None = None
+    ) -> AsyncIterator[StoredMessage]:
         """Those that are in the list, or in its part before `end`."""
         queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
         try:
@@ -312,7 +359,9 @@ class DeadLetters:
         end = bounds.end if end is None else min(end, bounds.end)
         while at < end:
             try:
-                messages = await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+                messages = await self._store.read(
+                    queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES
+                )
             except CorruptRecord as damage:
                 messages = [self._unreadable(group, at, damage)]
             for message in messages:
@@ -322,9 +371,16 @@ class DeadLetters:
             await asyncio.sleep(0)
 
     def _unreadable(self, group: str, queue_offset: int, damage: CorruptRecord) -> StoredMessage:
-        """The entry listed for a dead letter whose own record is damaged; it cannot be redriven either."""
-        queue, reason = retry_message.dead_letter_queue(group), f"the record of the dead letter is damaged: {damage.reason}"
-        log.error("dead_letter_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage))
+        """The entry listed for a dead letter whose own record is damaged; it cannot be redriven
+        either.
+        """
+        queue, reason = (
+            retry_message.dead_letter_queue(group),
+            f"the record of the dead letter is damaged: {damage.reason}",
+        )
+        log.error(
+            "dead_letter_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage)
+        )
         now_ms = self._clock.wall_ms()
         return retry_message.unreadable_dead_letter(
             group, queue_offset, reason=reason, log_offset=damage.physical_offset, now_ms=now_ms
@@ -338,7 +394,9 @@ def _allowed(task: Task, progress: _Progress, now_ms: int) -> int:
     else:
         # However long it could not go on, it catches up with one burst.
         earned = task.max_per_second * (now_ms - progress.counted_ms) / 1_000
-        progress.allowance = min(progress.allowance + earned, task.max_per_second * _BURST_MS / 1_000)
+        progress.allowance = min(
+            progress.allowance + earned, task.max_per_second * _BURST_MS / 1_000
+        )
     progress.counted_ms = now_ms
     return min(_MOST_IN_A_TURN, int(progress.allowance))
 

@@ -1,7 +1,7 @@
 """When to look at which leases: runs of messages by the moment, in buckets of 16 ms. Pure.
 
-A bucket is an array of numbers, 24 bytes a run. What was extended or settled meanwhile is found in its old bucket too: who
-takes a run looks whether the deadline still stands.
+A bucket is an array of numbers, 24 bytes a run. What was extended or settled meanwhile is found in
+its old bucket too: who takes a run looks whether the deadline still stands.
 """
 
 import heapq
@@ -17,7 +17,10 @@ class DueWheel:
         self._order: list[int] = []
 
     def add(self, due_ms: int, queue_index: int, first: int, count: int) -> None:
-        """`due_ms`: on the monotonic clock. It is taken then, or up to 16 ms later, never earlier."""
+        """`due_ms`: on the monotonic clock.
+
+        It is taken then, or up to 16 ms later, never earlier.
+        """
         number = (due_ms >> _BUCKET_BITS) + 1
         bucket = self._buckets.get(number)
         if bucket is None:

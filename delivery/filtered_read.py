@@ -1,4 +1,6 @@
-"""Reads of a queue what a filter lets pass; where some tags are wanted, an engine that keeps their hashes reads no others."""
+"""Reads of a queue what a filter lets pass; where some tags are wanted, an engine that keeps their
+hashes reads no others.
+"""
 
 import asyncio
 
@@ -21,12 +23,17 @@ async def read_matching(
     max_messages: int,
     max_bytes: int,
 ) -> Scanned:
-    """Of the next `max_scanned` messages those that match, at least one of them whatever its size. Raises as `read`.
+    """Of the next `max_scanned` messages those that match, at least one of them whatever its size.
 
-    Less is looked at where the answer is full, or where a message behind the first is damaged: who reads on meets the damage.
+    Raises as `read`.
+
+    Less is looked at where the answer is full, or where a message behind the first is damaged: who
+    reads on meets the damage.
     """
     if wanted.is_everything:
-        messages = await store.read(queue, queue_offset, max_messages=min(max_messages, max_scanned), max_bytes=max_bytes)
+        messages = await store.read(
+            queue, queue_offset, max_messages=min(max_messages, max_scanned), max_bytes=max_bytes
+        )
         return Scanned(messages, queue_offset + len(messages))
     if wanted.tag_codes is not None and isinstance(store, TagCodes):
         scanned = await store.read_tagged(
@@ -37,8 +44,12 @@ async def read_matching(
             max_messages=max_messages,
             max_bytes=max_bytes,
         )
-        return scanned._replace(messages=[message for message in scanned.messages if wanted.matches(message)])
-    return await _read_and_judge(store, queue, queue_offset, wanted, max_scanned, max_messages, max_bytes)
+        return scanned._replace(
+            messages=[message for message in scanned.messages if wanted.matches(message)]
+        )
+    return await _read_and_judge(
+        store, queue, queue_offset, wanted, max_scanned, max_messages, max_bytes
+    )
 
 
 async def read_records_by_tag(
@@ -62,11 +73,19 @@ async def read_records_by_tag(
         max_messages=max_messages,
         max_bytes=max_bytes,
     )
-    return ScannedRecords(records if tags is None else [one for one in records if one.tag in tags], next_offset)
+    return ScannedRecords(
+        records if tags is None else [one for one in records if one.tag in tags], next_offset
+    )
 
 
 async def _read_and_judge(
-    store: MessageStore, queue: QueueId, queue_offset: int, wanted: Filter, max_scanned: int, max_messages: int, max_bytes: int
+    store: MessageStore,
+    queue: QueueId,
+    queue_offset: int,
+    wanted: Filter,
+    max_scanned: int,
+    max_messages: int,
+    max_bytes: int,
 ) -> Scanned:
     found: list[StoredMessage] = []
     at, end = queue_offset, queue_offset + max_scanned
@@ -74,7 +93,9 @@ async def _read_and_judge(
     judged = 0  # since others had their turn
     while at < end and len(found) < max_messages:
         try:
-            messages = await store.read(queue, at, max_messages=min(_AT_ONCE, end - at), max_bytes=max_bytes)
+            messages = await store.read(
+                queue, at, max_messages=min(_AT_ONCE, end - at), max_bytes=max_bytes
+            )
         except CorruptRecord:
             if at == queue_offset:
                 raise

@@ -1,7 +1,8 @@
-"""One consumer group: its queues, what it has been lent and until when, and what is to be looked at when that is over. Pure.
+"""One consumer group: its queues, what it has been lent and until when, and what is to be looked at
+when that is over. Pure.
 
-Two things live in memory only: what is being appended (states ACKING and MOVING), and how far a queue was looked
-at without finding anything for the group.
+Two things live in memory only: what is being appended (states ACKING and MOVING), and how far a
+queue was looked at without finding anything for the group.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,10 @@ class Ended(NamedTuple):
 
 
 class Untold(Protocol):
-    """What a receive takes, until the log tells of it; `arrived` as in the event. A place: queue, offset, attempt before."""
+    """What a receive takes, until the log tells of it; `arrived` as in the event.
+
+    A place: queue, offset, attempt before.
+    """
 
     lease: int
     arrived: dict[str, int]
@@ -38,7 +42,9 @@ class Untold(Protocol):
 
 
 class GroupLeases:
-    """What it was given (`queues`, `wheel`, `attempts`), and what has gone elsewhere (`retries`, `dead_letters_gone`)."""
+    """What it was given (`queues`, `wheel`, `attempts`), and what has gone elsewhere (`retries`,
+    `dead_letters_gone`).
+    """
 
     def __init__(self, group: str, retries: Retries | None = None) -> None:
         self.group = group
@@ -46,17 +52,22 @@ class GroupLeases:
         self.wheel = DueWheel()
         self.attempts = Attempts(self.queues)
         self.retries = retries or Retries()
-        self.dead_letters_gone = OffsetSet()  # redriven, purged, or those of an earlier group of the name
-        self.skipped: dict[str, int] = {}  # messages that were passed over by the group's rules, by queue
+        # redriven, purged, or those of an earlier group of the name
+        self.dead_letters_gone = OffsetSet()
+        # messages that were passed over by the group's rules, by queue
+        self.skipped: dict[str, int] = {}
         self.damaged: dict[str, int] = {}  # messages whose records could not be read, by queue
         self.untold: dict[int, Untold] = {}  # by lease: lent here and not in the log yet
         self.turn = 0
-        self._put_off: set[tuple[int, int]] = set()  # lent for longer than the wheel knows: queue index, offset
+        # lent for longer than the wheel knows: queue index, offset
+        self._put_off: set[tuple[int, int]] = set()
         self._by_id: dict[QueueId, QueueLeases] = {}
         self._by_hash: dict[int, QueueLeases] = {}
-        self.forgotten: dict[QueueId, int] = {}  # of deleted topics: their places in `queues`, which others name
+        # of deleted topics: their places in `queues`, which others name
+        self.forgotten: dict[QueueId, int] = {}
 
-    # --------------------------------------------------------------------------------------------------------- queues
+    # ----------------------------------------------------------------------------------------------
+    # queues
 
     def find(self, queue: QueueId) -> QueueLeases | None:
         return self._by_id.get(queue)
@@ -80,7 +91,9 @@ class GroupLeases:
         return [queue for queue in self._by_id.values() if queue.queue.topic == topic]
 
     def forget(self, queue: QueueLeases) -> None:
-        """End the leases of a queue whose topic is deleted; where it exists again, the group begins anew in it."""
+        """End the leases of a queue whose topic is deleted; where it exists again, the group begins
+        anew in it.
+        """
         queue.restart(queue.slots.cursor)
         self.skipped.pop(str(queue.queue), None)
         self.damaged.pop(str(queue.queue), None)
@@ -89,21 +102,37 @@ class GroupLeases:
 
     @property
     def is_anew(self) -> bool:
-        """Was there a group of the name before, that was deleted? What was said for that one does not count."""
+        """Was there a group of the name before, that was deleted?
+
+        What was said for that one does not count.
+        """
         return self.retries.void_before > 0
 
     def count(self, state: State) -> int:
         return sum(queue.slots.counts[state] for queue in self.queues)
 
-    # --------------------------------------------------------------------------------------------------------- leases
+    # ----------------------------------------------------------------------------------------------
+    # leases
 
-    def lend(self, queue: QueueLeases, first: int, count: int, *, attempt: int, lease: int, deadline_ms: int) -> None:
+    def lend(
+        self,
+        queue: QueueLeases,
+        first: int,
+        count: int,
+        *,
+        attempt: int,
+        lease: int,
+        deadline_ms: int,
+    ) -> None:
         """These messages, one behind another, are lent until then, for this attempt."""
         queue.slots.put(first, count, LEASED, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
         self.wheel.add(deadline_ms, queue.index, first, count)
 
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
-        """Of a message that is lent. Where that is later, the wheel is told when the time before is up: once, however often."""
+        """Of a message that is lent.
+
+        Where that is later, the wheel is told when the time before is up: once, however often.
+        """
         is_later = deadline_ms >= queue.slots.get(offset).deadline_ms
         queue.slots.set_deadline(offset, deadline_ms)
         if is_later:
@@ -117,7 +146,9 @@ class GroupLeases:
         self._look_at(queue, offset, deadline_ms)
 
     def end_due(self, now_ms: int) -> list[Ended]:
-        """End what is due: waits, which are open then, and leases, which stay with whoever called (in state MOVING)."""
+        """End what is due: waits, which are open then, and leases, which stay with whoever called
+        (in state MOVING).
+        """
         ended: list[Ended] = []
         for index, first, count in self.wheel.take(now_ms):
             queue = self.queues[index]
@@ -142,7 +173,9 @@ class GroupLeases:
         return ended
 
     def hold_again(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
-        """What was to happen to a message could not be written: its lease ends at that moment instead."""
+        """What was to happen to a message could not be written: its lease ends at that moment
+        instead.
+        """
         if queue.slots.state(offset) in (State.ACKING, State.MOVING):
             queue.slots.set_state(offset, State.LEASED)
             self._look_at(queue, offset, deadline_ms)

@@ -1,4 +1,6 @@
-"""The queues that a group reads, where it begins in one that it has never received from, and what is open in the others."""
+"""The queues that a group reads, where it begins in one that it has never received from, and what
+is open in the others.
+"""
 
 from array import array
 
@@ -37,11 +39,16 @@ class GroupQueues:
             unknown = [one for one in queues if leases.find(one) is None]
             if unknown:
                 self._limit.check_total(leases.group, unknown, pointer="/group")
-            found += [leases.find(one) or leases.open(one, await self._position(leases, one)) for one in queues]
+            found += [
+                leases.find(one) or leases.open(one, await self._position(leases, one))
+                for one in queues
+            ]
         return found
 
     async def _position(self, leases: GroupLeases, queue: QueueId) -> int:
-        """Where a group begins in a queue that it has never received from: one that starts at the end has its position."""
+        """Where a group begins in a queue that it has never received from: one that starts at the
+        end has its position.
+        """
         committed = await self.committed(leases, queue)
         return (await self._store.offsets(queue)).first if committed is None else committed
 
@@ -56,19 +63,28 @@ class GroupQueues:
         found, keys = array("q"), list[str]()  # there may be a million of them, of few keys
         names: dict[str, str] = {}
         async for offset, message in self._reader.read_each(queue.queue, offsets):
-            # Where it cannot be read its key is not known: it waits for none and holds none up until it is settled.
-            key = (message.ordering_key or "") if isinstance(message, StoredMessage) else f"{_NO_KEY}{offset}"
+            # Where it cannot be read its key is not known: it waits for none and holds none up
+            # until it is settled.
+            key = (
+                (message.ordering_key or "")
+                if isinstance(message, StoredMessage)
+                else f"{_NO_KEY}{offset}"
+            )
             found.append(offset)
             keys.append(names.setdefault(key, key))
         queue.learn(zip(found, keys, strict=True))
 
     async def begin(self, leases: GroupLeases, rules: GroupRules) -> None:
-        """Let a group that starts at the end begin there: in those of its queues in which it has no position yet.
+        """Let a group that starts at the end begin there: in those of its queues in which it has no
+        position yet.
 
-        Before anybody receives by these rules: who does begins at the first message. Who calls holds the group's turn to take.
-        Raises LimitReached where the rules name topics of too many queues.
+        Before anybody receives by these rules: who does begins at the first message. Who calls
+        holds the group's turn to take. Raises LimitReached where the rules name topics of too many
+        queues.
         """
-        await self._limit.check_group(leases.group, await self._limit.subscribed(rules), pointer="/topics", replaces=True)
+        await self._limit.check_group(
+            leases.group, await self._limit.subscribed(rules), pointer="/topics", replaces=True
+        )
         if rules.start is not Start.LATEST:
             return
         positions = []
@@ -78,10 +94,16 @@ class GroupQueues:
                     end = (await self._store.offsets(queue)).end
                     positions.append(Position(*queue, end))
         if positions:
-            self._limit.check_total(leases.group, [one.queue_id for one in positions], pointer="/topics")
-            event = Reset(group=leases.group, positions=positions, generation=leases.retries.generation)
+            self._limit.check_total(
+                leases.group, [one.queue_id for one in positions], pointer="/topics"
+            )
+            event = Reset(
+                group=leases.group, positions=positions, generation=leases.retries.generation
+            )
             await self._journal.append([], [event], Durability.SYNCED)
 
     async def committed(self, leases: GroupLeases, queue: QueueId) -> int | None:
-        """The offset of a queue that the group never received from; None where it has not said, or was made anew since."""
+        """The offset of a queue that the group never received from; None where it has not said, or
+        was made anew since.
+        """
         return None if leases.is_anew else await self._store.committed_offset(leases.group, queue)

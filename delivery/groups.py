@@ -1,4 +1,6 @@
-"""A consumer group's rules: what it reads, how long it may work on a message, how often it is given one. Pure."""
+"""A consumer group's rules: what it reads, how long it may work on a message, how often it is given
+one. Pure.
+"""
 
 from enum import StrEnum
 from functools import lru_cache
@@ -10,7 +12,8 @@ from delivery.filters import EVERYTHING, Filter, FilterKind, compile_filter
 from storage.formats.delay_levels import DELAYS_MS
 
 MOST_ATTEMPTS = 1_000
-# RocketMQ's timetable: the first retry waits as long as level 3, each later one a level more. Source: facts 9.3.
+# RocketMQ's timetable: the first retry waits as long as level 3, each later one a level more.
+# Source: facts 9.3.
 BACKOFF_MS = DELAYS_MS[2:]
 ATTEMPTS = len(BACKOFF_MS) + 1
 
@@ -23,7 +26,9 @@ class Start(StrEnum):
 
 
 class Subscription(NamedTuple):
-    """A topic that the group reads, and which of its messages; without an expression all of them."""
+    """A topic that the group reads, and which of its messages; without an expression all of
+    them.
+    """
 
     topic: str
     kind: FilterKind = "tag"
@@ -31,10 +36,12 @@ class Subscription(NamedTuple):
 
 
 class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_attempts` counts hand-outs; the nth retry waits the nth of `backoff_ms`, later ones the last.
+    """`max_attempts` counts hand-outs; the nth retry waits the nth of `backoff_ms`, later ones the
+    last.
 
-    `skip_lag_over`: messages of a queue that lie further from its end than this, and `skip_older_than_ms`: that were stored
-    longer ago, are passed over where the group was never given them.
+    `skip_lag_over`: messages of a queue that lie further from its end than this, and
+    `skip_older_than_ms`: that were stored longer ago, are passed over where the group was never
+    given them.
     """
 
     subscriptions: tuple[Subscription, ...] = ()

@@ -1,4 +1,6 @@
-"""What a receipt handle names in a group: a message of a queue, and the lease under which it was handed out. Pure."""
+"""What a receipt handle names in a group: a message of a queue, and the lease under which it was
+handed out. Pure.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,7 +33,9 @@ def find_held(leases: GroupLeases, handle: str) -> Held | None:
 
 
 class HeldRun(NamedTuple):
-    """Neighbours under one lease, named by handles one behind another, of which `entry` is the index of the first."""
+    """Neighbours under one lease, named by handles one behind another, of which `entry` is the
+    index of the first.
+    """
 
     entry: int
     queue: QueueLeases

@@ -1,7 +1,8 @@
-"""The table of leases and the log that it is derived from: what is appended is applied, and counted.
+"""The table of leases and the log that it is derived from: what is appended is applied, and
+counted.
 
-What a snapshot of the table says to reflect of the lease topic is counted message by message: it never claims what the table
-lacks.
+What a snapshot of the table says to reflect of the lease topic is counted message by message: it
+never claims what the table lacks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,17 +40,25 @@ class LeaseJournal:
         return Moment(self.clock.wall_ms(), self.clock.monotonic_ms())
 
     async def append(
-        self, messages: Sequence[Message], events: Sequence[AnyLeaseEvent], durability: Durability, *, applies: bool = True
+        self,
+        messages: Sequence[Message],
+        events: Sequence[AnyLeaseEvent],
+        durability: Durability,
+        *,
+        applies: bool = True,
     ) -> list[Appended]:
-        """Append messages and events as one unit, and apply the events; not where the table has them already (`applies`). Where
-        the messages went.
+        """Append messages and events as one unit, and apply the events; not where the table has
+        them already (`applies`). Where the messages went.
 
-        Events alone are appended from the reserve: a full disk keeps nobody from being done with what he has.
-        On disk on return where `durability` says so. Raises what `MessageStore.append` raises; nothing is applied then.
+        Events alone are appended from the reserve: a full disk keeps nobody from being done with
+        what he has. On disk on return where `durability` says so. Raises what `MessageStore.append`
+        raises; nothing is applied then.
         """
         now_ms = self.clock.wall_ms()
         notes = [event_message(event, now_ms=now_ms) for event in events]
-        appended = await self._log.append([*messages, *notes], durability=durability, from_reserve=not messages)
+        appended = await self._log.append(
+            [*messages, *notes], durability=durability, from_reserve=not messages
+        )
         now = self.now()
         for event in events if applies else ():
             self.table.apply(event, now)
@@ -70,7 +79,8 @@ class LeaseJournal:
         failed: Callable[[Exception], None],
         applies: bool = True,
     ) -> None:
-        """As `append` of events, at least one, without a coroutine: `done` or `failed` is called later.
+        """As `append` of events, at least one, without a coroutine: `done` or `failed` is called
+        later.
 
         Raises at once what `RowAppends.append_rows` raises at once.
         """
@@ -79,7 +89,11 @@ class LeaseJournal:
         rows = [event_row(event, now_ms=now_ms) for event in events]
 
         def written(placed: Placed) -> None:
-            if durability is Durability.SYNCED and not placed.durable and isinstance(self.store, SyncedPosition):
+            if (
+                durability is Durability.SYNCED
+                and not placed.durable
+                and isinstance(self.store, SyncedPosition)
+            ):
                 self.changes.run(wait(self.store, placed))
             else:
                 apply(placed)
@@ -87,7 +101,13 @@ class LeaseJournal:
         async def wait(store: SyncedPosition, placed: Placed) -> None:
             try:
                 await store.wait_durable(
-                    Appended(LEASE_QUEUE, placed.queue_offsets[-1], placed.log_offsets[-1], placed.stored_at_ms, durable=False)
+                    Appended(
+                        LEASE_QUEUE,
+                        placed.queue_offsets[-1],
+                        placed.log_offsets[-1],
+                        placed.stored_at_ms,
+                        durable=False,
+                    )
                 )
             except MessagingError as error:
                 refuse(error)
@@ -110,10 +130,13 @@ class LeaseJournal:
             self.changes.end_many(1)
             failed(error)
 
-        self._row_store.append_rows(rows, durability=durability, done=written, failed=refuse, from_reserve=True)
+        self._row_store.append_rows(
+            rows, durability=durability, done=written, failed=refuse, from_reserve=True
+        )
         self.changes.begin_many(1)
 
-    # ----------------------------------------------------------------------------------------------- snapshots, replay
+    # ----------------------------------------------------------------------------------------------
+    # snapshots, replay
 
     async def start(self) -> int:
         """Give the table back from the last snapshot and the log; the number of events replayed."""
@@ -128,10 +151,14 @@ class LeaseJournal:
         return count
 
     async def save_snapshot(self) -> int:
-        """Save the table, so that a start replays only later events. The number of bytes; 0 if nothing has changed."""
+        """Save the table, so that a start replays only later events.
+
+        The number of bytes; 0 if nothing has changed.
+        """
 
         def encode() -> Iterator[bytes]:
-            # In one piece, so that the table is of one time: a million unsettled messages are 20 MB of arrays to copy.
+            # In one piece, so that the table is of one time: a million unsettled messages are 20 MB
+            # of arrays to copy.
             yield msgspec.msgpack.encode(self.table.dump(self.now()))
 
         return await self._log.save_snapshot(encode)

@@ -1,9 +1,12 @@
-"""Which messages of one queue may be handed out in an ordered group: one lease for each ordering key. Pure.
+"""Which messages of one queue may be handed out in an ordered group: one lease for each ordering
+key. Pure.
 
-A key is *held* while a message of it is leased or waits for its retry. Messages of a held key that are met meanwhile are
-*open*: unsettled, and handed out in the order of their offsets once the key is free. Messages without a key are one key.
+A key is *held* while a message of it is leased or waits for its retry. Messages of a held key that
+are met meanwhile are *open*: unsettled, and handed out in the order of their offsets once the key
+is free. Messages without a key are one key.
 
-A key may be held for hours while its messages go on coming: an open one takes 8 bytes here, and 4 more say its key.
+A key may be held for hours while its messages go on coming: an open one takes 8 bytes here, and 4
+more say its key.
 """
 
 from array import array
@@ -30,7 +33,8 @@ class KeyOrder:
         self._keys: dict[str, _Key] = {}
         self._by_number: dict[int, _Key] = {}
         self._unused: list[int] = []  # numbers of keys that have gone
-        self._free: dict[str, None] = {}  # keys that have open messages and are not held, in the order of their release
+        # keys that have open messages and are not held, in the order of their release
+        self._free: dict[str, None] = {}
 
     def __len__(self) -> int:
         """Unsettled messages."""
@@ -38,7 +42,9 @@ class KeyOrder:
 
     @property
     def takeable(self) -> int:
-        """How many open messages there are whose key is free; the other open ones wait for theirs."""
+        """How many open messages there are whose key is free; the other open ones wait for
+        theirs.
+        """
         return sum(_open_count(self._keys[key]) for key in self._free)
 
     @property
@@ -71,7 +77,10 @@ class KeyOrder:
         self._look(known)
 
     def take(self, count: int) -> list[int]:
-        """Up to so many open messages whose key is free; they are held now. Those of a key stand in their order."""
+        """Up to so many open messages whose key is free; they are held now.
+
+        Those of a key stand in their order.
+        """
         taken: list[int] = []
         while self._free and len(taken) < count:
             known = self._keys[next(iter(self._free))]

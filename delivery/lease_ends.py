@@ -1,4 +1,6 @@
-"""When leases end: later, where their consumers ask for it, and what becomes of a message whose lease ends without a word."""
+"""When leases end: later, where their consumers ask for it, and what becomes of a message whose
+lease ends without a word.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,9 +29,12 @@ class LeaseEnds:
         self._waiters = waiters
 
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
-        """`wanted`: (handle, how long from now on). Until when (wall) each message is lent now; None where its lease has ended.
+        """`wanted`: (handle, how long from now on).
 
-        In the page cache when it is answered: a power cut may take it, and the lease ends when it would have.
+        Until when (wall) each message is lent now; None where its lease has ended.
+
+        In the page cache when it is answered: a power cut may take it, and the lease ends when it
+        would have.
         """
         leases = self._journal.table.find(group)
         now = self._journal.now()
@@ -41,23 +46,44 @@ class LeaseEnds:
                 until.append(None)
                 continue
             queue, offset, lease = found
-            messages.append(ExtendedMessage(*queue.queue, offset, lease, now.wall_ms + lease_ms, lease_ms))
+            messages.append(
+                ExtendedMessage(*queue.queue, offset, lease, now.wall_ms + lease_ms, lease_ms)
+            )
             leases.extend(queue, offset, now.monotonic_ms + lease_ms)
             until.append(now.wall_ms + lease_ms)
         if messages:
-            await self._journal.append([], [Extended(group=group, messages=messages)], Durability.BUFFERED, applies=False)
+            await self._journal.append(
+                [], [Extended(group=group, messages=messages)], Durability.BUFFERED, applies=False
+            )
         return until
 
-    async def give_up(self, leases: GroupLeases, rules: GroupRules, exhausted: Sequence[Taken]) -> None:
-        """Messages (in state MOVING) that have had all their attempts. What cannot be written now is tried again."""
+    async def give_up(
+        self, leases: GroupLeases, rules: GroupRules, exhausted: Sequence[Taken]
+    ) -> None:
+        """Messages (in state MOVING) that have had all their attempts.
+
+        What cannot be written now is tried again.
+        """
         moves = [self._last_move(rules, one.queue, one.offset) for one in exhausted]
-        await self._journal.changes.uncancelled(self._moving.move(leases, rules, moves, tries_again=True))
+        await self._journal.changes.uncancelled(
+            self._moving.move(leases, rules, moves, tries_again=True)
+        )
 
     @staticmethod
     def _last_move(rules: GroupRules, queue: QueueLeases, offset: int) -> Move:
         slot = queue.slots.get(offset)
         kind = Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
-        return Move(queue, offset, slot.attempt, slot.lease, 0, kind, 0, "the lease of its last attempt ended", 0)
+        return Move(
+            queue,
+            offset,
+            slot.attempt,
+            slot.lease,
+            0,
+            kind,
+            0,
+            "the lease of its last attempt ended",
+            0,
+        )
 
     async def end_due(self, leases: GroupLeases, rules: GroupRules) -> int:
         """End the leases whose time is up, and the waits; how many leases."""
@@ -81,5 +107,7 @@ class LeaseEnds:
                 event = Expired(group=leases.group, runs=runs_of(again))
                 await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         if last:
-            await self._journal.changes.uncancelled(self._moving.move(leases, rules, last, tries_again=True))
+            await self._journal.changes.uncancelled(
+                self._moving.move(leases, rules, last, tries_again=True)
+            )
         return len(ended)

@@ -1,9 +1,11 @@
-"""What happens to the messages of a group, as messages of a topic of ours: for the replay at a start, and for audits. Pure.
+"""What happens to the messages of a group, as messages of a topic of ours: for the replay at a
+start, and for audits. Pure.
 
     topic rmq_sys_escrowmq_leases, queue 0; tag "lease"; body JSON, told apart by "event"
 
-An event names messages by their places in the log. A run is a number of messages one behind another. Times are wall
-milliseconds; lengths of time stand beside them, so that a clock that was turned back never makes a lease longer.
+An event names messages by their places in the log. A run is a number of messages one behind
+another. Times are wall milliseconds; lengths of time stand beside them, so that a clock that was
+turned back never makes a lease longer.
 """
 
 import msgspec
@@ -27,7 +29,9 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Scan(_Row, frozen=True):
-    """From here to there a queue has been looked at for the first time; what is not leased or passed there is settled."""
+    """From here to there a queue has been looked at for the first time; what is not leased or
+    passed there is settled.
+    """
 
     begin: int
     end: int
@@ -56,7 +60,9 @@ class Skip(_Row, frozen=True):
 
 
 class DamagedMessage(_Row, frozen=True):
-    """A message whose record cannot be read. `lease`: that held it, 0 for none; `log_offset`: of the record, if it is known.
+    """A message whose record cannot be read.
+
+    `lease`: that held it, 0 for none; `log_offset`: of the record, if it is known.
 
     `known_to`: events before this one say what became of the queue's messages below this offset.
     """
@@ -95,10 +101,11 @@ class LeaseEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="eve
 
 
 class Leased(LeaseEvent, frozen=True, tag="leased"):
-    """Messages were handed out together; or none, where all that came from the retry topic were withdrawn.
+    """Messages were handed out together; or none, where all that came from the retry topic were
+    withdrawn.
 
-    `arrived`: how many came from the retry topic for the first time, by the queue of their first delivery ("orders/2"). An
-    earlier version counted these, and the `waiting` of a retry, by topic.
+    `arrived`: how many came from the retry topic for the first time, by the queue of their first
+    delivery ("orders/2"). An earlier version counted these, and the `waiting` of a retry, by topic.
     """
 
     lease: int
@@ -150,7 +157,9 @@ class DeadLettered(LeaseEvent, frozen=True, tag="dead_lettered"):
 
 
 class Discarded(LeaseEvent, frozen=True, tag="discarded"):
-    """They used up their attempts, and the group keeps no dead letters; or the log no longer has them."""
+    """They used up their attempts, and the group keeps no dead letters; or the log no longer has
+    them.
+    """
 
     runs: list[Run]
 
@@ -164,8 +173,8 @@ class Skipped(LeaseEvent, frozen=True, tag="skipped"):
 class Damaged(LeaseEvent, frozen=True, tag="damaged"):
     """Messages that cannot be delivered because their records are damaged.
 
-    The same append stored a dead letter for each, unless the group keeps none. `arrived`: as in `Leased`, of retries whose
-    queue could be told.
+    The same append stored a dead letter for each, unless the group keeps none. `arrived`: as in
+    `Leased`, of retries whose queue could be told.
     """
 
     messages: list[DamagedMessage]
@@ -175,8 +184,8 @@ class Damaged(LeaseEvent, frozen=True, tag="damaged"):
 class Reset(LeaseEvent, frozen=True, tag="reset"):
     """The group goes on at these positions; leases there have ended.
 
-    `ends_retries`: those of these queues from before `generation` are void. An earlier version ended those of whole `topics`.
-    `voided`: those of them that had come to the retry topic already.
+    `ends_retries`: those of these queues from before `generation` are void. An earlier version
+    ended those of whole `topics`. `voided`: those of them that had come to the retry topic already.
     """
 
     positions: list[Position]
@@ -187,7 +196,9 @@ class Reset(LeaseEvent, frozen=True, tag="reset"):
 
 
 class Deleted(LeaseEvent, frozen=True, tag="deleted"):
-    """A group that is made under this name again begins anew, behind these ends of its retry and dead-letter topics."""
+    """A group that is made under this name again begins anew, behind these ends of its retry and
+    dead-letter topics.
+    """
 
     generation: int
     retry_end: int
@@ -195,7 +206,8 @@ class Deleted(LeaseEvent, frozen=True, tag="deleted"):
 
 
 class TopicDeleted(LeaseEvent, frozen=True, tag="topic_deleted"):
-    """A topic is deleted: the group's leases, positions and retries of it have ended, and these dead letters.
+    """A topic is deleted: the group's leases, positions and retries of it have ended, and these
+    dead letters.
 
     `generation`, `voided`: as for `Reset`. `dead_letters`: offsets in the dead-letter topic.
     """
@@ -207,7 +219,10 @@ class TopicDeleted(LeaseEvent, frozen=True, tag="topic_deleted"):
 
 
 class Redriven(LeaseEvent, frozen=True, tag="redriven"):
-    """Dead letters that were sent to the group once more, in the same append. `offsets`: in the dead-letter topic."""
+    """Dead letters that were sent to the group once more, in the same append.
+
+    `offsets`: in the dead-letter topic.
+    """
 
     task_id: str
     offsets: list[int]
@@ -236,7 +251,9 @@ class TaskBegun(LeaseEvent, frozen=True, tag="task_begun"):
 
 
 class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
-    """`stubs`: ids of wanted dead letters that stand for damaged messages, and cannot be redriven."""
+    """`stubs`: ids of wanted dead letters that stand for damaged messages, and cannot be
+    redriven.
+    """
 
     task_id: str
     state: TaskState

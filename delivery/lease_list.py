@@ -16,7 +16,10 @@ _LENT = frozenset({State.LEASED, State.ACKING, State.MOVING})
 
 
 class Place(NamedTuple):
-    """Where a message is lent from: its topic, or the retry topic of the group. In this order they are listed."""
+    """Where a message is lent from: its topic, or the retry topic of the group.
+
+    In this order they are listed.
+    """
 
     topic: str
     queue: int
@@ -24,7 +27,10 @@ class Place(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """`message`: in the place of its first delivery; None where the log can no longer give it. `expires_at_ms`: wall."""
+    """`message`: in the place of its first delivery; None where the log can no longer give it.
+
+    `expires_at_ms`: wall.
+    """
 
     place: Place
     message: StoredMessage | None
@@ -32,7 +38,9 @@ class Lease(NamedTuple):
     expires_at_ms: int
 
 
-async def list_leases(journal: LeaseJournal, group: str, *, after: Place | None, count: int) -> list[Lease]:
+async def list_leases(
+    journal: LeaseJournal, group: str, *, after: Place | None, count: int
+) -> list[Lease]:
     """Up to so many of those that last, behind a place."""
     leases = journal.table.find(group)
     now = journal.now()
@@ -48,7 +56,9 @@ async def list_leases(journal: LeaseJournal, group: str, *, after: Place | None,
         async for slot, message in _with_messages(journal.store, queue.queue, slots):
             delivered = None if message is None else retry_message.as_delivered(message)
             expires_at_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms
-            found.append(Lease(Place(*queue.queue, slot.offset), delivered, slot.attempt, expires_at_ms))
+            found.append(
+                Lease(Place(*queue.queue, slot.offset), delivered, slot.attempt, expires_at_ms)
+            )
         if len(found) == count:
             break
     return found
@@ -79,7 +89,9 @@ async def _with_messages(
             while slot.offset + run in offsets:
                 run += 1
             try:
-                messages = await store.read(queue, slot.offset, max_messages=run, max_bytes=_READ_BYTES)
+                messages = await store.read(
+                    queue, slot.offset, max_messages=run, max_bytes=_READ_BYTES
+                )
                 read = {message.queue_offset: message for message in messages}
             except (CorruptRecord, OffsetOutOfRange, UnknownTopic):
                 pass  # Whoever is to be handed it again says so in the service's log.

@@ -1,7 +1,8 @@
-"""What each lease event does to its group: the same when it has just been written and when the log is replayed. Pure.
+"""What each lease event does to its group: the same when it has just been written and when the log
+is replayed. Pure.
 
-Telling a group what it reflects already changes nothing: what is settled stays so, and a lease that another has followed is
-not spoken of any more.
+Telling a group what it reflects already changes nothing: what is settled stays so, and a lease that
+another has followed is not spoken of any more.
 """
 
 from collections.abc import Sequence
@@ -58,7 +59,9 @@ def apply_leased(leases: GroupLeases, event: events.Leased, now: Moment) -> None
         places += [(queue.index, offset) for offset in range(run.first, run.first + run.count)]
         # What is settled stays so: then this is told once more.
         for first, count in queue.slots.unsettled_runs(run.first, run.count):
-            leases.lend(queue, first, count, attempt=run.attempt, lease=event.lease, deadline_ms=deadline_ms)
+            leases.lend(
+                queue, first, count, attempt=run.attempt, lease=event.lease, deadline_ms=deadline_ms
+            )
     leases.retries.note_arrived(event.arrived)
     if event.attempt_id is not None:
         attempt = Attempt(event.lease, event.until_ms, deadline_ms, places)
@@ -80,7 +83,10 @@ def apply_reset(leases: GroupLeases, event: events.Reset) -> None:
 def _apply_topic_deleted(leases: GroupLeases, event: events.TopicDeleted) -> None:
     retries = leases.retries
     retries.generation = max(retries.generation, event.generation)
-    retries.end([queue for queue in retries.waiting if queue.partition("/")[0] == event.topic], event.generation)
+    retries.end(
+        [queue for queue in retries.waiting if queue.partition("/")[0] == event.topic],
+        event.generation,
+    )
     retries.end([event.topic], event.generation)
     for run in event.voided:
         if (queue := leases.find(run.queue_id)) is not None:
@@ -100,7 +106,10 @@ def _apply_scan(leases: GroupLeases, scan: events.Scan, event: events.Leased) ->
     queue.look_again(scan.begin)
     for run in (*event.runs, *event.passed):
         if run.queue_id == scan.queue_id:
-            first, end = max(run.first, slots.cursor, scan.begin), min(run.first + run.count, scan.end)
+            first, end = (
+                max(run.first, slots.cursor, scan.begin),
+                min(run.first + run.count, scan.end),
+            )
             if first < end:
                 slots.put(first, end - first, State.OPEN, attempt=run.attempt)
     slots.advance_to(scan.end)
@@ -134,7 +143,9 @@ def _apply_expired(leases: GroupLeases, runs: Sequence[Run]) -> None:
                 queue.put_back(offset)
 
 
-def _apply_returned(leases: GroupLeases, messages: Sequence[events.ReturnedMessage], now: Moment) -> None:
+def _apply_returned(
+    leases: GroupLeases, messages: Sequence[events.ReturnedMessage], now: Moment
+) -> None:
     for message in messages:
         queue = leases.find(message.queue_id)
         if queue is None or not queue.is_held_by(message.offset, message.lease):
@@ -145,7 +156,9 @@ def _apply_returned(leases: GroupLeases, messages: Sequence[events.ReturnedMessa
             leases.wait(queue, message.offset, now.monotonic(message.due_ms, message.delay_ms))
 
 
-def _apply_extended(leases: GroupLeases, messages: Sequence[events.ExtendedMessage], now: Moment) -> None:
+def _apply_extended(
+    leases: GroupLeases, messages: Sequence[events.ExtendedMessage], now: Moment
+) -> None:
     for message in messages:
         queue = leases.find(message.queue_id)
         if queue is not None and queue.is_held_by(message.offset, message.lease):

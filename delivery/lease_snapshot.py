@@ -38,7 +38,9 @@ class TableDump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dump_group(leases: GroupLeases) -> GroupDump:
-    """What the log does not tell of yet is left out: should it never do so, nobody was given anything."""
+    """What the log does not tell of yet is left out: should it never do so, nobody was given
+    anything.
+    """
     retries = leases.retries
     waiting = dict(retries.waiting)
     untold: dict[int, dict[int, tuple[int, int]]] = {}
@@ -59,13 +61,17 @@ def dump_group(leases: GroupLeases) -> GroupDump:
         damaged=leases.damaged,
         attempts=list(leases.attempts),
         forgotten=list(leases.forgotten),
-        queues=[(queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in leases.queues],
+        queues=[
+            (queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in leases.queues
+        ],
     )
 
 
 def load_group(dump: GroupDump, *, now_ms: int, later_ms: int) -> GroupLeases:
     """`now_ms`: on the monotonic clock, which shows `later_ms` more for the moments of the dump."""
-    retries = Retries(generation=dump.generation, void_before=dump.void_before, start=dump.retry_start)
+    retries = Retries(
+        generation=dump.generation, void_before=dump.void_before, start=dump.retry_start
+    )
     retries.void_before_of = dump.void_before_of
     retries.waiting = dump.waiting
     leases = GroupLeases(dump.group, retries)

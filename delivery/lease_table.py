@@ -1,6 +1,8 @@
-"""Which messages each group has been given, which it is done with, and until when the others are lent: all groups. Pure.
+"""Which messages each group has been given, which it is done with, and until when the others are
+lent: all groups. Pure.
 
-Derived: replaying the lease events gives it back (`lease_replay.py`), from a snapshot on (`lease_snapshot.py`).
+Derived: replaying the lease events gives it back (`lease_replay.py`), from a snapshot on
+(`lease_snapshot.py`).
 """
 
 from collections.abc import Iterator
@@ -38,7 +40,9 @@ class LeaseTable:
     def apply(self, event: AnyLeaseEvent, now: Moment) -> None:
         """Telling it what it reflects already changes nothing."""
         if isinstance(event, events.Deleted):
-            retries = Retries(generation=event.generation, void_before=event.generation, start=event.retry_end)
+            retries = Retries(
+                generation=event.generation, void_before=event.generation, start=event.retry_end
+            )
             anew = self._groups[event.group] = GroupLeases(event.group, retries)
             anew.dead_letters_gone = OffsetSet(event.dead_letter_end)
             for task in self.tasks.running:
@@ -68,10 +72,13 @@ class LeaseTable:
         )
 
     def load(self, dump: TableDump, now: Moment) -> None:
-        # The time since then counts as the wall clock shows it; a clock that was turned back makes no lease longer.
+        # The time since then counts as the wall clock shows it; a clock that was turned back makes
+        # no lease longer.
         passed_ms = max(0, now.wall_ms - dump.wall_ms)
         later_ms = now.monotonic_ms - dump.monotonic_ms - passed_ms
         for group in dump.groups:
-            self._groups[group.group] = lease_snapshot.load_group(group, now_ms=now.monotonic_ms, later_ms=later_ms)
+            self._groups[group.group] = lease_snapshot.load_group(
+                group, now_ms=now.monotonic_ms, later_ms=later_ms
+            )
         for task in dump.tasks:
             self.tasks.add(task)

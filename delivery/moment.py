@@ -1,4 +1,6 @@
-"""Now, on both clocks: the wall's, which is stored, and the monotonic one, by which this process waits. Pure."""
+"""Now, on both clocks: the wall's, which is stored, and the monotonic one, by which this process
+waits. Pure.
+"""
 
 from typing import NamedTuple
 
@@ -10,5 +12,7 @@ class Moment(NamedTuple):
     monotonic_ms: int
 
     def monotonic(self, until_ms: int, length_ms: int) -> int:
-        """A wall time on the monotonic clock; whatever the wall clock did, it is at most `length_ms` from now."""
+        """A wall time on the monotonic clock; whatever the wall clock did, it is at most
+        `length_ms` from now.
+        """
         return self.monotonic_ms + max(0, min(until_ms - self.wall_ms, length_ms))

@@ -1,6 +1,8 @@
-"""Moves messages that were not done with: back to where they lie, to wait for a retry, to the dead letters, or away.
+"""Moves messages that were not done with: back to where they lie, to wait for a retry, to the dead
+letters, or away.
 
-A message moves in one append with the event that settles it: it is never in both places, nor in none.
+A message moves in one append with the event that settles it: it is never in both places, nor in
+none.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,7 +16,14 @@ from delivery.group_leases import GroupLeases
 from delivery.groups import GroupRules
 from delivery.handles import Held, runs_of
 from delivery.journal import LeaseJournal
-from delivery.lease_events import AnyLeaseEvent, DeadLettered, Discarded, Retried, Returned, ReturnedMessage
+from delivery.lease_events import (
+    AnyLeaseEvent,
+    DeadLettered,
+    Discarded,
+    Retried,
+    Returned,
+    ReturnedMessage,
+)
 from delivery.queue_leases import QueueLeases
 from delivery.queue_reader import QueueReader
 from delivery.retry_policy import Fate
@@ -31,7 +40,9 @@ log = structlog.get_logger()
 
 
 class Move(NamedTuple):
-    """What is to become of a message that is held (in state MOVING); `deadline_ms`: when its lease would have ended."""
+    """What is to become of a message that is held (in state MOVING); `deadline_ms`: when its lease
+    would have ended.
+    """
 
     queue: QueueLeases
     offset: int
@@ -57,9 +68,17 @@ class Moving:
         self._waiters = waiters
 
     async def move(
-        self, leases: GroupLeases, rules: GroupRules, moves: Sequence[Move], *, tries_again: bool = False
+        self,
+        leases: GroupLeases,
+        rules: GroupRules,
+        moves: Sequence[Move],
+        *,
+        tries_again: bool = False,
     ) -> list[tuple[Move, MessagingError]]:
-        """In pieces; which of them failed, and why. What failed is held again, until its lease ends or it is tried again."""
+        """In pieces; which of them failed, and why.
+
+        What failed is held again, until its lease ends or it is tried again.
+        """
         failed: list[tuple[Move, MessagingError]] = []
 
         def hold_again(one: Move, error: MessagingError) -> None:
@@ -92,11 +111,14 @@ class Moving:
         self._waiters.wake(leases.group)
         return failed
 
-    async def _pieces(self, moves: Sequence[Move], hold_again: Callable[[Move, MessagingError], None]) -> AsyncIterator[_Piece]:
-        """Moves with their messages, as many in a piece as one append may hold; None where the message has expired.
+    async def _pieces(
+        self, moves: Sequence[Move], hold_again: Callable[[Move, MessagingError], None]
+    ) -> AsyncIterator[_Piece]:
+        """Moves with their messages, as many in a piece as one append may hold; None where the
+        message has expired.
 
-        Each piece is read when the one before has been appended, so that one of them is in memory and others have their turns.
-        `hold_again`: called with those that cannot be read now.
+        Each piece is read when the one before has been appended, so that one of them is in memory
+        and others have their turns. `hold_again`: called with those that cannot be read now.
         """
         piece: _Piece = []
         left_bytes, left = _APPEND_BYTES, _APPEND_MESSAGES
@@ -123,7 +145,12 @@ class Moving:
         except CorruptRecord as damage:
             return damage
         if not found:
-            log.error("message_lost", queue=str(move.queue.queue), queue_offset=move.offset, reason="it has expired")
+            log.error(
+                "message_lost",
+                queue=str(move.queue.queue),
+                queue_offset=move.offset,
+                reason="it has expired",
+            )
             return None
         return found[0]
 
@@ -131,12 +158,19 @@ class Moving:
         """What is appended for messages that stay where they are."""
         now_ms = self._clock.wall_ms()
         returned = [
-            ReturnedMessage(*one.queue.queue, one.offset, one.lease, now_ms + one.delay_ms, one.delay_ms) for one, _ in piece
+            ReturnedMessage(
+                *one.queue.queue, one.offset, one.lease, now_ms + one.delay_ms, one.delay_ms
+            )
+            for one, _ in piece
         ]
         return [], [Returned(group=group, messages=returned)]
 
-    def _moved(self, leases: GroupLeases, rules: GroupRules, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
-        """What is appended for messages that go elsewhere: their copies, and what settles them here."""
+    def _moved(
+        self, leases: GroupLeases, rules: GroupRules, piece: _Piece
+    ) -> tuple[list[Message], list[AnyLeaseEvent]]:
+        """What is appended for messages that go elsewhere: their copies, and what settles them
+        here.
+        """
         now_ms = self._clock.wall_ms()
         group = leases.group
         copies: list[Message] = []
@@ -152,19 +186,36 @@ class Moving:
             if kind is Fate.AGAIN:
                 origin = str(retry_message.origin_of(message).queue)
                 waiting[origin] = waiting.get(origin, 0) + 1
-                copy = retry_message.retry_copy(message, group, attempts=one.attempt, generation=leases.retries.generation)
+                copy = retry_message.retry_copy(
+                    message, group, attempts=one.attempt, generation=leases.retries.generation
+                )
                 delayed = scheduled_message.with_delay(copy, delay_ms=one.delay_ms, again=True)
                 copies.append(scheduled_message.put_off(delayed, now_ms))
             elif kind is Fate.DEAD_LETTER:
                 reason = one.reason or ""
-                copies.append(retry_message.dead_letter_copy(message, group, attempts=one.attempt, reason=reason))
+                copies.append(
+                    retry_message.dead_letter_copy(
+                        message, group, attempts=one.attempt, reason=reason
+                    )
+                )
         events: list[AnyLeaseEvent] = []
         for kind, held in settled.items():
             runs = runs_of(held)
             if kind is Fate.AGAIN:
-                events.append(Retried(group=group, runs=runs, waiting=waiting, generation=leases.retries.generation))
+                events.append(
+                    Retried(
+                        group=group,
+                        runs=runs,
+                        waiting=waiting,
+                        generation=leases.retries.generation,
+                    )
+                )
             else:
-                events.append((DeadLettered if kind is Fate.DEAD_LETTER else Discarded)(group=group, runs=runs))
+                events.append(
+                    (DeadLettered if kind is Fate.DEAD_LETTER else Discarded)(
+                        group=group, runs=runs
+                    )
+                )
         if unreadable := _unreadable(piece):
             stubs, event = settled_as_damaged(leases, rules, unreadable, now_ms)
             copies += stubs

@@ -20,7 +20,8 @@ class RequestOptions:
 @dataclass(frozen=True, kw_only=True)
 class DeliveryOptions:
     max_tasks: int = 100  # redrives of dead letters that run at once
-    max_group_queues: int = 2_048  # that one group reads, or has positions in: each receive looks at all of them
+    # that one group reads, or has positions in: each receive looks at all of them
+    max_group_queues: int = 2_048
     max_positions: int = 262_144  # of all groups in their queues, up to 800 bytes each
     sweep_interval_ms: int = 50
     snapshot_interval_ms: int = 10_000

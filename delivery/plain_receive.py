@@ -1,7 +1,9 @@
-"""Plain receives: of new messages of one queue, which memory has; planned, leased and noted without a task.
+"""Plain receives: of new messages of one queue, which memory has; planned, leased and noted without
+a task.
 
-What such a receive leases and what the log gets is what `receive.py` makes of it. What is not plain is left to that: messages
-that are open again, filters, order, retries, messages that are skipped, withdrawn or damaged, and a receive that has a name.
+What such a receive leases and what the log gets is what `receive.py` makes of it. What is not plain
+is left to that: messages that are open again, filters, order, retries, messages that are skipped,
+withdrawn or damaged, and a receive that has a name.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +25,10 @@ from storage.store import BlockReads
 
 
 class PlainReceive(NamedTuple):
-    """What a receive is to lease; nothing has been changed for it. `until_ms`: on the wall clock."""
+    """What a receive is to lease; nothing has been changed for it.
+
+    `until_ms`: on the wall clock.
+    """
 
     leases: GroupLeases
     queue: QueueLeases
@@ -35,11 +40,15 @@ class PlainReceive(NamedTuple):
     worker: str | None
 
     def handles(self) -> list[bytes]:
-        return receipt.encode_run(self.queue.hash, self.block.queue_offset, self.message_count, self.lease)
+        return receipt.encode_run(
+            self.queue.hash, self.block.queue_offset, self.message_count, self.lease
+        )
 
 
 class Grant:
-    """Messages that were leased together, until the log tells of it; `delivery.group_leases.Untold`."""
+    """Messages that were leased together, until the log tells of it;
+    `delivery.group_leases.Untold`.
+    """
 
     def __init__(self, plan: PlainReceive) -> None:
         self._leases = plan.leases
@@ -70,7 +79,9 @@ class Grant:
 class PlainReceiving:
     """Event loop only."""
 
-    def __init__(self, journal: LeaseJournal, waiters: Waiters, randomness: Random, withdrawn: Withdrawn) -> None:
+    def __init__(
+        self, journal: LeaseJournal, waiters: Waiters, randomness: Random, withdrawn: Withdrawn
+    ) -> None:
         self._journal = journal
         self._store = journal.store if isinstance(journal.store, BlockReads) else None
         self._waiters = waiters
@@ -90,17 +101,25 @@ class PlainReceiving:
     ) -> PlainReceive | None:
         """What to lease; None where the receive is not plain.
 
-        `queues`: of each topic that the rules name. `max_bytes`: of records.
-        Who calls knows that nobody else chooses messages of the group. Raises what `BlockReads` raises.
+        `queues`: of each topic that the rules name. `max_bytes`: of records. Who calls knows that
+        nobody else chooses messages of the group. Raises what `BlockReads` raises.
         """
         leases, store, now = self._journal.table.find(group), self._store, self._journal.now()
-        if leases is None or store is None or rules.ordered or rules.may_skip or not self._journal.writes_at_once:
+        if (
+            leases is None
+            or store is None
+            or rules.ordered
+            or rules.may_skip
+            or not self._journal.writes_at_once
+        ):
             return None
         due_ms = leases.wheel.next_ms()
         if due_ms is not None and due_ms <= now.monotonic_ms:
             return None
         for topic in queues:
-            if not filter_of(rules.subscriptions, topic).is_everything or self._withdrawn.has_withdrawn(topic):
+            if not filter_of(
+                rules.subscriptions, topic
+            ).is_everything or self._withdrawn.has_withdrawn(topic):
                 return None
         known: list[QueueLeases] = []
         for of_topic in ((retry_message.retry_queue(group),), *queues.values()):
@@ -122,7 +141,9 @@ class PlainReceiving:
             if block is None:
                 return None
             lease = self._randomness.getrandbits(63) or 1
-            return PlainReceive(leases, queue, block, max_messages, lease, lease_ms, now.wall_ms + lease_ms, worker)
+            return PlainReceive(
+                leases, queue, block, max_messages, lease, lease_ms, now.wall_ms + lease_ms, worker
+            )
         return None
 
     def lease(self, plan: PlainReceive) -> Grant:
@@ -131,7 +152,9 @@ class PlainReceiving:
         deadline_ms = self._journal.clock.monotonic_ms() + plan.lease_ms
         grant = Grant(plan)
         leases.turn += 1
-        leases.lend(queue, first, plan.message_count, attempt=1, lease=plan.lease, deadline_ms=deadline_ms)
+        leases.lend(
+            queue, first, plan.message_count, attempt=1, lease=plan.lease, deadline_ms=deadline_ms
+        )
         queue.slots.advance_to(first + plan.message_count)
         # At once: whoever leases more before the log has this scans what comes behind it.
         scans, passed = scans_of(leases)
@@ -147,8 +170,15 @@ class PlainReceiving:
         )
         return grant
 
-    def note(self, grants: Sequence[Grant], *, done: Callable[[None], None], failed: Callable[[Exception], None]) -> None:
-        """Note the leases in the log, in one append; then `done`, or `failed`, and nothing is leased then.
+    def note(
+        self,
+        grants: Sequence[Grant],
+        *,
+        done: Callable[[None], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Note the leases in the log, in one append; then `done`, or `failed`, and nothing is
+        leased then.
 
         Raises at once what `RowAppends.append_rows` raises at once; what was leased stays so then.
         """

@@ -1,5 +1,5 @@
-"""How many queues groups may have positions in: of one group, since each receive looks at all of them, and of all together,
-since each is kept in memory.
+"""How many queues groups may have positions in: of one group, since each receive looks at all of
+them, and of all together, since each is kept in memory.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,8 +29,11 @@ class PositionLimit:
         self._rules_of = rules_of
         self._options = options
 
-    async def check_group(self, group: str, queues: Iterable[QueueId], *, pointer: str, replaces: bool = False) -> None:
-        """Raise LimitReached where the group would read, or have positions in, too many queues with these.
+    async def check_group(
+        self, group: str, queues: Iterable[QueueId], *, pointer: str, replaces: bool = False
+    ) -> None:
+        """Raise LimitReached where the group would read, or have positions in, too many queues with
+        these.
 
         `replaces`: these are to be all that the group reads.
         """
@@ -38,13 +41,18 @@ class PositionLimit:
         read = set() if rules is None else await self.subscribed(rules)
         count = len(positions | wanted if replaces else positions | wanted | read)
         if count > self._options.max_group_queues and wanted - positions - read:
-            raise LimitReached(f"a group has at most {self._options.max_group_queues} queues", pointer=pointer)
+            raise LimitReached(
+                f"a group has at most {self._options.max_group_queues} queues", pointer=pointer
+            )
 
     def check_total(self, group: str, queues: Iterable[QueueId], *, pointer: str) -> None:
         """Raise LimitReached where all groups would have too many positions with these."""
         added = set(queues) - self.positions_of(group)
         if added and self.total + len(added) > self._options.max_positions:
-            raise LimitReached(f"at most {self._options.max_positions} positions of groups are kept", pointer=pointer)
+            raise LimitReached(
+                f"at most {self._options.max_positions} positions of groups are kept",
+                pointer=pointer,
+            )
 
     @property
     def total(self) -> int:

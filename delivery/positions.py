@@ -1,7 +1,7 @@
 """Where a group stands in its queues, and how it is put elsewhere.
 
-What the group has received from under leases stands in the table of leases; its committed offset is the settled prefix.
-Elsewhere the offset is what was committed to the store.
+What the group has received from under leases stands in the table of leases; its committed offset is
+the settled prefix. Elsewhere the offset is what was committed to the store.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ _LETTERS = 1_000  # dead letters that one event names
 class Move(NamedTuple):
     """What a reset does in one queue.
 
-    `settled`: messages that the group was done with, of those in between and of those behind `from_offset`; `again`: those of
-    them that come once more. `leases`, `retries`: how many end.
+    `settled`: messages that the group was done with, of those in between and of those behind
+    `from_offset`; `again`: those of them that come once more. `leases`, `retries`: how many end.
     """
 
     queue: QueueId
@@ -49,9 +49,9 @@ class Move(NamedTuple):
 
 
 class QueueLag(NamedTuple):
-    """Numbers of messages, before any filter. `waiting`: for a retry, or, in an ordered group, for their key;
-    `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever, by the group's rules;
-    `damaged`: ever, since their records could not be read.
+    """Numbers of messages, before any filter. `waiting`: for a retry, or, in an ordered group, for
+    their key; `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever, by
+    the group's rules; `damaged`: ever, since their records could not be read.
     """
 
     queue: QueueId
@@ -69,7 +69,12 @@ class Positions:
     """The event loop's."""
 
     def __init__(
-        self, journal: LeaseJournal, queues: GroupQueues, receiving: Receiving, waiters: Waiters, limit: PositionLimit
+        self,
+        journal: LeaseJournal,
+        queues: GroupQueues,
+        receiving: Receiving,
+        waiters: Waiters,
+        limit: PositionLimit,
     ) -> None:
         self._journal = journal
         self._store = journal.store
@@ -79,7 +84,9 @@ class Positions:
         self._limit = limit
 
     async def get(self, group: str, queue: QueueId) -> int | None:
-        """Everything below is settled; None where the group has not said and not received anything."""
+        """Everything below is settled; None where the group has not said and not received
+        anything.
+        """
         leases = self._journal.table.find(group)
         if leases is None:
             return await self._store.committed_offset(group, queue)
@@ -87,7 +94,10 @@ class Positions:
         return await self._queues.committed(leases, queue) if known is None else known.slots.prefix
 
     async def set(self, group: str, positions: Mapping[QueueId, int]) -> None:
-        """Go on at these offsets; leases in these queues end. Durable on return. Raises LimitReached."""
+        """Go on at these offsets; leases in these queues end.
+
+        Durable on return. Raises LimitReached.
+        """
         async with self._receiving.taking(group):
             await self._check_limits(group, positions, pointer="/offsets")
             leases = self._journal.table.group(group)
@@ -113,13 +123,17 @@ class Positions:
     async def plan(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         """What going on at these offsets would do."""
         leases = self._journal.table.find(group)
-        return await self._plan(group, positions, {} if leases is None else await self._retries_of(leases, positions))
+        return await self._plan(
+            group, positions, {} if leases is None else await self._retries_of(leases, positions)
+        )
 
     async def _check_limits(self, group: str, queues: Iterable[QueueId], *, pointer: str) -> None:
         await self._limit.check_group(group, queues, pointer=pointer)
         self._limit.check_total(group, queues, pointer=pointer)
 
-    async def _plan(self, group: str, positions: Mapping[QueueId, int], begun: Mapping[QueueId, Sequence[Run]]) -> list[Move]:
+    async def _plan(
+        self, group: str, positions: Mapping[QueueId, int], begun: Mapping[QueueId, Sequence[Run]]
+    ) -> list[Move]:
         """`begun`: as `_retries_of` says."""
         leases = self._journal.table.find(group)
         waiting = {} if leases is None else leases.retries.waiting
@@ -132,7 +146,8 @@ class Positions:
             settled = again = max(0, begin - offset)
             lent, retries = 0, waiting.get(str(queue), 0) + len(begun.get(queue, ()))
             if known is not None:
-                # Up to the cursor the group has looked at everything; what has no slot there it is done with.
+                # Up to the cursor the group has looked at everything; what has no slot there it is
+                # done with.
                 cursor, counts = known.slots.cursor, known.slots.counts
                 low, ahead, unsettled = min(begin, offset), 0, 0
                 for slot in known.slots:
@@ -145,7 +160,9 @@ class Positions:
         return moves
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """Go on at these offsets. The leases and the waiting retries of these queues end. Durable on return.
+        """Go on at these offsets.
+
+        The leases and the waiting retries of these queues end. Durable on return.
 
         Raises LimitReached.
         """
@@ -155,12 +172,19 @@ class Positions:
             begun = await self._retries_of(leases, positions)
             moves = await self._plan(group, positions, begun)
             given = [Position(*queue, offset) for queue, offset in positions.items()]
-            await self._reset(leases, given, ends_retries=True, voided=[run for runs in begun.values() for run in runs])
+            await self._reset(
+                leases,
+                given,
+                ends_retries=True,
+                voided=[run for runs in begun.values() for run in runs],
+            )
         self._waiters.wake(group)
         return moves
 
     async def delete(self, group: str) -> None:
-        """Forget where the group stands, its leases and its retries; one that is made under the name again begins anew."""
+        """Forget where the group stands, its leases and its retries; one that is made under the
+        name again begins anew.
+        """
         ends = []
         for queue in (retry_message.retry_queue(group), retry_message.dead_letter_queue(group)):
             try:
@@ -169,22 +193,36 @@ class Positions:
                 ends.append(0)
         async with self._receiving.taking(group):
             generation = self._journal.table.group(group).retries.generation + 1
-            event = Deleted(group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1])
+            event = Deleted(
+                group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1]
+            )
             await self._journal.append([], [event], Durability.SYNCED)
             await self._store.forget_offsets(group)
         self._waiters.wake_all(group)
 
     async def end_topic(self, group: str, topic: str, dead_letters: Sequence[int]) -> None:
-        """Forget where the group is in a deleted topic; its leases, retries and these dead letters end. Durable on return."""
+        """Forget where the group is in a deleted topic; its leases, retries and these dead letters
+        end. Durable on return.
+        """
         async with self._receiving.taking(group):
             leases = self._journal.table.group(group)
             queues = [one.queue for one in leases.queues_of(topic)]
             begun = await self._retries_of(leases, queues) if queues else {}
-            if not (queues or dead_letters or any(queue.partition("/")[0] == topic for queue in leases.retries.waiting)):
+            if not (
+                queues
+                or dead_letters
+                or any(queue.partition("/")[0] == topic for queue in leases.retries.waiting)
+            ):
                 return
-            pieces = [list(dead_letters[at : at + _LETTERS]) for at in range(0, len(dead_letters), _LETTERS)] or [[]]
+            pieces = [
+                list(dead_letters[at : at + _LETTERS])
+                for at in range(0, len(dead_letters), _LETTERS)
+            ] or [[]]
             generation = leases.retries.generation + 1
-            events = [TopicDeleted(group=group, topic=topic, generation=generation, dead_letters=piece) for piece in pieces]
+            events = [
+                TopicDeleted(group=group, topic=topic, generation=generation, dead_letters=piece)
+                for piece in pieces
+            ]
             voided = [run for runs in begun.values() for run in runs]
             events[0] = msgspec.structs.replace(events[0], voided=voided)
             for event in events:
@@ -211,8 +249,11 @@ class Positions:
         if known is not None:
             again = sum(slot.attempt > 0 for slot in known.slots.in_states((State.OPEN,), 0))
             for_their_key = known.slots.counts[State.OPEN] - known.ready
-        # Those that lie in the retry topic unmet are ready; of which queues they are is known once they are read.
-        return found, max(0, sum(leases.retries.waiting.values()) - (retries.ready + for_their_key - again))
+        # Those that lie in the retry topic unmet are ready; of which queues they are is known once
+        # they are read.
+        return found, max(
+            0, sum(leases.retries.waiting.values()) - (retries.ready + for_their_key - again)
+        )
 
     async def _lag_of(self, group: str, queue: QueueId) -> QueueLag:
         bounds = await self._store.offsets(queue)
@@ -221,7 +262,9 @@ class Positions:
             position = await self.get(group, queue)
             begin = max(bounds.first, bounds.first if position is None else position)
             oldest_ms = await self._stored_ms(queue, begin, bounds.end)
-            return QueueLag(queue, begin, bounds.end, bounds.end - begin, 0, 0, oldest_ms, skipped=0, damaged=0)
+            return QueueLag(
+                queue, begin, bounds.end, bounds.end - begin, 0, 0, oldest_ms, skipped=0, damaged=0
+            )
         slots = known.slots
         counts = slots.counts
         begin = max(slots.cursor, bounds.first)
@@ -265,14 +308,18 @@ class Positions:
         )
         await self._journal.append([], [event], Durability.SYNCED)
 
-    async def _retries_of(self, leases: GroupLeases, queues: Container[QueueId]) -> dict[QueueId, list[Run]]:
+    async def _retries_of(
+        self, leases: GroupLeases, queues: Container[QueueId]
+    ) -> dict[QueueId, list[Run]]:
         """Messages of these queues in the retry topic that the group has begun with."""
         retries = leases.find(retry_message.retry_queue(leases.group))
         found: dict[QueueId, list[Run]] = {}
         for slot in [] if retries is None else list(retries.slots):
             assert retries is not None
             try:
-                (message,) = await self._store.read(retries.queue, slot.offset, max_messages=1, max_bytes=1)
+                (message,) = await self._store.read(
+                    retries.queue, slot.offset, max_messages=1, max_bytes=1
+                )
             except (OffsetExpired, OffsetBeyondEnd, CorruptRecord):
                 continue
             origin = retry_message.origin_of(message).queue

@@ -1,7 +1,9 @@
-"""One queue for one group: how far the group has looked, and which messages it may be handed next. Pure.
+"""One queue for one group: how far the group has looked, and which messages it may be handed next.
 
-`slots` says what became of each message. Beside it, and learned from it again after a start, stand the messages that are open:
-in a heap by offset, or, where the group is ordered, by key (`order`).
+Pure.
+
+`slots` says what became of each message. Beside it, and learned from it again after a start, stand
+the messages that are open: in a heap by offset, or, where the group is ordered, by key (`order`).
 """
 
 import heapq
@@ -41,7 +43,9 @@ class QueueLeases:
         self._open = []
 
     def learn(self, keys: Iterable[tuple[int, str]] | None) -> None:
-        """`keys`: of every unsettled message of an ordered group; None where the group is not ordered."""
+        """`keys`: of every unsettled message of an ordered group; None where the group is not
+        ordered.
+        """
         self.forget()
         self.is_learned = True
         if keys is None:
@@ -82,7 +86,9 @@ class QueueLeases:
         return next(slot.offset for slot in self.slots.in_states((State.OPEN,), self.slots.prefix))
 
     def take_open(self, count: int) -> list[int]:
-        """Up to so many messages that may be handed out again, by offset; `put_back` those that are not."""
+        """Up to so many messages that may be handed out again, by offset; `put_back` those that are
+        not.
+        """
         if self.order is not None:
             return self.order.take(count)
         taken: list[int] = []
@@ -120,7 +126,10 @@ class QueueLeases:
             heapq.heappush(self._open, offset)
 
     def settle_held(self, run: Run) -> int:
-        """What that lease had is done with: not what another one holds since. How many were not before."""
+        """What that lease had is done with: not what another one holds since.
+
+        How many were not before.
+        """
         before = self.slots.unsettled
         for first, count in self.slots.runs_not_of_others(run.first, run.count, run.lease):
             self.settle(first, count)
@@ -141,7 +150,10 @@ class QueueLeases:
         return skipped
 
     def settle_damaged(self, offset: int, lease: int) -> bool:
-        """Settle a message that cannot be read; `lease`: that held it, 0 for none. False where it was settled before."""
+        """Settle a message that cannot be read; `lease`: that held it, 0 for none.
+
+        False where it was settled before.
+        """
         if lease:
             return self.settle_held(Run(*self.queue, offset, 1, lease)) > 0
         if offset >= self.slots.cursor:
@@ -153,7 +165,10 @@ class QueueLeases:
         return is_unsettled
 
     def look_again(self, end: int) -> None:
-        """No event tells what became of the messages below: it was never written. They may be for the group."""
+        """No event tells what became of the messages below: it was never written.
+
+        They may be for the group.
+        """
         cursor = self.slots.cursor
         if cursor < end:
             self.slots.put(cursor, end - cursor, State.OPEN, attempt=0)

@@ -1,4 +1,7 @@
-"""Reads messages of a queue by their offsets for delivery. Damage is the caller's to settle; nothing is passed over here."""
+"""Reads messages of a queue by their offsets for delivery.
+
+Damage is the caller's to settle; nothing is passed over here.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from itertools import takewhile
@@ -18,22 +21,33 @@ class QueueReader:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
-    async def read(self, queue: QueueId, offset: int, count: int, max_bytes: int) -> list[StoredMessage]:
+    async def read(
+        self, queue: QueueId, offset: int, count: int, max_bytes: int
+    ) -> list[StoredMessage]:
         """Read messages from this offset on; empty where the first one has expired.
 
         Raises CorruptRecord where the first one is damaged, and what `MessageStore.read` raises.
         """
         try:
-            return await self._store.read(queue, offset, max_messages=count, max_bytes=max(1, max_bytes))
+            return await self._store.read(
+                queue, offset, max_messages=count, max_bytes=max(1, max_bytes)
+            )
         except OffsetExpired as expired:
             await self.check_expired(queue, offset, expired)
             return []
 
-    async def read_records(self, queue: QueueId, offset: int, count: int, max_bytes: int) -> list[StoredRecord]:
+    async def read_records(
+        self, queue: QueueId, offset: int, count: int, max_bytes: int
+    ) -> list[StoredRecord]:
         """As `read`, the records."""
         try:
             found = await read_records(
-                self._store, queue, offset, max_scanned=count, max_messages=count, max_bytes=max(1, max_bytes)
+                self._store,
+                queue,
+                offset,
+                max_scanned=count,
+                max_messages=count,
+                max_bytes=max(1, max_bytes),
             )
         except OffsetExpired as expired:
             await self.check_expired(queue, offset, expired)
@@ -41,11 +55,14 @@ class QueueReader:
         return found.records
 
     async def check_expired(self, queue: QueueId, offset: int, expired: OffsetExpired) -> None:
-        """Raises StorageError where the message cannot have expired: it must not be passed over then."""
+        """Raises StorageError where the message cannot have expired: it must not be passed over
+        then.
+        """
         bounds = await self._store.offsets(queue)
         if offset >= bounds.first:
             raise StorageError(
-                f"offset {offset} of {queue} is in [{bounds.first}, {bounds.end}) and has not expired"
+                f"offset {offset} of {queue} is in [{bounds.first}, {bounds.end}) and has not "
+                "expired"
             ) from expired
 
     async def read_one(self, queue: QueueId, offset: int) -> StoredRecord | None:
@@ -57,7 +74,10 @@ class QueueReader:
         return found[0] if found else None
 
     async def damage_from(self, queue: QueueId, offset: int, end: int) -> list[CorruptRecord]:
-        """The damage of the messages from this offset on, up to the first whole one. Only a few are looked at."""
+        """The damage of the messages from this offset on, up to the first whole one.
+
+        Only a few are looked at.
+        """
         places = [(queue, at) for at in range(offset, min(end, offset + _PROBED_MESSAGES))]
         found = await read_each(self._store, places, max_bytes=_PROBED_BYTES)
         damaged = takewhile(lambda one: isinstance(one, CorruptRecord), found)
@@ -66,12 +86,18 @@ class QueueReader:
     async def read_each(
         self, queue: QueueId, offsets: Sequence[int]
     ) -> AsyncIterator[tuple[int, StoredMessage | CorruptRecord | None]]:
-        """Each message with its offset, neighbours read together; the damage of its record, or None where it has expired."""
+        """Each message with its offset, neighbours read together; the damage of its record, or None
+        where it has expired.
+        """
         at = 0
         while at < len(offsets):
             first = offsets[at]
             count = 1
-            while at + count < len(offsets) and count < _READ_MESSAGES and offsets[at + count] == first + count:
+            while (
+                at + count < len(offsets)
+                and count < _READ_MESSAGES
+                and offsets[at + count] == first + count
+            ):
                 count += 1
             messages: Sequence[StoredMessage | CorruptRecord | None]
             try:

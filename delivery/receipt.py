@@ -1,11 +1,14 @@
-"""The receipt handle: what a consumer returns to settle a message. Opaque to it, and good for one lease. Pure.
+"""The receipt handle: what a consumer returns to settle a message.
+
+Opaque to it, and good for one lease. Pure.
 
     at  size  field
      0     8  queue    the hash of topic and queue number
      8     8  offset   of the message in that queue
     16     8  lease    a random number; the lease that it names must hold the message
 
-24 bytes are 32 characters of base64. Nobody can make one up: a lease is one of 2^63 numbers, and none is used twice.
+24 bytes are 32 characters of base64. Nobody can make one up: a lease is one of 2^63 numbers, and
+none is used twice.
 """
 
 import binascii
@@ -27,25 +30,34 @@ _TO_URL = bytes.maketrans(b"+/", b"-_")
 _FROM_URL = bytes.maketrans(b"-_", b"+/")
 _FROM_LINES = bytes.maketrans(b"-_\n", b"+/A")
 
-# Many handles are coded together, each behind one more character: with the prefix that is a quad of base64.
+# Many handles are coded together, each behind one more character: with the prefix that is a quad of
+# base64.
 _QUAD = binascii.a2b_base64(b"A" + _PREFIX.encode("ascii").translate(_FROM_URL))
 _FIELDS = 4  # of one of them: the quad and those of the layout
 
 
 def queue_hash(queue: QueueId) -> int:
-    return int.from_bytes(blake2b(f"{queue.number} {queue.topic}".encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        blake2b(f"{queue.number} {queue.topic}".encode(), digest_size=8).digest(), "big"
+    )
 
 
 def encode(places: Sequence[tuple[int, int]], lease: int) -> list[str]:
     """The handles of messages of one lease; `places`: (hash of the queue, offset) of each."""
-    text = _encoded([queue for queue, _ in places], [offset for _, offset in places], lease).decode("ascii")
-    return [text[at : at + _HANDLE_CHARACTERS] for at in range(1, len(text), 1 + _HANDLE_CHARACTERS)]
+    text = _encoded([queue for queue, _ in places], [offset for _, offset in places], lease).decode(
+        "ascii"
+    )
+    return [
+        text[at : at + _HANDLE_CHARACTERS] for at in range(1, len(text), 1 + _HANDLE_CHARACTERS)
+    ]
 
 
 def encode_run(queue: int, first: int, count: int, lease: int) -> list[bytes]:
     """The handles of neighbours of one lease, as ASCII; `queue`: the hash of theirs."""
     text = _encoded([queue] * count, range(first, first + count), lease)
-    return [text[at : at + _HANDLE_CHARACTERS] for at in range(1, len(text), 1 + _HANDLE_CHARACTERS)]
+    return [
+        text[at : at + _HANDLE_CHARACTERS] for at in range(1, len(text), 1 + _HANDLE_CHARACTERS)
+    ]
 
 
 def _encoded(queues: Sequence[int], offsets: Sequence[int], lease: int) -> bytes:
@@ -57,7 +69,9 @@ def _encoded(queues: Sequence[int], offsets: Sequence[int], lease: int) -> bytes
 
 
 def decode_run(handles: Sequence[str]) -> tuple[int, int, int] | None:
-    """(hash of the queue, first offset, lease) of handles of neighbours, at least one, under one lease; None for any others."""
+    """(hash of the queue, first offset, lease) of handles of neighbours, at least one, under one
+    lease; None for any others.
+    """
     fields = _fields(handles)
     if fields is None:
         return None
@@ -83,7 +97,8 @@ def _fields(handles: Sequence[str]) -> tuple[Any, ...] | None:
     count = len(handles)
     if set(map(len, handles)) != {_HANDLE_CHARACTERS}:
         return None
-    # A line break in front of each makes whole quads of them. None has another, and the prefix is behind each.
+    # A line break in front of each makes whole quads of them. None has another, and the prefix is
+    # behind each.
     text = "\n".join(("", *handles))
     if text.count("\n" + _PREFIX) != count or text.count("\n") != count:
         return None
@@ -106,7 +121,9 @@ def decode(handle: str) -> tuple[int, int, int] | None:
     if len(handle) != _HANDLE_CHARACTERS or not handle.startswith(_PREFIX) or not handle.isascii():
         return None
     try:
-        raw = binascii.a2b_base64(handle[len(_PREFIX) :].encode("ascii").translate(_FROM_URL), strict_mode=True)
+        raw = binascii.a2b_base64(
+            handle[len(_PREFIX) :].encode("ascii").translate(_FROM_URL), strict_mode=True
+        )
     except ValueError:
         return None
     return _LAYOUT.unpack(raw) if len(raw) == _LAYOUT.size else None

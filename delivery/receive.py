@@ -1,7 +1,9 @@
-"""Receiving: let messages be chosen, lend them, note it in the log, answer; wait where there is nothing.
+"""Receiving: let messages be chosen, lend them, note it in the log, answer; wait where there is
+nothing.
 
-A grant is answered once it is in the page cache: it survives a killed process. A power cut may take it with it; then its
-messages are handed out again, for the same attempt and under another lease: no count of attempts goes back, none is lost.
+A grant is answered once it is in the page cache: it survives a killed process. A power cut may take
+it with it; then its messages are handed out again, for the same attempt and under another lease: no
+count of attempts goes back, none is lost.
 """
 
 import asyncio
@@ -88,7 +90,9 @@ class Receiving:
             return await self._grant(group, rules, request)
         return await self._receive_once(leases, rules, request, request.attempt_id)
 
-    async def _receive_once(self, leases: GroupLeases, rules: GroupRules, request: Request, attempt_id: str) -> list[HandedOut]:
+    async def _receive_once(
+        self, leases: GroupLeases, rules: GroupRules, request: Request, attempt_id: str
+    ) -> list[HandedOut]:
         """Whoever asks for the same meanwhile waits until this one is in the log."""
         name = (leases.group, attempt_id)
         while True:
@@ -109,29 +113,41 @@ class Receiving:
             self._waiters.wake_twins(*name)
         return found
 
-    async def begin_wait(self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]) -> None:
-        """Call `call` once when it may be worth receiving again, which may be before this returns."""
+    async def begin_wait(
+        self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]
+    ) -> None:
+        """Call `call` once when it may be worth receiving again, which may be before this
+        returns.
+        """
         leases = self._journal.table.group(group)
         queues: list[tuple[QueueId, int]] = []
         for queue in await self._queues.of(leases, rules):
             end = (await self._store.offsets(queue.queue)).end
             if queue.slots.cursor < end and not has_passed_many(queue, rules):
-                await asyncio.sleep(0)  # a receive looks at so much and no more: it goes on after others had their turn
+                # a receive looks at so much and no more: it goes on after others had their turn
+                await asyncio.sleep(0)
                 call()
                 return
             queues.append((queue.queue, end))
         self._waiters.add(group, queues, call, attempt_id=request.attempt_id)
 
     def end_wait(self, group: str, call: Callable[[], None]) -> None:
-        """Do not call `call` any more. Where it was called, what it was called for is for another consumer."""
+        """Do not call `call` any more.
+
+        Where it was called, what it was called for is for another consumer.
+        """
         self._waiters.remove(group, call)
 
     async def begin(self, group: str, rules: GroupRules) -> None:
-        """Let a group that starts at the end begin there. Before anybody receives by these rules. Durable on return."""
+        """Let a group that starts at the end begin there.
+
+        Before anybody receives by these rules. Durable on return.
+        """
         async with self.taking(group):
             await self._queues.begin(self._journal.table.group(group), rules)
 
-    # ---------------------------------------------------------------------------------------------------------- granting
+    # ----------------------------------------------------------------------------------------------
+    # granting
 
     async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
         async with self.taking(group):
@@ -208,7 +224,9 @@ class Receiving:
                 until_ms = attempt.until_ms
                 if slot.deadline_ms != attempt.deadline_ms:
                     until_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms
-                found += self._handed_out([Taken(queue, offset, slot.attempt, message)], attempt.lease, until_ms)
+                found += self._handed_out(
+                    [Taken(queue, offset, slot.attempt, message)], attempt.lease, until_ms
+                )
         if not found and leases.attempts.find(attempt_id) is attempt:
             leases.attempts.forget(attempt_id)
         return found

@@ -1,4 +1,7 @@
-"""Refusing: a consumer hands a message back, to be tried again or given up. On disk when it is answered."""
+"""Refusing: a consumer hands a message back, to be tried again or given up.
+
+On disk when it is answered.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -29,8 +32,11 @@ class Refusing:
         self._clock = journal.clock
         self._moving = moving
 
-    async def nack(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
-        """Hand the messages out again, after a wait; or give them up, where that was their last attempt.
+    async def nack(
+        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+    ) -> list[MessagingError | None]:
+        """Hand the messages out again, after a wait; or give them up, where that was their last
+        attempt.
 
         Why each entry was refused; None where it was accepted.
         """
@@ -40,18 +46,24 @@ class Refusing:
             delay_ms = backoff_ms(rules, slot.attempt) if one.delay_ms is None else one.delay_ms
             reason = one.reason or "refused by its consumer"
             kind = fate(rules, slot.attempt)
-            return Move(queue, offset, slot.attempt, lease, slot.deadline_ms, kind, delay_ms, reason, entry)
+            return Move(
+                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, delay_ms, reason, entry
+            )
 
         return await self._move_held(group, rules, refused, move)
 
-    async def dead_letter(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
+    async def dead_letter(
+        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+    ) -> list[MessagingError | None]:
         """Give the messages up. As `nack`."""
         kind = Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
 
         def move(entry: int, one: Refused, queue: QueueLeases, offset: int, lease: int) -> Move:
             slot = queue.slots.get(offset)
             reason = one.reason or "given up by its consumer"
-            return Move(queue, offset, slot.attempt, lease, slot.deadline_ms, kind, 0, reason, entry)
+            return Move(
+                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, 0, reason, entry
+            )
 
         return await self._move_held(group, rules, refused, move)
 
@@ -74,7 +86,9 @@ class Refusing:
             moves.append(move(entry, one, *found))
             found.queue.slots.set_state(found.offset, State.MOVING)
         if leases is not None and moves:
-            failed = await self._journal.changes.uncancelled(self._moving.move(leases, rules, moves))
+            failed = await self._journal.changes.uncancelled(
+                self._moving.move(leases, rules, moves)
+            )
             for one_move, error in failed:
                 results[one_move.entry] = error
             if len(failed) == len(refused):

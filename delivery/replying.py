@@ -1,11 +1,20 @@
-"""Replying to a request: the reply, what becomes of the request, and the acknowledgement of its message, in one append."""
+"""Replying to a request: the reply, what becomes of the request, and the acknowledgement of its
+message, in one append.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from delivery import request_events
-from delivery.request_events import REPLY_QUEUE, AnyRequestEvent, Replied, ReplyBody, TimedOut, event_message
+from delivery.request_events import (
+    REPLY_QUEUE,
+    AnyRequestEvent,
+    Replied,
+    ReplyBody,
+    TimedOut,
+    event_message,
+)
 from delivery.request_journal import RequestJournal
 from delivery.request_opening import Outcome
 from delivery.request_table import Request, RequestState, closed
@@ -20,9 +29,17 @@ AckBeside = Callable[[str, str, Callable[[bool], Sequence[Message]]], Awaitable[
 class Replying:
     """The event loop's."""
 
-    def __init__(self, journal: RequestJournal, turns: Turns, identifiers: Identifiers, *, ack_beside: AckBeside) -> None:
-        """`ack_beside(handle, message_id, make)`: append what `make` makes and, in the same unit, the acknowledgement of this
-        message; `make` is told whether it is still lent under the handle.
+    def __init__(
+        self,
+        journal: RequestJournal,
+        turns: Turns,
+        identifiers: Identifiers,
+        *,
+        ack_beside: AckBeside,
+    ) -> None:
+        """`ack_beside(handle, message_id, make)`: append what `make` makes and, in the same unit,
+        the acknowledgement of this message; `make` is told whether it is still lent under the
+        handle.
         """
         self._journal = journal
         self._store = journal.store
@@ -32,26 +49,47 @@ class Replying:
         self._ack_beside = ack_beside
 
     async def reply(
-        self, request_id: str, body: ReplyBody, *, handle: str | None, key: str | None, fingerprint: str
+        self,
+        request_id: str,
+        body: ReplyBody,
+        *,
+        handle: str | None,
+        key: str | None,
+        fingerprint: str,
     ) -> Outcome:
         """Store the reply and be done with the request's message, in one step. Durable on return.
 
-        Late where the request has timed out. Asked again with the same key: what was answered then. Raises UnknownRequest,
-        RequestClosed, IdempotencyKeyReused, and what `append` raises.
+        Late where the request has timed out. Asked again with the same key: what was answered then.
+        Raises UnknownRequest, RequestClosed, IdempotencyKeyReused, and what `append` raises.
         """
-        return await self._turns.uncancelled(self._reply(request_id, body, handle, key, fingerprint))
+        return await self._turns.uncancelled(
+            self._reply(request_id, body, handle, key, fingerprint)
+        )
 
-    async def _reply(self, request_id: str, body: ReplyBody, handle: str | None, key: str | None, fingerprint: str) -> Outcome:
+    async def _reply(
+        self,
+        request_id: str,
+        body: ReplyBody,
+        handle: str | None,
+        key: str | None,
+        fingerprint: str,
+    ) -> Outcome:
         async with self._turns.of(request_id):
             request = await self._journal.find(request_id)
             if not request.takes_a_reply:
                 return self._replied_before(request, key, fingerprint)
             now_ms = self._clock.wall_ms()
             is_due = self._journal.is_due(request)
-            first: list[AnyRequestEvent] = [TimedOut(request_ids=[request_id], at_ms=now_ms)] if is_due else []
+            first: list[AnyRequestEvent] = (
+                [TimedOut(request_ids=[request_id], at_ms=now_ms)] if is_due else []
+            )
             message_id = self._identifiers.new("msg")
             reply = request_events.reply_message(
-                body, request_id, message_id=message_id, timeout_ms=request.opened.timeout_ms, now_ms=now_ms
+                body,
+                request_id,
+                message_id=message_id,
+                timeout_ms=request.opened.timeout_ms,
+                now_ms=now_ms,
             )
             from_offset = (await self._store.offsets(REPLY_QUEUE)).end
             event = Replied(

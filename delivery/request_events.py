@@ -1,12 +1,16 @@
-"""What happens to requests, as messages of a topic of ours; and how a request and its reply lie in theirs. Pure.
+"""What happens to requests, as messages of a topic of ours; and how a request and its reply lie in
+theirs. Pure.
 
-    request   a message of its topic; properties CORRELATION_ID: the request's id, TTL: how long in ms, REPLY_TO_CLIENT, CLUSTER
+    request   a message of its topic; properties CORRELATION_ID: the request's id, TTL: how long in
+              ms, REPLY_TO_CLIENT, CLUSTER
               (RocketMQ's), __reply_by: until when, wall milliseconds (ours)
-    reply     topic DefaultCluster_REPLY_TOPIC, queue 0; the same properties and MSG_TYPE: reply (RocketMQ's)
-    event     topic rmq_sys_escrowmq_requests, queue 0; body JSON, told apart by "event"; found by the ids of its requests
+    reply     topic DefaultCluster_REPLY_TOPIC, queue 0; the same properties and MSG_TYPE: reply
+              (RocketMQ's)
+    event     topic rmq_sys_escrowmq_requests, queue 0; body JSON, told apart by "event"; found by
+              the ids of its requests
 
-A consumer that speaks RocketMQ finds all that it needs for a reply on the request. Source: RocketMQ RequestFutureHolder,
-MessageUtil#createReplyMessage, ReplyMessageProcessor.
+A consumer that speaks RocketMQ finds all that it needs for a reply on the request. Source: RocketMQ
+RequestFutureHolder, MessageUtil#createReplyMessage, ReplyMessageProcessor.
 """
 
 from collections.abc import Sequence
@@ -20,7 +24,9 @@ from storage.message import Message, QueueId
 REQUEST_QUEUE = QueueId(names.REQUEST_TOPIC, 0)
 REPLY_QUEUE = QueueId(names.REPLY_TOPIC, 0)
 _CLIENT = (
-    "escrowmq"  # who asks, for a consumer that speaks RocketMQ: replies to it are stored, and fetched by their request's id
+    # who asks, for a consumer that speaks RocketMQ: replies to it are stored, and fetched by their
+    # request's id
+    "escrowmq"
 )
 
 
@@ -31,7 +37,10 @@ class RequestEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="e
 
 
 class Opened(RequestEvent, frozen=True, tag="opened"):
-    """In one append with the request's message. `key`: what its Idempotency-Key is looked up by; `print`: of what was sent."""
+    """In one append with the request's message.
+
+    `key`: what its Idempotency-Key is looked up by; `print`: of what was sent.
+    """
 
     request_id: str
     message_id: str
@@ -42,7 +51,9 @@ class Opened(RequestEvent, frozen=True, tag="opened"):
 
 
 class Replied(RequestEvent, frozen=True, tag="replied"):
-    """In one append with the reply, which lies at `from_offset` of the reply topic or behind, and what it settles."""
+    """In one append with the reply, which lies at `from_offset` of the reply topic or behind, and
+    what it settles.
+    """
 
     request_id: str
     message_id: str
@@ -70,9 +81,18 @@ def event_message(event: AnyRequestEvent) -> Message:
     if isinstance(event, TimedOut):
         key = " ".join(event.request_ids)
     else:
-        key = " ".join([event.request_id, *([event.key] if isinstance(event, Opened) and event.key else [])])
+        key = " ".join(
+            [event.request_id, *([event.key] if isinstance(event, Opened) and event.key else [])]
+        )
     body = msgspec.json.encode(event)
-    return Message(queue=REQUEST_QUEUE, message_id="", body=body, born_at_ms=event.at_ms, key=key, tag="request")
+    return Message(
+        queue=REQUEST_QUEUE,
+        message_id="",
+        body=body,
+        born_at_ms=event.at_ms,
+        key=key,
+        tag="request",
+    )
 
 
 def read_event(message: Message) -> AnyRequestEvent:
@@ -109,12 +129,19 @@ class ReplyBody(NamedTuple):
     own: dict[str, str]
 
 
-def reply_message(reply: ReplyBody, request_id: str, *, message_id: str, timeout_ms: int, now_ms: int) -> Message:
+def reply_message(
+    reply: ReplyBody, request_id: str, *, message_id: str, timeout_ms: int, now_ms: int
+) -> Message:
     system = _notes(request_id, timeout_ms) | {properties.MESSAGE_TYPE: "reply"}
     if reply.content_type is not None:
         system[properties.CONTENT_TYPE] = reply.content_type
     return Message(
-        queue=REPLY_QUEUE, message_id=message_id, body=reply.body, born_at_ms=now_ms, properties=reply.own, system=system
+        queue=REPLY_QUEUE,
+        message_id=message_id,
+        body=reply.body,
+        born_at_ms=now_ms,
+        properties=reply.own,
+        system=system,
     )
 
 

@@ -1,4 +1,6 @@
-"""The table of requests and the log that it is derived from: events, snapshots, and what memory has forgotten."""
+"""The table of requests and the log that it is derived from: events, snapshots, and what memory has
+forgotten.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +8,14 @@ import msgspec
 
 from delivery import request_events
 from delivery.options import RequestOptions
-from delivery.request_events import REPLY_QUEUE, REQUEST_QUEUE, AnyRequestEvent, Opened, event_message, read_event
+from delivery.request_events import (
+    REPLY_QUEUE,
+    REQUEST_QUEUE,
+    AnyRequestEvent,
+    Opened,
+    event_message,
+    read_event,
+)
 from delivery.request_table import Request, RequestState, RequestTable
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
@@ -34,7 +43,9 @@ class RequestJournal:
     def __init__(self, store: MessageStore, clock: Clock, options: RequestOptions) -> None:
         self.store = store
         self.clock = clock
-        self.table = RequestTable(closed_kept=options.closed_kept, cancelled_kept=options.cancelled_kept)
+        self.table = RequestTable(
+            closed_kept=options.closed_kept, cancelled_kept=options.cancelled_kept
+        )
         self.watchers = Watchers()  # for a request to leave its state
         self.unstored: set[str] = set()  # requests that are known before they are in the log
         self._log = DerivedTable(store, SNAPSHOT, {REQUEST_QUEUE: OnDamage.REFUSE})
@@ -53,19 +64,28 @@ class RequestJournal:
         return count
 
     async def save_snapshot(self) -> int:
-        """Save the table, so that a start replays only later events. The number of bytes; 0 if nothing has changed."""
+        """Save the table, so that a start replays only later events.
+
+        The number of bytes; 0 if nothing has changed.
+        """
 
         def encode() -> Iterator[bytes]:
             stored = [request for request in self.table if request.request_id not in self.unstored]
-            yield msgspec.msgpack.encode(_Dump(stored, self.table.cancelled, self.table.has_forgotten))
+            yield msgspec.msgpack.encode(
+                _Dump(stored, self.table.cancelled, self.table.has_forgotten)
+            )
 
         return await self._log.save_snapshot(encode)
 
-    # ---------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
     def is_due(self, request: Request) -> bool:
         """Is its time up, though it is not closed yet?"""
-        return request.state is RequestState.PENDING and request.deadline_ms <= self.clock.monotonic_ms()
+        return (
+            request.state is RequestState.PENDING
+            and request.deadline_ms <= self.clock.monotonic_ms()
+        )
 
     def apply(self, requests: Sequence[Request], event: AnyRequestEvent) -> None:
         """The log has the event."""
@@ -79,13 +99,16 @@ class RequestJournal:
 
     async def append(self, messages: Sequence[Message], *, from_reserve: bool) -> list[Appended]:
         """On disk on return."""
-        return await self._log.append(messages, durability=Durability.SYNCED, from_reserve=from_reserve)
+        return await self._log.append(
+            messages, durability=Durability.SYNCED, from_reserve=from_reserve
+        )
 
     def count(self, appended: Sequence[Appended]) -> None:
         """The table reflects these events, of those that were appended."""
         self._log.count(appended)
 
-    # ---------------------------------------------------------------------------------------------------------- finding
+    # ----------------------------------------------------------------------------------------------
+    # finding
 
     async def find(self, request_id: str) -> Request:
         """As memory or the log has it. Raises UnknownRequest."""
@@ -97,10 +120,14 @@ class RequestJournal:
         return known
 
     async def recall(self, sought: str) -> Request | None:
-        """A closed request that memory has forgotten, by its id or its key, from its events in the log."""
+        """A closed request that memory has forgotten, by its id or its key, from its events in the
+        log.
+        """
         if not isinstance(self.store, KeyLookup):
             return None
-        found = await self.store.find_messages(sought, topics=[REQUEST_QUEUE.topic], max_messages=_MOST_EVENTS)
+        found = await self.store.find_messages(
+            sought, topics=[REQUEST_QUEUE.topic], max_messages=_MOST_EVENTS
+        )
         events = [read_event(message) for message in reversed(found)]
         opened = next((event for event in reversed(events) if isinstance(event, Opened)), None)
         if opened is None:
@@ -117,7 +144,8 @@ class RequestJournal:
         self.table.add(request)
         return request
 
-    # ----------------------------------------------------------------------------------------------------------- replay
+    # ----------------------------------------------------------------------------------------------
+    # replay
 
     def _load(self, dump: _Dump) -> None:
         self.table.has_forgotten = dump.has_forgotten
@@ -137,6 +165,8 @@ class RequestJournal:
                 self.table.apply(request, event)
 
     def deadline_of(self, opened: Opened) -> int:
-        """On the monotonic clock; whatever the wall clock did, it is at most the timeout from now."""
+        """On the monotonic clock; whatever the wall clock did, it is at most the timeout
+        from now.
+        """
         left_ms = opened.at_ms + opened.timeout_ms - self.clock.wall_ms()
         return self.clock.monotonic_ms() + max(0, min(left_ms, opened.timeout_ms))

@@ -33,7 +33,13 @@ class Outcome(NamedTuple):
 class Opening:
     """The event loop's."""
 
-    def __init__(self, journal: RequestJournal, turns: Turns, identifiers: Identifiers, options: RequestOptions) -> None:
+    def __init__(
+        self,
+        journal: RequestJournal,
+        turns: Turns,
+        identifiers: Identifiers,
+        options: RequestOptions,
+    ) -> None:
         self._journal = journal
         self._store = journal.store
         self._clock = journal.clock
@@ -53,11 +59,17 @@ class Opening:
     ) -> Outcome:
         """Store a request, once for its key. `make`: its message, asked for when it is needed.
 
-        Raises IdempotencyKeyReused, IdempotencyInProgress, Backpressure, and what `make` and `append` raise.
+        Raises IdempotencyKeyReused, IdempotencyInProgress, Backpressure, and what `make` and
+        `append` raise.
         """
         look_up = None if key is None else _lookup_key(topic, key.key)
         if look_up is None or key is None:
-            return Outcome(await self._turns.uncancelled(self._open(topic, make, timeout_ms, None, None, durability)), False)
+            return Outcome(
+                await self._turns.uncancelled(
+                    self._open(topic, make, timeout_ms, None, None, durability)
+                ),
+                False,
+            )
         if look_up in self._under_way:
             raise IdempotencyInProgress
         self._under_way.add(look_up)
@@ -65,7 +77,8 @@ class Opening:
             known = await self._asked_before(look_up, key)
             if known is not None:
                 return Outcome(known, replayed=True)
-            # Here and not in the change itself: who leaves while it is stored leaves the key to the table.
+            # Here and not in the change itself: who leaves while it is stored leaves the key to the
+            # table.
             storing = self._open(topic, make, timeout_ms, look_up, key.print, durability)
             return Outcome(await self._turns.uncancelled(storing), replayed=False)
         finally:
@@ -82,7 +95,10 @@ class Opening:
     ) -> Request:
         limit = self._options.max_pending
         if self._journal.table.pending_count >= limit:
-            raise Backpressure(f"{self._journal.table.pending_count} requests wait for their replies, the limit is {limit}")
+            raise Backpressure(
+                f"{self._journal.table.pending_count} requests wait for their replies, the limit "
+                f"is {limit}"
+            )
         message = make()
         request_id = self._identifiers.new("req")
         now_ms = self._clock.wall_ms()
@@ -96,13 +112,18 @@ class Opening:
             print=fingerprint,
         )
         request = Request(opened, self._clock.monotonic_ms() + timeout_ms)
-        asking = request_events.as_request(message, request_id, timeout_ms=timeout_ms, reply_by_ms=request.expires_ms)
+        asking = request_events.as_request(
+            message, request_id, timeout_ms=timeout_ms, reply_by_ms=request.expires_ms
+        )
         async with self._turns.of(request_id):
-            # Known before it is stored: a consumer may reply before the one who asks has been answered.
+            # Known before it is stored: a consumer may reply before the one who asks has been
+            # answered.
             self._journal.table.add(request)
             self._journal.unstored.add(request_id)
             try:
-                appended = await self._store.append([asking, event_message(opened)], durability=durability)
+                appended = await self._store.append(
+                    [asking, event_message(opened)], durability=durability
+                )
             except BaseException:
                 self._journal.table.remove(request_id)
                 raise

@@ -3,7 +3,8 @@
     pending    -> replied | timed_out | cancelled
     timed_out  -> timed_out, with a late reply: kept and marked, once
 
-Every other event on a closed request changes nothing. Memory holds every pending request, and the newest closed ones.
+Every other event on a closed request changes nothing. Memory holds every pending request, and the
+newest closed ones.
 """
 
 import heapq
@@ -25,7 +26,10 @@ class RequestState(StrEnum):
 
 
 class Request(msgspec.Struct, array_like=True):
-    """`deadline_ms`: when it times out, on this process's monotonic clock. `closed_at_ms`: when it left pending."""
+    """`deadline_ms`: when it times out, on this process's monotonic clock.
+
+    `closed_at_ms`: when it left pending.
+    """
 
     opened: Opened
     deadline_ms: int
@@ -52,7 +56,9 @@ class Request(msgspec.Struct, array_like=True):
                 self._close(RequestState.REPLIED, event.at_ms)
         elif self.state is RequestState.PENDING and isinstance(event, Cancelled | TimedOut):
             cancelled = isinstance(event, Cancelled)
-            self._close(RequestState.CANCELLED if cancelled else RequestState.TIMED_OUT, event.at_ms)
+            self._close(
+                RequestState.CANCELLED if cancelled else RequestState.TIMED_OUT, event.at_ms
+            )
 
     def _close(self, state: RequestState, at_ms: int) -> None:
         self.state = state
@@ -61,12 +67,19 @@ class Request(msgspec.Struct, array_like=True):
 
 def closed(request: Request) -> RequestClosed:
     """What whoever comes too late is told."""
-    state = request.state.value if request.state is not RequestState.PENDING else RequestState.TIMED_OUT.value
+    state = (
+        request.state.value
+        if request.state is not RequestState.PENDING
+        else RequestState.TIMED_OUT.value
+    )
     return RequestClosed(f"request {request.request_id} is closed: {state}", state=state)
 
 
 class RequestTable:
-    """`closed_kept`: how many closed requests are remembered. `cancelled_kept`: how many are kept from being handed out."""
+    """`closed_kept`: how many closed requests are remembered.
+
+    `cancelled_kept`: how many are kept from being handed out.
+    """
 
     def __init__(self, *, closed_kept: int, cancelled_kept: int) -> None:
         self._closed_kept = closed_kept
@@ -129,10 +142,14 @@ class RequestTable:
     def apply(self, request: Request, event: AnyRequestEvent) -> None:
         """The event has happened to this request."""
         request.apply(event)
-        if request.state is not RequestState.PENDING and self._pending.pop(request.request_id, None) is not None:
+        if (
+            request.state is not RequestState.PENDING
+            and self._pending.pop(request.request_id, None) is not None
+        ):
             self._keep_closed(request)
 
-    # -------------------------------------------------------------------------------------------------------- cancelled
+    # ----------------------------------------------------------------------------------------------
+    # cancelled
 
     def is_cancelled(self, request_id: str) -> bool:
         return request_id in self._cancelled

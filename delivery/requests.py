@@ -1,11 +1,15 @@
-"""Request and reply, over a `MessageStore`, as one object: a request is a message, and its reply is found by the request's id.
+"""Request and reply, over a `MessageStore`, as one object: a request is a message, and its reply is
+found by the request's id.
 
-request_opening.py   a request, once for its key       request_journal.py  the table and its log, and snapshots
-replying.py          its reply, in time or late        request_table.py    requests, and what became of them
+request_opening.py   a request, once for its key       request_journal.py  the table and its log,
+                                                       and snapshots
+replying.py          its reply, in time or late        request_table.py    requests, and what became
+                                                       of them
 request_events.py    what happened, in the log
 
-What happens to a request is one append each: the request with its opening, the reply with its mark and the acknowledgement of
-the request's message. The first one wins: a reply, the timeout or a cancel; a late reply is kept beside the timeout.
+What happens to a request is one append each: the request with its opening, the reply with its mark
+and the acknowledgement of the request's message. The first one wins: a reply, the timeout or a
+cancel; a late reply is kept beside the timeout.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +36,13 @@ class Requests:
     """The event loop's. `start` before anything else."""
 
     def __init__(
-        self, store: MessageStore, clock: Clock, identifiers: Identifiers, options: RequestOptions, *, ack_beside: AckBeside
+        self,
+        store: MessageStore,
+        clock: Clock,
+        identifiers: Identifiers,
+        options: RequestOptions,
+        *,
+        ack_beside: AckBeside,
     ) -> None:
         """`ack_beside`: as `Replying` says."""
         self._store = store
@@ -44,14 +54,17 @@ class Requests:
         self._is_stopping = False
         self.table = self._journal.table
 
-    # ------------------------------------------------------------------------------------------------------ life cycle
+    # ----------------------------------------------------------------------------------------------
+    # life cycle
 
     async def start(self) -> int:
         """Give the table back from the last snapshot and the log; the number of events replayed."""
         return await self._journal.start()
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where
+        nothing is new.
+        """
         return await self._journal.save_snapshot()
 
     def stop(self) -> None:
@@ -73,7 +86,8 @@ class Requests:
                 self.table.put_back(due)
         return count
 
-    # --------------------------------------------------------------------------------------------- asking and replying
+    # ---------------------------------------------------------------------------------------------
+    # asking and replying
 
     async def open(
         self,
@@ -85,14 +99,31 @@ class Requests:
         durability: Durability | None,
     ) -> Outcome:
         """Store a request, once for its key. As `Opening.open`."""
-        outcome = await self._opening.open(topic, make, timeout_ms=timeout_ms, key=key, durability=durability)
-        return outcome._replace(request=await self.get(outcome.request.request_id)) if outcome.replayed else outcome
+        outcome = await self._opening.open(
+            topic, make, timeout_ms=timeout_ms, key=key, durability=durability
+        )
+        return (
+            outcome._replace(request=await self.get(outcome.request.request_id))
+            if outcome.replayed
+            else outcome
+        )
 
     async def reply(
-        self, request_id: str, body: ReplyBody, *, handle: str | None, key: str | None, fingerprint: str
+        self,
+        request_id: str,
+        body: ReplyBody,
+        *,
+        handle: str | None,
+        key: str | None,
+        fingerprint: str,
     ) -> Outcome:
-        """Store the reply and be done with the request's message, in one step. As `Replying.reply`."""
-        return await self._replying.reply(request_id, body, handle=handle, key=key, fingerprint=fingerprint)
+        """Store the reply and be done with the request's message, in one step.
+
+        As `Replying.reply`.
+        """
+        return await self._replying.reply(
+            request_id, body, handle=handle, key=key, fingerprint=fingerprint
+        )
 
     async def get(self, request_id: str) -> Request:
         """As it is now. Raises UnknownRequest."""
@@ -102,7 +133,10 @@ class Requests:
         return request
 
     async def wait(self, request: Request, *, timeout_ms: int) -> None:
-        """Return when it has left pending, the time is up, or the service stops. It may be cancelled."""
+        """Return when it has left pending, the time is up, or the service stops.
+
+        It may be cancelled.
+        """
         if request.state is RequestState.PENDING and not self._is_stopping:
             await self._journal.watchers.wait(request.request_id, timeout_ms=timeout_ms)
 
@@ -111,7 +145,9 @@ class Requests:
         if request.reply is None:
             return None
         try:
-            found = await find_message(self._store, REPLY_QUEUE, request.reply.from_offset, request.reply.message_id)
+            found = await find_message(
+                self._store, REPLY_QUEUE, request.reply.from_offset, request.reply.message_id
+            )
         except OffsetExpired:
             found = None
         if found is None:
@@ -119,7 +155,10 @@ class Requests:
         return found
 
     async def cancel(self, request_id: str) -> Request:
-        """Its message is not handed out any more. Durable on return. Raises UnknownRequest, RequestClosed."""
+        """Its message is not handed out any more.
+
+        Durable on return. Raises UnknownRequest, RequestClosed.
+        """
         return await self._turns.uncancelled(self._cancel(request_id))
 
     def is_withdrawn(self, message: Message) -> bool:
@@ -137,7 +176,9 @@ class Requests:
             known = [request for one in request_ids if (request := self.table.get(one)) is not None]
             due = [request for request in known if self._journal.is_due(request)]
             if due:
-                event = TimedOut(request_ids=[request.request_id for request in due], at_ms=self._clock.wall_ms())
+                event = TimedOut(
+                    request_ids=[request.request_id for request in due], at_ms=self._clock.wall_ms()
+                )
                 await self._journal.record([event])
                 self._journal.apply(due, event)
             return len(due)

@@ -1,4 +1,5 @@
-"""A message that is handed out again, or given up: how it lies in the retry and dead-letter topics of its group. Pure.
+"""A message that is handed out again, or given up: how it lies in the retry and dead-letter topics
+of its group. Pure.
 
 Both are copies with the message's own id, key, tag and properties, and these reserved ones:
 
@@ -8,9 +9,11 @@ Both are copies with the message's own id, key, tag and properties, and these re
     __origin             the queue and the queue offset of its first delivery, "2:1041"
     __generation         of the group, when it was put off: a reset ends those of before
     DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, __reason    of a dead letter
-    __damaged            of a dead letter whose message could not be read: the log offset of its record, or "unknown"
+    __damaged            of a dead letter whose message could not be read: the log offset of its
+                         record, or "unknown"
 
-A message that could not be read is kept as a stub: a dead letter without a body, named by the place of the message.
+A message that could not be read is kept as a stub: a dead letter without a body, named by the place
+of the message.
 
 Source: RocketMQ AbstractSendMessageProcessor#consumerSendMsgBack.
 """
@@ -28,7 +31,9 @@ _REASON = "__reason"
 _DAMAGED = "__damaged"
 _UNKNOWN = "unknown"
 _STUB_ID = "damaged_"
-_OF_A_DEAD_LETTER = frozenset({properties.DLQ_ORIGIN_TOPIC, properties.DLQ_ORIGIN_MESSAGE_ID, _REASON, _DAMAGED})
+_OF_A_DEAD_LETTER = frozenset(
+    {properties.DLQ_ORIGIN_TOPIC, properties.DLQ_ORIGIN_MESSAGE_ID, _REASON, _DAMAGED}
+)
 
 
 class Origin(NamedTuple):
@@ -47,7 +52,9 @@ def dead_letter_queue(group: str) -> QueueId:
 
 
 def origin_of(message: StoredMessage) -> Origin:
-    """Of a message that was put off by a broker, which does not say, the topic is known and the rest is where it lies."""
+    """Of a message that was put off by a broker, which does not say, the topic is known and the
+    rest is where it lies.
+    """
     topic = message.system.get(properties.RETRY_TOPIC)
     if topic is None:
         return Origin(message.queue, message.queue_offset)
@@ -87,14 +94,18 @@ def damaged_log_offset(stub: Message) -> int | None:
 
 
 def as_delivered(message: StoredMessage) -> StoredMessage:
-    """A message of the retry or dead-letter topic as its consumers know it: in the place of its first delivery."""
+    """A message of the retry or dead-letter topic as its consumers know it: in the place of its
+    first delivery.
+    """
     origin = origin_of(message)
     return msgspec.structs.replace(message, queue=origin.queue, queue_offset=origin.queue_offset)
 
 
 def retry_copy(message: StoredMessage, group: str, *, attempts: int, generation: int) -> Message:
     """What goes to the group's retry topic, at once or after a delay."""
-    return _copy(message, retry_queue(group), attempts=attempts, more={_GENERATION: str(generation)})
+    return _copy(
+        message, retry_queue(group), attempts=attempts, more={_GENERATION: str(generation)}
+    )
 
 
 def dead_letter_copy(message: StoredMessage, group: str, *, attempts: int, reason: str) -> Message:
@@ -110,8 +121,13 @@ def dead_letter_copy(message: StoredMessage, group: str, *, attempts: int, reaso
     )
 
 
-def stub(group: str, place: Origin, *, attempts: int, reason: str, log_offset: int | None, now_ms: int) -> Message:
-    """The dead letter of a message that cannot be read. Its own id is not known: the stub is named by the place."""
+def stub(
+    group: str, place: Origin, *, attempts: int, reason: str, log_offset: int | None, now_ms: int
+) -> Message:
+    """The dead letter of a message that cannot be read.
+
+    Its own id is not known: the stub is named by the place.
+    """
     queue, queue_offset = place
     message_id = f"{_STUB_ID}{queue.topic}_{queue.number}_{queue_offset}"
     system = {
@@ -122,10 +138,18 @@ def stub(group: str, place: Origin, *, attempts: int, reason: str, log_offset: i
         _REASON: reason,
         _DAMAGED: _UNKNOWN if log_offset is None else str(log_offset),
     }
-    return Message(queue=dead_letter_queue(group), message_id=message_id, body=b"", born_at_ms=now_ms, system=system)
+    return Message(
+        queue=dead_letter_queue(group),
+        message_id=message_id,
+        body=b"",
+        born_at_ms=now_ms,
+        system=system,
+    )
 
 
-def unreadable_dead_letter(group: str, queue_offset: int, *, reason: str, log_offset: int | None, now_ms: int) -> StoredMessage:
+def unreadable_dead_letter(
+    group: str, queue_offset: int, *, reason: str, log_offset: int | None, now_ms: int
+) -> StoredMessage:
     """The entry listed in place of a dead letter whose own record is damaged."""
     place = Origin(dead_letter_queue(group), queue_offset)
     shown = stub(group, place, attempts=0, reason=reason, log_offset=log_offset, now_ms=now_ms)
@@ -133,9 +157,13 @@ def unreadable_dead_letter(group: str, queue_offset: int, *, reason: str, log_of
     return StoredMessage(**fields, queue_offset=queue_offset, stored_at_ms=now_ms)
 
 
-def _copy(message: StoredMessage, queue: QueueId, *, attempts: int, more: dict[str, str]) -> Message:
+def _copy(
+    message: StoredMessage, queue: QueueId, *, attempts: int, more: dict[str, str]
+) -> Message:
     origin = origin_of(message)
-    system = {name: value for name, value in message.system.items() if name not in _OF_A_DEAD_LETTER}
+    system = {
+        name: value for name, value in message.system.items() if name not in _OF_A_DEAD_LETTER
+    }
     system |= {
         properties.RETRY_TOPIC: origin.queue.topic,
         properties.RECONSUME_TIME: str(attempts),

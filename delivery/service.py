@@ -1,9 +1,12 @@
 """Delivery under leases, over a `MessageStore`, as one object.
 
 receiving                                       settling
-  receive.py       lend, note it, answer, wait    acknowledge.py   done, alone or with what came of it
-  choosing.py      which messages a receive gets  refuse.py        not done: again later, or given up
-  group_queues.py  which queues, from where       lease_ends.py    more time, and leases that just end
+  receive.py       lend, note it, answer, wait    acknowledge.py   done, alone or with what came of
+                                                  it
+  choosing.py      which messages a receive gets  refuse.py        not done: again later, or given
+                                                  up
+  group_queues.py  which queues, from where       lease_ends.py    more time, and leases that just
+                                                  end
   taking.py        what one receive takes         moving.py        to a retry, to the dead letters
   plain_receive.py the same, without a task
   skipping.py      what is passed over            handles.py       what a receipt handle names
@@ -60,7 +63,10 @@ class Delivery:
         withdrawn: Withdrawn = NOTHING_WITHDRAWN,
         options: DeliveryOptions | None = None,
     ) -> None:
-        """`rules_of`: of a group that exists; None where it does not. `withdrawn`: what is not handed out any more."""
+        """`rules_of`: of a group that exists; None where it does not.
+
+        `withdrawn`: what is not handed out any more.
+        """
         options = options or DeliveryOptions()
         self._store = store
         self._rules_of = rules_of
@@ -72,13 +78,18 @@ class Delivery:
         self._ends = LeaseEnds(self._journal, moving, self._waiters)
         self._limit = PositionLimit(store, self._journal.table, rules_of=rules_of, options=options)
         queues = GroupQueues(self._journal, self._limit)
-        self._receiving = Receiving(self._journal, queues, self._ends, self._waiters, randomness, withdrawn)
+        self._receiving = Receiving(
+            self._journal, queues, self._ends, self._waiters, randomness, withdrawn
+        )
         self.plain_receiving = PlainReceiving(self._journal, self._waiters, randomness, withdrawn)
-        self._positions = Positions(self._journal, queues, self._receiving, self._waiters, self._limit)
+        self._positions = Positions(
+            self._journal, queues, self._receiving, self._waiters, self._limit
+        )
         self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=options.max_tasks)
         self.table = self._journal.table
 
-    # ------------------------------------------------------------------------------------------------------ life cycle
+    # ----------------------------------------------------------------------------------------------
+    # life cycle
 
     async def start(self) -> int:
         """Give the table back from the last snapshot and the log; the number of events replayed."""
@@ -94,12 +105,17 @@ class Delivery:
         await self._journal.changes.drain()
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where
+        nothing is new.
+        """
         return await self._journal.save_snapshot()
 
     def next_due_ms(self) -> int | None:
         """When the next lease or wait may be over, on the monotonic clock."""
-        return min((due_ms for leases in self.table if (due_ms := leases.wheel.next_ms()) is not None), default=None)
+        return min(
+            (due_ms for leases in self.table if (due_ms := leases.wheel.next_ms()) is not None),
+            default=None,
+        )
 
     async def run_once(self) -> int:
         """End the leases whose time is up, in all groups; how many."""
@@ -107,20 +123,25 @@ class Delivery:
         for leases in list(self.table):
             rules = self._rules_of(leases.group)
             if rules is not None:
-                # Where the store takes nothing for now, what ends a last attempt is tried again a moment later.
+                # Where the store takes nothing for now, what ends a last attempt is tried again a
+                # moment later.
                 with suppress(UnavailableError, StorageFull):
                     ended += await self._ends.end_due(leases, rules)
         return ended
 
-    # ---------------------------------------------------------------------------------------------------------- groups
+    # ----------------------------------------------------------------------------------------------
+    # groups
 
     async def open_group(self, group: str) -> None:
-        """Make its retry and dead-letter topics known to the store; at each start, and when it is made."""
+        """Make its retry and dead-letter topics known to the store; at each start, and when it is
+        made.
+        """
         for topic in (names.retry_topic(group), names.dead_letter_topic(group)):
             await self._store.create_topic(topic, queue_count=1)
 
     async def begin(self, group: str, rules: GroupRules) -> None:
-        """The group reads what its rules say; where it has no position yet, it begins where they say. Durable on return.
+        """The group reads what its rules say; where it has no position yet, it begins where they
+        say. Durable on return.
 
         Raises LimitReached.
         """
@@ -132,22 +153,35 @@ class Delivery:
         await self._positions.delete(group)
 
     async def end_topic(self, topic: str) -> None:
-        """End what the groups have of a deleted topic: positions, leases, retries, dead letters. Durable on return."""
-        for group in [leases.group for leases in self.table]:
-            await self._positions.end_topic(group, topic, await self.dead_letters.of_topic(group, topic))
+        """End what the groups have of a deleted topic: positions, leases, retries, dead letters.
 
-    # --------------------------------------------------------------------------------------------------------- consume
+        Durable on return.
+        """
+        for group in [leases.group for leases in self.table]:
+            await self._positions.end_topic(
+                group, topic, await self.dead_letters.of_topic(group, topic)
+            )
+
+    # ----------------------------------------------------------------------------------------------
+    # consume
 
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
         """What there is now. Raises what `append` and `read` of the store raise."""
         return await self._receiving.receive(group, rules, request)
 
-    async def begin_wait(self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]) -> None:
-        """Call `call` once when it may be worth receiving again, which may be before this returns."""
+    async def begin_wait(
+        self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]
+    ) -> None:
+        """Call `call` once when it may be worth receiving again, which may be before this
+        returns.
+        """
         await self._receiving.begin_wait(group, rules, request, call)
 
     def end_wait(self, group: str, call: Callable[[], None]) -> None:
-        """Do not call `call` any more. Where it was called, what it was called for is for another consumer."""
+        """Do not call `call` any more.
+
+        Where it was called, what it was called for is for another consumer.
+        """
         self._receiving.end_wait(group, call)
 
     def is_choosing(self, group: str) -> bool:
@@ -155,11 +189,17 @@ class Delivery:
         return self._receiving.taking(group).locked()
 
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
-        """Which of the messages are done with: all but those whose lease has ended. Durable on return."""
+        """Which of the messages are done with: all but those whose lease has ended.
+
+        Durable on return.
+        """
         return await self._acknowledging.ack(group, handles)
 
     def take_ack(self, group: str, handles: Sequence[str]) -> HeldAck | None:
-        """Begin an acknowledgement that `settle` ends. None where not all messages are leased by their handles now."""
+        """Begin an acknowledgement that `settle` ends.
+
+        None where not all messages are leased by their handles now.
+        """
         return self._acknowledging.take(group, handles)
 
     def give_back(self, acks: Sequence[HeldAck]) -> None:
@@ -173,28 +213,45 @@ class Delivery:
         done: Callable[[list[list[bool]]], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Acknowledge in one append; then `done`, with what `ack` returns of each, or `failed`. Durable by then."""
+        """Acknowledge in one append; then `done`, with what `ack` returns of each, or `failed`.
+
+        Durable by then.
+        """
         self._acknowledging.settle(acks, done=done, failed=failed)
 
-    async def ack_beside(self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
-        """Append messages and, in the same unit, the acknowledgement of this message, in whatever group the handle lends
-        it; `make` is told whether the handle is this message's, and that still lent or done with already. Durable on return.
+    async def ack_beside(
+        self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]
+    ) -> list[Appended]:
+        """Append messages and, in the same unit, the acknowledgement of this message, in whatever
+        group the handle lends it; `make` is told whether the handle is this message's, and that
+        still lent or done with already. Durable on return.
         """
         return await self._acknowledging.ack_beside(handle, message_id, make)
 
-    async def nack(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
-        """Hand the messages out again, after a wait; why an entry was refused. Durable on return."""
+    async def nack(
+        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+    ) -> list[MessagingError | None]:
+        """Hand the messages out again, after a wait; why an entry was refused.
+
+        Durable on return.
+        """
         return await self._refusing.nack(group, rules, refused)
 
-    async def dead_letter(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
+    async def dead_letter(
+        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+    ) -> list[MessagingError | None]:
         """Give the messages up; why an entry was refused. Durable on return."""
         return await self._refusing.dead_letter(group, rules, refused)
 
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
-        """`wanted`: (handle, for how long from now). Until when each is lent (wall); None where its lease has ended."""
+        """`wanted`: (handle, for how long from now).
+
+        Until when each is lent (wall); None where its lease has ended.
+        """
         return await self._ends.extend(group, wanted)
 
-    # ------------------------------------------------------------------------------------------------------- positions
+    # ----------------------------------------------------------------------------------------------
+    # positions
 
     async def position(self, group: str, queue: QueueId) -> int | None:
         """The committed offset: everything below is settled. None where there is none."""
@@ -205,7 +262,9 @@ class Delivery:
         return self._limit.positions_of(group)
 
     async def check_new_queues(self, group: str, queues: Sequence[QueueId]) -> None:
-        """Raise LimitReached where the group would read too many queues with these, which its topic is to have."""
+        """Raise LimitReached where the group would read too many queues with these, which its topic
+        is to have.
+        """
         await self._limit.check_group(group, queues, pointer="/queues")
 
     async def set_positions(self, group: str, positions: Mapping[QueueId, int]) -> None:
@@ -216,7 +275,10 @@ class Delivery:
         return await self._positions.plan(group, positions)
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """Go on at these offsets; the leases and waiting retries of these queues end. Durable on return."""
+        """Go on at these offsets; the leases and waiting retries of these queues end.
+
+        Durable on return.
+        """
         return await self._positions.reset(group, positions)
 
     async def leases(self, group: str, *, after: Place | None, count: int) -> list[Lease]:
@@ -224,7 +286,9 @@ class Delivery:
         return await list_leases(self._journal, group, after=after, count=count)
 
     async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
-        """(each queue of the group, its retry queue the first; messages that wait for a retry elsewhere)."""
+        """(each queue of the group, its retry queue the first; messages that wait for a retry
+        elsewhere).
+        """
         return await self._positions.lag(group, rules)
 
     def count_skipped(self) -> int:

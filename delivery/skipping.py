@@ -1,7 +1,10 @@
-"""Passing over what a group has no time for: it is too far behind, or the messages are too old. By its rules, as it receives.
+"""Passing over what a group has no time for: it is too far behind, or the messages are too old.
 
-Skipped is only what the group was never given; what it was given once comes until it is settled. A skip is an event that the
-log has before the table does: a message is skipped and counted, or it is as it was. As a grant, it is in the page cache then.
+By its rules, as it receives.
+
+Skipped is only what the group was never given; what it was given once comes until it is settled. A
+skip is an event that the log has before the table does: a message is skipped and counted, or it is
+as it was. As a grant, it is in the page cache then.
 """
 
 from collections.abc import Sequence
@@ -29,10 +32,15 @@ class Why(StrEnum):
 
 
 def why_skipped(rules: GroupRules, message: StoredMessage, *, end: int, now_ms: int) -> Why | None:
-    """A message that the group was never given, in a queue that ends there; None: it is to be handed out. Pure."""
+    """A message that the group was never given, in a queue that ends there; None: it is to be
+    handed out. Pure.
+    """
     if rules.skip_lag_over is not None and end - message.queue_offset > rules.skip_lag_over:
         return Why.LAG
-    if rules.skip_older_than_ms is not None and now_ms - message.stored_at_ms > rules.skip_older_than_ms:
+    if (
+        rules.skip_older_than_ms is not None
+        and now_ms - message.stored_at_ms > rules.skip_older_than_ms
+    ):
         return Why.AGE
     return None
 
@@ -44,15 +52,22 @@ class Skipping:
         self._journal = journal
         self._store = journal.store
 
-    async def skip_new(self, leases: GroupLeases, queues: Sequence[QueueLeases], rules: GroupRules) -> None:
-        """Of what nobody has looked at yet. Raises what `append` raises; nothing is skipped then."""
+    async def skip_new(
+        self, leases: GroupLeases, queues: Sequence[QueueLeases], rules: GroupRules
+    ) -> None:
+        """Of what nobody has looked at yet.
+
+        Raises what `append` raises; nothing is skipped then.
+        """
         skips = []
         for queue in queues:
             if not queue.is_retry:
                 skips += await self._new_ones(queue, rules)
         await self._tell(leases, skips)
 
-    async def skip(self, leases: GroupLeases, queue: QueueLeases, skipped: Sequence[tuple[int, Why]]) -> None:
+    async def skip(
+        self, leases: GroupLeases, queue: QueueLeases, skipped: Sequence[tuple[int, Why]]
+    ) -> None:
         """These, by offset, which were looked at and left for later. Raises as `skip_new`."""
         await self._tell(leases, [Skip(*queue.queue, offset, 1, why) for offset, why in skipped])
 
@@ -64,7 +79,9 @@ class Skipping:
             skips.append(Skip(*queue.queue, begin, floor - begin, Why.LAG))
             begin = floor
         if rules.skip_older_than_ms is not None and begin < bounds.end:
-            floor = await self._first_since(queue, begin, self._journal.now().wall_ms - rules.skip_older_than_ms)
+            floor = await self._first_since(
+                queue, begin, self._journal.now().wall_ms - rules.skip_older_than_ms
+            )
             if begin < floor:
                 skips.append(Skip(*queue.queue, begin, floor - begin, Why.AGE))
         return skips
@@ -81,7 +98,9 @@ class Skipping:
     async def _tell(self, leases: GroupLeases, skips: Sequence[Skip]) -> None:
         if not skips:
             return
-        await self._journal.append([], [Skipped(group=leases.group, runs=list(skips))], Durability.BUFFERED)
+        await self._journal.append(
+            [], [Skipped(group=leases.group, runs=list(skips))], Durability.BUFFERED
+        )
         for one in skips:
             log.warning(
                 "messages_skipped",

@@ -1,8 +1,10 @@
-"""What became of each message of one queue for one group: compact, so that a million unsettled ones fit. Pure.
+"""What became of each message of one queue for one group: compact, so that a million unsettled ones
+fit. Pure.
 
-A queue's offsets fall into three parts: all below `prefix` are settled, those from `cursor` on have not been looked at, and in
-between each has a slot: 19 bytes in arrays, 512 of them a chunk. A chunk that holds nothing unsettled any more is dropped, so
-one message that is stuck does not keep the memory of all that were settled behind it.
+A queue's offsets fall into three parts: all below `prefix` are settled, those from `cursor` on have
+not been looked at, and in between each has a slot: 19 bytes in arrays, 512 of them a chunk. A chunk
+that holds nothing unsettled any more is dropped, so one message that is stuck does not keep the
+memory of all that were settled behind it.
 """
 
 from array import array
@@ -29,7 +31,8 @@ class State(IntEnum):
 
 HELD = (State.LEASED, State.ACKING, State.MOVING, State.WAITING)
 
-# For what each receive and acknowledgement asks: Python 3.11 calls a function for each member that is looked up in its class.
+# For what each receive and acknowledgement asks: Python 3.11 calls a function for each member that
+# is looked up in its class.
 OPEN, LEASED, _SETTLED = State.OPEN, State.LEASED, State.SETTLED
 
 
@@ -77,14 +80,17 @@ class QueueSlots:
                 del self._chunks[before]
         self._move_prefix()
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------------------------
+    # reading
 
     def get(self, offset: int) -> Slot:
         chunk = self._chunks.get(offset >> _BITS)
         if chunk is None:
             return Slot(offset, State.SETTLED, 0, 0, 0)
         at = offset & _MASK
-        return Slot(offset, chunk.states[at], chunk.attempts[at], chunk.leases[at], chunk.deadlines[at])
+        return Slot(
+            offset, chunk.states[at], chunk.attempts[at], chunk.leases[at], chunk.deadlines[at]
+        )
 
     def state(self, offset: int) -> int:
         chunk = self._chunks.get(offset >> _BITS)
@@ -94,7 +100,12 @@ class QueueSlots:
         """Does this lease hold the message now?"""
         chunk = self._chunks.get(offset >> _BITS)
         at = offset & _MASK
-        return chunk is not None and chunk.leases[at] == lease and chunk.states[at] == LEASED and chunk.deadlines[at] > now_ms
+        return (
+            chunk is not None
+            and chunk.leases[at] == lease
+            and chunk.states[at] == LEASED
+            and chunk.deadlines[at] > now_ms
+        )
 
     def __iter__(self) -> Iterator[Slot]:
         """The unsettled messages, by offset."""
@@ -104,14 +115,24 @@ class QueueSlots:
                 base = number << _BITS
                 for at, state in enumerate(chunk.states):
                     if state:
-                        yield Slot(base + at, state, chunk.attempts[at], chunk.leases[at], chunk.deadlines[at])
+                        yield Slot(
+                            base + at,
+                            state,
+                            chunk.attempts[at],
+                            chunk.leases[at],
+                            chunk.deadlines[at],
+                        )
 
     def in_states(self, states: Collection[State], begin: int) -> Iterator[Slot]:
         """The messages in one of these states, by offset, from `begin` on."""
         first, end = begin >> _BITS, (self.cursor >> _BITS) + 1
         # Whoever begins near the end does not look through all that lies behind.
         is_near = end - first < len(self._chunks)
-        numbers = range(first, end) if is_near else sorted(number for number in self._chunks if number >= first)
+        numbers = (
+            range(first, end)
+            if is_near
+            else sorted(number for number in self._chunks if number >= first)
+        )
         for number in [number for number in numbers if number in self._chunks]:
             chunk = self._chunks[number]
             if not any(state in chunk.states for state in states):
@@ -119,7 +140,9 @@ class QueueSlots:
             base = number << _BITS
             for at, state in enumerate(chunk.states):
                 if state in states and base + at >= begin:
-                    yield Slot(base + at, state, chunk.attempts[at], chunk.leases[at], chunk.deadlines[at])
+                    yield Slot(
+                        base + at, state, chunk.attempts[at], chunk.leases[at], chunk.deadlines[at]
+                    )
 
     def unsettled_runs(self, first: int, count: int) -> Iterator[tuple[int, int]]:
         """(first, count) of the unsettled ones among these messages, neighbours together."""
@@ -134,9 +157,13 @@ class QueueSlots:
             yield begin, at - begin
 
     def runs_not_of_others(self, first: int, count: int, lease: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of these messages without those that another lease holds, neighbours together."""
+        """(first, count) of these messages without those that another lease holds, neighbours
+        together.
+        """
         chunk, at = self._chunks.get(first >> _BITS), first & _MASK
-        if at + count <= CHUNK and (chunk is None or chunk.leases[at : at + count].count(lease) == count):
+        if at + count <= CHUNK and (
+            chunk is None or chunk.leases[at : at + count].count(lease) == count
+        ):
             yield first, count  # as nearly always
             return
         begin = first
@@ -170,9 +197,19 @@ class QueueSlots:
     def unsettled(self) -> int:
         return sum(self.counts) - self.counts[_SETTLED]
 
-    # --------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
-    def put(self, first: int, count: int, state: State, *, attempt: int, lease: int = 0, deadline_ms: int = 0) -> None:
+    def put(
+        self,
+        first: int,
+        count: int,
+        state: State,
+        *,
+        attempt: int,
+        lease: int = 0,
+        deadline_ms: int = 0,
+    ) -> None:
         """These messages, one behind another, are unsettled, and in this state."""
         counts = self.counts
         while count:
@@ -204,7 +241,10 @@ class QueueSlots:
         chunk.states[at] = state
 
     def take_leased(self, first: int, count: int, lease: int, now_ms: int, state: State) -> bool:
-        """Put neighbours into a state, not SETTLED, where this lease holds all of them now. False: nothing was changed."""
+        """Put neighbours into a state, not SETTLED, where this lease holds all of them now.
+
+        False: nothing was changed.
+        """
         chunk = self._chunks.get(first >> _BITS)
         at = first & _MASK
         end = at + count
@@ -256,11 +296,18 @@ class QueueSlots:
             at = (at | _MASK) + 1
         self.prefix = min(at, self.cursor)
 
-    # ------------------------------------------------------------------------------------------------------- snapshots
+    # ----------------------------------------------------------------------------------------------
+    # snapshots
 
     def dump(self, untold: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> "SlotsDump":
-        """`untold`: (lease, attempt before) by offset, of messages that are lent here alone: the dump has them open."""
-        states = {number: bytearray(chunk.states) for number, chunk in self._chunks.items() if chunk.unsettled}
+        """`untold`: (lease, attempt before) by offset, of messages that are lent here alone: the
+        dump has them open.
+        """
+        states = {
+            number: bytearray(chunk.states)
+            for number, chunk in self._chunks.items()
+            if chunk.unsettled
+        }
         attempts = {number: self._chunks[number].attempts for number in states}
         for number in {offset >> _BITS for offset in untold} & states.keys():
             attempts[number] = array("H", attempts[number])
@@ -291,7 +338,9 @@ class QueueSlots:
             chunk.states[:] = states
             chunk.attempts = array("H", attempts)
             chunk.leases = array("Q", leases)
-            chunk.deadlines = array("q", [deadline + later_ms for deadline in array("q", deadlines)])
+            chunk.deadlines = array(
+                "q", [deadline + later_ms for deadline in array("q", deadlines)]
+            )
             for at, state in enumerate(states):
                 if state in (State.ACKING, State.MOVING):
                     # What was being appended is in the log or is not; the replay tells.
@@ -311,7 +360,9 @@ def _counted(states: bytearray) -> list[tuple[int, int]]:
 
 
 class SlotsDump(msgspec.Struct, frozen=True, array_like=True):
-    """The slots of a queue as bytes of this machine's order; `chunks`: number, states, attempts, leases, deadlines."""
+    """The slots of a queue as bytes of this machine's order; `chunks`: number, states, attempts,
+    leases, deadlines.
+    """
 
     prefix: int
     cursor: int

@@ -1,15 +1,21 @@
-"""SQL92 conditions over the properties of a message: parsed and checked once, then plain functions. Pure.
+"""SQL92 conditions over the properties of a message: parsed and checked once, then plain functions.
 
-    a > 5 AND (b BETWEEN 0 AND 9.5 OR c IN ('x', 'y')) AND NOT d IS NULL AND TAGS = 'paid' AND e STARTSWITH 'eu-'
+Pure.
 
-A condition is true, false or unknown (None), and only what is true lets a message pass. A property that the message has not is
-NULL, and whatever is asked of it but IS NULL is unknown. Properties are texts: beside a number they count as numbers, beside
-TRUE or FALSE as truth values, and one that is neither makes the comparison unknown; so no evaluation fails.
+    a > 5 AND (b BETWEEN 0 AND 9.5 OR c IN ('x', 'y')) AND NOT d IS NULL AND TAGS = 'paid' AND e
+    STARTSWITH 'eu-'
 
-The grammar is LALR(1), read without recursion in a time that grows with the length; nesting is limited, since conditions call
-each other. It is RocketMQ's (SelectorParser.jj): as there, nothing but numbers has an order, and there is no LIKE. It differs
-where RocketMQ's reading would surprise: NOT binds weaker than a comparison, as in SQL; what is asked of a missing property is
-unknown on whichever side it stands; a text that is no number makes one comparison unknown and not all of the condition false.
+A condition is true, false or unknown (None), and only what is true lets a message pass. A property
+that the message has not is NULL, and whatever is asked of it but IS NULL is unknown. Properties are
+texts: beside a number they count as numbers, beside TRUE or FALSE as truth values, and one that is
+neither makes the comparison unknown; so no evaluation fails.
+
+The grammar is LALR(1), read without recursion in a time that grows with the length; nesting is
+limited, since conditions call each other. It is RocketMQ's (SelectorParser.jj): as there, nothing
+but numbers has an order, and there is no LIKE. It differs where RocketMQ's reading would surprise:
+NOT binds weaker than a comparison, as in SQL; what is asked of a missing property is unknown on
+whichever side it stands; a text that is no number makes one comparison unknown and not all of the
+condition false.
 """
 
 import math
@@ -80,17 +86,26 @@ _MOST_DIGITS = 400  # of a property that is read as a whole number; a longer one
 
 
 def compile_condition(expression: str) -> Callable[[Message], bool]:
-    """Is the condition true of a message? Raises InvalidFilter, with the position of what is wrong, counted from 1."""
+    """Is the condition true of a message?
+
+    Raises InvalidFilter, with the position of what is wrong, counted from 1.
+    """
     try:
         condition = _condition(cast("_Operand", _parser.parse(expression)))
     except UnexpectedCharacters as error:
         at = error.pos_in_stream or 0
-        raise InvalidFilter(f"{expression[at : at + 1]!r} begins nothing that is known", position=at + 1) from None
+        raise InvalidFilter(
+            f"{expression[at : at + 1]!r} begins nothing that is known", position=at + 1
+        ) from None
     except UnexpectedToken as error:
         if error.token.type == "$END":
-            raise InvalidFilter("the expression ends too early", position=len(expression) + 1) from None
+            raise InvalidFilter(
+                "the expression ends too early", position=len(expression) + 1
+            ) from None
         shown = str(error.token)[:_MOST_SHOWN]
-        raise InvalidFilter(f"{shown!r} does not belong here", position=_start(error.token) + 1) from None
+        raise InvalidFilter(
+            f"{shown!r} does not belong here", position=_start(error.token) + 1
+        ) from None
 
     def matches(message: Message) -> bool:
         return condition(message) is True
@@ -98,7 +113,8 @@ def compile_condition(expression: str) -> Callable[[Message], bool]:
     return matches
 
 
-# -------------------------------------------------------------------------------------------------------------- operands
+# --------------------------------------------------------------------------------------------------
+# operands
 
 
 class _Kind(Enum):
@@ -179,7 +195,8 @@ def _condition(operand: _Operand) -> Condition:
     return _read_truth(operand)
 
 
-# ------------------------------------------------------------------------------------------------------------ conditions
+# --------------------------------------------------------------------------------------------------
+# conditions
 
 
 def _all(conditions: list[Condition]) -> Condition:
@@ -219,7 +236,9 @@ def _not(condition: Condition) -> Condition:
 
 
 def _compared(
-    left: Callable[[Message], Any], compare: Callable[[Any, Any], bool], right: Callable[[Message], Any]
+    left: Callable[[Message], Any],
+    compare: Callable[[Any, Any], bool],
+    right: Callable[[Message], Any],
 ) -> Condition:
     def compared(message: Message) -> bool | None:
         one, other = left(message), right(message)
@@ -250,8 +269,12 @@ def _check_order(operand: _Operand) -> None:
         _refuse(operand, f"{operand.kind.value} has no order; only numbers have")
 
 
-def _between(value: Callable[[Message], Any], low: Callable[[Message], Any], high: Callable[[Message], Any]) -> Condition:
-    """`value >= low AND value <= high`: false as soon as one of the two is, even where the other is unknown."""
+def _between(
+    value: Callable[[Message], Any], low: Callable[[Message], Any], high: Callable[[Message], Any]
+) -> Condition:
+    """`value >= low AND value <= high`: false as soon as one of the two is, even where the other is
+    unknown.
+    """
 
     def between(message: Message) -> bool | None:
         number = value(message)
@@ -294,7 +317,8 @@ def _property(operand: _Operand, word: str) -> Callable[[Message], str | None]:
     return operand.read
 
 
-# ---------------------------------------------------------------------------------------------------------------- parser
+# --------------------------------------------------------------------------------------------------
+# parser
 
 
 @v_args(inline=True)
@@ -307,7 +331,9 @@ class _Compiler(Transformer[Token, _Operand]):
         text = str(token)
         value = _number(text)
         if value is None or math.isinf(value):
-            raise InvalidFilter("the number is larger than a double holds", position=_start(token) + 1)
+            raise InvalidFilter(
+                "the number is larger than a double holds", position=_start(token) + 1
+            )
         return _Operand(_Kind.NUMBER, _start(token), value=value)
 
     def text(self, token: Token) -> _Operand:
@@ -354,7 +380,12 @@ class _Compiler(Transformer[Token, _Operand]):
             _refuse(low, f"{low.value} to {high.value} is an empty range")
         for part in (operand, low, high):
             _check_order(part)
-        return _made(_between(_read_number(operand), _read_number(low), _read_number(high)), operand, low, high)
+        return _made(
+            _between(_read_number(operand), _read_number(low), _read_number(high)),
+            operand,
+            low,
+            high,
+        )
 
     def not_between(self, operand: _Operand, low: _Operand, high: _Operand) -> _Operand:
         return _made(_not(self.between(operand, low, high).read), operand, low, high)
@@ -368,14 +399,19 @@ class _Compiler(Transformer[Token, _Operand]):
     def search(self, operand: _Operand, word: Token, sought: _Operand) -> _Operand:
         if sought.kind is not _Kind.TEXT:
             _refuse(sought, f"{word} looks for a text, this is {sought.kind.value}")
-        return _made(_compared(_property(operand, word), _SEARCHES[word.upper()], _always(sought.value)), operand)
+        return _made(
+            _compared(_property(operand, word), _SEARCHES[word.upper()], _always(sought.value)),
+            operand,
+        )
 
     def not_search(self, operand: _Operand, word: Token, sought: _Operand) -> _Operand:
         return _made(_not(self.search(operand, word, sought).read), operand)
 
 
 def _named(name: str, at: int) -> _Operand:
-    """TAGS and KEYS are the tag and the key, as in RocketMQ; every other name is a property of the sender's."""
+    """TAGS and KEYS are the tag and the key, as in RocketMQ; every other name is a property of the
+    sender's.
+    """
     if name == "TAGS":
         return _Operand(_Kind.PROPERTY, at, read=lambda message: message.tag)
     if name == "KEYS":
@@ -384,14 +420,18 @@ def _named(name: str, at: int) -> _Operand:
 
 
 def _made(condition: Condition, *of: _Operand) -> _Operand:
-    return _Operand(_Kind.CONDITION, of[0].at, depth=max(operand.depth for operand in of), read=condition)
+    return _Operand(
+        _Kind.CONDITION, of[0].at, depth=max(operand.depth for operand in of), read=condition
+    )
 
 
 def _deeper(operand: _Operand, inner: _Operand) -> _Operand:
     depth = inner.depth + 1
     if depth > MAX_DEPTH:
         raise InvalidFilter(
-            f"the expression is nested deeper than {MAX_DEPTH} levels", position=inner.at + 1, code="out_of_range"
+            f"the expression is nested deeper than {MAX_DEPTH} levels",
+            position=inner.at + 1,
+            code="out_of_range",
         )
     return operand._replace(depth=depth)
 
@@ -402,5 +442,10 @@ def _start(token: Token) -> int:
 
 
 _parser = Lark(
-    _GRAMMAR, parser="lalr", lexer="basic", g_regex_flags=re.ASCII, transformer=_Compiler(), maybe_placeholders=False
+    _GRAMMAR,
+    parser="lalr",
+    lexer="basic",
+    g_regex_flags=re.ASCII,
+    transformer=_Compiler(),
+    maybe_placeholders=False,
 )

@@ -1,6 +1,8 @@
-"""What one receive takes: messages that are open again first, then what the queues hold that nobody has looked at yet.
+"""What one receive takes: messages that are open again first, then what the queues hold that nobody
+has looked at yet.
 
-The pure part of the way out: it is given messages that were read, marks them in the table as lent, and can take it all back.
+The pure part of the way out: it is given messages that were read, marks them in the table as lent,
+and can take it all back.
 """
 
 from collections.abc import Iterator
@@ -37,9 +39,19 @@ class Taken(msgspec.Struct, frozen=True, gc=False):
 
 
 class Taking:
-    """`lease`: the number under which everything is lent; `deadline_ms`: until then, on the monotonic clock."""
+    """`lease`: the number under which everything is lent; `deadline_ms`: until then, on the
+    monotonic clock.
+    """
 
-    def __init__(self, leases: GroupLeases, *, lease: int, deadline_ms: int, max_messages: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        leases: GroupLeases,
+        *,
+        lease: int,
+        deadline_ms: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> None:
         self.leases = leases
         self.lease = lease
         self.deadline_ms = deadline_ms
@@ -47,7 +59,8 @@ class Taking:
         self.left_bytes = max_bytes
         self.taken: list[Taken] = []
         self.arrived: dict[str, int] = {}
-        self.keys: set[tuple[int, str]] = set()  # of an ordered group: those that this one holds, by queue
+        # of an ordered group: those that this one holds, by queue
+        self.keys: set[tuple[int, str]] = set()
         self.held_up: StorageFull | None = None  # what keeps a queue's damage from being recorded
         leases.untold[lease] = self
 
@@ -69,13 +82,19 @@ class Taking:
         return True
 
     def lend(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
-        self.leases.lend(queue, offset, 1, attempt=attempt, lease=self.lease, deadline_ms=self.deadline_ms)
+        self.leases.lend(
+            queue, offset, 1, attempt=attempt, lease=self.lease, deadline_ms=self.deadline_ms
+        )
         self._note(queue, offset, attempt, message)
 
     def lend_run(self, queue: QueueLeases, first: int, records: list[StoredRecord]) -> None:
         """Lease neighbours that are delivered for the first time."""
-        self.leases.lend(queue, first, len(records), attempt=1, lease=self.lease, deadline_ms=self.deadline_ms)
-        self.taken += [Taken(queue, offset, 1, record) for offset, record in enumerate(records, first)]
+        self.leases.lend(
+            queue, first, len(records), attempt=1, lease=self.lease, deadline_ms=self.deadline_ms
+        )
+        self.taken += [
+            Taken(queue, offset, 1, record) for offset, record in enumerate(records, first)
+        ]
         self.left -= len(records)
         self.left_bytes -= sum([record.body_bytes for record in records])
 
@@ -91,7 +110,8 @@ class Taking:
                 one.queue.take_back(one.offset, one.attempt_before)
         self.leases.retries.note_waiting(self.arrived)
 
-    # --------------------------------------------------------------------------------------------------- for the event
+    # ----------------------------------------------------------------------------------------------
+    # for the event
 
     def runs(self) -> list[LeasedRun]:
         return list(_runs((one.queue, one.offset, one.attempt) for one in self.taken))
@@ -106,7 +126,9 @@ class Taking:
 
 
 def scans_of(leases: GroupLeases) -> tuple[list[Scan], list[LeasedRun]]:
-    """What was looked at since the last event that said so, told once; and what is left open in there."""
+    """What was looked at since the last event that said so, told once; and what is left open in
+    there.
+    """
     scans: list[Scan] = []
     left: list[tuple[QueueLeases, int, int]] = []
     for queue in leases.queues:

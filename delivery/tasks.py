@@ -1,6 +1,7 @@
 """What the service was told to do with many messages, and how far it has come. Pure.
 
-One kind so far: dead letters are redriven. A task is derived from the lease events: it goes on after a restart where it was.
+One kind so far: dead letters are redriven. A task is derived from the lease events: it goes on
+after a restart where it was.
 """
 
 from collections import OrderedDict
@@ -20,7 +21,10 @@ class TaskState(StrEnum):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which dead letters: what is said must all hold; nothing said is all of them. Times are wall milliseconds."""
+    """Which dead letters: what is said must all hold; nothing said is all of them.
+
+    Times are wall milliseconds.
+    """
 
     message_ids: frozenset[str] | None = None
     topic: str | None = None
@@ -39,7 +43,9 @@ _EVERYTHING = Wanted()
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """`end`: dead letters from there on came later. `total`: messages that it was to be about; `done`: those redriven.
+    """`end`: dead letters from there on came later.
+
+    `total`: messages that it was to be about; `done`: those redriven.
 
     Where they were named, these are numbers of names, and `done_ids` says which were done.
     """
@@ -58,7 +64,8 @@ class Task(msgspec.Struct, kw_only=True):
     done: int = 0
     done_ids: set[str] = msgspec.field(default_factory=set)
     ended_at_ms: int | None = None
-    stubs: list[str] = []  # ids of wanted dead letters that stand for damaged messages; known at its end
+    # ids of wanted dead letters that stand for damaged messages; known at its end
+    stubs: list[str] = []
 
     def note_done(self, message_ids: list[str]) -> None:
         if self.wanted.message_ids is None:
@@ -69,7 +76,9 @@ class Task(msgspec.Struct, kw_only=True):
 
     @property
     def failed(self) -> int:
-        """Messages that it was to be about and that were no dead letters when their turn came; known at its end."""
+        """Messages that it was to be about and that were no dead letters when their turn came;
+        known at its end.
+        """
         return max(0, self.total - self.done) if self.state is TaskState.DONE else 0
 
     @property
@@ -81,7 +90,9 @@ class Task(msgspec.Struct, kw_only=True):
 
 
 def eta_ms(task: Task, now_ms: int) -> int | None:
-    """How long a running task may still take, by its rate and its speed so far; None where nobody can say. `now_ms`: wall."""
+    """How long a running task may still take, by its rate and its speed so far; None where nobody
+    can say. `now_ms`: wall.
+    """
     left = max(0, task.total - task.done)
     if task.state is not TaskState.RUNNING or not (left == 0 or task.done or task.max_per_second):
         return None
@@ -118,7 +129,9 @@ class Tasks:
         if task.idempotency_key is not None:
             self._by_key[task.group, task.idempotency_key] = task.task_id
 
-    def end(self, task_id: str, state: TaskState, ended_at_ms: int, stubs: Sequence[str] = ()) -> None:
+    def end(
+        self, task_id: str, state: TaskState, ended_at_ms: int, stubs: Sequence[str] = ()
+    ) -> None:
         task = self._tasks.get(task_id)
         if task is not None and task.state is TaskState.RUNNING:
             task.state, task.ended_at_ms, task.stubs = state, ended_at_ms, list(stubs)

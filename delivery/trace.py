@@ -1,7 +1,8 @@
 """What happened to one message under leases, from the lease events in the log.
 
-They name messages by their places and are indexed by nothing, so that receiving and settling cost no more for it: whoever asks
-has them looked through, from where the message was stored on, as far as the caller allows.
+They name messages by their places and are indexed by nothing, so that receiving and settling cost
+no more for it: whoever asks has them looked through, from where the message was stored on, as far
+as the caller allows.
 """
 
 import asyncio
@@ -51,8 +52,11 @@ class Told(NamedTuple):
     until_ms: int | None
 
 
-async def tell(store: MessageStore, message: StoredMessage, *, begin: int, most_events: int) -> Told:
-    """What the lease events from the offset `begin` on say of the message in its queue, and of its retries; oldest first.
+async def tell(
+    store: MessageStore, message: StoredMessage, *, begin: int, most_events: int
+) -> Told:
+    """What the lease events from the offset `begin` on say of the message in its queue, and of its
+    retries; oldest first.
 
     Raises OffsetExpired.
     """
@@ -62,7 +66,9 @@ async def tell(store: MessageStore, message: StoredMessage, *, begin: int, most_
     at, at_ms, end = begin, message.stored_at_ms, begin + most_events
     while at < end:
         try:
-            pieces = await store.read(LEASE_QUEUE, at, max_messages=min(_READ_MESSAGES, end - at), max_bytes=_READ_BYTES)
+            pieces = await store.read(
+                LEASE_QUEUE, at, max_messages=min(_READ_MESSAGES, end - at), max_bytes=_READ_BYTES
+            )
         except CorruptRecord:
             at += 1  # What it told is lost; the rest is not.
             continue
@@ -80,7 +86,10 @@ async def tell(store: MessageStore, message: StoredMessage, *, begin: int, most_
                 if retries not in places:
                     names.add(retries.topic.encode())
                     copies = await store.find_messages(
-                        message.message_id, topics=[retries.topic], by_id=True, max_messages=_MOST_COPIES
+                        message.message_id,
+                        topics=[retries.topic],
+                        by_id=True,
+                        max_messages=_MOST_COPIES,
                     )
                     places[retries] = {copy.queue_offset for copy in copies}
         at, at_ms = at + len(pieces), pieces[-1].stored_at_ms
@@ -92,20 +101,36 @@ async def tell(store: MessageStore, message: StoredMessage, *, begin: int, most_
 _Places = dict[QueueId, set[int]]
 
 
-def _is_about(event: AnyLeaseEvent, message: StoredMessage, places: _Places, groups: set[str]) -> bool:
+def _is_about(
+    event: AnyLeaseEvent, message: StoredMessage, places: _Places, groups: set[str]
+) -> bool:
     """`groups`: those that have had the message."""
     if isinstance(event, events.Redriven):
         return message.message_id in event.message_ids
     if isinstance(event, events.Reset):
-        return event.group in groups and any(one.queue_id == message.queue for one in event.positions)
+        return event.group in groups and any(
+            one.queue_id == message.queue for one in event.positions
+        )
     return any(True for _ in _runs_about(event, places))
 
 
-def _runs_about(event: AnyLeaseEvent, places: _Places) -> Iterator[events.LeasedRun | events.Run | events.Skip | None]:
-    with_runs = events.Leased | events.Acked | events.Expired | events.Retried | events.DeadLettered | events.Discarded
+def _runs_about(
+    event: AnyLeaseEvent, places: _Places
+) -> Iterator[events.LeasedRun | events.Run | events.Skip | None]:
+    with_runs = (
+        events.Leased
+        | events.Acked
+        | events.Expired
+        | events.Retried
+        | events.DeadLettered
+        | events.Discarded
+    )
     if isinstance(event, with_runs | events.Skipped):
         for run in event.runs:
-            if any(run.first <= offset < run.first + run.count for offset in places.get(run.queue_id, ())):
+            if any(
+                run.first <= offset < run.first + run.count
+                for offset in places.get(run.queue_id, ())
+            ):
                 yield run
     elif isinstance(event, events.Returned | events.Extended | events.Damaged):
         for one in event.messages:
@@ -117,5 +142,7 @@ def _happened(event: AnyLeaseEvent, at_ms: int, places: _Places) -> Happened:
     attempt = worker = None
     if isinstance(event, events.Leased):
         worker = event.worker
-        attempt = next(run.attempt for run in _runs_about(event, places) if isinstance(run, events.LeasedRun))
+        attempt = next(
+            run.attempt for run in _runs_about(event, places) if isinstance(run, events.LeasedRun)
+        )
     return Happened(at_ms, _ACT[type(event)], event.group, attempt, worker)

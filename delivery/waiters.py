@@ -1,7 +1,10 @@
-"""Consumers that wait for messages of a group. An arrival in one of its queues wakes them, a lease that ended, a reset.
+"""Consumers that wait for messages of a group.
 
-One arrival wakes one consumer; one who took all that he was allowed wakes the next. So a thousand parked requests cost nothing
-while nothing happens, and a message costs one wake-up. One watcher for each queue, however many wait.
+An arrival in one of its queues wakes them, a lease that ended, a reset.
+
+One arrival wakes one consumer; one who took all that he was allowed wakes the next. So a thousand
+parked requests cost nothing while nothing happens, and a message costs one wake-up. One watcher for
+each queue, however many wait.
 """
 
 import asyncio
@@ -31,7 +34,12 @@ class Waiters:
         self._is_stopping = False
 
     def add(
-        self, group: str, queues: Iterable[tuple[QueueId, int]], call: Callable[[], None], *, attempt_id: str | None = None
+        self,
+        group: str,
+        queues: Iterable[tuple[QueueId, int]],
+        call: Callable[[], None],
+        *,
+        attempt_id: str | None = None,
     ) -> None:
         """Call `call` once when it may be worth looking again, or the service stops.
 
@@ -44,10 +52,15 @@ class Waiters:
         parked.waiting[call] = attempt_id
         for queue, offset in queues:
             if queue not in parked.watchers:
-                parked.watchers[queue] = asyncio.create_task(self._watch(group, parked, queue, offset))
+                parked.watchers[queue] = asyncio.create_task(
+                    self._watch(group, parked, queue, offset)
+                )
 
     def remove(self, group: str, call: Callable[[], None]) -> None:
-        """Do not call `call` any more. Where it was called, what it was called for is for another consumer."""
+        """Do not call `call` any more.
+
+        Where it was called, what it was called for is for another consumer.
+        """
         parked = self._groups.get(group)
         if parked is None or parked.waiting.pop(call, _CALLED) is _CALLED:
             self.wake(group)
@@ -82,7 +95,9 @@ class Waiters:
     async def aclose(self) -> None:
         """The watchers have ended on return."""
         self.stop()
-        watchers = [watcher for parked in self._groups.values() for watcher in parked.watchers.values()]
+        watchers = [
+            watcher for parked in self._groups.values() for watcher in parked.watchers.values()
+        ]
         for watcher in watchers:
             watcher.cancel()
         if watchers:

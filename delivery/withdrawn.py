@@ -1,4 +1,7 @@
-"""Messages that lie in their topics and are not handed out any more: requests that were cancelled. Pure."""
+"""Messages that lie in their topics and are not handed out any more: requests that were cancelled.
+
+Pure.
+"""
 
 from typing import Protocol
 

@@ -1,4 +1,6 @@
-"""What spark-submit is given to audit on a cluster: `spark-submit ... examples/audit_job.py audit run --log ...`."""
+"""What spark-submit is given to audit on a cluster: `spark-submit ... examples/audit_job.py audit
+run --log ...`.
+"""
 
 from cli.main import main
 

@@ -17,7 +17,8 @@ from zlib import crc32
 RECORDS = "application/vnd.escrowmq.records"
 
 _PAGE = struct.Struct(">4shhqqqii")
-_RECORD = struct.Struct(">iIIiiqqiq")  # up to the time at which the message was born; the hosts follow
+# up to the time at which the message was born; the hosts follow
+_RECORD = struct.Struct(">iIIiiqqiq")
 _RESULTS = ("found", "no_new_message", "no_matched_message")
 _LONG_TOPIC = 0xDAA320AB
 _BORN_HOST_IPV6, _STORE_HOST_IPV6 = 0x10, 0x20
@@ -75,7 +76,8 @@ def _read_record(data: bytes, begin: int) -> tuple[Message, int]:
     ) = _RECORD.unpack_from(data, begin)  # fmt: skip
     at = begin + _RECORD.size + (20 if flag & _BORN_HOST_IPV6 else 8)
     (stored_at_ms,) = struct.unpack_from(">q", data, at)
-    at += 8 + (20 if flag & _STORE_HOST_IPV6 else 8) + 12  # how often a broker had it consumed, where its half is
+    # how often a broker had it consumed, where its half is
+    at += 8 + (20 if flag & _STORE_HOST_IPV6 else 8) + 12
     (body_bytes,) = struct.unpack_from(">i", data, at)
     body, at = data[at + 4 : at + 4 + body_bytes], at + 4 + body_bytes
     if crc32(body) & 0x7FFFFFFF != body_crc:
@@ -83,18 +85,28 @@ def _read_record(data: bytes, begin: int) -> tuple[Message, int]:
     topic_length = 2 if magic == _LONG_TOPIC else 1
     topic_end = at + topic_length + int.from_bytes(data[at : at + topic_length], "big")
     topic = data[at + topic_length : topic_end].decode()
-    items = [item.partition("\x01") for item in data[topic_end + 2 : begin + length].decode().split("\x02")]
+    items = [
+        item.partition("\x01")
+        for item in data[topic_end + 2 : begin + length].decode().split("\x02")
+    ]
     found = {name: value for name, _, value in items if name and value}
-    own = {name: value for name, value in found.items() if name not in _RESERVED and not name.startswith("__")}
+    own = {
+        name: value
+        for name, value in found.items()
+        if name not in _RESERVED and not name.startswith("__")
+    }
     own |= dict.fromkeys(found["__empty"].split(","), "") if "__empty" in found else {}
     message = Message(
-        found.get("UNIQ_KEY", ""), topic, queue_id, queue_offset, log_offset, born_at_ms, stored_at_ms, found.get("KEYS"),
+        found.get("UNIQ_KEY", ""), topic, queue_id, queue_offset, log_offset, born_at_ms,
+        stored_at_ms, found.get("KEYS"),
         found.get("TAGS"), own, body,
     )  # fmt: skip
     return message, begin + length
 
 
-def read_queue(service: str, topic: str, queue: int, offset: int = 0, *, api_key: str | None = None) -> Iterator[Message]:
+def read_queue(
+    service: str, topic: str, queue: int, offset: int = 0, *, api_key: str | None = None
+) -> Iterator[Message]:
     """The messages from an offset to the end of the queue."""
     while True:
         query = urlencode({"offset": offset, "max_messages": 1_000})
@@ -109,5 +121,10 @@ def read_queue(service: str, topic: str, queue: int, offset: int = 0, *, api_key
 
 
 if __name__ == "__main__":
-    for one in read_queue(sys.argv[1], sys.argv[2], int(sys.argv[3]), api_key=os.environ.get("ESCROWMQ_API_KEY")):
-        sys.stdout.write(f"{one.queue_offset} {one.message_id} {one.key or '-'} {one.tag or '-'} {len(one.body)} bytes\n")
+    for one in read_queue(
+        sys.argv[1], sys.argv[2], int(sys.argv[3]), api_key=os.environ.get("ESCROWMQ_API_KEY")
+    ):
+        sys.stdout.write(
+            f"{one.queue_offset} {one.message_id} {one.key or '-'} {one.tag or '-'} "
+            f"{len(one.body)} bytes\n"
+        )

@@ -1,4 +1,7 @@
-"""The fixtures. What they need is imported when a test asks for it: every run of pytest loads this file."""
+"""The fixtures.
+
+What they need is imported when a test asks for it: every run of pytest loads this file.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, cast, get_args
@@ -30,12 +33,17 @@ def _scope(fixture_name: str, config: pytest.Config) -> _Scope:  # noqa: ARG001
 
 @pytest.fixture(scope=_scope)
 def escrowmq_settings() -> dict[str, str]:
-    """Settings of the service, as its environment has them. Override it: `{"ESCROWMQ_TXN__MAX_OPEN": "10"}`."""
+    """Settings of the service, as its environment has them.
+
+    Override it: `{"ESCROWMQ_TXN__MAX_OPEN": "10"}`.
+    """
     return {}
 
 
 @pytest.fixture(scope=_scope)
-def escrowmq_service(tmp_path_factory: pytest.TempPathFactory, escrowmq_settings: dict[str, str]) -> "Iterator[EscrowMQ]":
+def escrowmq_service(
+    tmp_path_factory: pytest.TempPathFactory, escrowmq_settings: dict[str, str]
+) -> "Iterator[EscrowMQ]":
     """The service, for as long as the ini option `escrowmq_scope` says."""
     from pytest_escrowmq.service import EscrowMQ
 

@@ -1,4 +1,6 @@
-"""A real EscrowMQ in a process of its own, on loopback and a temporary store, whose time and faults a test has in its hand."""
+"""A real EscrowMQ in a process of its own, on loopback and a temporary store, whose time and faults
+a test has in its hand.
+"""
 
 import json
 import os
@@ -18,7 +20,8 @@ import httpx
 _START_SECONDS = 60.0
 _END_SECONDS = 15.0
 _ADVANCE_SECONDS = 600.0
-_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nothing is encrypted, and to read them takes 30 ms for each client
+# nothing is encrypted, and to read them takes 30 ms for each client
+_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 # Not `-m`, and no PYTHONPATH: a project under test may have packages called as ours are.
 _COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main()")
 _SETTINGS = {
@@ -68,7 +71,8 @@ class EscrowMQ:
         """The log of the service, of all its starts."""
         return self._log_path.read_text("utf-8", "replace") if self._log_path.exists() else ""
 
-    # ------------------------------------------------------------------------------------------------------ life cycle
+    # ----------------------------------------------------------------------------------------------
+    # life cycle
 
     def __enter__(self) -> "EscrowMQ":
         self._start()
@@ -86,7 +90,10 @@ class EscrowMQ:
         self._await_end()
 
     def restart(self) -> None:
-        """Start it again on the same store, at the same address and time. One that still runs is killed first."""
+        """Start it again on the same store, at the same address and time.
+
+        One that still runs is killed first.
+        """
         self.kill()
         self._start()
 
@@ -97,20 +104,42 @@ class EscrowMQ:
         self._ask("DELETE", "/v1/dev/faults")
 
     def _start(self) -> None:
-        settings = {**_SETTINGS, **self._settings, "ESCROWMQ_TESTING__CLOCK_AHEAD_MS": str(self._ahead_ms)}
+        settings = {
+            **_SETTINGS,
+            **self._settings,
+            "ESCROWMQ_TESTING__CLOCK_AHEAD_MS": str(self._ahead_ms),
+        }
         inherited = {
-            name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("ESCROWMQ_")
+            name: value
+            for name, value in os.environ.items()
+            if name != "PYTHONPATH" and not name.startswith("ESCROWMQ_")
         }
         before = len(self.log())
-        serve = ["serve", "--dev", "--host", "127.0.0.1", "--port", str(self.port), "--data-dir", str(self.directory / "data")]
+        serve = [
+            "serve",
+            "--dev",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--data-dir",
+            str(self.directory / "data"),
+        ]
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_COMMAND, *serve], stdout=log, stderr=log, env=inherited | settings, cwd=self.directory
+                [*_COMMAND, *serve],
+                stdout=log,
+                stderr=log,
+                env=inherited | settings,
+                cwd=self.directory,
             )
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(f"EscrowMQ ended with exit status {self._process.returncode}:\n{self.log()[before:]}")
+                raise RuntimeError(
+                    "EscrowMQ ended with exit status "
+                    f"{self._process.returncode}:\n{self.log()[before:]}"
+                )
             self.port = self.port or _port(self.log()[before:])
             if self.port and self._is_ready():
                 return
@@ -129,43 +158,77 @@ class EscrowMQ:
         if self._process is not None:
             self._process.wait(_END_SECONDS)
 
-    # ------------------------------------------------------------------------------------------------------------ time
+    # ----------------------------------------------------------------------------------------------
+    # time
 
     @property
     def now(self) -> datetime:
         """The time there."""
         return datetime.fromisoformat(self._ask("GET", "/v1/dev/clock")["now"])
 
-    def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, ms: float = 0) -> None:
-        """Let so much time pass. On return everything that fell due has been done: checks, retries, deliveries, leases."""
-        by_ms = _in_ms(days, hours, minutes, seconds, ms)
-        self._ahead_ms = self._ask("POST", "/v1/dev/clock/advance", {"by_ms": by_ms}, timeout=_ADVANCE_SECONDS)["ahead_ms"]
+    def advance(
+        self,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        ms: float = 0,
+    ) -> None:
+        """Let so much time pass.
 
-    def oversleep(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, ms: float = 0) -> None:
+        On return everything that fell due has been done: checks, retries, deliveries, leases.
+        """
+        by_ms = _in_ms(days, hours, minutes, seconds, ms)
+        self._ahead_ms = self._ask(
+            "POST", "/v1/dev/clock/advance", {"by_ms": by_ms}, timeout=_ADVANCE_SECONDS
+        )["ahead_ms"]
+
+    def oversleep(
+        self,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        ms: float = 0,
+    ) -> None:
         """While it does not run: so much later is the next `restart`."""
         assert not self.is_running, "it runs: let the time pass with advance"
         self._ahead_ms += _in_ms(days, hours, minutes, seconds, ms)
 
-    # ---------------------------------------------------------------------------------------------------------- faults
+    # ----------------------------------------------------------------------------------------------
+    # faults
 
     def drop_commit(self, *, answer: bool = False, times: int = 1) -> None:
-        """The next commit is lost on its way; with `answer` it is done, and its answer is lost. The caller sees no answer."""
+        """The next commit is lost on its way; with `answer` it is done, and its answer is lost.
+
+        The caller sees no answer.
+        """
         self.drop("commitTransaction", answer=answer, times=times)
 
     def drop(self, operation: str, *, answer: bool = False, times: int = 1) -> None:
-        """The same of any operation, by its operationId: `sendMessage`, `beginTransaction`, `answerChecks`."""
+        """The same of any operation, by its operationId: `sendMessage`, `beginTransaction`,
+        `answerChecks`.
+        """
         self._arm("drop_answer" if answer else "drop_request", operation, times)
 
     def crash_before_op(self) -> None:
-        """The next commit kills the service before anything of it is stored; `restart` brings it back."""
+        """The next commit kills the service before anything of it is stored; `restart` brings it
+        back.
+        """
         self.crash("commitTransaction")
 
     def crash(self, operation: str, *, after: bool = False) -> None:
-        """The next request of this operation kills the service; with `after` once it is done, before it is answered."""
+        """The next request of this operation kills the service; with `after` once it is done,
+        before it is answered.
+        """
         self._arm("crash_after" if after else "crash_before", operation, 1)
 
     def slow_check(self, seconds: float) -> None:
-        """Answers to checks by webhook come so much later, by the service's clock; 0 for no longer."""
+        """Answers to checks by webhook come so much later, by the service's clock; 0 for no
+        longer.
+        """
         self._ask("POST", "/v1/dev/faults", {"fault": "slow_check", "ms": round(seconds * 1000)})
 
     @property
@@ -174,9 +237,12 @@ class EscrowMQ:
         return int(self._ask("GET", "/v1/dev/faults")["struck"])
 
     def _arm(self, fault: str, operation: str, times: int) -> None:
-        self._ask("POST", "/v1/dev/faults", {"fault": fault, "operation": operation, "times": times})
+        self._ask(
+            "POST", "/v1/dev/faults", {"fault": fault, "operation": operation, "times": times}
+        )
 
-    # ----------------------------------------------------------------------------------------------- what tests need most
+    # ----------------------------------------------------------------------------------------------
+    # what tests need most
 
     def topic(self, name: str | None = None, **settings: Any) -> str:
         """Make a topic of one queue, unless `queues` says another number; its name."""
@@ -184,7 +250,9 @@ class EscrowMQ:
         self._ask("POST", "/v1/topics", {"topic": name, "queues": 1, **settings})
         return name
 
-    def producer_group(self, name: str | None = None, *, check_url: str | None = None, **fields: Any) -> ProducerGroup:
+    def producer_group(
+        self, name: str | None = None, *, check_url: str | None = None, **fields: Any
+    ) -> ProducerGroup:
         """Make a producer group: one that is polled, or one that is asked at `check_url`."""
         name = name or f"group-{next(self._numbers)}"
         webhook = {} if check_url is None else {"check_mode": "webhook", "check_url": check_url}
@@ -200,7 +268,9 @@ class EscrowMQ:
 
     def receive(self, group: str, **request: Any) -> list[dict[str, Any]]:
         """Receive messages for the group, under leases."""
-        messages: list[dict[str, Any]] = self._ask("POST", f"/v1/groups/{group}/receive", request)["messages"]
+        messages: list[dict[str, Any]] = self._ask("POST", f"/v1/groups/{group}/receive", request)[
+            "messages"
+        ]
         return messages
 
     def messages(self, topic: str) -> list[dict[str, Any]]:
@@ -209,7 +279,11 @@ class EscrowMQ:
         for queue in self._ask("GET", f"/v1/topics/{topic}/queues")["items"]:
             at = queue["min_offset"]
             while at < queue["max_offset"]:
-                page = self._ask("GET", f"/v1/topics/{topic}/queues/{queue['queue_id']}/messages?offset={at}&max_messages=1000")
+                page = self._ask(
+                    "GET",
+                    f"/v1/topics/{topic}/queues/{queue['queue_id']}/messages?offset={at}&"
+                    "max_messages=1000",
+                )
                 found += page["messages"]
                 at = page["next_offset"]
         return found
@@ -219,12 +293,27 @@ class EscrowMQ:
         return self._ask("GET", f"/v1/transactions/{transaction_id}")
 
     def _new_client(self, *, timeout: float) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout, trust_env=False, verify=_NO_CERTIFICATES)
+        return httpx.Client(
+            base_url=self.url,
+            headers=self._headers,
+            timeout=timeout,
+            trust_env=False,
+            verify=_NO_CERTIFICATES,
+        )
 
-    def _ask(self, method: str, path: str, body: Any = None, *, timeout: float = 30) -> dict[str, Any]:
-        """Not through `client`, which belongs to the test. Raises RuntimeError with the problem where it is refused."""
+    def _ask(
+        self, method: str, path: str, body: Any = None, *, timeout: float = 30
+    ) -> dict[str, Any]:
+        """Not through `client`, which belongs to the test.
+
+        Raises RuntimeError with the problem where it is refused.
+        """
         with self._new_client(timeout=timeout) as client:
-            response = client.request(method, path, json=body) if body is not None else client.request(method, path)
+            response = (
+                client.request(method, path, json=body)
+                if body is not None
+                else client.request(method, path)
+            )
         if response.status_code >= 400:
             raise RuntimeError(f"{method} {path}: {response.text}")
         answer: dict[str, Any] = response.json()

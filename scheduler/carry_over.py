@@ -1,7 +1,9 @@
-"""Writes delayed messages again before retention drops the segment they wait in, so that they outlive it.
+"""Writes delayed messages again before retention drops the segment they wait in, so that they
+outlive it.
 
-The copies and a mark that ends the old entries are one append, durable before the old messages go. A copy waits for the time at
-which the message is due by now, and says its revision and, of one that is set aside, why.
+The copies and a mark that ends the old entries are one append, durable before the old messages go.
+A copy waits for the time at which the message is due by now, and says its revision and, of one that
+is set aside, why.
 """
 
 import asyncio
@@ -28,7 +30,13 @@ log = structlog.get_logger()
 class CarryOver:
     """Stores open delayed messages again before retention drops them. Event loop only."""
 
-    def __init__(self, store: MessageStore, schedule_log: ScheduleLog, lookup: ScheduleLookup, under_way: UnderWay) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        schedule_log: ScheduleLog,
+        lookup: ScheduleLookup,
+        under_way: UnderWay,
+    ) -> None:
         self._store = store
         self._log = schedule_log
         self._lookup = lookup
@@ -41,7 +49,10 @@ class CarryOver:
             while at < border:
                 try:
                     messages = await self._store.read(
-                        queue, at, max_messages=min(_TOGETHER, border - at), max_bytes=_TOGETHER_BYTES
+                        queue,
+                        at,
+                        max_messages=min(_TOGETHER, border - at),
+                        max_bytes=_TOGETHER_BYTES,
                     )
                 except CorruptRecord as damage:
                     # It could never be delivered. The others must not wait for it.
@@ -55,14 +66,20 @@ class CarryOver:
         return count
 
     async def _put_back(self, messages: Sequence[StoredMessage]) -> int:
-        places = [scheduled_message.place_of(message.queue, message.queue_offset) for message in messages]
+        places = [
+            scheduled_message.place_of(message.queue, message.queue_offset) for message in messages
+        ]
         while busy := [place for place in places if place in self._under_way]:
             await self._under_way.wait(busy[0])
         self._under_way.begin(places)
         try:
             await self._log.follow()
             now = await asyncio.gather(*[self._as_it_is(message) for message in messages])
-            waiting = [(one, message) for one, message in zip(now, messages, strict=True) if not one.state.is_finished]
+            waiting = [
+                (one, message)
+                for one, message in zip(now, messages, strict=True)
+                if not one.state.is_finished
+            ]
             if waiting:
                 # One that a broker has delivered, which marks nothing, is only let go of.
                 copies = [

@@ -1,7 +1,10 @@
-"""A cron line in a time zone: at which moments it fires. Pure; it fires as Debian's cron does (docs/delays.md).
+"""A cron line in a time zone: at which moments it fires.
 
-Five fields, or six with the seconds in front, or one of the names below. A moment is wall milliseconds, and a whole second.
-The first package that needs a calendar; the time is an argument, no clock is read.
+Pure; it fires as Debian's cron does (docs/delays.md).
+
+Five fields, or six with the seconds in front, or one of the names below. A moment is wall
+milliseconds, and a whole second. The first package that needs a calendar; the time is an argument,
+no clock is read.
 """
 
 from collections.abc import Iterator
@@ -24,8 +27,9 @@ _NAMED = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# Where clocks are turned, a search backwards begins so much behind its end: begun in an hour that comes twice, it would miss
-# what is in the first one. Elsewhere it need not: a line that fires every second has thousands of moments in there.
+# Where clocks are turned, a search backwards begins so much behind its end: begun in an hour that
+# comes twice, it would miss what is in the first one. Elsewhere it need not: a line that fires
+# every second has thousands of moments in there.
 _MARGIN_MS = 3 * 3_600_000
 
 
@@ -37,7 +41,10 @@ class CronLine:
         try:
             self.in_words = CronSim(self._fields, datetime.fromtimestamp(0, self._zone)).explain()
         except CronSimError as error:
-            detail = f"not a cron line: {str(error).lower()}; it has minute, hour, day of month, month, day of week"
+            detail = (
+                f"not a cron line: {str(error).lower()}; it has minute, hour, day of month, "
+                "month, day of week"
+            )
             raise InvalidRequest(detail, pointer="/cron") from None
 
     def after(self, moment_ms: int) -> int | None:
@@ -68,7 +75,8 @@ class CronLine:
         last_ms = after_ms
         try:
             for moment_ms in map(_as_ms, CronSim(self._fields, self._local(after_ms))):
-                # One that is asked for in an hour that comes twice would also be found in the first one, which is past.
+                # One that is asked for in an hour that comes twice would also be found in the first
+                # one, which is past.
                 if moment_ms > last_ms:
                     yield moment_ms
                     last_ms = moment_ms
@@ -92,6 +100,7 @@ def _zone(name: str) -> tzinfo:
         return UTC
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):  # a folder of the database is an OSError, a file that is none a ValueError
+    # a folder of the database is an OSError, a file that is none a ValueError
+    except (KeyError, ValueError, OSError):
         detail = f"there is no time zone {name[:100]!r}; it is named as Europe/Berlin or UTC"
         raise InvalidRequest(detail, pointer="/time_zone") from None

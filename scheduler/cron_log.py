@@ -1,4 +1,5 @@
-"""What the log says of cron schedules: the marks of what came of each, and the table that is derived from them.
+"""What the log says of cron schedules: the marks of what came of each, and the table that is
+derived from them.
 
 A firing is one append of the message and a mark, so after a crash there are both or neither.
 """
@@ -38,7 +39,9 @@ class Step(NamedTuple):
 class CronLog:
     """The event loop's. `restore`, then `replay`, before anything else."""
 
-    def __init__(self, store: MessageStore, clock: Clock, *, on_settled: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, store: MessageStore, clock: Clock, *, on_settled: Callable[[str, int], None]
+    ) -> None:
         """`on_settled` gets the outcome and the delay of each occurrence."""
         self._store = store
         self._clock = clock
@@ -58,8 +61,12 @@ class CronLog:
         """
         data = await self._log.load()
         if data is not None:
-            for schedule_id, settled in msgspec.msgpack.decode(data, type=dict[str, int | Settled]).items():
-                self.table.settle_as(schedule_id, Settled(settled) if isinstance(settled, int) else settled)
+            for schedule_id, settled in msgspec.msgpack.decode(
+                data, type=dict[str, int | Settled]
+            ).items():
+                self.table.settle_as(
+                    schedule_id, Settled(settled) if isinstance(settled, int) else settled
+                )
         first = (await self._store.offsets(CRON_QUEUE)).first
         if first <= self._log.positions()[CRON_QUEUE]:
             return 0
@@ -86,10 +93,14 @@ class CronLog:
         return await self._log.save_snapshot(encode)
 
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
-        """The last things that came of a schedule, newest first; none where the engine does not find messages by their key."""
+        """The last things that came of a schedule, newest first; none where the engine does not
+        find messages by their key.
+        """
         if not isinstance(self._store, KeyLookup):
             return []
-        found = await self._store.find_messages(schedule_id, topics=[CRON_QUEUE.topic], max_messages=count)
+        found = await self._store.find_messages(
+            schedule_id, topics=[CRON_QUEUE.topic], max_messages=count
+        )
         return [Firing(cron_schedule.read_mark(message), message.stored_at_ms) for message in found]
 
     async def append(self, steps: Sequence[Step]) -> None:
@@ -110,7 +121,9 @@ class CronLog:
 
     def _settle(self, mark: AnyCronMark) -> None:
         if isinstance(mark, CountRestarted):
-            self.table.settle_as(mark.schedule_id, Settled(mark.settled_ms, frozenset(mark.fired_ahead)))
+            self.table.settle_as(
+                mark.schedule_id, Settled(mark.settled_ms, frozenset(mark.fired_ahead))
+            )
         else:
             self.table.settle(mark.schedule_id, mark.settled_ms)
 

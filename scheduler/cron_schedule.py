@@ -1,6 +1,9 @@
-"""A cron schedule, what is noted in the log when it fires, and the plan of what is to fire now. Pure.
+"""A cron schedule, what is noted in the log when it fires, and the plan of what is to fire now.
 
-    mark   topic rmq_sys_escrowmq_cron, queue 0, key: the schedule's id; fired, skipped, set aside, count restarted; body JSON
+Pure.
+
+    mark   topic rmq_sys_escrowmq_cron, queue 0, key: the schedule's id; fired, skipped, set aside,
+           count restarted; body JSON
 
 What people said is in the registry, what happened is in the log. Each mark says up to where the
 schedule is settled by it, and lies in one append with the message that it tells of: so a schedule
@@ -48,14 +51,16 @@ class CronSchedule(msgspec.Struct, frozen=True, kw_only=True):
     catch_up: CatchUp
     paused: bool = False
     created_at_ms: int
-    counts_from_ms: int  # only what lies behind it is an occurrence: when it was made, or its times were changed
+    # only what lies behind it is an occurrence: when it was made, or its times were changed
+    counts_from_ms: int
     cancelled_at_ms: int | None = None
     revision: int = 1
     idempotency_key: str | None = None
     fingerprint: str | None = None
 
 
-# ----------------------------------------------------------------------------------------------------------------- marks
+# --------------------------------------------------------------------------------------------------
+# marks
 
 
 class CronMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
@@ -84,7 +89,8 @@ class CronParked(CronMark, frozen=True, tag="set_aside"):
 class CountRestarted(CronMark, frozen=True, tag="counted_anew"):
     """It had been settled further than this, by a clock that was ahead; from here it goes on."""
 
-    fired_ahead: list[int] = []  # moments behind `settled_ms` that have fired all the same, and do not again
+    # moments behind `settled_ms` that have fired all the same, and do not again
+    fired_ahead: list[int] = []
 
 
 AnyCronMark = Fired | Skipped | CronParked | CountRestarted
@@ -93,7 +99,14 @@ _decoder: msgspec.json.Decoder[AnyCronMark] = msgspec.json.Decoder(AnyCronMark)
 
 def mark_message(mark: AnyCronMark, *, now_ms: int) -> Message:
     body = msgspec.json.encode(mark)
-    return Message(queue=CRON_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=mark.schedule_id, tag="cron")
+    return Message(
+        queue=CRON_QUEUE,
+        message_id="",
+        body=body,
+        born_at_ms=now_ms,
+        key=mark.schedule_id,
+        tag="cron",
+    )
 
 
 def read_mark(message: Message) -> AnyCronMark:
@@ -101,7 +114,8 @@ def read_mark(message: Message) -> AnyCronMark:
     return _decoder.decode(message.body)
 
 
-# ------------------------------------------------------------------------------------------------------------------ plan
+# --------------------------------------------------------------------------------------------------
+# plan
 
 
 class Plan(NamedTuple):
@@ -112,7 +126,10 @@ class Plan(NamedTuple):
 
 
 def plan(line: CronLine, catch_up: CatchUp, *, first_ms: int, now_ms: int, grace_ms: int) -> Plan:
-    """`first_ms`: the first occurrence that is not settled, which is due. One that is later than `grace_ms` was missed."""
+    """`first_ms`: the first occurrence that is not settled, which is due.
+
+    One that is later than `grace_ms` was missed.
+    """
     missed_ms = now_ms - grace_ms - 1  # and before
     if first_ms > missed_ms:
         return Plan(None, [first_ms])

@@ -1,7 +1,8 @@
 """Sends a message whenever a cron schedule says so, over a `MessageStore`.
 
-What schedules say is kept by a registry, what has come of them lies in the log (`cron_log.py`): a firing is one append of the
-message and a mark, and how far each schedule is settled is what the marks say. So each fires once, whatever is killed when.
+What schedules say is kept by a registry, what has come of them lies in the log (`cron_log.py`): a
+firing is one append of the message and a mark, and how far each schedule is settled is what the
+marks say. So each fires once, whatever is killed when.
 """
 
 import asyncio
@@ -12,7 +13,16 @@ import msgspec
 import structlog
 
 from scheduler.cron_log import CronLog, Firing, Step
-from scheduler.cron_schedule import CRON_QUEUE, CountRestarted, CronParked, CronSchedule, CronState, Fired, Skipped, plan
+from scheduler.cron_schedule import (
+    CRON_QUEUE,
+    CountRestarted,
+    CronParked,
+    CronSchedule,
+    CronState,
+    Fired,
+    Skipped,
+    plan,
+)
 from scheduler.cron_table import CronItem
 from scheduler.options import ScheduleOptions
 from storage.clock import Clock
@@ -34,7 +44,8 @@ _APPEND_BYTES = 1 << 20
 _SLICE = 50  # schedules worked out in one turn of the loop
 _CANCELLED_KEPT = 1_000  # so that they can be looked at
 _RETRY_MS = 60_000  # one that was set aside is tried again
-_WRONG_CLOCK_MS = 86_400_000  # one that is settled so far ahead was settled by a clock that was wrong
+# one that is settled so far ahead was settled by a clock that was wrong
+_WRONG_CLOCK_MS = 86_400_000
 _MOST_AHEAD = 1_000  # firings of one schedule ahead of the clock that are known not to fire again
 
 
@@ -79,16 +90,21 @@ class CronService:
         self._retried_ms = clock.monotonic_ms()
         self._swept_ms: int | None = None  # by the wall clock
 
-    # ------------------------------------------------------------------------------------------------------ life cycle
+    # ----------------------------------------------------------------------------------------------
+    # life cycle
 
     async def start(self) -> int:
-        """Give the table back from the registry, the last snapshot and the log; the number of marks replayed."""
+        """Give the table back from the registry, the last snapshot and the log; the number of marks
+        replayed.
+        """
         await self._store.create_topic(CRON_QUEUE.topic, queue_count=1)
         lost_before_ms = await self._log.restore()
         replayed, is_damaged = await self._log.replay()
         settled = self.table.settled()
         for number, schedule in enumerate(await self._registry.load()):
-            is_lost = schedule.schedule_id not in settled and schedule.counts_from_ms < lost_before_ms
+            is_lost = (
+                schedule.schedule_id not in settled and schedule.counts_from_ms < lost_before_ms
+            )
             if is_damaged or is_lost:
                 # A mark of it may be lost to damage: it continues from now, rather than fire twice.
                 log.warning("cron_goes_on_from_now", schedule_id=schedule.schedule_id)
@@ -103,7 +119,8 @@ class CronService:
         """Keep how far schedules are settled; how many bytes, 0 where nothing is new."""
         return await self._log.save_snapshot()
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------------------------
+    # reading
 
     def get(self, schedule_id: str) -> CronItem:
         """Raises UnknownSchedule."""
@@ -114,10 +131,17 @@ class CronService:
 
     def set_aside(self) -> dict[str, str]:
         """The schedules whose times cannot be worked out, and why."""
-        return {item.schedule_id: item.reason or "" for item in self.table if item.state is CronState.SET_ASIDE}
+        return {
+            item.schedule_id: item.reason or ""
+            for item in self.table
+            if item.state is CronState.SET_ASIDE
+        }
 
     def made_before(self, key: str, fingerprint: str, *, since_ms: int) -> CronItem | None:
-        """The schedule that was made with this idempotency key, then or later. Raises IdempotencyKeyReused."""
+        """The schedule that was made with this idempotency key, then or later.
+
+        Raises IdempotencyKeyReused.
+        """
         before = self.table.get(self._by_key.get(key, ""))
         if before is None or before.schedule.created_at_ms < since_ms:
             return None
@@ -130,10 +154,13 @@ class CronService:
         return self._log.left_out
 
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
-        """The last things that came of it, newest first; none where the engine does not find messages by their key."""
+        """The last things that came of it, newest first; none where the engine does not find
+        messages by their key.
+        """
         return await self._log.recent(schedule_id, count=count)
 
-    # --------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
     async def create(self, schedule: CronSchedule, *, key_window_ms: int) -> tuple[CronItem, bool]:
         """(the schedule, was its idempotency key used before). Durable on return.
@@ -143,7 +170,9 @@ class CronService:
         async with self._turn:
             if schedule.idempotency_key is not None:
                 before = self.made_before(
-                    schedule.idempotency_key, schedule.fingerprint or "", since_ms=schedule.created_at_ms - key_window_ms
+                    schedule.idempotency_key,
+                    schedule.fingerprint or "",
+                    since_ms=schedule.created_at_ms - key_window_ms,
                 )
                 if before is not None:
                     return before, True
@@ -154,12 +183,23 @@ class CronService:
     def _check_limits(self, topic: str) -> None:
         options = self._options
         if self.table.open_count >= options.max_cron:
-            raise LimitReached(f"at most {options.max_cron} cron schedules may exist", pointer="/cron")
-        of_topic = [item for item in self.table if item.schedule.topic == topic and item.schedule.cancelled_at_ms is None]
+            raise LimitReached(
+                f"at most {options.max_cron} cron schedules may exist", pointer="/cron"
+            )
+        of_topic = [
+            item
+            for item in self.table
+            if item.schedule.topic == topic and item.schedule.cancelled_at_ms is None
+        ]
         if len(of_topic) >= options.max_cron_per_topic:
-            raise LimitReached(f"at most {options.max_cron_per_topic} cron schedules of a topic may exist", pointer="/topic")
+            raise LimitReached(
+                f"at most {options.max_cron_per_topic} cron schedules of a topic may exist",
+                pointer="/topic",
+            )
 
-    async def change(self, schedule_id: str, edit: Callable[[CronSchedule], CronSchedule]) -> CronItem:
+    async def change(
+        self, schedule_id: str, edit: Callable[[CronSchedule], CronSchedule]
+    ) -> CronItem:
         """Change a schedule; `edit` may refuse by raising. Durable on return.
 
         Raises UnknownSchedule, AlreadyCancelled.
@@ -172,7 +212,9 @@ class CronService:
             return await self._save(old, new)
 
     async def cancel(self, schedule_id: str, *, check: Callable[[CronSchedule], None]) -> CronItem:
-        """It fires no more. `check` may refuse by raising. Durable on return. Raises UnknownSchedule.
+        """It fires no more.
+
+        `check` may refuse by raising. Durable on return. Raises UnknownSchedule.
 
         Cancelling what is cancelled changes nothing.
         """
@@ -182,7 +224,9 @@ class CronService:
             check(old)
             if old.cancelled_at_ms is not None:
                 return item
-            item = await self._save(old, msgspec.structs.replace(old, cancelled_at_ms=self._clock.wall_ms()))
+            item = await self._save(
+                old, msgspec.structs.replace(old, cancelled_at_ms=self._clock.wall_ms())
+            )
             await self._forget_cancelled()
             return item
 
@@ -190,7 +234,10 @@ class CronService:
         if new == old:
             return self.table.put(old)  # tried again, where it was set aside
         times = (new.cron, new.time_zone, new.paused)
-        now_ms, has_new_times = self._clock.wall_ms(), times != (old.cron, old.time_zone, old.paused)
+        now_ms, has_new_times = (
+            self._clock.wall_ms(),
+            times != (old.cron, old.time_zone, old.paused),
+        )
         if has_new_times:
             new = msgspec.structs.replace(new, counts_from_ms=now_ms)
         new = msgspec.structs.replace(new, revision=old.revision + 1)
@@ -214,12 +261,20 @@ class CronService:
             await self._registry.forget(gone)
             for schedule_id in gone:
                 self.table.forget(schedule_id)
-            self._by_key = {key: schedule_id for key, schedule_id in self._by_key.items() if schedule_id not in gone}
+            self._by_key = {
+                key: schedule_id
+                for key, schedule_id in self._by_key.items()
+                if schedule_id not in gone
+            }
 
-    # ---------------------------------------------------------------------------------------------------------- firing
+    # ----------------------------------------------------------------------------------------------
+    # firing
 
     async def run_once(self, now_ms: int) -> int:
-        """Fire what is due; how many messages. Raises what `append` raises: what is left is due again."""
+        """Fire what is due; how many messages.
+
+        Raises what `append` raises: what is left is due again.
+        """
         fired = 0
         async with self._turn:
             self._retry_set_aside()
@@ -229,13 +284,16 @@ class CronService:
                 for number, item in enumerate(due, 1):
                     added = await self._steps(item, now_ms)
                     steps += added
-                    if number % _SLICE == 0 or len(added) > 1:  # to make up for what was missed takes its time
+                    # to make up for what was missed takes its time
+                    if number % _SLICE == 0 or len(added) > 1:
                         await asyncio.sleep(0)
                 fired += await self._take(steps)
         return fired
 
     async def _look_for_wrong_clock(self, now_ms: int) -> None:
-        """A clock that was far ahead has settled what is still to come: once it is right, those schedules count from now."""
+        """A clock that was far ahead has settled what is still to come: once it is right, those
+        schedules count from now.
+        """
         if self._swept_ms is None or now_ms < self._swept_ms:
             limit_ms = now_ms + _WRONG_CLOCK_MS
             for item in list(self.table):
@@ -245,8 +303,12 @@ class CronService:
         self._swept_ms = now_ms
 
     async def _count_anew(self, item: CronItem, now_ms: int) -> None:
-        """Whatever its marks say, it goes on from now; what has fired ahead of the clock does not again. Durable on return."""
-        log.warning("cron_counts_anew", schedule_id=item.schedule_id, settled_ms=item.settled.until_ms)
+        """Whatever its marks say, it goes on from now; what has fired ahead of the clock does not
+        again. Durable on return.
+        """
+        log.warning(
+            "cron_counts_anew", schedule_id=item.schedule_id, settled_ms=item.settled.until_ms
+        )
         if item.schedule.counts_from_ms > now_ms:
             schedule = msgspec.structs.replace(item.schedule, counts_from_ms=now_ms)
             await self._registry.change(schedule)
@@ -259,7 +321,9 @@ class CronService:
         else:
             ahead |= {one.mark.settled_ms for one in recent if isinstance(one.mark, Fired)}
         fired_ahead = sorted(moment_ms for moment_ms in ahead if moment_ms > now_ms)
-        mark = CountRestarted(schedule_id=item.schedule_id, settled_ms=now_ms, fired_ahead=fired_ahead[:_MOST_AHEAD])
+        mark = CountRestarted(
+            schedule_id=item.schedule_id, settled_ms=now_ms, fired_ahead=fired_ahead[:_MOST_AHEAD]
+        )
         await self._log.append([Step(item, mark, ())])
 
     def _retry_set_aside(self) -> None:
@@ -276,7 +340,8 @@ class CronService:
         assert first_ms is not None
         try:
             planned = plan(
-                line, schedule.catch_up, first_ms=first_ms, now_ms=now_ms, grace_ms=self._options.cron_grace_ms
+                line, schedule.catch_up, first_ms=first_ms, now_ms=now_ms,
+                grace_ms=self._options.cron_grace_ms
             )  # fmt: skip
             steps = [await self._firing(item, moment_ms) for moment_ms in planned.fire]
         except Exception as error:  # any other defect of one schedule must not stop the others
@@ -291,17 +356,28 @@ class CronService:
 
     async def _firing(self, item: CronItem, moment_ms: int) -> Step:
         if moment_ms in item.settled.fired_ahead:
-            return Step(item, Skipped(schedule_id=item.schedule_id, settled_ms=moment_ms, since_ms=moment_ms), ())
+            return Step(
+                item,
+                Skipped(schedule_id=item.schedule_id, settled_ms=moment_ms, since_ms=moment_ms),
+                (),
+            )
         try:
             message = await self._build(item.schedule, moment_ms)
         except RejectedError as refused:
             return Step(item, self._aside(item, moment_ms, refused), ())
-        fired = Fired(schedule_id=item.schedule_id, settled_ms=moment_ms, message_id=message.message_id)
+        fired = Fired(
+            schedule_id=item.schedule_id, settled_ms=moment_ms, message_id=message.message_id
+        )
         return Step(item, fired, [message])
 
     def _aside(self, item: CronItem, moment_ms: int, refused: RejectedError) -> CronParked:
         reason = f"{type(refused).__name__}: {refused.detail}"
-        log.warning("cron_occurrence_set_aside", schedule_id=item.schedule_id, topic=item.schedule.topic, reason=reason)
+        log.warning(
+            "cron_occurrence_set_aside",
+            schedule_id=item.schedule_id,
+            topic=item.schedule.topic,
+            reason=reason,
+        )
         return CronParked(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason[:1_000])
 
     async def _take(self, steps: Sequence[Step]) -> int:
@@ -319,7 +395,9 @@ class CronService:
         return fired
 
     async def _take_together(self, steps: Sequence[Step]) -> int:
-        """All in one append; where that is refused, each in its own, and the occurrences that are refused are set aside."""
+        """All in one append; where that is refused, each in its own, and the occurrences that are
+        refused are set aside.
+        """
         try:
             await self._log.append(steps)
         except RejectedError as refused:
@@ -328,6 +406,8 @@ class CronService:
             (step,) = steps
             if not step.messages:
                 raise
-            await self._log.append([Step(step.item, self._aside(step.item, step.mark.settled_ms, refused), ())])
+            await self._log.append(
+                [Step(step.item, self._aside(step.item, step.mark.settled_ms, refused), ())]
+            )
             return 0
         return sum(len(step.messages) for step in steps)

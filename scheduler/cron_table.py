@@ -1,6 +1,9 @@
-"""The table of cron schedules: what each one says, how far it is settled, and which is due next. Pure.
+"""The table of cron schedules: what each one says, how far it is settled, and which is due next.
 
-How far they are settled is derived: replaying the marks gives it back. A mark that is applied twice changes nothing.
+Pure.
+
+How far they are settled is derived: replaying the marks gives it back. A mark that is applied twice
+changes nothing.
 """
 
 import heapq
@@ -22,11 +25,16 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def and_until(self, settled_ms: int) -> "Settled":
         until_ms = max(settled_ms, self.until_ms)
-        return Settled(until_ms, frozenset(one_ms for one_ms in self.fired_ahead if one_ms > until_ms))
+        return Settled(
+            until_ms, frozenset(one_ms for one_ms in self.fired_ahead if one_ms > until_ms)
+        )
 
 
 class CronItem:
-    """One schedule. `next_ms` is None where nothing is to come: it is paused, cancelled, set aside, or at its end."""
+    """One schedule.
+
+    `next_ms` is None where nothing is to come: it is paused, cancelled, set aside, or at its end.
+    """
 
     def __init__(self, schedule: CronSchedule, settled: Settled) -> None:
         self.schedule = schedule
@@ -52,7 +60,8 @@ class CronTable:
     def __init__(self) -> None:
         self._items: dict[str, CronItem] = {}
         self._settled: dict[str, Settled] = {}  # of schedules that are not here (yet)
-        self._due: list[tuple[int, str]] = []  # with stale ones in between: those that are not next any more
+        # with stale ones in between: those that are not next any more
+        self._due: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
         return len(self._items)
@@ -71,8 +80,12 @@ class CronTable:
     def get(self, schedule_id: str) -> CronItem | None:
         return self._items.get(schedule_id)
 
-    def search(self, *, after: str, count: int, wanted: Callable[[CronItem], bool]) -> list[CronItem]:
-        """So many items behind this id, in the order of ids, which is that in which they were made."""
+    def search(
+        self, *, after: str, count: int, wanted: Callable[[CronItem], bool]
+    ) -> list[CronItem]:
+        """So many items behind this id, in the order of ids, which is that in which they
+        were made.
+        """
         found = [item for item in self if item.schedule_id > after and wanted(item)]
         return heapq.nsmallest(count, found, key=attrgetter("schedule_id"))
 
@@ -95,7 +108,8 @@ class CronTable:
             self._push(item)
         return list(found.values())
 
-    # ------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
     def put(self, schedule: CronSchedule) -> CronItem:
         """Add or replace a schedule.
@@ -103,7 +117,11 @@ class CronTable:
         A schedule that cannot be computed is set aside with the reason.
         """
         known = self._items.get(schedule.schedule_id)
-        settled = known.settled if known is not None else self._settled.pop(schedule.schedule_id, Settled())
+        settled = (
+            known.settled
+            if known is not None
+            else self._settled.pop(schedule.schedule_id, Settled())
+        )
         item = self._items[schedule.schedule_id] = CronItem(schedule, settled)
         if schedule.cancelled_at_ms is None:
             try:
@@ -140,13 +158,17 @@ class CronTable:
         item.reason, item.next_ms = reason, None
 
     def drop_unknown(self) -> None:
-        """Forget the progress of schedules that are not registered: they were cancelled long ago."""
+        """Forget the progress of schedules that are not registered: they were cancelled
+        long ago.
+        """
         self._settled.clear()
 
     def _find_next(self, item: CronItem) -> None:
         is_open = item.line is not None and not item.schedule.paused
         item.next_ms = (
-            item.line.after(max(item.settled.until_ms, item.schedule.counts_from_ms)) if is_open and item.line else None
+            item.line.after(max(item.settled.until_ms, item.schedule.counts_from_ms))
+            if is_open and item.line
+            else None
         )
         self._push(item)
 

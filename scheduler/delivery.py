@@ -1,7 +1,8 @@
 """Delivers what is due: what is due now at once, what is long overdue at a bounded rate.
 
-A delivery is one append of messages and a mark that names them, so after a crash there are both or neither. Messages are read a
-piece ahead and appended in the order of their times; several appends wait for the disk together.
+A delivery is one append of messages and a mark that names them, so after a crash there are both or
+neither. Messages are read a piece ahead and appended in the order of their times; several appends
+wait for the disk together.
 """
 
 import asyncio
@@ -105,7 +106,8 @@ class Delivery:
         self._allowance = min(self._allowance + rate * elapsed_ms / 1_000, float(rate))
         return int(self._allowance)
 
-    # -------------------------------------------------------------------------------------------------------- in pieces
+    # ----------------------------------------------------------------------------------------------
+    # in pieces
 
     async def _deliver_all(self, entries: Sequence[DueEntry]) -> int:
         if not entries:
@@ -114,9 +116,14 @@ class Delivery:
         return await self._under_way.uncancelled(self._in_pieces(entries))
 
     async def _in_pieces(self, entries: Sequence[DueEntry]) -> int:
-        """Begun in the order of their times. What could not be delivered is put back, whatever is raised."""
+        """Begun in the order of their times.
+
+        What could not be delivered is put back, whatever is raised.
+        """
         left = {entry.place: entry for entry in entries}
-        pieces = [entries[at : at + _PIECE_MESSAGES] for at in range(0, len(entries), _PIECE_MESSAGES)]
+        pieces = [
+            entries[at : at + _PIECE_MESSAGES] for at in range(0, len(entries), _PIECE_MESSAGES)
+        ]
         appends: deque[asyncio.Task[int]] = deque()
         delivered = 0
         reading = asyncio.ensure_future(self._read(pieces[0], left))
@@ -139,7 +146,9 @@ class Delivery:
         return delivered
 
     async def _deliver(self, ready: Sequence[_Ready], left: dict[int, DueEntry]) -> int:
-        """All in one append; where that is refused, each in its own, and the poisoned ones are set aside."""
+        """All in one append; where that is refused, each in its own, and the poisoned ones are set
+        aside.
+        """
         given = [one.message for one in ready if one.message is not None]
         entries = [one.entry for one in ready]
         try:
@@ -155,7 +164,11 @@ class Delivery:
         return len(ready)
 
     async def _set_aside(
-        self, entry: DueEntry, schedule_id: str, error: RejectedError | CorruptRecord, left: dict[int, DueEntry]
+        self,
+        entry: DueEntry,
+        schedule_id: str,
+        error: RejectedError | CorruptRecord,
+        left: dict[int, DueEntry],
     ) -> None:
         reason = f"{type(error).__name__}: {error.detail}"
         log.warning("delivery_set_aside", schedule_id=schedule_id, reason=reason)
@@ -167,7 +180,8 @@ class Delivery:
             del left[entry.place]
             self._under_way.end(entry.place)
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------------------------
+    # reading
 
     async def _read(self, entries: Sequence[DueEntry], left: dict[int, DueEntry]) -> list[_Ready]:
         """The messages of these entries; what cannot be read or understood is set aside."""
@@ -183,7 +197,9 @@ class Delivery:
                     if not isinstance(message, StoredMessage):
                         raise message
                     schedule_id = scheduled_message.schedule_id_of(message)
-                    ready.append(_Ready(entry, schedule_id, await self._unwrap(entry.place, message)))
+                    ready.append(
+                        _Ready(entry, schedule_id, await self._unwrap(entry.place, message))
+                    )
                 except (RejectedError, CorruptRecord) as error:
                     await self._set_aside(entry, schedule_id, error, left)
         return ready

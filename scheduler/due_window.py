@@ -5,7 +5,8 @@
     in the index, read on    | all of it is in memory,         | in the index, read when its
     behind `overdue_after`   | so far as memory has room       | time comes near
 
-What is long overdue is the backlog, which is delivered at its own rate; it must not keep what is due now from memory.
+What is long overdue is the backlog, which is delivered at its own rate; it must not keep what is
+due now from memory.
 """
 
 import heapq
@@ -22,11 +23,13 @@ class DueWindow:
         """More than `max_entries` it does not hold: then it ends earlier."""
         self._max_entries = max_entries
         self._open: dict[int, DueEntry] = {}  # by place; with those that are just being delivered
-        self._heap: list[DueEntry] = []  # with stale ones in between: those that are not in `_open` as they are
+        # with stale ones in between: those that are not in `_open` as they are
+        self._heap: list[DueEntry] = []
         self.begin_ms = _FIRST_MS
         self.end = before(_FIRST_MS)
         self.overdue_after = before(_FIRST_MS)
-        self.later_ms: int | None = None  # the index has nothing behind the end that is due before that; None: nothing at all
+        # the index has nothing behind the end that is due before that; None: nothing at all
+        self.later_ms: int | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -50,7 +53,9 @@ class DueWindow:
         return 2 * self.room >= self._max_entries
 
     def next_due_ms(self) -> int | None:
-        """When something is due next, overdue ones apart: exactly, where it is in memory, and else not before that."""
+        """When something is due next, overdue ones apart: exactly, where it is in memory, and else
+        not before that.
+        """
         first = self._first()
         return self.later_ms if first is None else first.due_ms
 
@@ -62,7 +67,8 @@ class DueWindow:
     def is_waiting(self, entry: DueEntry) -> bool:
         return self._open.get(entry.place) == entry
 
-    # -------------------------------------------------------------------------------------------- as the index changes
+    # --------------------------------------------------------------------------------------------
+    # as the index changes
 
     def change(self, added: Iterable[DueEntry], taken: Iterable[DueEntry]) -> None:
         """Apply the changes that the index gets, too."""
@@ -80,7 +86,9 @@ class DueWindow:
             self._shrink()
 
     def extend(self, entries: Iterable[DueEntry], end: DueEntry, *, later_ms: int | None) -> None:
-        """All that the index has behind the end of the window, up to a new end, and when what lies behind that is due."""
+        """All that the index has behind the end of the window, up to a new end, and when what lies
+        behind that is due.
+        """
         for entry in entries:
             self._add(entry)
         self.end, self.later_ms = end, later_ms
@@ -93,7 +101,8 @@ class DueWindow:
         self.overdue_after = before(_FIRST_MS)
         self.later_ms = None
 
-    # ------------------------------------------------------------------------------------------------- as time goes on
+    # ----------------------------------------------------------------------------------------------
+    # as time goes on
 
     def advance(self, begin_ms: int) -> None:
         """Move the begin of the window. A clock that is set back does not move it."""
@@ -114,7 +123,11 @@ class DueWindow:
     def take(self, now_ms: int, *, max_entries: int) -> list[DueEntry]:
         """Take due entries, earliest first. Each is taken once; `put_back` undelivered ones."""
         taken: list[DueEntry] = []
-        while len(taken) < max_entries and (first := self._first()) is not None and first.due_ms <= now_ms:
+        while (
+            len(taken) < max_entries
+            and (first := self._first()) is not None
+            and first.due_ms <= now_ms
+        ):
             taken.append(heapq.heappop(self._heap))
         return taken
 
@@ -137,7 +150,9 @@ class DueWindow:
         self._open[entry.place] = entry
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._open) + 64:
-            self._heap = sorted({one.place: one for one in self._heap if self.is_waiting(one)}.values())
+            self._heap = sorted(
+                {one.place: one for one in self._heap if self.is_waiting(one)}.values()
+            )
 
     def _shrink(self) -> None:
         """Keep the earlier half."""

@@ -1,4 +1,6 @@
-"""Every loop of the service in one place: who looks after them, and what readiness, metrics and operators see, asks here."""
+"""Every loop of the service in one place: who looks after them, and what readiness, metrics and
+operators see, asks here.
+"""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,14 +10,20 @@ from storage.clock import Clock
 
 
 class ParkedItems(NamedTuple):
-    """Items that a loop could not deal with and went past; each is tried again after a while, or by hand."""
+    """Items that a loop could not deal with and went past; each is tried again after a while, or by
+    hand.
+    """
 
     total: int = 0
     some: Sequence[tuple[str, str]] = ()  # (id, reason)
 
 
 class LoopReport(NamedTuple):
-    """How a loop is. `last_error`: of the last run, if that failed; `waits_for`: why what is due waits, which is no failure."""
+    """How a loop is.
+
+    `last_error`: of the last run, if that failed; `waits_for`: why what is due waits, which is no
+    failure.
+    """
 
     loop: str
     last_run_ms: int | None
@@ -96,4 +104,8 @@ class Loops:
 
     def failing(self, check: str) -> list[str]:
         """The loops of this check whose last run failed."""
-        return [report.loop for loop in self._loops if loop.check == check and (report := loop.report()).last_error]
+        return [
+            report.loop
+            for loop in self._loops
+            if loop.check == check and (report := loop.report()).last_error
+        ]

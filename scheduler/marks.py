@@ -1,8 +1,10 @@
-"""What became of scheduled messages, as it stands in the log: topic rmq_sys_escrowmq_schedules, queue 0, body JSON. Pure.
+"""What became of scheduled messages, as it stands in the log: topic rmq_sys_escrowmq_schedules,
+queue 0, body JSON. Pure.
 
     delivered   in one append with the messages themselves
     put_back    in one append with copies of the messages, which say themselves when they are due
-    cancelled, moved, set_aside   of one schedule, whose id is the key, so that the key index finds the last one
+    cancelled, moved, set_aside   of one schedule, whose id is the key, so that the key index finds
+                                  the last one
 
 A mark says of each message the entry of the index that it ends: `[due_ms, place, revision, label]`.
 So no reader has to look for the message in order to know what the mark is about.
@@ -91,7 +93,14 @@ def shown_due_ms(entry: DueEntry) -> int:
 
 def encode(mark: AnyMark, *, now_ms: int) -> Message:
     key = mark.schedule_id if isinstance(mark, Change) else None
-    return Message(queue=MARK_QUEUE, message_id="", body=msgspec.json.encode(mark), born_at_ms=now_ms, key=key, tag="schedule")
+    return Message(
+        queue=MARK_QUEUE,
+        message_id="",
+        body=msgspec.json.encode(mark),
+        born_at_ms=now_ms,
+        key=key,
+        tag="schedule",
+    )
 
 
 def decode(message: StoredMessage) -> AnyMark:

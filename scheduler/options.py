@@ -16,7 +16,8 @@ class ScheduleOptions:
     catch_up_per_second: int = 5_000  # and delivered at this rate, beside what is due now
     max_cron: int = 10_000  # cron schedules, all of them in memory; more are refused
     max_cron_per_topic: int = 1_000
-    cron_grace_ms: int = 60_000  # an occurrence that is later than this was missed: its schedule says what becomes of it
+    # an occurrence that is later than this was missed: its schedule says what becomes of it
+    cron_grace_ms: int = 60_000
 
     def __post_init__(self) -> None:
         require_at_least(1, self)

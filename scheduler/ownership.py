@@ -13,7 +13,9 @@ class OwnershipLease(Protocol):
     """The right of one process to run a loop, for a while."""
 
     async def take(self) -> int | None:
-        """Take it, or keep it: the fencing token, which rises with each new owner. None where another has it.
+        """Take it, or keep it: the fencing token, which rises with each new owner.
+
+        None where another has it.
 
         To be called before each run; None: do not run.
         """

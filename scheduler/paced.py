@@ -1,8 +1,10 @@
-"""Saves a table as often as its size allows: the next time waits until what was written last has been paid for.
+"""Saves a table as often as its size allows: the next time waits until what was written last has
+been paid for.
 
-A table of a million undecided transactions takes 338 MB. Saved whole every ten seconds it would have a tenth of a core and of a
-disk for as long as anything changes; at this rate it has a few hundredths, whatever its size, and a start after a kill replays
-what came in since: so many seconds of messages as the table has times `BYTES_PER_SECOND`.
+A table of a million undecided transactions takes 338 MB. Saved whole every ten seconds it would
+have a tenth of a core and of a disk for as long as anything changes; at this rate it has a few
+hundredths, whatever its size, and a start after a kill replays what came in since: so many seconds
+of messages as the table has times `BYTES_PER_SECOND`.
 """
 
 from collections.abc import Awaitable, Callable

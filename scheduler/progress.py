@@ -1,8 +1,11 @@
-"""Which messages of the delay queues are done: delivered, cancelled, or put back further behind. Pure.
+"""Which messages of the delay queues are done: delivered, cancelled, or put back further behind.
 
-They are not done in their order: one may be moved to next year while thousands behind it are delivered. So beside the first one
-that is not done there is a bit for each behind it; a piece of which all are done takes no bits. A broker that is given the
-files knows only the first one (`storage/local/delay_files.py`) and delivers those behind it again.
+Pure.
+
+They are not done in their order: one may be moved to next year while thousands behind it are
+delivered. So beside the first one that is not done there is a bit for each behind it; a piece of
+which all are done takes no bits. A broker that is given the files knows only the first one
+(`storage/local/delay_files.py`) and delivers those behind it again.
 """
 
 from collections.abc import Iterable
@@ -86,7 +89,8 @@ class Progress:
         kept: _Kept = []
         for queue, done in self._queues.items():
             pieces = [
-                (piece, b"" if bits == _WHOLE else bits.to_bytes(_PIECE_BYTES, "big")) for piece, bits in done.pieces.items()
+                (piece, b"" if bits == _WHOLE else bits.to_bytes(_PIECE_BYTES, "big"))
+                for piece, bits in done.pieces.items()
             ]
             kept.append((queue, done.first, pieces))
         return msgspec.msgpack.encode(kept)

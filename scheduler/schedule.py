@@ -42,5 +42,9 @@ class Schedule(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(self, entry=mark.entry, state=ScheduleState.CANCELLED)
         (entry,) = mark.added
         if isinstance(mark, SetAside):
-            return msgspec.structs.replace(self, entry=entry, state=ScheduleState.SET_ASIDE, reason=mark.reason)
-        return msgspec.structs.replace(self, entry=entry, state=ScheduleState.SCHEDULED, reason=None)
+            return msgspec.structs.replace(
+                self, entry=entry, state=ScheduleState.SET_ASIDE, reason=mark.reason
+            )
+        return msgspec.structs.replace(
+            self, entry=entry, state=ScheduleState.SCHEDULED, reason=None
+        )

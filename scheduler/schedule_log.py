@@ -1,4 +1,5 @@
-"""What the log says about schedules: follows the delay topics and the marks, and tells the index and the window.
+"""What the log says about schedules: follows the delay topics and the marks, and tells the index
+and the window.
 
 Messages are delayed by an append to a delay topic (a send, a commit). This package reads them as
 any reader does, so what it knows is what the visible log says, and nothing that was stored can be
@@ -25,7 +26,15 @@ from storage.clock import Clock
 from storage.errors import CorruptRecord, NotSupportedByEngine, UnknownTopic
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.journal import Replay, leave_out, read_event
-from storage.message import NEVER_MS, Appended, DueEntry, Durability, Message, QueueId, StoredMessage
+from storage.message import (
+    NEVER_MS,
+    Appended,
+    DueEntry,
+    Durability,
+    Message,
+    QueueId,
+    StoredMessage,
+)
 from storage.store import (
     ANY_LABEL,
     DelayProgress,
@@ -74,7 +83,8 @@ class ScheduleLog:
         self._begins: dict[QueueId, int] | None = None  # during a rebuild of the index
         self._parked: set[int] = set()  # damaged, found during a rebuild of the index
         self.left_out = 0  # damaged marks that the replay of the progress left out
-        self._lock = asyncio.Lock()  # who reads the index for the window must not miss what is followed meanwhile
+        # who reads the index for the window must not miss what is followed meanwhile
+        self._lock = asyncio.Lock()
 
     @property
     def counts(self) -> DueCounts:
@@ -82,7 +92,10 @@ class ScheduleLog:
 
     async def start(self) -> int:
         """Read on from where the index is; the number of messages read."""
-        delay_queues = [*await self._queues_of(SCHEDULE_TOPIC, LEVEL_COUNT), *await self._queues_of(TIMER_QUEUE.topic, 1)]
+        delay_queues = [
+            *await self._queues_of(SCHEDULE_TOPIC, LEVEL_COUNT),
+            *await self._queues_of(TIMER_QUEUE.topic, 1),
+        ]
         await self._queues_of(MARK_QUEUE.topic, 1)
         kept = self._index.due_positions()
         self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **kept}
@@ -94,7 +107,9 @@ class ScheduleLog:
             count = await self.follow()
         if isinstance(self._store, DelayProgress):
             for queue, queue_offset in self._store.delay_progress_by_others().items():
-                self._progress.note_done_before(queue, min(queue_offset, self._positions.get(queue, 0)))
+                self._progress.note_done_before(
+                    queue, min(queue_offset, self._positions.get(queue, 0))
+                )
             self._tell_progress()
         return count
 
@@ -102,25 +117,34 @@ class ScheduleLog:
     def delay_queues(self) -> list[QueueId]:
         return [queue for queue in self._positions if queue != MARK_QUEUE]
 
-    # ------------------------------------------------------------------------------------------------ following the log
+    # ----------------------------------------------------------------------------------------------
+    # following the log
 
     async def follow(self) -> int:
-        """Read what has become visible: first what was put off, then the marks; how many messages."""
+        """Read what has become visible: first what was put off, then the marks; how many
+        messages.
+        """
         async with self._lock:
             return await self._follow()
 
-    async def append(self, messages: Sequence[Message], mark: AnyMark, durability: Durability | None) -> None:
+    async def append(
+        self, messages: Sequence[Message], mark: AnyMark, durability: Durability | None
+    ) -> None:
         """Append them together, and follow up to the mark."""
         noted = marks.encode(mark, now_ms=self._clock.wall_ms())
         # A change is taken when nothing else is; what is due can wait.
         from_reserve = not isinstance(mark, Delivered)
-        appended = await self._store.append([*messages, noted], durability=durability, from_reserve=from_reserve)
+        appended = await self._store.append(
+            [*messages, noted], durability=durability, from_reserve=from_reserve
+        )
         place = appended[-1]
         if durability is Durability.SYNCED:
             await self._wait_durable(place)
         # The sync may take longer than the engine's limit: nothing is delivered twice while the
         # mark is pending.
-        if not await self._store.wait_for_arrival(MARK_QUEUE, place.queue_offset, timeout_ms=_MARK_WAIT_MS):
+        if not await self._store.wait_for_arrival(
+            MARK_QUEUE, place.queue_offset, timeout_ms=_MARK_WAIT_MS
+        ):
             await self._wait_durable(place)
         if self._positions[MARK_QUEUE] <= place.queue_offset:
             await self.follow()
@@ -128,14 +152,17 @@ class ScheduleLog:
     async def was_delivered_by_broker(self, place: int, message: StoredMessage) -> bool:
         """Of what is still due. A broker marks nothing when it delivers.
 
-        It says how far it has come; and what lies in the real topic since it was put off, it has delivered.
+        It says how far it has come; and what lies in the real topic since it was put off, it has
+        delivered.
         """
         if self._progress.is_done(place):
             return True
         if not scheduled_message.is_brokers(message) or not isinstance(self._store, KeyLookup):
             return False
         topics, from_ms = [scheduled_message.real_topic(message)], message.stored_at_ms
-        by_id = self._store.find_messages(message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1)
+        by_id = self._store.find_messages(
+            message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1
+        )
         return bool(await by_id)
 
     async def save_snapshot(self) -> int:
@@ -153,8 +180,13 @@ class ScheduleLog:
             await self._store.wait_durable(place)
 
     async def _make_anew(self) -> int:
-        """Marks outlive the messages that they are about by a while. Those of dropped ones must leave no trace in the index."""
-        self._begins = {queue: (await self._store.offsets(queue)).first for queue in self.delay_queues}
+        """Marks outlive the messages that they are about by a while.
+
+        Those of dropped ones must leave no trace in the index.
+        """
+        self._begins = {
+            queue: (await self._store.offsets(queue)).first for queue in self.delay_queues
+        }
         try:
             return await self._follow()
         finally:
@@ -170,7 +202,11 @@ class ScheduleLog:
 
     def _tell_progress(self) -> None:
         if isinstance(self._store, DelayProgress):
-            done_before = {queue: self._progress.done_before(queue) for queue in self.delay_queues if self._positions[queue]}
+            done_before = {
+                queue: self._progress.done_before(queue)
+                for queue in self.delay_queues
+                if self._positions[queue]
+            }
             if done_before != self._told:
                 self._told = done_before
                 self._store.keep_delay_progress(done_before)
@@ -181,7 +217,9 @@ class ScheduleLog:
         note = self._note_marks if queue == MARK_QUEUE else self._note_delayed
         while at < bounds.end:
             try:
-                messages = await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+                messages = await self._store.read(
+                    queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES
+                )
             except CorruptRecord as damage:
                 added, taken = self._note_damaged(queue, at, damage)
                 at += 1
@@ -197,24 +235,33 @@ class ScheduleLog:
             self._progress.note_done_before(queue, bounds.first)  # those have been dropped
         return at - begin
 
-    def _note_damaged(self, queue: QueueId, queue_offset: int, damage: CorruptRecord) -> tuple[list[DueEntry], list[DueEntry]]:
-        """When a damaged message is due, and for which topic, cannot be read: it is parked, and listed with the reason.
+    def _note_damaged(
+        self, queue: QueueId, queue_offset: int, damage: CorruptRecord
+    ) -> tuple[list[DueEntry], list[DueEntry]]:
+        """When a damaged message is due, and for which topic, cannot be read: it is parked, and
+        listed with the reason.
 
         A damaged mark is refused: it may have cancelled, moved or ended a delivery.
         """
         if queue == MARK_QUEUE:
             leave_out(queue, queue_offset, damage, may_leave_out=False)
             return [], []
-        log.error("schedule_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage))
+        log.error(
+            "schedule_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage)
+        )
         place = scheduled_message.place_of(queue, queue_offset)
         if self._begins is not None:
             self._parked.add(place)
         return [scheduled_message.parked_entry(place)], []
 
-    def _note_delayed(self, messages: Sequence[StoredMessage]) -> tuple[list[DueEntry], list[DueEntry]]:
+    def _note_delayed(
+        self, messages: Sequence[StoredMessage]
+    ) -> tuple[list[DueEntry], list[DueEntry]]:
         return [scheduled_message.entry_of(message) for message in messages], []
 
-    def _note_marks(self, messages: Sequence[StoredMessage]) -> tuple[list[DueEntry], list[DueEntry]]:
+    def _note_marks(
+        self, messages: Sequence[StoredMessage]
+    ) -> tuple[list[DueEntry], list[DueEntry]]:
         read = [read_event(message, marks.decode) for message in messages]
         for mark in read:
             self.finished.extend(_finished(mark))
@@ -225,14 +272,18 @@ class ScheduleLog:
         return [*filter(self._counts, added)], [*filter(self._counts, taken)]
 
     def _in_the_index(self, entry: DueEntry) -> DueEntry:
-        """The entry that a mark ends: that of a damaged message was parked while the index is made again."""
+        """The entry that a mark ends: that of a damaged message was parked while the index is made
+        again.
+        """
         if entry.place not in self._parked:
             return entry
         self._parked.discard(entry.place)
         return scheduled_message.parked_entry(entry.place)
 
     def _note_progress(self, read: Sequence[AnyMark]) -> None:
-        self._progress.note_done(entry.place for mark in read if not mark.added for entry in mark.taken)
+        self._progress.note_done(
+            entry.place for mark in read if not mark.added for entry in mark.taken
+        )
 
     def _counts(self, entry: DueEntry) -> bool:
         if self._begins is None:
@@ -240,23 +291,30 @@ class ScheduleLog:
         queue, queue_offset = scheduled_message.message_at(entry.place)
         return queue_offset >= self._begins.get(queue, 0)
 
-    # -------------------------------------------------------------------------------------------------- reading the index
+    # ----------------------------------------------------------------------------------------------
+    # reading the index
 
     async def fill_window(self, now_ms: int) -> None:
-        """See to it that the window holds what is due by now and a while after, as far as it has room."""
+        """See to it that the window holds what is due by now and a while after, as far as it has
+        room.
+        """
 
         async def fill() -> bool:
             window = self.window
             if not window.has_room or window.end >= before(now_ms + self._near_ms // 2):
                 return False
             until_ms = now_ms + self._near_ms
-            page = await self._index.read_due(window.end, until_ms=until_ms, max_entries=window.room)
+            page = await self._index.read_due(
+                window.end, until_ms=until_ms, max_entries=window.room
+            )
             if page.end is not None:
                 window.extend(page.entries, page.end, later_ms=page.end.due_ms)
                 return True
             end = before(until_ms)
             behind = await self._index.read_due(end, until_ms=NEVER_MS, max_entries=1)
-            window.extend(page.entries, end, later_ms=behind.entries[0].due_ms if behind.entries else None)
+            window.extend(
+                page.entries, end, later_ms=behind.entries[0].due_ms if behind.entries else None
+            )
             return False
 
         while await self._exclusively(fill):
@@ -268,23 +326,33 @@ class ScheduleLog:
         async def read() -> list[DueEntry]:
             window = self.window
             until_ms = window.overdue_until_ms(now_ms)
-            page = await self._index.read_due(window.overdue_after, until_ms=until_ms, max_entries=max_entries)
+            page = await self._index.read_due(
+                window.overdue_after, until_ms=until_ms, max_entries=max_entries
+            )
             window.overdue_after = page.end or max(window.overdue_after, before(until_ms))
             return page.entries
 
         return await self._exclusively(read)
 
     async def count_overdue(self, now_ms: int) -> int:
-        return await self._exclusively(lambda: self._index.count_due(until_ms=self.window.overdue_until_ms(now_ms)))
-
-    async def read_due(self, after: DueEntry, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
         return await self._exclusively(
-            lambda: self._index.read_due(after, until_ms=until_ms, max_entries=max_entries, labels=labels)
+            lambda: self._index.count_due(until_ms=self.window.overdue_until_ms(now_ms))
+        )
+
+    async def read_due(
+        self, after: DueEntry, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
+    ) -> DuePage:
+        return await self._exclusively(
+            lambda: self._index.read_due(
+                after, until_ms=until_ms, max_entries=max_entries, labels=labels
+            )
         )
 
     async def is_due(self, entry: DueEntry) -> bool:
         """Is it still to be delivered, or set aside, as it stands there?"""
-        return self.window.is_waiting(entry) or await self._exclusively(lambda: self._index.holds_due(entry))
+        return self.window.is_waiting(entry) or await self._exclusively(
+            lambda: self._index.holds_due(entry)
+        )
 
     async def _exclusively(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read under the lock. A damaged index is rebuilt from the log, and read again."""
@@ -292,7 +360,12 @@ class ScheduleLog:
             try:
                 return await read()
             except CorruptRecord as damage:
-                log.error("timers_made_anew", file=str(damage.path), at=damage.physical_offset, reason=damage.reason)
+                log.error(
+                    "timers_made_anew",
+                    file=str(damage.path),
+                    at=damage.physical_offset,
+                    reason=damage.reason,
+                )
                 await self._index.forget_due()
                 self.window.clear()
                 self.finished.clear()
@@ -300,11 +373,18 @@ class ScheduleLog:
                 await self._make_anew()
                 return await read()
 
-    # --------------------------------------------------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------------------------------------
+    # helpers
 
     async def _recall_progress(self) -> None:
-        """As it was when the index was kept, or later: the marks that are followed then may say the same again."""
-        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
+        """As it was when the index was kept, or later: the marks that are followed then may say the
+        same again.
+        """
+        snapshot = (
+            await self._store.load_snapshot(SNAPSHOT)
+            if isinstance(self._store, Snapshots)
+            else None
+        )
         at = (await self._store.offsets(MARK_QUEUE)).first
         if snapshot is not None:
             try:

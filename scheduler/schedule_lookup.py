@@ -1,7 +1,9 @@
-"""Finds schedules by their id and lists them, from the log, the key index and the index of times: memory has no table of them.
+"""Finds schedules by their id and lists them, from the log, the key index and the index of times:
+memory has no table of them.
 
-The id leads to the message in its delay topic, and to the last mark about it. Whether it was delivered is not asked of marks,
-which name hundreds of messages each: what is in the index of times no more, and was not cancelled, has been delivered.
+The id leads to the message in its delay topic, and to the last mark about it. Whether it was
+delivered is not asked of marks, which name hundreds of messages each: what is in the index of times
+no more, and was not cancelled, has been delivered.
 """
 
 import heapq
@@ -67,15 +69,22 @@ class ScheduleLookup:
         by_place = scheduled_message.place_by_id(schedule_id)
         if by_place is not None:
             (found,) = await read_each(self._store, [by_place], max_bytes=_READ_BYTES)
-            if isinstance(found, StoredMessage) and scheduled_message.schedule_id_of(found) == schedule_id:
+            if (
+                isinstance(found, StoredMessage)
+                and scheduled_message.schedule_id_of(found) == schedule_id
+            ):
                 return as_made(found)
-            last = await self._last_change(schedule_id) if isinstance(found, CorruptRecord) else None
+            last = (
+                await self._last_change(schedule_id) if isinstance(found, CorruptRecord) else None
+            )
             if last is not None:
                 return Schedule(schedule_id, "", "", last.entry)
             entry = scheduled_message.parked_entry(scheduled_message.place_of(*by_place))
             if isinstance(found, CorruptRecord) and await self._log.is_due(entry):
                 return Schedule(schedule_id, "", "", entry, ScheduleState.SET_ASIDE, _reason(found))
-        for message_id in scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ():
+        for message_id in (
+            scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ()
+        ):
             async for message in self._waiting_messages(message_id):
                 if scheduled_message.schedule_id_of(message) == schedule_id:
                     return as_made(message)
@@ -85,7 +94,8 @@ class ScheduleLookup:
         """The schedule as it is now."""
         last = await self._last_change_of(made)
         while True:
-            # What was read is followed here, so that the index knows at least as much as the mark that was found.
+            # What was read is followed here, so that the index knows at least as much as the mark
+            # that was found.
             await self._log.follow()
             schedule = made if last is None else made.after(last)
             if schedule.state is ScheduleState.CANCELLED or await self._log.is_due(schedule.entry):
@@ -94,8 +104,13 @@ class ScheduleLookup:
             if last == before:
                 return msgspec.structs.replace(schedule, state=ScheduleState.DELIVERED)
 
-    async def page(self, wanted: Wanted, *, after: ListPosition | None, max_items: int) -> SchedulePage:
-        """By their times. Fewer than asked for, and more behind them, where much had to be passed over."""
+    async def page(
+        self, wanted: Wanted, *, after: ListPosition | None, max_items: int
+    ) -> SchedulePage:
+        """By their times.
+
+        Fewer than asked for, and more behind them, where much had to be passed over.
+        """
         await self._log.follow()
         found, end = await self._entries(wanted, after or ListPosition(-1, 0), max_items)
         items = await self._schedules(found)
@@ -107,17 +122,25 @@ class ScheduleLookup:
         return last if last is not None and last.entry.place == made.entry.place else None
 
     async def _waiting_messages(self, message_id: str) -> AsyncIterator[StoredMessage]:
-        """All that were ever put off under this id, newest first: the message itself, and its retries."""
+        """All that were ever put off under this id, newest first: the message itself, and its
+        retries.
+        """
         older_than: int | None = None
         while found := await self._lookup.find_messages(
-            message_id, topics=_DELAY_TOPICS, by_id=True, older_than=older_than, max_messages=_FOUND_AT_ONCE
+            message_id,
+            topics=_DELAY_TOPICS,
+            by_id=True,
+            older_than=older_than,
+            max_messages=_FOUND_AT_ONCE,
         ):
             for message in found:
                 yield message
             older_than = found[-1].log_offset
 
     async def _last_change(self, schedule_id: str) -> Change | None:
-        for message in await self._lookup.find_messages(schedule_id, topics=[MARK_QUEUE.topic], max_messages=1):
+        for message in await self._lookup.find_messages(
+            schedule_id, topics=[MARK_QUEUE.topic], max_messages=1
+        ):
             mark = marks.decode(message)
             assert isinstance(mark, Change)
             return mark
@@ -129,9 +152,12 @@ class ScheduleLookup:
             raise NotSupportedByEngine("this engine cannot look schedules up")
         return self._store
 
-    # ------------------------------------------------------------------------------------------------------------- lists
+    # ----------------------------------------------------------------------------------------------
+    # lists
 
-    async def _entries(self, wanted: Wanted, after: ListPosition, max_items: int) -> tuple[list[Finished], ListPosition | None]:
+    async def _entries(
+        self, wanted: Wanted, after: ListPosition, max_items: int
+    ) -> tuple[list[Finished], ListPosition | None]:
         """Of each state the first ones behind there, merged."""
         labels = range(1, 1 << 32)
         if wanted.topic is not None:
@@ -153,27 +179,39 @@ class ScheduleLookup:
         return found, None
 
     async def _of_state(
-        self, state: ScheduleState, wanted: Wanted, labels: range, after: ListPosition, max_items: int
+        self,
+        state: ScheduleState,
+        wanted: Wanted,
+        labels: range,
+        after: ListPosition,
+        max_items: int,
     ) -> tuple[list[DueEntry], ListPosition | None]:
-        """In the order of their times, and up to where all were looked at: None when that was all."""
+        """In the order of their times, and up to where all were looked at: None when that
+        was all.
+        """
         if state.is_finished:
             known = [one.entry for one in self._log.finished if one.state is state]
             return sorted(
                 entry
                 for entry in known
-                if entry.label in labels and after < _position(entry) and entry.due_ms < wanted.due_before_ms
+                if entry.label in labels
+                and after < _position(entry)
+                and entry.due_ms < wanted.due_before_ms
             ), None
         shift = 0
         until_ms = min(wanted.due_before_ms, NEVER_MS)
         if state is ScheduleState.SET_ASIDE:
-            # Retries wait in the same place and are the service's own; one that is set aside is an operator's matter.
+            # Retries wait in the same place and are the service's own; one that is set aside is an
+            # operator's matter.
             shift = NEVER_MS
             until_ms = min(wanted.due_before_ms + NEVER_MS, LAST_MS)
             labels = ANY_LABEL if wanted.topic is None else labels
         at = DueEntry(after.due_ms + shift, after.place, _LARGEST)
         found: list[DueEntry] = []
         for _ in range(_LOOKED_AT):
-            page = await self._log.read_due(at, until_ms=until_ms, max_entries=max_items + 1 - len(found), labels=labels)
+            page = await self._log.read_due(
+                at, until_ms=until_ms, max_entries=max_items + 1 - len(found), labels=labels
+            )
             found += page.entries
             if page.end is None:
                 return found, None
@@ -196,7 +234,9 @@ class ScheduleLookup:
                 continue
             else:
                 reason = _reason(message) if isinstance(message, CorruptRecord) else None
-                schedule = Schedule(scheduled_message.schedule_id_at(*place), "", "", entry, state, reason)
+                schedule = Schedule(
+                    scheduled_message.schedule_id_at(*place), "", "", entry, state, reason
+                )
             if state is ScheduleState.SET_ASIDE:
                 last = await self._last_change_of(schedule)
                 if isinstance(last, SetAside):
@@ -206,8 +246,14 @@ class ScheduleLookup:
 
 
 def as_made(message: StoredMessage) -> Schedule:
-    schedule_id, topic = scheduled_message.schedule_id_of(message), scheduled_message.real_topic(message)
-    entry, reason = scheduled_message.entry_of(message), scheduled_message.so_far_of(message).set_aside
+    schedule_id, topic = (
+        scheduled_message.schedule_id_of(message),
+        scheduled_message.real_topic(message),
+    )
+    entry, reason = (
+        scheduled_message.entry_of(message),
+        scheduled_message.so_far_of(message).set_aside,
+    )
     state = ScheduleState.SCHEDULED if reason is None else ScheduleState.SET_ASIDE
     return Schedule(schedule_id, message.message_id, topic, entry, state, reason)
 

@@ -38,7 +38,9 @@ class ScheduleService:
         self._lookup = ScheduleLookup(store, self._log)
         self._under_way = UnderWay()
         self._carry_over = CarryOver(store, self._log, self._lookup, self._under_way)
-        self._delivery = Delivery(store, clock, options, self._log, self._under_way, on_delivered=on_delivered)
+        self._delivery = Delivery(
+            store, clock, options, self._log, self._under_way, on_delivered=on_delivered
+        )
 
     async def start(self) -> int:
         """Read on in the log from where the index is; the number of messages read."""
@@ -57,7 +59,9 @@ class ScheduleService:
         return self._log.left_out
 
     async def save_snapshot(self) -> int:
-        """Of how far the delay queues are done, so that a start need not read every mark for it; how many bytes."""
+        """Of how far the delay queues are done, so that a start need not read every mark for it;
+        how many bytes.
+        """
         return await self._log.save_snapshot()
 
     async def drain(self) -> None:
@@ -83,11 +87,15 @@ class ScheduleService:
         """Raises UnknownSchedule."""
         return await self._lookup.get(schedule_id)
 
-    async def page(self, wanted: Wanted, *, after: ListPosition | None, max_items: int) -> SchedulePage:
+    async def page(
+        self, wanted: Wanted, *, after: ListPosition | None, max_items: int
+    ) -> SchedulePage:
         """By their times. Of those that are over the newest `finished_kept` are listed."""
         return await self._lookup.page(wanted, after=after, max_items=max_items)
 
-    async def cancel(self, schedule_id: str, *, check: Callable[[Schedule], None] = lambda schedule: None) -> Schedule:
+    async def cancel(
+        self, schedule_id: str, *, check: Callable[[Schedule], None] = lambda schedule: None
+    ) -> Schedule:
         """Cancel a delayed message. `check` may refuse by raising. Raises UnknownSchedule,
         AlreadyDelivered.
 
@@ -96,14 +104,25 @@ class ScheduleService:
 
         def mark_of(schedule: Schedule) -> Change | None:
             check(schedule)
-            return None if schedule.state is ScheduleState.CANCELLED else Cancelled(schedule.schedule_id, schedule.entry)
+            return (
+                None
+                if schedule.state is ScheduleState.CANCELLED
+                else Cancelled(schedule.schedule_id, schedule.entry)
+            )
 
         return await self._under_way.uncancelled(self._change(schedule_id, mark_of))
 
     async def move(
-        self, schedule_id: str, due_ms: int, *, check: Callable[[Schedule], None] = lambda schedule: None
+        self,
+        schedule_id: str,
+        due_ms: int,
+        *,
+        check: Callable[[Schedule], None] = lambda schedule: None,
     ) -> Schedule:
-        """Another time; one that was set aside is tried again then. Raises as `cancel`, and AlreadyCancelled."""
+        """Another time; one that was set aside is tried again then.
+
+        Raises as `cancel`, and AlreadyCancelled.
+        """
 
         def mark_of(schedule: Schedule) -> Change | None:
             check(schedule)
@@ -116,13 +135,16 @@ class ScheduleService:
         return await self._under_way.uncancelled(self._change(schedule_id, mark_of))
 
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
-        """Write again what waits and lies before these offsets, which is about to be dropped; how many messages.
+        """Write again what waits and lies before these offsets, which is about to be dropped; how
+        many messages.
 
         Durable on return. Raises what `append` raises.
         """
         return await self._carry_over.run(first_kept)
 
-    async def _change(self, schedule_id: str, mark_of: Callable[[Schedule], Change | None]) -> Schedule:
+    async def _change(
+        self, schedule_id: str, mark_of: Callable[[Schedule], Change | None]
+    ) -> Schedule:
         put_backs = self._log.put_backs
         made = await self._lookup.find(schedule_id)
         place = made.entry.place

@@ -1,14 +1,20 @@
-"""A message that waits: how it lies in the log until it is due, and what is noted about it there. Pure.
+"""A message that waits: how it lies in the log until it is due, and what is noted about it there.
 
-    one of the 18 levels   topic SCHEDULE_TOPIC_XXXX, queue level - 1; property DELAY: due so long after it was stored
-    any other time         topic rmq_sys_wheel_timer, queue 0; properties TIMER_DELIVER_MS: when, TIMER_OUT_MS: RocketMQ's slot
+Pure.
 
-A message of ours says in both when it is due, by the clock of when it was put off; not by its time of storage, which may lie
-far ahead: it never goes back, so a clock that was wrong for a moment stays in the log.
+    one of the 18 levels   topic SCHEDULE_TOPIC_XXXX, queue level - 1; property DELAY: due so long
+                           after it was stored
+    any other time         topic rmq_sys_wheel_timer, queue 0; properties TIMER_DELIVER_MS: when,
+                           TIMER_OUT_MS: RocketMQ's slot
 
-Both kinds carry the real topic and queue as properties, so a broker that is given the files keeps the times. What we add is the
-id of the schedule; it is the message's own with another prefix, so the key index finds the one by the other.
-Source: RocketMQ HookUtils#transformDelayLevelMessage, TimerMessageStore.
+A message of ours says in both when it is due, by the clock of when it was put off; not by its time
+of storage, which may lie far ahead: it never goes back, so a clock that was wrong for a moment
+stays in the log.
+
+Both kinds carry the real topic and queue as properties, so a broker that is given the files keeps
+the times. What we add is the id of the schedule; it is the message's own with another prefix, so
+the key index finds the one by the other. Source: RocketMQ HookUtils#transformDelayLevelMessage,
+TimerMessageStore.
 """
 
 import re
@@ -23,13 +29,15 @@ from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage,
 
 TIMER_QUEUE = QueueId(names.TIMER_TOPIC, 0)
 LEVEL_COUNT = len(DELAYS_MS)
-LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999, the last one that a time of the API can say
+# the end of the year 9999, the last one that a time of the API can say
+LAST_DUE_MS = 253_402_300_799_999
 _PRECISION_MS = 1_000  # of RocketMQ's timer wheel
 OFFSET_BITS = 44  # of a place; above them stands which queue
 _BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
 _AGAIN = "again"  # for the id of the schedule
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
-DUE_MS = "__schedule_due_ms"  # on a message of a level; from before there was this, one is due when a broker would deliver it
+# on a message of a level; from before there was this, one is due when a broker would deliver it
+DUE_MS = "__schedule_due_ms"
 SO_FAR = "__schedule_so_far"  # on a message that was put back, JSON of SoFar
 _TIMES = frozenset(
     {
@@ -58,13 +66,18 @@ _NEW = SoFar(revision=1)
 _so_far_decoder = msgspec.json.Decoder(SoFar)
 
 
-# --------------------------------------------------------------------------------------------------------- into the wait
+# --------------------------------------------------------------------------------------------------
+# into the wait
 
 
-def with_delay(message: Message, *, delay_ms: int | None = None, due_ms: int | None = None, again: bool = False) -> Message:
-    """The message with its delay (from when it is put off) or its time noted on it; its queue is still the real one.
+def with_delay(
+    message: Message, *, delay_ms: int | None = None, due_ms: int | None = None, again: bool = False
+) -> Message:
+    """The message with its delay (from when it is put off) or its time noted on it; its queue is
+    still the real one.
 
-    `again`: the message may have waited before, as one that is retried: its schedule is called by its place.
+    `again`: the message may have waited before, as one that is retried: its schedule is called by
+    its place.
     """
     schedule_id = _AGAIN if again else f"sch_{message.message_id.removeprefix('msg_')}"
     if due_ms is not None:
@@ -73,7 +86,9 @@ def with_delay(message: Message, *, delay_ms: int | None = None, due_ms: int | N
         note = {DELAY_LEVEL: str(_LEVELS[delay_ms])}
     else:
         note = {properties.TIMER_DELAY_MS: str(delay_ms)}
-    return msgspec.structs.replace(message, system={**message.system, **note, properties.SCHEDULE_ID: schedule_id})
+    return msgspec.structs.replace(
+        message, system={**message.system, **note, properties.SCHEDULE_ID: schedule_id}
+    )
 
 
 def put_off(message: Message, now_ms: int) -> Message:
@@ -81,33 +96,53 @@ def put_off(message: Message, now_ms: int) -> Message:
     given = message.system
     if properties.SCHEDULE_ID not in given:
         return message
-    real = {properties.REAL_TOPIC: message.queue.topic, properties.REAL_QUEUE: str(message.queue.number)}
+    real = {
+        properties.REAL_TOPIC: message.queue.topic,
+        properties.REAL_QUEUE: str(message.queue.number),
+    }
     if DELAY_LEVEL in given:
         queue = QueueId(SCHEDULE_TOPIC, int(given[DELAY_LEVEL]) - 1)
         due_ms = deliver_at_ms(given[DELAY_LEVEL], now_ms)
-        return msgspec.structs.replace(message, queue=queue, system={**given, **real, DUE_MS: str(due_ms)})
+        return msgspec.structs.replace(
+            message, queue=queue, system={**given, **real, DUE_MS: str(due_ms)}
+        )
     delay = given.get(properties.TIMER_DELAY_MS)
-    due_ms = int(given[properties.TIMER_DELIVER_MS]) if delay is None else min(now_ms + int(delay), LAST_DUE_MS)
-    times = {properties.TIMER_DELIVER_MS: str(due_ms), properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms))}
+    due_ms = (
+        int(given[properties.TIMER_DELIVER_MS])
+        if delay is None
+        else min(now_ms + int(delay), LAST_DUE_MS)
+    )
+    times = {
+        properties.TIMER_DELIVER_MS: str(due_ms),
+        properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms)),
+    }
     kept = {name: value for name, value in given.items() if name != properties.TIMER_DELAY_MS}
     return msgspec.structs.replace(message, queue=TIMER_QUEUE, system={**kept, **real, **times})
 
 
 def timer_slot_ms(due_ms: int) -> int:
-    """Where RocketMQ's wheel keeps it: the whole second before, since a slot is emptied when its second is over."""
+    """Where RocketMQ's wheel keeps it: the whole second before, since a slot is emptied when its
+    second is over.
+    """
     return (due_ms - 1) // _PRECISION_MS * _PRECISION_MS
 
 
 def put_back(message: StoredMessage, due_ms: int, so_far: SoFar) -> Message:
-    """The same message once more, to lie further behind in the log: due when it is due by now, whatever it said before."""
+    """The same message once more, to lie further behind in the log: due when it is due by now,
+    whatever it said before.
+    """
     kept = {name: value for name, value in message.system.items() if name not in _TIMES}
-    times = {properties.TIMER_DELIVER_MS: str(due_ms), properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms))}
+    times = {
+        properties.TIMER_DELIVER_MS: str(due_ms),
+        properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms)),
+    }
     # One that a broker put off is ours from now on, and called by its place as before.
     ours = {properties.SCHEDULE_ID: _AGAIN, **kept, SO_FAR: msgspec.json.encode(so_far).decode()}
     return resend(message, TIMER_QUEUE, {**ours, **times})
 
 
-# ------------------------------------------------------------------------------------------------------- out of the wait
+# --------------------------------------------------------------------------------------------------
+# out of the wait
 
 
 def is_delayed(message: Message) -> bool:
@@ -115,7 +150,9 @@ def is_delayed(message: Message) -> bool:
 
 
 def due_ms_of(message: StoredMessage) -> int:
-    """When a message of a delay topic is due, as it was stored; one that does not say is due at once."""
+    """When a message of a delay topic is due, as it was stored; one that does not say is due at
+    once.
+    """
     return due_ms_at(message, message.stored_at_ms)
 
 
@@ -128,15 +165,27 @@ def due_ms_at(message: Message, stored_at_ms: int) -> int:
         return deliver_at_ms(system.get(DELAY_LEVEL, ""), stored_at_ms)
     delay = system.get(properties.TIMER_DELAY_MS, "")
     if properties.SCHEDULE_ID in system and _is_number(delay):
-        # From before it was left out: due so long after it was stored, as it was answered and is in the timer files.
+        # From before it was left out: due so long after it was stored, as it was answered and is in
+        # the timer files.
         return min(stored_at_ms + int(delay), LAST_DUE_MS)
-    deliver, slot = system.get(properties.TIMER_DELIVER_MS, ""), system.get(properties.TIMER_OUT_MS, "")
-    due_ms = int(deliver) if _is_number(deliver) else int(slot) + _PRECISION_MS if _is_number(slot) else stored_at_ms
+    deliver, slot = (
+        system.get(properties.TIMER_DELIVER_MS, ""),
+        system.get(properties.TIMER_OUT_MS, ""),
+    )
+    due_ms = (
+        int(deliver)
+        if _is_number(deliver)
+        else int(slot) + _PRECISION_MS
+        if _is_number(slot)
+        else stored_at_ms
+    )
     return min(due_ms, LAST_DUE_MS)
 
 
 def schedule_id_of(message: StoredMessage) -> str:
-    """A message that a broker put off has none of its own, nor has one that waits again; its place serves."""
+    """A message that a broker put off has none of its own, nor has one that waits again; its place
+    serves.
+    """
     own = message.system.get(properties.SCHEDULE_ID, _AGAIN)
     return schedule_id_at(message.queue, message.queue_offset) if own == _AGAIN else own
 
@@ -151,7 +200,9 @@ def place_by_id(schedule_id: str) -> tuple[QueueId, int] | None:
     found = _BY_PLACE.fullmatch(schedule_id)
     if found is None:
         return None
-    return QueueId(SCHEDULE_TOPIC if found[1] == "L" else names.TIMER_TOPIC, int(found[2])), int(found[3])
+    return QueueId(SCHEDULE_TOPIC if found[1] == "L" else names.TIMER_TOPIC, int(found[2])), int(
+        found[3]
+    )
 
 
 def message_ids_by(schedule_id: str) -> tuple[str, str]:
@@ -174,7 +225,9 @@ def entry_of(message: StoredMessage) -> DueEntry:
 
 
 def parked_entry(place: int) -> DueEntry:
-    """Of a message that cannot be read before it was ever in the index: its time does not come, and it has no topic."""
+    """Of a message that cannot be read before it was ever in the index: its time does not come, and
+    it has no topic.
+    """
     return DueEntry(NEVER_MS, place, 0, 0)
 
 
@@ -191,7 +244,9 @@ def place_of(queue: QueueId, queue_offset: int) -> int:
 def message_at(place: int) -> tuple[QueueId, int]:
     """Where it lies."""
     number, is_level = divmod(place >> OFFSET_BITS, 2)
-    return QueueId(SCHEDULE_TOPIC if is_level else names.TIMER_TOPIC, number), place & ((1 << OFFSET_BITS) - 1)
+    return QueueId(SCHEDULE_TOPIC if is_level else names.TIMER_TOPIC, number), place & (
+        (1 << OFFSET_BITS) - 1
+    )
 
 
 def label_of(topic: str) -> int:
@@ -205,11 +260,18 @@ def real_topic(message: Message) -> str:
 
 def unwrap(message: StoredMessage) -> Message:
     """The message as consumers see it. Raises NotADelayedMessage."""
-    topic, number = message.system.get(properties.REAL_TOPIC, ""), message.system.get(properties.REAL_QUEUE, "")
+    topic, number = (
+        message.system.get(properties.REAL_TOPIC, ""),
+        message.system.get(properties.REAL_QUEUE, ""),
+    )
     if not topic or not _is_number(number):
-        raise NotADelayedMessage(f"number {message.queue_offset} of {message.queue} does not say where it is to go")
+        raise NotADelayedMessage(
+            f"number {message.queue_offset} of {message.queue} does not say where it is to go"
+        )
     if topic in (names.HALF_TOPIC, SCHEDULE_TOPIC, names.TIMER_TOPIC):
-        raise NotADelayedMessage(f"number {message.queue_offset} of {message.queue} is to go to {topic}")
+        raise NotADelayedMessage(
+            f"number {message.queue_offset} of {message.queue} is to go to {topic}"
+        )
     system = {name: value for name, value in message.system.items() if name not in _OF_THE_WAIT}
     return resend(message, QueueId(topic, int(number)), system)
 

@@ -1,7 +1,9 @@
-"""Runs a `run_once` again and again: never twice at once, never ended by an error, stopped in order.
+"""Runs a `run_once` again and again: never twice at once, never ended by an error, stopped in
+order.
 
-Where a run fails the next one waits longer each time, up to half a minute, and a random part of that less: loops that fail of
-one cause do not come back all at once. Tests call `run_once` themselves and need no ticker.
+Where a run fails the next one waits longer each time, up to half a minute, and a random part of
+that less: loops that fail of one cause do not come back all at once. Tests call `run_once`
+themselves and need no ticker.
 """
 
 import asyncio
@@ -30,7 +32,10 @@ class Ticker:
         random: Callable[[], float],
         longest_wait_ms: int = LONGEST_WAIT_MS,
     ) -> None:
-        """`random`: a new number from 0 to below 1 each time. `longest_wait_ms`: between runs that fail."""
+        """`random`: a new number from 0 to below 1 each time.
+
+        `longest_wait_ms`: between runs that fail.
+        """
         self.name = name
         self.interval_ms = interval_ms
         self._run_once = run_once
@@ -56,7 +61,9 @@ class Ticker:
             await self._task
 
     def lag_ms(self) -> int:
-        """For how long a run that ends well has been overdue: while one hangs or fails, it grows."""
+        """For how long a run that ends well has been overdue: while one hangs or fails, it
+        grows.
+        """
         return max(0, self._clock.monotonic_ms() - self._well_ms - self.interval_ms)
 
     async def run_now(self) -> object:
@@ -68,7 +75,10 @@ class Ticker:
             return result
 
     async def run_or_note(self) -> int:
-        """Once; how long to wait before the next run. Raises nothing: a failure is logged and counted."""
+        """Once; how long to wait before the next run.
+
+        Raises nothing: a failure is logged and counted.
+        """
         try:
             await self.run_now()
         except Exception as error:
@@ -82,7 +92,12 @@ class Ticker:
             elif self._in_a_row == 1:
                 log.exception("ticker_failed", ticker=self.name)
             else:
-                log.warning("ticker_failed_again", ticker=self.name, failures=self._in_a_row, error=self.last_error)
+                log.warning(
+                    "ticker_failed_again",
+                    ticker=self.name,
+                    failures=self._in_a_row,
+                    error=self.last_error,
+                )
             return self._wait_after_failure_ms()
         if self.last_error is not None:
             log.info("ticker_recovered", ticker=self.name, failures=self._in_a_row)

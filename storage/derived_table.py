@@ -1,7 +1,9 @@
-"""A table in memory that is derived from queues of the log: rebuilt at a start, shortened by snapshots.
+"""A table in memory that is derived from queues of the log: rebuilt at a start, shortened by
+snapshots.
 
-A snapshot says up to which offset of each queue it reflects the events. That is counted event by event, so it never claims
-what the table lacks. What happens to a damaged event is said once for each queue (docs/durability.md explains why).
+A snapshot says up to which offset of each queue it reflects the events. That is counted event by
+event, so it never claims what the table lacks. What happens to a damaged event is said once for
+each queue (docs/durability.md explains why).
 """
 
 import asyncio
@@ -25,12 +27,17 @@ class OnDamage(Enum):
 
 
 class DerivedTable:
-    """The log's side of a table: which events it reflects, its snapshots, appends and replays. Event loop only.
+    """The log's side of a table: which events it reflects, its snapshots, appends and replays.
 
-    At a start: `load`, then `replay` of each queue. Later: `append` and `count`, and `save_snapshot` from time to time.
+    Event loop only.
+
+    At a start: `load`, then `replay` of each queue. Later: `append` and `count`, and
+    `save_snapshot` from time to time.
     """
 
-    def __init__(self, store: MessageStore, snapshot: str, queues: Mapping[QueueId, OnDamage]) -> None:
+    def __init__(
+        self, store: MessageStore, snapshot: str, queues: Mapping[QueueId, OnDamage]
+    ) -> None:
         """`snapshot`: its name among those of the store."""
         self.store = store
         self.left_out = 0  # damaged events, in replays
@@ -43,11 +50,16 @@ class DerivedTable:
         """For each queue the offset below which the table reflects all events."""
         return {queue: applied.prefix for queue, applied in self._applied.items()}
 
-    # ------------------------------------------------------------------------------------------------------------ start
+    # ----------------------------------------------------------------------------------------------
+    # start
 
     async def load(self) -> bytes | None:
         """Read the last snapshot; None if there is none."""
-        snapshot = await self.store.load_snapshot(self._name) if isinstance(self.store, Snapshots) else None
+        snapshot = (
+            await self.store.load_snapshot(self._name)
+            if isinstance(self.store, Snapshots)
+            else None
+        )
         if snapshot is None:
             return None
         for queue, queue_offset in snapshot.positions.items():
@@ -56,26 +68,46 @@ class DerivedTable:
         return snapshot.data
 
     async def replay(self, queue: QueueId, read: Callable[[StoredMessage], T]) -> AsyncIterator[T]:
-        """Read the events that the table does not reflect; each counts as applied when the next one is requested.
+        """Read the events that the table does not reflect; each counts as applied when the next one
+        is requested.
 
         Raises CorruptRecord and UnknownFormat for a damaged event that must not be left out.
         """
         applied = self._applied[queue]
         begin = max(applied.prefix, (await self.store.offsets(queue)).first)
-        replay = Replay(self.store, queue, begin, read, may_leave_out=self._on_damage[queue] is OnDamage.LEAVE_OUT)
+        replay = Replay(
+            self.store,
+            queue,
+            begin,
+            read,
+            may_leave_out=self._on_damage[queue] is OnDamage.LEAVE_OUT,
+        )
         async for message, event in replay:
             yield event
             applied.restart(message.queue_offset + 1)
         applied.restart(replay.end)
         self.left_out += replay.left_out
 
-    # ---------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
-    async def append(self, messages: Sequence[Message], *, durability: Durability | None, from_reserve: bool) -> list[Appended]:
-        """Append messages and events as one unit; with SYNCED they are on disk on return. Raises as `MessageStore.append`."""
-        appended = await self.store.append(messages, durability=durability, from_reserve=from_reserve)
-        if durability is Durability.SYNCED and not appended[-1].durable and isinstance(self.store, SyncedPosition):
-            # The sync takes longer than the engine's limit, and a decision is not answered before it is on disk.
+    async def append(
+        self, messages: Sequence[Message], *, durability: Durability | None, from_reserve: bool
+    ) -> list[Appended]:
+        """Append messages and events as one unit; with SYNCED they are on disk on return.
+
+        Raises as `MessageStore.append`.
+        """
+        appended = await self.store.append(
+            messages, durability=durability, from_reserve=from_reserve
+        )
+        if (
+            durability is Durability.SYNCED
+            and not appended[-1].durable
+            and isinstance(self.store, SyncedPosition)
+        ):
+            # The sync takes longer than the engine's limit, and a decision is not answered before
+            # it is on disk.
             await self.store.wait_durable(appended[-1])
         return appended
 
@@ -92,12 +124,16 @@ class DerivedTable:
         for queue_offset in queue_offsets:
             applied.add(queue_offset)
 
-    # --------------------------------------------------------------------------------------------------------- snapshot
+    # ----------------------------------------------------------------------------------------------
+    # snapshot
 
     async def save_snapshot(self, encode: Callable[[], Iterable[bytes]]) -> int:
-        """Save the table, so that a start replays only later events. The number of bytes; 0 if nothing has changed.
+        """Save the table, so that a start replays only later events.
 
-        `encode` begins at once; other tasks run between its pieces. An event that is applied meanwhile is replayed again.
+        The number of bytes; 0 if nothing has changed.
+
+        `encode` begins at once; other tasks run between its pieces. An event that is applied
+        meanwhile is replayed again.
         """
         positions = self.positions()
         if not isinstance(self.store, Snapshots) or positions == self._saved:

@@ -42,7 +42,8 @@
         ├── LogTakenAway            .path   final, too: segments were removed under the service
         └── FlushFailed             final: the store closes and the process exits with 74
 
-The first paragraph of a docstring says what happened and is the default text. What each becomes over HTTP: `app/problems.py`.
+The first paragraph of a docstring says what happened and is the default text. What each becomes
+over HTTP: `app/problems.py`.
 """
 
 from collections.abc import Mapping
@@ -77,7 +78,8 @@ class StorageError(MessagingError):
     """The stored data or the disk needs an operator."""
 
 
-# ---------------------------------------------------------------------------------------------------- the caller must act
+# --------------------------------------------------------------------------------------------------
+# the caller must act
 
 
 class InvalidRequest(RejectedError):
@@ -98,10 +100,17 @@ class InvalidMessage(InvalidRequest):
 class InvalidFilter(InvalidRequest):
     """The filter expression cannot be understood.
 
-    `position` counts characters from 1; None where the whole of it is meant. `code`: of the field error.
+    `position` counts characters from 1; None where the whole of it is meant. `code`: of the field
+    error.
     """
 
-    def __init__(self, detail: str | None = None, *, position: int | None = None, code: str = "invalid_format") -> None:
+    def __init__(
+        self,
+        detail: str | None = None,
+        *,
+        position: int | None = None,
+        code: str = "invalid_format",
+    ) -> None:
         super().__init__(detail if position is None else f"at character {position}: {detail}")
         self.position = position
         self.code = code
@@ -174,7 +183,9 @@ class OffsetOutOfRange(RejectedError):
     `available` is (first readable offset, offset after the last).
     """
 
-    def __init__(self, detail: str | None = None, *, requested: int, available: tuple[int, int]) -> None:
+    def __init__(
+        self, detail: str | None = None, *, requested: int, available: tuple[int, int]
+    ) -> None:
         super().__init__(detail or f"offset {requested} is not in [{available[0]}, {available[1]}]")
         self.requested = requested
         self.available = available
@@ -249,7 +260,8 @@ class IdempotencyInProgress(RejectedError):
     """The first request with this idempotency key is still running."""
 
 
-# -------------------------------------------------------------------------------------------------------------- try later
+# --------------------------------------------------------------------------------------------------
+# try later
 
 
 class Backpressure(UnavailableError):
@@ -269,22 +281,26 @@ class StoreRecovering(UnavailableError):
 
 
 class RegistryUnavailable(UnavailableError):
-    """The database that holds topics, groups and schedules cannot be reached; messages of what is there go on."""
+    """The database that holds topics, groups and schedules cannot be reached; messages of what is
+    there go on.
+    """
 
 
 class StoreClosed(UnavailableError):
     """The store is closed or closing."""
 
 
-# ------------------------------------------------------------------------------------------------- an operator must look
+# -------------------------------------------------------------------------------------------------
+# an operator must look
 
 
 class CorruptRecord(StorageError):
     """A stored record is damaged.
 
-    `repair`: the option of `escrowmq store repair` that gets a store past this damage; empty where none is known.
-    `queue` (topic, number) and `queue_offset`: of the message that cannot be read, where a queue was read.
-    `was_taken_out`: a repair took the damaged record out of the log, on an operator's order.
+    `repair`: the option of `escrowmq store repair` that gets a store past this damage; empty where
+    none is known. `queue` (topic, number) and `queue_offset`: of the message that cannot be read,
+    where a queue was read. `was_taken_out`: a repair took the damaged record out of the log, on an
+    operator's order.
     """
 
     def __init__(
@@ -298,7 +314,11 @@ class CorruptRecord(StorageError):
         queue_offset: int | None = None,
         was_taken_out: bool = False,
     ) -> None:
-        place = f"{path} at log offset {physical_offset}" if path is not None else f"log offset {physical_offset}"
+        place = (
+            f"{path} at log offset {physical_offset}"
+            if path is not None
+            else f"log offset {physical_offset}"
+        )
         super().__init__(f"{place}: {reason}")
         self.path = path
         self.physical_offset = physical_offset
@@ -335,10 +355,15 @@ class StorageFull(StorageError):
 
 
 class LogTakenAway(StorageError):
-    """The folder of the log, or a segment in it, was removed or replaced while the service was running."""
+    """The folder of the log, or a segment in it, was removed or replaced while the service was
+    running.
+    """
 
     def __init__(self, path: PurePath) -> None:
-        super().__init__(f"{path} was removed or replaced while the service was running; what is missing must be put back")
+        super().__init__(
+            f"{path} was removed or replaced while the service was running; what is missing must "
+            "be put back"
+        )
         self.path = path
 
 

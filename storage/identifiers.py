@@ -1,9 +1,11 @@
 """New public ids: opaque, prefixed, ordered by time, impossible to guess.
 
-An id is a prefix and 24 characters that stand for 18 bytes: six of wall-clock milliseconds, twelve random (96 bits). The
-alphabet keeps the order of the bytes, so ids sort by the millisecond in which they were made.
+An id is a prefix and 24 characters that stand for 18 bytes: six of wall-clock milliseconds, twelve
+random (96 bits). The alphabet keeps the order of the bytes, so ids sort by the millisecond in which
+they were made.
 
-Randomness is handed in: `SystemRandom` in production, a seeded `random.Random` in tests. This is its one home.
+Randomness is handed in: `SystemRandom` in production, a seeded `random.Random` in tests. This is
+its one home.
 """
 
 import binascii
@@ -40,10 +42,14 @@ class Identifiers:
 
     def many(self, prefix: str, count: int) -> list[str]:
         """`count` ids of one moment; one call to the random source serves them all."""
-        # Each part is a multiple of three bytes, so the text of both is the text of one and then of the other.
+        # Each part is a multiple of three bytes, so the text of both is the text of one and then of
+        # the other.
         start = f"{prefix}_{_text(self._clock.wall_ms().to_bytes(_TIME_BYTES, 'big'))}"
         noise = _text(self._randomness.randbytes(_RANDOM_BYTES * count))
-        return [start + noise[at : at + _RANDOM_CHARACTERS] for at in range(0, _RANDOM_CHARACTERS * count, _RANDOM_CHARACTERS)]
+        return [
+            start + noise[at : at + _RANDOM_CHARACTERS]
+            for at in range(0, _RANDOM_CHARACTERS * count, _RANDOM_CHARACTERS)
+        ]
 
 
 def _text(raw: bytes) -> str:
@@ -55,4 +61,6 @@ def made_at_ms(public_id: str, prefix: str) -> int | None:
     start, _, text = public_id.partition("_")
     if start != prefix or not _TEXT.fullmatch(text):
         return None
-    return int.from_bytes(binascii.a2b_base64(text.encode("ascii").translate(_FROM_SORTED))[:6], "big")
+    return int.from_bytes(
+        binascii.a2b_base64(text.encode("ascii").translate(_FROM_SORTED))[:6], "big"
+    )

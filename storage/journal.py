@@ -1,7 +1,9 @@
-"""Replaying a journal: the events of one queue in their order, with one rule for events that are damaged.
+"""Replaying a journal: the events of one queue in their order, with one rule for events that are
+damaged.
 
-Where leaving out an event could publish, lose or double what the service promises not to, the replay is refused with the place.
-Where the worst is what the guarantees allow, the event is logged, counted and left out. docs/durability.md has the table.
+Where leaving out an event could publish, lose or double what the service promises not to, the
+replay is refused with the place. Where the worst is what the guarantees allow, the event is logged,
+counted and left out. docs/durability.md has the table.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +27,8 @@ _READ_BYTES = 8 << 20
 class Replay(Generic[T]):
     """Events of one queue from an offset on, each with its message; used once.
 
-    `end`: the offset behind the last event that was applied or left out. `left_out`: how many were left out.
+    `end`: the offset behind the last event that was applied or left out. `left_out`: how many were
+    left out.
     """
 
     def __init__(
@@ -48,7 +51,9 @@ class Replay(Generic[T]):
         """Raises CorruptRecord and UnknownFormat where an event must not be left out."""
         while True:
             try:
-                messages = await self._store.read(self._queue, self.end, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+                messages = await self._store.read(
+                    self._queue, self.end, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES
+                )
             except CorruptRecord as damage:
                 self._leave_out(damage)
                 continue
@@ -70,28 +75,52 @@ class Replay(Generic[T]):
 
 
 def read_event(message: StoredMessage, read: Callable[[StoredMessage], T]) -> T:
-    """The event that a message of a journal holds. Raises UnknownFormat where this version cannot read it."""
+    """The event that a message of a journal holds.
+
+    Raises UnknownFormat where this version cannot read it.
+    """
     try:
         return read(message)
     except (msgspec.DecodeError, ValueError, KeyError) as error:
-        where = f"log offset {message.log_offset}" if message.log_offset is not None else "an unknown place"
+        where = (
+            f"log offset {message.log_offset}"
+            if message.log_offset is not None
+            else "an unknown place"
+        )
         found = f"an event at {where} that cannot be read ({error})"
         path = PurePath(f"{message.queue}/{message.queue_offset}")
-        raise UnknownFormat(path, found=found, expected="an event that this version knows") from error
+        raise UnknownFormat(
+            path, found=found, expected="an event that this version knows"
+        ) from error
 
 
-def leave_out(queue: QueueId, queue_offset: int, error: StorageError, *, may_leave_out: bool) -> None:
-    """Log that an event is left out of a replay. Raises CorruptRecord or UnknownFormat where it must not be.
+def leave_out(
+    queue: QueueId, queue_offset: int, error: StorageError, *, may_leave_out: bool
+) -> None:
+    """Log that an event is left out of a replay.
 
-    What a repair took out of the log is left out of every journal: an operator has accepted the loss.
+    Raises CorruptRecord or UnknownFormat where it must not be.
+
+    What a repair took out of the log is left out of every journal: an operator has accepted the
+    loss.
     """
     is_accepted = isinstance(error, CorruptRecord) and error.was_taken_out
     if not (may_leave_out or is_accepted):
         if isinstance(error, CorruptRecord):
             reason = (
-                f"{error.reason}; it is event {queue_offset} of {queue}, and without it something could be lost or done twice: "
-                "nothing was changed. Restore the file from a copy, or leave the event out with `escrowmq store repair`"
+                f"{error.reason}; it is event {queue_offset} of {queue}, and without it something "
+                "could be lost or done twice: "
+                "nothing was changed. Restore the file from a copy, or leave the event out with "
+                "`escrowmq store repair`"
             )
-            raise CorruptRecord(error.path, error.physical_offset, reason, repair=error.repair) from error
+            raise CorruptRecord(
+                error.path, error.physical_offset, reason, repair=error.repair
+            ) from error
         raise error
-    log.error("journal_event_left_out", queue=str(queue), queue_offset=queue_offset, reason=str(error), accepted=is_accepted)
+    log.error(
+        "journal_event_left_out",
+        queue=str(queue),
+        queue_offset=queue_offset,
+        reason=str(error),
+        accepted=is_accepted,
+    )

@@ -1,11 +1,21 @@
-"""The reference engine: everything in dicts, nothing on disk. What the other engines are compared with; what demos run on."""
+"""The reference engine: everything in dicts, nothing on disk.
+
+What the other engines are compared with; what demos run on.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 
 from storage.clock import Clock
-from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
+from storage.errors import (
+    InvalidRequest,
+    OffsetBeyondEnd,
+    OffsetExpired,
+    StoreClosed,
+    UnknownQueue,
+    UnknownTopic,
+)
 from storage.formats import record as records
 from storage.formats import unit
 from storage.formats.queue_entry import tag_hash
@@ -25,13 +35,17 @@ from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, Snaps
 
 
 class MemoryMessageStore:
-    """A `MessageStore` that forgets everything when it is dropped. What it answers is as durable as it will ever be."""
+    """A `MessageStore` that forgets everything when it is dropped.
+
+    What it answers is as durable as it will ever be.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[QueueId, list[StoredMessage]] = {}
         self._counts: dict[str, int] = {}
-        self._first: dict[QueueId, int] = {}  # where a topic that was deleted and created again begins
+        # where a topic that was deleted and created again begins
+        self._first: dict[QueueId, int] = {}
         self._deleted: dict[QueueId, list[StoredMessage]] = {}
         self._offsets: dict[tuple[str, QueueId], int] = {}
         self._snapshots: dict[str, Snapshot] = {}
@@ -40,13 +54,16 @@ class MemoryMessageStore:
         self._stored_at_ms = 0
         self._log_end = 0
         self._arrival = asyncio.Event()
-        self._calls: dict[QueueId, dict[Callable[[], None], None]] = {}  # of those who wait for an arrival
+        # of those who wait for an arrival
+        self._calls: dict[QueueId, dict[Callable[[], None], None]] = {}
         self._is_closed = False
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
         known = self._counts.get(topic, 0)
         if queue_count < known:
-            raise InvalidRequest(f"topic {topic} has {known} queues; their number cannot shrink to {queue_count}")
+            raise InvalidRequest(
+                f"topic {topic} has {known} queues; their number cannot shrink to {queue_count}"
+            )
         for number in range(known, queue_count):
             queue = QueueId(topic, number)
             self._queues[queue] = self._deleted.pop(queue, [])
@@ -74,12 +91,18 @@ class MemoryMessageStore:
         return tuple(QueueId(topic, number) for number in range(self._counts[topic]))
 
     async def append(
-        self, messages: Sequence[Message], *, durability: Durability | None = None, from_reserve: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        durability: Durability | None = None,
+        from_reserve: bool = False,
     ) -> list[Appended]:
         placed = self._store(messages)
         return [
             Appended(message.queue, queue_offset, log_offset, placed.stored_at_ms, placed.durable)
-            for message, queue_offset, log_offset in zip(messages, placed.queue_offsets, placed.log_offsets, strict=True)
+            for message, queue_offset, log_offset in zip(
+                messages, placed.queue_offsets, placed.log_offsets, strict=True
+            )
         ]
 
     def append_rows(
@@ -94,7 +117,10 @@ class MemoryMessageStore:
         """RowAppends. They become messages as they do for a reader of the log."""
         if not rows:
             raise InvalidRequest("no messages in one append")
-        units = [unit.encode([row], [0], first_offset=0, synced_offset=0, epoch=0, stored_at_ms=0) for row in rows]
+        units = [
+            unit.encode([row], [0], first_offset=0, synced_offset=0, epoch=0, stored_at_ms=0)
+            for row in rows
+        ]
         placed = self._store([records.to_message(records.decode(one.data)) for one in units])
         asyncio.get_running_loop().call_soon(done, placed)
 
@@ -109,18 +135,27 @@ class MemoryMessageStore:
             queue_offsets.append(len(queue))
             fields = {name: getattr(message, name) for name in Message.__struct_fields__}
             queue.append(
-                StoredMessage(**fields, queue_offset=len(queue), stored_at_ms=self._stored_at_ms, log_offset=log_offset)
+                StoredMessage(
+                    **fields,
+                    queue_offset=len(queue),
+                    stored_at_ms=self._stored_at_ms,
+                    log_offset=log_offset,
+                )
             )
         self._log_end = log_offsets.stop
         self._wake()
         return Placed(queue_offsets, log_offsets, self._stored_at_ms, durable=True)
 
-    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+    async def read(
+        self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
+    ) -> list[StoredMessage]:
         messages = self._queue(queue)
         if self._is_closed:
             raise StoreClosed
         if queue_offset < self._first[queue]:
-            raise OffsetExpired(requested=queue_offset, available=(self._first[queue], len(messages)))
+            raise OffsetExpired(
+                requested=queue_offset, available=(self._first[queue], len(messages))
+            )
         if queue_offset > len(messages):
             raise OffsetBeyondEnd(requested=queue_offset, available=(0, len(messages)))
         found: list[StoredMessage] = []
@@ -144,7 +179,11 @@ class MemoryMessageStore:
         messages = self._queue(queue)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while len(messages) <= queue_offset and not self._is_closed and self._queues.get(queue) is messages:
+                while (
+                    len(messages) <= queue_offset
+                    and not self._is_closed
+                    and self._queues.get(queue) is messages
+                ):
                     await self._arrival.wait()
         except TimeoutError:
             pass
@@ -188,7 +227,11 @@ class MemoryMessageStore:
 
     async def topics(self) -> Mapping[str, int]:
         """TopicListing."""
-        return {topic: count for topic, count in self._counts.items() if any(self._queues[q] for q in await self.queues(topic))}
+        return {
+            topic: count
+            for topic, count in self._counts.items()
+            if any(self._queues[q] for q in await self.queues(topic))
+        }
 
     def is_durable(self, log_offset: int | None) -> bool:
         """SyncedPosition."""
@@ -255,7 +298,9 @@ class MemoryMessageStore:
         found: list[StoredMessage] = []
         left_bytes = max_bytes
         at = queue_offset
-        for message in await self.read(queue, queue_offset, max_messages=max_scanned, max_bytes=1 << 62):
+        for message in await self.read(
+            queue, queue_offset, max_messages=max_scanned, max_bytes=1 << 62
+        ):
             if tag_hash(message.tag) in tag_codes:
                 left_bytes -= len(message.body)
                 if found and (left_bytes < 0 or len(found) == max_messages):
@@ -276,21 +321,29 @@ class MemoryMessageStore:
         """DueIndex."""
         return dict(self._due_positions)
 
-    def change_due(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
+    def change_due(
+        self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
+    ) -> None:
         """DueIndex."""
         self._due.update(dict.fromkeys(added))
         for entry in taken:
             self._due.pop(entry, None)
         self._due_positions.update(positions)
 
-    async def read_due(self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
+    async def read_due(
+        self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
+    ) -> DuePage:
         """DueIndex."""
         found = sorted(
             entry
             for entry in self._due
-            if (after is None or entry > after) and entry.due_ms < until_ms and entry.label in labels
+            if (after is None or entry > after)
+            and entry.due_ms < until_ms
+            and entry.label in labels
         )
-        return DuePage(found[:max_entries], found[max_entries - 1] if len(found) > max_entries else None)
+        return DuePage(
+            found[:max_entries], found[max_entries - 1] if len(found) > max_entries else None
+        )
 
     async def holds_due(self, entry: DueEntry) -> bool:
         """DueIndex."""
@@ -318,7 +371,9 @@ class MemoryMessageStore:
         count = self._counts.get(queue.topic)
         if count is None:
             raise UnknownTopic(f"topic {queue.topic} does not exist")
-        raise UnknownQueue(f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}")
+        raise UnknownQueue(
+            f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}"
+        )
 
     def _wake(self) -> None:
         """Everybody looks again; a wake-up carries no data."""

@@ -1,7 +1,7 @@
 """The words that every floor uses: messages, queues, positions, times at which something is due.
 
-Values only; nothing here does I/O. They are msgspec structs because a send makes three of them and a named tuple or a
-dataclass costs two to four times as much to make (docs/decisions/0003).
+Values only; nothing here does I/O. They are msgspec structs because a send makes three of them and
+a named tuple or a dataclass costs two to four times as much to make (docs/decisions/0003).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,10 @@ class QueueId(NamedTuple):
 
 
 class TransactionBits(IntEnum):
-    """What a record is in a transaction; the value is the one stored. Source: RocketMQ MessageSysFlag."""
+    """What a record is in a transaction; the value is the one stored.
+
+    Source: RocketMQ MessageSysFlag.
+    """
 
     NONE = 0x0
     PREPARED = 0x4
@@ -37,14 +40,16 @@ class Durability(Enum):
     """How sure a stored message must be before its sender is answered."""
 
     BUFFERED = "buffered"  # survives a killed process
-    SYNCED = "synced"  # survives a power loss; nobody reads the message, nor one behind it, before that
+    # survives a power loss; nobody reads the message, nor one behind it, before that
+    SYNCED = "synced"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is handed to a store: a body, where it goes, and what is known about it.
 
-    `properties` are the sender's own and no others. `system` holds what the house notes on a message, under reserved names
-    (`storage/formats/properties.py`). Both are text without control characters: whoever takes them from outside checks that.
+    `properties` are the sender's own and no others. `system` holds what the house notes on a
+    message, under reserved names (`storage/formats/properties.py`). Both are text without control
+    characters: whoever takes them from outside checks that.
     """
 
     queue: QueueId
@@ -69,7 +74,8 @@ Row = tuple[QueueId, bytes, bytes, int, int, int, int]
     queue                where it goes
     property string      its bytes as the record stores them, without padding, unit item and seal
     body
-    tags code            the hash of its tag, for its queue entry (of a message that waits by a delay level the store works
+    tags code            the hash of its tag, for its queue entry (of a message that waits by a
+                         delay level the store works
                          the code out, since it depends on when the message is stored)
     born_at_ms
     transaction          the value of TransactionBits
@@ -93,7 +99,8 @@ def resend(
     transaction: TransactionBits | None = None,
     prepared_log_offset: int | None = None,
 ) -> Message:
-    """A copy of a message that is to be appended to another queue: every field is kept but those given here.
+    """A copy of a message that is to be appended to another queue: every field is kept but those
+    given here.
 
     Where the original was stored is of no meaning in the copy.
     """
@@ -102,7 +109,11 @@ def resend(
     if prepared_log_offset is None:
         prepared_log_offset = message.prepared_log_offset
     return msgspec.structs.replace(
-        message, queue=queue, system=system, transaction=transaction, prepared_log_offset=prepared_log_offset
+        message,
+        queue=queue,
+        system=system,
+        transaction=transaction,
+        prepared_log_offset=prepared_log_offset,
     )
 
 
@@ -117,7 +128,9 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """Where the messages of one append went, in columns with one item a message, and how sure that is."""
+    """Where the messages of one append went, in columns with one item a message, and how sure that
+    is.
+    """
 
     queue_offsets: Sequence[int]
     log_offsets: Sequence[int]
@@ -126,7 +139,9 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 
 
 class OffsetRange(NamedTuple):
-    """Queue offsets that can be read: `first` is readable when it is below `end`; `end` is the next one to be written."""
+    """Queue offsets that can be read: `first` is readable when it is below `end`; `end` is the next
+    one to be written.
+    """
 
     first: int
     end: int
@@ -136,9 +151,12 @@ NEVER_MS = 1 << 60  # what is due then or later is kept and can be read, and its
 
 
 class DueEntry(msgspec.Struct, frozen=True, order=True, gc=False, array_like=True):
-    """Something that is due at a time. `place` tells its owner what it is, `revision` which time of it, `label` of which kind.
+    """Something that is due at a time.
 
-    The first three tell one from another: no other entry ever has them all, not even after this one was taken away.
+    `place` tells its owner what it is, `revision` which time of it, `label` of which kind.
+
+    The first three tell one from another: no other entry ever has them all, not even after this one
+    was taken away.
     """
 
     due_ms: int
@@ -148,5 +166,7 @@ class DueEntry(msgspec.Struct, frozen=True, order=True, gc=False, array_like=Tru
 
 
 def queue_for(ordering_key: str, queue_count: int) -> int:
-    """The queue of an ordering key: always the same one while the topic keeps its number of queues."""
+    """The queue of an ordering key: always the same one while the topic keeps its number of
+    queues.
+    """
     return crc32(ordering_key.encode("utf-8")) % queue_count

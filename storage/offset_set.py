@@ -1,4 +1,7 @@
-"""Offsets of one queue, added in any order: a prefix without a gap, and the offsets above it. Pure."""
+"""Offsets of one queue, added in any order: a prefix without a gap, and the offsets above it.
+
+Pure.
+"""
 
 from collections.abc import Iterable
 
@@ -6,8 +9,9 @@ from collections.abc import Iterable
 class OffsetSet:
     """A set of queue offsets: all below `prefix`, and those in `ahead`.
 
-    A table that is derived from a queue counts the offsets that it reflects. Appends are answered in any order, a buffered one
-    before a synced one in front of it: only `prefix` may be claimed by a snapshot.
+    A table that is derived from a queue counts the offsets that it reflects. Appends are answered
+    in any order, a buffered one before a synced one in front of it: only `prefix` may be claimed by
+    a snapshot.
     """
 
     def __init__(self, prefix: int = 0, ahead: Iterable[int] = ()) -> None:

@@ -1,7 +1,9 @@
-"""The seam: what the floors above ask of a storage engine, and the extras that some engines offer as well.
+"""The seam: what the floors above ask of a storage engine, and the extras that some engines offer
+as well.
 
-Whatever passes `tests/conformance` may stand behind it. No address of an engine crosses it but `log_offset`, an opaque number
-that receipts show and that a final record hands back as its half message's place; nobody above computes with it.
+Whatever passes `tests/conformance` may stand behind it. No address of an engine crosses it but
+`log_offset`, an opaque number that receipts show and that a final record hands back as its half
+message's place; nobody above computes with it.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -13,7 +15,17 @@ from storage.formats import stored_record
 from storage.formats.queue_entry import tag_hash
 from storage.formats.record_block import RecordBlock
 from storage.formats.stored_record import StoredRecord
-from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, Placed, QueueId, Row, StoredMessage
+from storage.message import (
+    Appended,
+    DueEntry,
+    Durability,
+    Message,
+    OffsetRange,
+    Placed,
+    QueueId,
+    Row,
+    StoredMessage,
+)
 
 LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
 
@@ -22,44 +34,62 @@ class MessageStore(Protocol):
     """Where messages live."""
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
-        """Make the topic known. Idempotent; growing the count is allowed, shrinking raises InvalidRequest.
+        """Make the topic known.
 
-        The store remembers topics that hold messages; the others are the caller's to make known again after a start.
+        Idempotent; growing the count is allowed, shrinking raises InvalidRequest.
+
+        The store remembers topics that hold messages; the others are the caller's to make known
+        again after a start.
         """
 
     async def queues(self, topic: str) -> tuple[QueueId, ...]:
         """The queues of a topic, by number. Raises UnknownTopic."""
 
     async def append(
-        self, messages: Sequence[Message], *, durability: Durability | None = None, from_reserve: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        durability: Durability | None = None,
+        from_reserve: bool = False,
     ) -> list[Appended]:
-        """Store messages in the given order; say where each one is and whether it is already durable.
+        """Store messages in the given order; say where each one is and whether it is already
+        durable.
 
-        One call is one unit: after a crash all of it is there or nothing. Order holds within a queue. Without `durability` the
-        engine's flush policy decides when to answer; a sync that takes longer than the engine's limit is answered with
-        `durable` false. What is answered can be read at once, except where it was asked for as BUFFERED while the policy
-        is to sync: then it can be read as soon as it is durable.
+        One call is one unit: after a crash all of it is there or nothing. Order holds within a
+        queue. Without `durability` the engine's flush policy decides when to answer; a sync that
+        takes longer than the engine's limit is answered with `durable` false. What is answered can
+        be read at once, except where it was asked for as BUFFERED while the policy is to sync: then
+        it can be read as soon as it is durable.
 
-        Raises UnknownTopic, UnknownQueue, MessageTooLarge, Backpressure, StorageFull, StoreClosed: nothing was stored then.
-        Raises FlushFailed: whether anything was stored is unknown.
+        Raises UnknownTopic, UnknownQueue, MessageTooLarge, Backpressure, StorageFull, StoreClosed:
+        nothing was stored then. Raises FlushFailed: whether anything was stored is unknown.
         """
 
-    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+    async def read(
+        self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
+    ) -> list[StoredMessage]:
         """Visible messages from queue_offset on, oldest first; empty exactly at the end.
 
         Always at least one message when there is one, even if its body is larger than max_bytes.
-        Raises UnknownTopic, UnknownQueue, OffsetExpired, OffsetBeyondEnd, CorruptRecord, StoreClosed.
+        Raises UnknownTopic, UnknownQueue, OffsetExpired, OffsetBeyondEnd, CorruptRecord,
+        StoreClosed.
         """
 
     async def offsets(self, queue: QueueId) -> OffsetRange:
-        """The first readable offset and the one after the last visible. Raises UnknownTopic, UnknownQueue."""
+        """The first readable offset and the one after the last visible.
+
+        Raises UnknownTopic, UnknownQueue.
+        """
 
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
-        """True as soon as queue_offset can be read; False when the time is up or the store closes."""
+        """True as soon as queue_offset can be read; False when the time is up or the store
+        closes.
+        """
 
     def call_on_arrival(self, queue: QueueId, queue_offset: int, call: Callable[[], None]) -> None:
-        """As `wait_for_arrival`, for many readers that wait at once: call `call` once, in a turn of the loop or before this
-        returns, when it may be worth looking whether queue_offset can be read. It carries no data, and may come early.
+        """As `wait_for_arrival`, for many readers that wait at once: call `call` once, in a turn of
+        the loop or before this returns, when it may be worth looking whether queue_offset can be
+        read. It carries no data, and may come early.
 
         Raises UnknownTopic, UnknownQueue.
         """
@@ -99,10 +129,12 @@ class RowAppends(Protocol):
         failed: Callable[[Exception], None],
         from_reserve: bool = False,
     ) -> None:
-        """As `append` of at least one message, without a coroutine: `done` or `failed` is called later, in a turn of the loop.
+        """As `append` of at least one message, without a coroutine: `done` or `failed` is called
+        later, in a turn of the loop.
 
-        What `append` raises before anything is taken is raised at once, and neither is called then: StorageFull, UnknownTopic,
-        UnknownQueue, InvalidRequest, Backpressure, StoreClosed, FlushFailed.
+        What `append` raises before anything is taken is raised at once, and neither is called then:
+        StorageFull, UnknownTopic, UnknownQueue, InvalidRequest, Backpressure, StoreClosed,
+        FlushFailed.
         """
 
     def bounds(self, queue: QueueId) -> OffsetRange:
@@ -122,10 +154,13 @@ class TopicDeletion(Protocol):
     """Engines that can delete a topic."""
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic, its messages, and the offsets that groups committed in it. Durable on return.
+        """Delete a topic, its messages, and the offsets that groups committed in it.
 
-        What was appended before can no longer be read or looked up. A topic that is created under the name again goes on at the
-        queue offsets where it ended: none is used twice. Nothing happens where the topic does not exist.
+        Durable on return.
+
+        What was appended before can no longer be read or looked up. A topic that is created under
+        the name again goes on at the queue offsets where it ended: none is used twice. Nothing
+        happens where the topic does not exist.
 
         Raises what `append` raises; the topic exists then as before.
         """
@@ -145,7 +180,10 @@ class SyncedPosition(Protocol):
         """Every message before this log offset is on disk."""
 
     async def flush(self) -> int:
-        """Return once all that was stored by now is durable; the synced offset then. Raises FlushFailed, StoreClosed."""
+        """Return once all that was stored by now is durable; the synced offset then.
+
+        Raises FlushFailed, StoreClosed.
+        """
 
     def is_durable(self, log_offset: int | None) -> bool:
         """Is the message at this log offset on disk?"""
@@ -163,7 +201,10 @@ class Reserve(Protocol):
 
 
 class RecoveryReport(NamedTuple):
-    """What a start found and did. `was_clean`: the stop before was in order, or the store is new."""
+    """What a start found and did.
+
+    `was_clean`: the stop before was in order, or the store is new.
+    """
 
     was_clean: bool
     walked_bytes: int
@@ -190,7 +231,9 @@ class Recovery(Protocol):
 
 
 PutBack = Callable[[Mapping[QueueId, int]], Awaitable[None]]
-"""Told the first offset of each queue that stays; writes again, durably, what must not go with those before it."""
+"""Told the first offset of each queue that stays; writes again, durably, what must not go with
+those before it.
+"""
 
 
 class DiskUsage(NamedTuple):
@@ -203,26 +246,36 @@ class DiskUsage(NamedTuple):
     is_writable: bool  # new messages are taken
     projected_full_at_ms: int | None  # when they will be refused, if it goes on like this
     segments_dropped: int  # since the start
-    segments_dropped_unexpired: int  # of these, segments whose messages had not expired (on_full=delete_oldest)
+    # of these, segments whose messages had not expired (on_full=delete_oldest)
+    segments_dropped_unexpired: int
 
 
 @runtime_checkable
 class Retention(Protocol):
     """Engines that drop old messages by themselves."""
 
-    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False) -> int:
-        """Drop some of what has expired, if it is time or `at_any_hour`; return how many segments. Calls wait for each other.
+    async def expire(
+        self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False
+    ) -> int:
+        """Drop some of what has expired, if it is time or `at_any_hour`; return how many segments.
+
+        Calls wait for each other.
 
         What is younger than `keep_ms` has not expired, however short the engine's own retention is.
 
-        Before anything goes `put_back` is called. What it raises is raised, and nothing was dropped then.
+        Before anything goes `put_back` is called. What it raises is raised, and nothing was dropped
+        then.
         """
 
     async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> "list[SegmentInfo]":
-        """Segments that `expire` may drop at any hour, the oldest first; one call of it may take several to drop them all."""
+        """Segments that `expire` may drop at any hour, the oldest first; one call of it may take
+        several to drop them all.
+        """
 
     async def oldest_stored_at_ms(self) -> int | None:
-        """When the oldest message was stored of those that are left; None where none has been dropped, or it cannot be read."""
+        """When the oldest message was stored of those that are left; None where none has been
+        dropped, or it cannot be read.
+        """
 
     def disk_usage(self) -> DiskUsage:
         """As it was when `expire` was last called."""
@@ -247,10 +300,10 @@ class KeyLookup(Protocol):
     ) -> list[StoredMessage]:
         """Visible messages of these topics with this key, or `by_id` this id, newest first.
 
-        Only those stored in [from_ms, to_ms], and before the message at the log offset `older_than`. With `with_deleted` also
-        those of topics that were deleted since, for as long as they are stored. The last one is the second or a later one
-        with which the bodies exceed `max_bytes`.
-        Raises CorruptRecord, StoreClosed.
+        Only those stored in [from_ms, to_ms], and before the message at the log offset
+        `older_than`. With `with_deleted` also those of topics that were deleted since, for as long
+        as they are stored. The last one is the second or a later one with which the bodies exceed
+        `max_bytes`. Raises CorruptRecord, StoreClosed.
         """
 
 
@@ -263,7 +316,9 @@ class Scanned(NamedTuple):
 
 @runtime_checkable
 class TagCodes(Protocol):
-    """Engines that keep the hash of each message's tag beside its place, and need not read those with another."""
+    """Engines that keep the hash of each message's tag beside its place, and need not read those
+    with another.
+    """
 
     async def read_tagged(
         self,
@@ -275,7 +330,8 @@ class TagCodes(Protocol):
         max_messages: int,
         max_bytes: int,
     ) -> Scanned:
-        """As `read`, of the next `max_scanned` messages those whose tag has one of these hashes (`queue_entry.tag_hash`).
+        """As `read`, of the next `max_scanned` messages those whose tag has one of these hashes
+        (`queue_entry.tag_hash`).
 
         Different tags may have one hash: the caller compares the tags.
         """
@@ -302,21 +358,30 @@ class RecordReads(Protocol):
         max_messages: int,
         max_bytes: int,
     ) -> ScannedRecords:
-        """As `read`, of the next `max_scanned` messages; with `tag_codes` as `TagCodes.read_tagged`. The same is checked."""
+        """As `read`, of the next `max_scanned` messages; with `tag_codes` as
+        `TagCodes.read_tagged`. The same is checked.
+        """
 
 
 @runtime_checkable
 class BlockReads(Protocol):
-    """Engines that give the records of many messages at once, without waiting, where memory has them."""
+    """Engines that give the records of many messages at once, without waiting, where memory has
+    them.
+    """
 
     def bounds(self, queue: QueueId) -> OffsetRange:
         """As `offsets`. Raises UnknownTopic, UnknownQueue."""
 
-    def block_now(self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int) -> RecordBlock | None:
-        """The records of so many messages, which the queue has, at least one. The same is checked as by `read_records`.
+    def block_now(
+        self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int
+    ) -> RecordBlock | None:
+        """The records of so many messages, which the queue has, at least one.
 
-        None where memory does not have all of them, or they have more than `max_bytes` together, or one is damaged or of an
-        unusual form: `read_records` finds out which. Raises UnknownTopic, UnknownQueue, StoreClosed.
+        The same is checked as by `read_records`.
+
+        None where memory does not have all of them, or they have more than `max_bytes` together, or
+        one is damaged or of an unusual form: `read_records` finds out which. Raises UnknownTopic,
+        UnknownQueue, StoreClosed.
         """
 
 
@@ -326,11 +391,13 @@ SYNC_BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_0
 class SyncStatistics(NamedTuple):
     """Durations of the log's syncs since the start, in milliseconds."""
 
-    counts: tuple[int, ...]  # syncs by duration: one number for each of SYNC_BUCKETS_MS, and one for those beyond the last
+    # syncs by duration: one number for each of SYNC_BUCKETS_MS, and one for those beyond the last
+    counts: tuple[int, ...]
     total_ms: int
     longest_ms: int  # the one in flight included
     in_flight_ms: int  # 0 when none is
-    answered_before: int  # appends answered as buffered because their sync took longer than the limit
+    # appends answered as buffered because their sync took longer than the limit
+    answered_before: int
 
 
 class StoreStatus(NamedTuple):
@@ -349,7 +416,8 @@ class StoreStatus(NamedTuple):
     derived_at_ms: int | None  # when what is derived was last begun to be written
     derive_lag_ms: int
     derive_error: str | None  # why the last time failed, if it did
-    rebuilt_index_files: int = 0  # of the key index, since the start: they were not what had been written
+    # of the key index, since the start: they were not what had been written
+    rebuilt_index_files: int = 0
     rebuilt_entries: int = 0  # of queue files, since the start: the log did not bear them out
 
 
@@ -370,16 +438,20 @@ class Finding(NamedTuple):
     code: str
     file: str  # its path below the store's folder
     position: int | None  # byte in the file; None where the file as a whole is meant
-    place: str  # the same in the terms of the file: a log offset, a queue and an offset in it, an entry
+    # the same in the terms of the file: a log offset, a queue and an offset in it, an entry
+    place: str
     found: str
     expected: str
-    is_derived: bool  # the log has it all, and it can be rebuilt; else it is lost unless a copy has it
+    # the log has it all, and it can be rebuilt; else it is lost unless a copy has it
+    is_derived: bool
     remedy: str
     places: int = 1  # that one finding stands for
 
 
 class VerifyStep(NamedTuple):
-    """What one step of a verification did: a bounded piece of work, after which the caller may pause or stop."""
+    """What one step of a verification did: a bounded piece of work, after which the caller may
+    pause or stop.
+    """
 
     read_bytes: int
     file: str  # that was read last
@@ -419,7 +491,10 @@ class Verifiable(Protocol):
 
 
 class ScrubStatus(NamedTuple):
-    """How far the background walk over the old log is. Offsets are bytes of the log, times wall milliseconds."""
+    """How far the background walk over the old log is.
+
+    Offsets are bytes of the log, times wall milliseconds.
+    """
 
     bytes_per_second: int  # 0: it never runs
     position: int
@@ -446,7 +521,8 @@ class SegmentInfo(NamedTuple):
     begin: int
     end: int
     is_sealed: bool  # all of it is written and on disk: it never changes again
-    first_stored_at_ms: int | None  # None where nothing is in it yet, or its first message cannot be read
+    # None where nothing is in it yet, or its first message cannot be read
+    first_stored_at_ms: int | None
 
 
 @runtime_checkable
@@ -460,7 +536,8 @@ class SegmentListing(Protocol):
 class Snapshot(NamedTuple):
     """Bytes of a derived table, and up to where in each queue they reflect what was read.
 
-    They may be given in pieces, so that nobody has to join a large table, and are written so; they may come back in others.
+    They may be given in pieces, so that nobody has to join a large table, and are written so; they
+    may come back in others.
     """
 
     pieces: Sequence[bytes]
@@ -483,15 +560,18 @@ class Snapshots(Protocol):
         """Keep it in place of the last one of this name."""
 
     async def load_snapshot(self, name: str) -> Snapshot | None:
-        """The last one kept; None where there is none, or it is damaged, or it reflects more than the log now holds, or the
-        log does not hold all that came after it any more."""
+        """The last one kept; None where there is none, or it is damaged, or it reflects more than
+        the log now holds, or the log does not hold all that came after it any more.
+        """
 
 
 ANY_LABEL = range(1 << 32)
 
 
 class DuePage(NamedTuple):
-    """Entries by their time, and up to where all were looked at: None when that was all there is."""
+    """Entries by their time, and up to where all were looked at: None when that was all
+    there is.
+    """
 
     entries: list[DueEntry]
     end: DueEntry | None
@@ -504,22 +584,35 @@ class DueCounts(NamedTuple):
 
 @runtime_checkable
 class DueIndex(Protocol):
-    """Engines that keep on disk what is due when, by its time, so that millions of entries do not live in memory.
+    """Engines that keep on disk what is due when, by its time, so that millions of entries do not
+    live in memory.
 
-    Derived: it reflects the queues that its owner reads, up to the positions he says, and a start gives both back as they were
-    together at some moment. What came later is to be read and changed again.
+    Derived: it reflects the queues that its owner reads, up to the positions he says, and a start
+    gives both back as they were together at some moment. What came later is to be read and changed
+    again.
     """
 
     def due_positions(self) -> Mapping[QueueId, int]:
-        """Up to where the entries reflect each queue; empty where there are none yet, or they had to be forgotten."""
+        """Up to where the entries reflect each queue; empty where there are none yet, or they had
+        to be forgotten.
+        """
 
-    def change_due(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
-        """All of it at once. `taken` are entries that were added, now or before, and are not due any more."""
+    def change_due(
+        self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
+    ) -> None:
+        """All of it at once.
 
-    async def read_due(self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
-        """The first ones behind this entry, which need not be there, that are due before `until_ms` and have such a label.
+        `taken` are entries that were added, now or before, and are not due any more.
+        """
 
-        Raises CorruptRecord: `forget_due` then, and everything is to be added again. Raises StoreClosed.
+    async def read_due(
+        self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
+    ) -> DuePage:
+        """The first ones behind this entry, which need not be there, that are due before `until_ms`
+        and have such a label.
+
+        Raises CorruptRecord: `forget_due` then, and everything is to be added again. Raises
+        StoreClosed.
         """
 
     async def holds_due(self, entry: DueEntry) -> bool:
@@ -536,13 +629,20 @@ class DueIndex(Protocol):
 
 @runtime_checkable
 class DelayProgress(Protocol):
-    """Engines whose files another server may go on with, which looks there how far the delay queues are done."""
+    """Engines whose files another server may go on with, which looks there how far the delay queues
+    are done.
+    """
 
     def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
-        """Nothing before these offsets is still to be delivered. Written behind the log; nothing waits for it."""
+        """Nothing before these offsets is still to be delivered.
+
+        Written behind the log; nothing waits for it.
+        """
 
     def delay_progress_by_others(self) -> Mapping[QueueId, int]:
-        """The same, of another server that had the files before they were opened; empty where it was us."""
+        """The same, of another server that had the files before they were opened; empty where it
+        was us.
+        """
 
 
 @runtime_checkable
@@ -552,7 +652,8 @@ class ScatteredReads(Protocol):
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
     ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """For each place the message there, or why there is none; of as many as these bytes of records allow, at least one.
+        """For each place the message there, or why there is none; of as many as these bytes of
+        records allow, at least one.
 
         Raises StoreClosed.
         """
@@ -571,7 +672,9 @@ async def read_each(
         except (RejectedError, CorruptRecord) as error:
             found.append(error)
             continue
-        found += messages or [OffsetBeyondEnd(requested=queue_offset, available=await store.offsets(queue))]
+        found += messages or [
+            OffsetBeyondEnd(requested=queue_offset, available=await store.offsets(queue))
+        ]
         max_bytes -= sum(len(message.body) for message in messages)
         if max_bytes <= 0:
             break
@@ -592,22 +695,34 @@ async def read_records(
     if _gives_records(type(store)):
         engine = cast("RecordReads", store)
         return await engine.read_records(
-            queue, queue_offset, tag_codes=tag_codes, max_scanned=max_scanned, max_messages=max_messages, max_bytes=max_bytes
+            queue,
+            queue_offset,
+            tag_codes=tag_codes,
+            max_scanned=max_scanned,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
         )
     count = min(max_scanned, max_messages)
     messages = await store.read(queue, queue_offset, max_messages=count, max_bytes=max_bytes)
     wanted = [one for one in messages if tag_codes is None or tag_hash(one.tag) in tag_codes]
-    return ScannedRecords([stored_record.of_message(one) for one in wanted], queue_offset + len(messages))
+    return ScannedRecords(
+        [stored_record.of_message(one) for one in wanted], queue_offset + len(messages)
+    )
 
 
 @cache
 def _gives_records(kind: type) -> bool:
-    """Looked up once: to compare a class with a protocol takes longer than to read several messages."""
+    """Looked up once: to compare a class with a protocol takes longer than to read several
+    messages.
+    """
     return issubclass(kind, RecordReads)
 
 
-async def find_message(store: MessageStore, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:
-    """The first message of this id at or behind an offset where it is expected soon; None where it is not there.
+async def find_message(
+    store: MessageStore, queue: QueueId, from_offset: int, message_id: str
+) -> StoredMessage | None:
+    """The first message of this id at or behind an offset where it is expected soon; None where it
+    is not there.
 
     Raises CorruptRecord where it is not found among the others and a damaged one may be it.
     """

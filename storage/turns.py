@@ -1,4 +1,6 @@
-"""Changes of what is stored: each goes on to its end, and of one thing (a transaction, a request) one goes on at a time."""
+"""Changes of what is stored: each goes on to its end, and of one thing (a transaction, a request)
+one goes on at a time.
+"""
 
 import asyncio
 from collections import deque
@@ -18,7 +20,9 @@ class Changes:
         self._last_ended = asyncio.Event()
 
     async def uncancelled(self, change: Coroutine[Any, Any, T]) -> T:
-        """A change goes on when the one who asked for it has gone: an append cannot be taken back."""
+        """A change goes on when the one who asked for it has gone: an append cannot be
+        taken back.
+        """
         return await asyncio.shield(self.run(change))
 
     def run(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -52,10 +56,13 @@ class Turns(Changes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by the name of each thing that is being changed
+        # by the name of each thing that is being changed
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     def take(self, name: str) -> bool:
-        """Have the turn of what has this name, until `give_back`; False where there is another change of it."""
+        """Have the turn of what has this name, until `give_back`; False where there is another
+        change of it.
+        """
         if name in self._waiting:
             return False
         self._waiting[name] = deque()

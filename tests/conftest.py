@@ -1,4 +1,6 @@
-"""Set-up for every test: warnings are errors (pyproject.toml), log lines stay quiet; and where a registry may stand."""
+"""Set-up for every test: warnings are errors (pyproject.toml), log lines stay quiet; and where a
+registry may stand.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -8,7 +10,8 @@ import structlog
 from hypothesis import settings
 
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-settings.register_profile("escrowmq", settings.default, deadline=None)  # an example may wait for a busy machine
+# an example may wait for a busy machine
+settings.register_profile("escrowmq", settings.default, deadline=None)
 settings.load_profile("escrowmq")
 
 ON_POSTGRESQL = pytest.mark.xdist_group("postgresql")  # one worker has the server
@@ -17,7 +20,8 @@ ON_POSTGRESQL = pytest.mark.xdist_group("postgresql")  # one worker has the serv
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator:
     """A `PostgreSql` that runs; who stops it starts it again."""
-    from tests.support.postgresql import PostgreSql  # half a second, which most runs of few tests have no use for
+    # half a second, which most runs of few tests have no use for
+    from tests.support.postgresql import PostgreSql
 
     with PostgreSql() as server:
         yield server

@@ -1,1 +1,3 @@
-"""All or nothing between a producer's database and its messages: half messages, decisions, checkback."""
+"""All or nothing between a producer's database and its messages: half messages, decisions,
+checkback.
+"""

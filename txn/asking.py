@@ -1,4 +1,6 @@
-"""Asking producers about undecided transactions: the sweep that opens checks, what an answer does, holding and resuming."""
+"""Asking producers about undecided transactions: the sweep that opens checks, what an answer does,
+holding and resuming.
+"""
 
 import asyncio
 
@@ -47,16 +49,25 @@ class Asking:
         self._checks.wake_all()
 
     async def sweep(self, now_ms: int) -> int:
-        """Offer the checks that are due, end what is exhausted; how many transactions it acted on."""
+        """Offer the checks that are due, end what is exhausted; how many transactions it
+        acted on.
+        """
         acted = self._checks.return_expired() + await self._offer_due(now_ms)
         exhausted = list(self._exhausted.values())
         for at in range(0, len(exhausted), _TOGETHER):
             some = exhausted[at : at + _TOGETHER]
-            acted += sum(await asyncio.gather(*[self._end_or_set_aside(transaction, now_ms) for transaction in some]))
+            acted += sum(
+                await asyncio.gather(
+                    *[self._end_or_set_aside(transaction, now_ms) for transaction in some]
+                )
+            )
         return acted
 
     async def _offer_due(self, now_ms: int) -> int:
-        """Open the checks that are due; how many. What is exhausted is left to the sweep: that takes the disk's time."""
+        """Open the checks that are due; how many.
+
+        What is exhausted is left to the sweep: that takes the disk's time.
+        """
         offered = 0
         for transaction in self._table.take_due(now_ms):
             if transaction is None:
@@ -85,7 +96,9 @@ class Asking:
         return self._set_aside
 
     async def _end_or_set_aside(self, transaction: Transaction, now_ms: int) -> bool:
-        """One that cannot be ended is looked at again after a while, and the others go on. Was it ended?
+        """One that cannot be ended is looked at again after a while, and the others go on.
+
+        Was it ended?
 
         Raises what says that the store takes nothing: the next sweep tries again.
         """
@@ -104,7 +117,9 @@ class Asking:
         self._set_aside.pop(transaction_id, None)
         return True
 
-    async def receive(self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int) -> list[LeasedCheck]:
+    async def receive(
+        self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int
+    ) -> list[LeasedCheck]:
         """Work items of a producer group; waits for one when there is none."""
         checks: list[LeasedCheck] = []
         try:
@@ -119,32 +134,46 @@ class Asking:
             return checks
 
     async def asked_about(self, group: str, check_id: str) -> tuple[Transaction, CheckAnswer]:
-        """The transaction of a check, and what is known of that. Raises CheckNotOpen where the group was never asked it."""
+        """The transaction of a check, and what is known of that.
+
+        Raises CheckNotOpen where the group was never asked it.
+        """
         parsed = parse_check_id(check_id)
         transaction = None if parsed is None else await self._journal.recall(parsed[0])
         if parsed is None or transaction is None or transaction.producer_group != group:
             raise CheckNotOpen(f"no check {check_id} of producer group {group} is open")
         number, now_ms = parsed[1], self._clock.wall_ms()
         if not _was_asked(transaction, number, now_ms):
-            raise CheckNotOpen(f"transaction {transaction.transaction_id} has no check {number} open")
+            raise CheckNotOpen(
+                f"transaction {transaction.transaction_id} has no check {number} open"
+            )
         sent_at_ms = None
         if number > transaction.checks_answered:
             # One that was handed out before a restart was handed out when it was due, or later.
-            sent_at_ms = self._checks.handed_out_ms(transaction) or min(transaction.next_check_at_ms, now_ms)
+            sent_at_ms = self._checks.handed_out_ms(transaction) or min(
+                transaction.next_check_at_ms, now_ms
+            )
         return transaction, CheckAnswer(check_number=number, sent_at_ms=sent_at_ms)
 
     async def answered_unknown(
         self, transaction: Transaction, answer: CheckAnswer, *, recheck_after_ms: int | None
     ) -> Transaction:  # fmt: skip
         """The producer does not know yet. Raises TransactionConflict, and what `append` raises."""
-        return await self._turns.uncancelled(self._answered_unknown(transaction, answer, recheck_after_ms))
+        return await self._turns.uncancelled(
+            self._answered_unknown(transaction, answer, recheck_after_ms)
+        )
 
-    async def note_failed(self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int) -> None:
+    async def note_failed(
+        self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int
+    ) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
         await self._turns.uncancelled(self._note_failed(check, why, detail, latency_ms))
 
     async def resume(self, transaction: Transaction) -> Transaction:
-        """Ask about a held transaction again; a prepared one stays as it is. Raises TransactionConflict."""
+        """Ask about a held transaction again; a prepared one stays as it is.
+
+        Raises TransactionConflict.
+        """
         return await self._turns.uncancelled(self._resume(transaction))
 
     def make_due(self, transaction: Transaction) -> None:
@@ -166,7 +195,9 @@ class Asking:
             )
             if state is TxnState.HELD or answer.check_number <= transaction.checks_answered:
                 return transaction  # nothing is decided, and no budget is used twice for one check
-            wait_ms = transaction.policy.interval_ms if recheck_after_ms is None else recheck_after_ms
+            wait_ms = (
+                transaction.policy.interval_ms if recheck_after_ms is None else recheck_after_ms
+            )
             now_ms = self._clock.wall_ms()
             event = AnsweredUnknown(
                 transaction_id=transaction.transaction_id,
@@ -185,7 +216,9 @@ class Asking:
                 await self._end_checks(transaction, plan.reason)
             return transaction
 
-    async def _note_failed(self, check: LeasedCheck, why: str, detail: str, latency_ms: int) -> None:
+    async def _note_failed(
+        self, check: LeasedCheck, why: str, detail: str, latency_ms: int
+    ) -> None:
         transaction = check.transaction
         async with self._turns.of(transaction.transaction_id):
             if transaction.state is not TxnState.PREPARED or transaction.asked_at_ms is None:
@@ -217,7 +250,8 @@ class Asking:
     async def _end_checks(self, transaction: Transaction, reason: HoldReason) -> None:
         if transaction.policy.on_exhausted is OnExhausted.ROLLBACK:
             await self._journal.decide(
-                transaction, self._journal.op(transaction, TxnState.ROLLED_BACK, Resolver.POLICY, reason)
+                transaction,
+                self._journal.op(transaction, TxnState.ROLLED_BACK, Resolver.POLICY, reason),
             )
             return
         held = Held(
@@ -227,12 +261,19 @@ class Asking:
             reason=reason,
         )
         await self._journal.record(held)
-        log.warning("transaction_held", transaction_id=transaction.transaction_id, reason=reason.value)
+        log.warning(
+            "transaction_held", transaction_id=transaction.transaction_id, reason=reason.value
+        )
 
     async def _resume(self, transaction: Transaction) -> Transaction:
         async with self._turns.of(transaction.transaction_id):
             was = transaction.state
-            next_state(transaction.transaction_id, was, TxnEvent.RESUME, resolved_by=transaction.resolved_by or "")
+            next_state(
+                transaction.transaction_id,
+                was,
+                TxnEvent.RESUME,
+                resolved_by=transaction.resolved_by or "",
+            )
             if was is TxnState.HELD:
                 await self._journal.record(
                     Resumed(

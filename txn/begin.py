@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, TooManyOpenTransactions, TransactionExists
+from storage.errors import (
+    IdempotencyInProgress,
+    IdempotencyKeyReused,
+    TooManyOpenTransactions,
+    TransactionExists,
+)
 from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message
 from storage.turns import Turns
@@ -43,7 +48,8 @@ class Begins:
         self._under_way: set[str] = set()  # transaction ids and idempotency keys whose begin is
 
     async def begin(self, request: Begin) -> Outcome:
-        """Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress, TooManyOpenTransactions, and as `append`.
+        """Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress,
+        TooManyOpenTransactions, and as `append`.
 
         Asked again with the same idempotency key, it returns the transaction as it is now.
         """
@@ -60,7 +66,8 @@ class Begins:
             raise TransactionExists(f"transaction {transaction_id} was begun before")
         if self._table.open_count >= self._options.max_open:
             raise TooManyOpenTransactions(
-                f"{self._table.open_count} transactions are undecided, the limit is {self._options.max_open}"
+                f"{self._table.open_count} transactions are undecided, the limit is "
+                f"{self._options.max_open}"
             )
         self._under_way |= marks
         return await self._turns.uncancelled(self._begin(request, transaction_id, marks))
@@ -83,14 +90,20 @@ class Begins:
                 known = await self._recall_begin(request)
                 if known is not None:
                     return Outcome(known, replayed=True)
-                if request.transaction_id is not None and await self._journal.recall(transaction_id) is not None:
+                if (
+                    request.transaction_id is not None
+                    and await self._journal.recall(transaction_id) is not None
+                ):
                     raise TransactionExists(f"transaction {transaction_id} was begun before")
             return Outcome(await self._store_halves(request, transaction_id), replayed=False)
         finally:
             self._under_way -= marks
 
     async def _recall_begin(self, request: Begin) -> Transaction | None:
-        """The decided transaction that an earlier begin with this idempotency key has begun. Raises IdempotencyKeyReused."""
+        """The decided transaction that an earlier begin with this idempotency key has begun.
+
+        Raises IdempotencyKeyReused.
+        """
         if request.idempotency_key is None:
             return None
         known = await recall.by_idempotency_key(self._journal.store, request.idempotency_key)
@@ -101,7 +114,8 @@ class Begins:
         return known
 
     async def _store_halves(self, request: Begin, transaction_id: str) -> Transaction:
-        # Not from the time of storage: that never goes back, so where the clock was once ahead it still is.
+        # Not from the time of storage: that never goes back, so where the clock was once ahead it
+        # still is.
         first_check_at_ms = self._journal.clock.wall_ms() + request.policy.first_after_ms
         facts = Facts(
             message_count=len(request.messages),
@@ -112,7 +126,10 @@ class Begins:
             first_check_at_ms=first_check_at_ms,
         )
         halves = half_message.wrap_halves(
-            request.messages, transaction_id=transaction_id, producer_group=request.producer_group, facts=facts
+            request.messages,
+            transaction_id=transaction_id,
+            producer_group=request.producer_group,
+            facts=facts,
         )
         appended = await self._journal.append(halves, None, from_reserve=False)
         transaction = Transaction(

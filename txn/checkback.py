@@ -1,8 +1,10 @@
-"""Sends the checks of groups that are asked, instead of waiting for them to come: as many at once as their hosts may have.
+"""Sends the checks of groups that are asked, instead of waiting for them to come: as many at once
+as their hosts may have.
 
-A check that is under way, or waits to be sent again, is leased from the open checks like one that a producer has taken: nobody
-else gets it, and a decision made meanwhile takes it away. Which checks wait and how often they failed is in memory only; after
-a restart they are sent at once, under the same ids.
+A check that is under way, or waits to be sent again, is leased from the open checks like one that a
+producer has taken: nobody else gets it, and a decision made meanwhile takes it away. Which checks
+wait and how often they failed is in memory only; after a restart they are sent at once, under the
+same ids.
 """
 
 import asyncio
@@ -26,7 +28,12 @@ class CheckSender:
     """The event loop's."""
 
     def __init__(
-        self, coordinator: TransactionCoordinator, client: ProducerClient, clock: Clock, *, random: Callable[[], float]
+        self,
+        coordinator: TransactionCoordinator,
+        client: ProducerClient,
+        clock: Clock,
+        *,
+        random: Callable[[], float],
     ) -> None:
         """`random`: a new number from 0 to below 1 each time."""
         self._coordinator = coordinator
@@ -35,7 +42,8 @@ class CheckSender:
         self._random = random
         self._under_way: dict[str, set[asyncio.Task[Any]]] = {}
         self._circuits: dict[str, Circuit] = {}
-        self._questions: set[asyncio.Task[Answered | Failed]] = set()  # others than checks, under way
+        # others than checks, under way
+        self._questions: set[asyncio.Task[Answered | Failed]] = set()
         self._wanting: Counter[str] = Counter()  # questions that wait for room, by host
         self._is_stopping = False
 
@@ -47,11 +55,19 @@ class CheckSender:
         """How long the host of a group is still left alone, since try after try failed there."""
         route = self._client.route(group)
         circuit = None if route is None else self._circuits.get(route.host)
-        return 0 if circuit is None else max(0, circuit.closed_again_ms - self._clock.monotonic_ms())
+        return (
+            0 if circuit is None else max(0, circuit.closed_again_ms - self._clock.monotonic_ms())
+        )
 
     def next_due_ms(self) -> int | None:
-        """When the next host that is left alone, and has checks waiting, may be asked again, on the monotonic clock."""
-        pauses = [pause_ms for group in self._coordinator.groups_to_ask() if (pause_ms := self.pause_ms(group))]
+        """When the next host that is left alone, and has checks waiting, may be asked again, on the
+        monotonic clock.
+        """
+        pauses = [
+            pause_ms
+            for group in self._coordinator.groups_to_ask()
+            if (pause_ms := self.pause_ms(group))
+        ]
         return self._clock.monotonic_ms() + min(pauses) if pauses else None
 
     async def run_once(self) -> int:
@@ -59,7 +75,9 @@ class CheckSender:
         return self._send_due()
 
     async def ask_now(self, check: LeasedCheck, *, dry_run: bool) -> Answered | Failed:
-        """Ask out of turn, as one of the checks that the host may have at once. In a dry run nothing comes of the answer.
+        """Ask out of turn, as one of the checks that the host may have at once.
+
+        In a dry run nothing comes of the answer.
 
         Raises what `answer_sent` raises.
         """
@@ -75,11 +93,16 @@ class CheckSender:
         if isinstance(outcome, Answered) and not dry_run:
             await self._coordinator.answer_sent(check, outcome)
         elif isinstance(outcome, Failed) and has_asked and not self._is_stopping and not dry_run:
-            await self._coordinator.note_failed_check(check, outcome.why.value, outcome.detail, latency_ms=outcome.latency_ms)
+            await self._coordinator.note_failed_check(
+                check, outcome.why.value, outcome.detail, latency_ms=outcome.latency_ms
+            )
         return outcome
 
-    async def ask_beside(self, group: str, ask: Callable[[], Coroutine[Any, Any, Answered | Failed]]) -> Answered | Failed:
-        """Ask something else of a group, as one of the checks that its host may have at once; `ask` ends by itself.
+    async def ask_beside(
+        self, group: str, ask: Callable[[], Coroutine[Any, Any, Answered | Failed]]
+    ) -> Answered | Failed:
+        """Ask something else of a group, as one of the checks that its host may have at once; `ask`
+        ends by itself.
 
         What comes of it counts for the host as a try does. A host that is left alone is not asked.
         """
@@ -88,7 +111,9 @@ class CheckSender:
             return Failed(Failure.UNREACHABLE, "the group is not asked by webhook any more")
         if not await self._wait_for_room(route):
             why = (
-                "the service stops" if self._is_stopping else "too many tries in a row failed there, and its host is left alone"
+                "the service stops"
+                if self._is_stopping
+                else "too many tries in a row failed there, and its host is left alone"
             )
             return Failed(Failure.UNREACHABLE, why)
         task = asyncio.create_task(ask(), name=f"question-{group}")
@@ -105,13 +130,18 @@ class CheckSender:
         return outcome
 
     def begin_stop(self) -> None:
-        """Send nothing new, and give up what was asked out of turn: whoever asked is told. Checks go on until `stop`."""
+        """Send nothing new, and give up what was asked out of turn: whoever asked is told.
+
+        Checks go on until `stop`.
+        """
         self._is_stopping = True
         for question in self._questions:
             question.cancel()
 
     async def stop(self) -> None:
-        """Give up what is under way: each check is sent again after the next start, under its id."""
+        """Give up what is under way: each check is sent again after the next start, under
+        its id.
+        """
         self._is_stopping = True
         tasks = [task for tasks in self._under_way.values() for task in tasks]
         for task in tasks:
@@ -135,10 +165,15 @@ class CheckSender:
         """How many more tries the host may have now."""
         under_way = self._under_way.get(route.host, ())
         circuit = self._circuits.get(route.host) or Circuit()
-        return circuit.room(self._clock.monotonic_ms(), concurrency=route.concurrency, under_way=len(under_way))
+        return circuit.room(
+            self._clock.monotonic_ms(), concurrency=route.concurrency, under_way=len(under_way)
+        )
 
     async def _wait_for_room(self, route: Route) -> bool:
-        """The next room is for who waits here. False where the host is left alone, or the service stops."""
+        """The next room is for who waits here.
+
+        False where the host is left alone, or the service stops.
+        """
         self._wanting[route.host] += 1
         try:
             while not self._is_stopping:
@@ -154,7 +189,10 @@ class CheckSender:
             self._wanting += Counter()  # those that nobody waits for any more go
 
     def _start(self, route: Route, check: LeasedCheck) -> None:
-        self._count(route.host, asyncio.create_task(self._send(route, check), name=f"check-{check.check_id}"))
+        self._count(
+            route.host,
+            asyncio.create_task(self._send(route, check), name=f"check-{check.check_id}"),
+        )
 
     def _count(self, host: str, task: asyncio.Task[Any]) -> None:
         """The task is one of those that the host may have at once, until it ends."""
@@ -198,22 +236,34 @@ class CheckSender:
 
     async def _failed(self, route: Route, check: LeasedCheck, failed: Failed) -> None:
         group = check.transaction.producer_group
-        log.info("check_failed", check_id=check.check_id, host=route.host, why=failed.why.value, detail=failed.detail)
+        log.info(
+            "check_failed",
+            check_id=check.check_id,
+            host=route.host,
+            why=failed.why.value,
+            detail=failed.detail,
+        )
         if failed.is_gone:
             log.warning("check_endpoint_gone", producer_group=group, host=route.host)
             await self._client.disable(group, route.host)
         # Postponed first: what is written about it may take its time.
         self._postpone(check, failed.retry_after_ms)
-        await self._coordinator.note_failed_check(check, failed.why.value, failed.detail, latency_ms=failed.latency_ms)
+        await self._coordinator.note_failed_check(
+            check, failed.why.value, failed.detail, latency_ms=failed.latency_ms
+        )
 
     def _postpone(self, check: LeasedCheck, retry_after_ms: int | None) -> None:
         failures = self._coordinator.count_failure(check)
         interval_ms = check.transaction.policy.interval_ms
-        wait_ms = wait_before_retry(interval_ms, failures=failures, retry_after_ms=retry_after_ms, random=self._random())
+        wait_ms = wait_before_retry(
+            interval_ms, failures=failures, retry_after_ms=retry_after_ms, random=self._random()
+        )
         self._coordinator.postpone_check(check, wait_ms)
 
     def _note(self, host: str, *, has_failed: bool) -> None:
         if has_failed:
-            self._circuits.setdefault(host, Circuit()).note(self._clock.monotonic_ms(), has_failed=True)
+            self._circuits.setdefault(host, Circuit()).note(
+                self._clock.monotonic_ms(), has_failed=True
+            )
         else:
             self._circuits.pop(host, None)

@@ -1,7 +1,9 @@
-"""When to ask a producer what became of its transaction, and when to stop asking. Pure: time is an argument.
+"""When to ask a producer what became of its transaction, and when to stop asking.
 
-Answers are counted, not attempts: only an answered "unknown" uses up the budget. A producer that nobody can reach has a clock
-of its own, which starts with the first check that nobody answers.
+Pure: time is an argument.
+
+Answers are counted, not attempts: only an answered "unknown" uses up the budget. A producer that
+nobody can reach has a clock of its own, which starts with the first check that nobody answers.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,10 @@ class HoldReason(StrEnum):
 
 
 class CheckbackPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How one transaction is checked back. Source of the defaults: RocketMQ BrokerConfig, transactionCheckMax and -Interval."""
+    """How one transaction is checked back.
+
+    Source of the defaults: RocketMQ BrokerConfig, transactionCheckMax and -Interval.
+    """
 
     first_after_ms: int = 10_000  # the grace: longer than most local transactions take
     interval_ms: int = 30_000
@@ -38,7 +43,9 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """The step, when to look again (wall milliseconds; None: when something happens), and why it is exhausted."""
+    """The step, when to look again (wall milliseconds; None: when something happens), and why it is
+    exhausted.
+    """
 
     step: Step
     look_again_ms: int | None = None
@@ -46,13 +53,15 @@ class Plan:
 
 
 def plan_check(
-    policy: CheckbackPolicy, *, now_ms: int, due_ms: int, asked_ms: int | None, answers: int, started_ms: int = 0
+    policy: CheckbackPolicy, *, now_ms: int, due_ms: int, asked_ms: int | None, answers: int,
+    started_ms: int = 0
 ) -> Plan:  # fmt: skip
     """What to do about one undecided transaction.
 
-    `due_ms`: when its next check is due; `asked_ms`: since when a check is open that nobody has answered; `answers`: how many
-    checks were answered "unknown" since it was begun or resumed; `started_ms`: when the service started, which asks nobody
-    while it is down: a check that was open then is asked for an interval more before it is given up.
+    `due_ms`: when its next check is due; `asked_ms`: since when a check is open that nobody has
+    answered; `answers`: how many checks were answered "unknown" since it was begun or resumed;
+    `started_ms`: when the service started, which asks nobody while it is down: a check that was
+    open then is asked for an interval more before it is given up.
     """
     if answers >= policy.max_answers:
         return Plan(Step.EXHAUST, reason=HoldReason.ANSWERS_EXHAUSTED)

@@ -1,11 +1,15 @@
 """Begin, commit, roll back, hold, ask: the transactions over a `MessageStore`, as one object.
 
-The first decision wins. A transaction's changes happen one after another (`turns.py`), and each is one append (`journal.py`).
+The first decision wins. A transaction's changes happen one after another (`turns.py`), and each is
+one append (`journal.py`).
 
-    begin.py    store the half messages, once          replay.py   the table at a start, from snapshot and log
-    decide.py   publish or drop them, once             recall.py   what memory has forgotten, from the log
+    begin.py    store the half messages, once          replay.py   the table at a start, from
+                                                       snapshot and log
+    decide.py   publish or drop them, once             recall.py   what memory has forgotten, from
+                                                       the log
     plain.py    both, for many plain ones at once      history.py  what happened to one of them
-    asking.py   the sweep, answers, holding            put_back.py what is undecided outlives retention
+    asking.py   the sweep, answers, holding            put_back.py what is undecided outlives
+                                                       retention
 """
 
 import asyncio
@@ -51,25 +55,35 @@ class TransactionCoordinator:
         put_off: Callable[[Message, int], Message] = lambda final, now_ms: final,
         on_decided: Callable[[TxnState, Resolver], None] = lambda state, by: None,
     ) -> None:
-        """`put_off`: the final message as it is to lie in the log from now on, elsewhere when it is a delayed one.
+        """`put_off`: the final message as it is to lie in the log from now on, elsewhere when it is
+        a delayed one.
 
         `on_decided` is told of each decision that is made, and by whom.
         """
         self._store = store
-        self._journal = Journal(store, clock, identifiers, decided_kept=options.decided_kept, on_decided=on_decided)
+        self._journal = Journal(
+            store, clock, identifiers, decided_kept=options.decided_kept, on_decided=on_decided
+        )
         self._turns = Turns()
         self._begins = Begins(self._journal, self._turns, options)
         self._decisions = Decisions(self._journal, self._turns, put_off)
         self._asking = Asking(self._journal, self._turns)
         self._put_back = PutBack(self._journal, self._turns)
-        self.plain = PlainTransactions(self._journal, self._turns, options, store) if isinstance(store, RowAppends) else None
+        self.plain = (
+            PlainTransactions(self._journal, self._turns, options, store)
+            if isinstance(store, RowAppends)
+            else None
+        )
         self.table = self._journal.table
         self._is_stopping = False
 
-    # ------------------------------------------------------------------------------------------------------ life cycle
+    # ----------------------------------------------------------------------------------------------
+    # life cycle
 
     async def start(self) -> int:
-        """Give the table back from the last snapshot and the log; the number of messages replayed."""
+        """Give the table back from the last snapshot and the log; the number of messages
+        replayed.
+        """
         for queue in half_message.SYSTEM_QUEUES:
             await self._store.create_topic(queue.topic, queue_count=1)
         replayed = await Replay(self._journal).run()
@@ -91,53 +105,85 @@ class TransactionCoordinator:
         return self._journal.log.left_out
 
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
-        """Write again what is undecided and lies before these offsets, which is about to be dropped; how many transactions.
+        """Write again what is undecided and lies before these offsets, which is about to be
+        dropped; how many transactions.
 
         Durable on return. Raises what `append` raises.
         """
         return await self._put_back.run(first_kept)
 
     def not_put_back(self) -> dict[str, str]:
-        """Undecided transactions whose messages could not be written again, and why: they can only be rolled back."""
+        """Undecided transactions whose messages could not be written again, and why: they can only
+        be rolled back.
+        """
         return self._put_back.set_aside()
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where
+        nothing is new.
+        """
         return await self._journal.save_snapshot()
 
-    # ------------------------------------------------------------------------------------------------ begin and decide
+    # ----------------------------------------------------------------------------------------------
+    # begin and decide
 
     async def begin(self, request: Begin) -> Outcome:
-        """Store the messages as half messages. Asked again with the same idempotency key, the transaction as it is now.
+        """Store the messages as half messages.
 
-        Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress, TooManyOpenTransactions, and as `append` does.
+        Asked again with the same idempotency key, the transaction as it is now.
+
+        Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress,
+        TooManyOpenTransactions, and as `append` does.
         """
         return await self._begins.begin(request)
 
-    async def commit(self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None) -> Outcome:
+    async def commit(
+        self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None
+    ) -> Outcome:
         """Publish the messages. Raises as `get`, TransactionConflict, and what `append` raises."""
-        return await self._decisions.decide(await self._journal.find(transaction_id), TxnState.COMMITTED, by, reason)
+        return await self._decisions.decide(
+            await self._journal.find(transaction_id), TxnState.COMMITTED, by, reason
+        )
 
-    async def rollback(self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None) -> Outcome:
+    async def rollback(
+        self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None
+    ) -> Outcome:
         """Nobody will ever see the messages. Raises as `commit`."""
-        return await self._decisions.decide(await self._journal.find(transaction_id), TxnState.ROLLED_BACK, by, reason)
+        return await self._decisions.decide(
+            await self._journal.find(transaction_id), TxnState.ROLLED_BACK, by, reason
+        )
 
     async def resume(self, transaction_id: str) -> Transaction:
-        """Ask about a held transaction again; a prepared one stays as it is. Raises as `get`, TransactionConflict."""
+        """Ask about a held transaction again; a prepared one stays as it is.
+
+        Raises as `get`, TransactionConflict.
+        """
         return await self._asking.resume(await self._journal.find(transaction_id))
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------------------------
+    # reading
 
     async def get(self, transaction_id: str) -> Transaction:
-        """With the places of its messages, once committed. Raises UnknownTransaction, TransactionExpired."""
+        """With the places of its messages, once committed.
+
+        Raises UnknownTransaction, TransactionExpired.
+        """
         transaction = await self._journal.find(transaction_id)
         await self._decisions.locate_finals(transaction)
         return transaction
 
     async def search(
-        self, *, after: int, states: frozenset[TxnState], wanted: Callable[[Transaction], bool], most: int
+        self,
+        *,
+        after: int,
+        states: frozenset[TxnState],
+        wanted: Callable[[Transaction], bool],
+        most: int,
     ) -> list[Transaction]:
-        """In the order of begins, so many of those behind the sequence number `after`. It looks at a slice in a turn."""
+        """In the order of begins, so many of those behind the sequence number `after`.
+
+        It looks at a slice in a turn.
+        """
         found: list[Transaction] = []
         only_open = not any(state.is_decided for state in states)
         for number, transaction in enumerate(self.table.behind(after, only_open=only_open), 1):
@@ -150,7 +196,10 @@ class TransactionCoordinator:
         return found
 
     async def as_of(self, transaction_id: str, at_ms: int) -> Transaction:
-        """How it stood at that moment, in wall milliseconds. Raises as `get`, NotSupportedByEngine."""
+        """How it stood at that moment, in wall milliseconds.
+
+        Raises as `get`, NotSupportedByEngine.
+        """
         transaction = await self.get(transaction_id)
         found = await recall.as_of(self._store, transaction, at_ms)
         if found is None:
@@ -158,13 +207,22 @@ class TransactionCoordinator:
         return found
 
     async def history(self, transaction_id: str) -> list[Event]:
-        """What happened to it, oldest first. Raises UnknownTransaction, TransactionExpired, NotSupportedByEngine."""
+        """What happened to it, oldest first.
+
+        Raises UnknownTransaction, TransactionExpired, NotSupportedByEngine.
+        """
         transaction = await self._journal.find(transaction_id)
         if not isinstance(self._store, KeyLookup):
             raise NotSupportedByEngine("the engine does not find messages by their key")
         find = self._store.find_messages
-        found = await find(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS)
-        checks = [check for check in found if half_message.is_about(half_message.read_check(check), transaction.sequence)]
+        found = await find(
+            transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS
+        )
+        checks = [
+            check
+            for check in found
+            if half_message.is_about(half_message.read_check(check), transaction.sequence)
+        ]
         ops: list[StoredMessage] = []
         if transaction.state.is_decided:
             ops = await find(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
@@ -181,19 +239,28 @@ class TransactionCoordinator:
         if transaction.state is TxnState.PREPARED and not self._is_stopping:
             await self._journal.watchers.wait(transaction_id, timeout_ms=timeout_ms)
 
-    # -------------------------------------------------------------------------------------------------------- checkback
+    # ----------------------------------------------------------------------------------------------
+    # checkback
 
     async def run_once(self, now_ms: int) -> int:
-        """One sweep: offer the checks that are due, end what is exhausted; how many transactions it acted on."""
+        """One sweep: offer the checks that are due, end what is exhausted; how many transactions it
+        acted on.
+        """
         return await self._asking.sweep(now_ms)
 
     def set_aside(self) -> dict[str, str]:
-        """Undecided transactions whose checks cannot be ended, or whose messages cannot be read to be published, and why."""
+        """Undecided transactions whose checks cannot be ended, or whose messages cannot be read to
+        be published, and why.
+        """
         return self._decisions.set_aside() | self._asking.set_aside()
 
-    async def receive_checks(self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int) -> list[LeasedCheck]:
+    async def receive_checks(
+        self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int
+    ) -> list[LeasedCheck]:
         """Work items of a producer group; waits for one when there is none."""
-        return await self._asking.receive(group, max_checks=max_checks, lease_ms=lease_ms, wait_ms=wait_ms)
+        return await self._asking.receive(
+            group, max_checks=max_checks, lease_ms=lease_ms, wait_ms=wait_ms
+        )
 
     async def answer_check(
         self,
@@ -204,23 +271,41 @@ class TransactionCoordinator:
         recheck_after_ms: int | None = None,
         evidence: dict[str, str] | None = None,
     ) -> Transaction:
-        """A producer's word on a check of its own. Raises CheckNotOpen, TransactionConflict, and what `append` raises."""
+        """A producer's word on a check of its own.
+
+        Raises CheckNotOpen, TransactionConflict, and what `append` raises.
+        """
         transaction, asked = await self._asking.asked_about(group, check_id)
         answer = msgspec.structs.replace(asked, evidence=evidence)
         return await self._answer(transaction, decision, answer, recheck_after_ms)
 
     async def answer_sent(self, check: LeasedCheck, answered: Answered) -> Transaction:
-        """What came back when this check was sent. Raises TransactionConflict, and what `append` raises."""
-        answer = CheckAnswer(check_number=check.number, latency_ms=answered.latency_ms, evidence=answered.evidence)
-        return await self._answer(check.transaction, answered.decision, answer, answered.recheck_after_ms)
+        """What came back when this check was sent.
+
+        Raises TransactionConflict, and what `append` raises.
+        """
+        answer = CheckAnswer(
+            check_number=check.number, latency_ms=answered.latency_ms, evidence=answered.evidence
+        )
+        return await self._answer(
+            check.transaction, answered.decision, answer, answered.recheck_after_ms
+        )
 
     async def _answer(
-        self, transaction: Transaction, decision: TxnEvent, answer: CheckAnswer, recheck_after_ms: int | None
+        self,
+        transaction: Transaction,
+        decision: TxnEvent,
+        answer: CheckAnswer,
+        recheck_after_ms: int | None,
     ) -> Transaction:
         if decision is TxnEvent.UNKNOWN:
-            return await self._asking.answered_unknown(transaction, answer, recheck_after_ms=recheck_after_ms)
+            return await self._asking.answered_unknown(
+                transaction, answer, recheck_after_ms=recheck_after_ms
+            )
         state = TxnState.COMMITTED if decision is TxnEvent.COMMIT else TxnState.ROLLED_BACK
-        return (await self._decisions.decide(transaction, state, Resolver.CHECK, None, answer)).transaction
+        return (
+            await self._decisions.decide(transaction, state, Resolver.CHECK, None, answer)
+        ).transaction
 
     def groups_to_ask(self) -> list[str]:
         """The producer groups that have an open check which nobody has taken."""
@@ -231,7 +316,9 @@ class TransactionCoordinator:
         return self._journal.checks.next_expiry_ms()
 
     def take_checks(self, group: str, *, max_checks: int) -> list[LeasedCheck]:
-        """Open checks of a producer group for one who answers or postpones each: nobody else gets them."""
+        """Open checks of a producer group for one who answers or postpones each: nobody else gets
+        them.
+        """
         return self._journal.checks.lease(group, max_checks=max_checks, lease_ms=None)
 
     def count_failure(self, check: LeasedCheck) -> int:
@@ -243,15 +330,22 @@ class TransactionCoordinator:
         self._journal.checks.postpone(check, wait_ms)
 
     def check_wait_ms(self, transaction: Transaction) -> int | None:
-        """How long until its open check can be taken, from 0; None while its producer is being asked."""
+        """How long until its open check can be taken, from 0; None while its producer is being
+        asked.
+        """
         return self._journal.checks.wait_ms(transaction)
 
     async def make_due(self, transaction_id: str) -> Transaction:
-        """Have its check handed out at once, where none is open. Raises UnknownTransaction, TransactionExpired."""
+        """Have its check handed out at once, where none is open.
+
+        Raises UnknownTransaction, TransactionExpired.
+        """
         transaction = await self._journal.find(transaction_id)
         self._asking.make_due(transaction)
         return transaction
 
-    async def note_failed_check(self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int) -> None:
+    async def note_failed_check(
+        self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int
+    ) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
         await self._asking.note_failed(check, why, detail, latency_ms=latency_ms)

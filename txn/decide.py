@@ -1,4 +1,6 @@
-"""Deciding a transaction: the first decision wins, and is one append with the messages it publishes."""
+"""Deciding a transaction: the first decision wins, and is one append with the messages it
+publishes.
+"""
 
 from collections.abc import Callable
 
@@ -24,7 +26,9 @@ _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.
 class Decisions:
     """The event loop's."""
 
-    def __init__(self, journal: Journal, turns: Turns, put_off: Callable[[Message, int], Message]) -> None:
+    def __init__(
+        self, journal: Journal, turns: Turns, put_off: Callable[[Message, int], Message]
+    ) -> None:
         self._journal = journal
         self._store = journal.store
         self._turns = turns
@@ -32,7 +36,9 @@ class Decisions:
         self._unreadable: dict[str, str] = {}  # transaction id to why it could not be committed
 
     def set_aside(self) -> dict[str, str]:
-        """Undecided transactions whose commit found their messages damaged, and why: they can only be rolled back."""
+        """Undecided transactions whose commit found their messages damaged, and why: they can only
+        be rolled back.
+        """
         table = self._journal.table
         self._unreadable = {
             id_: reason
@@ -42,9 +48,17 @@ class Decisions:
         return self._unreadable
 
     async def decide(
-        self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None, answer: CheckAnswer | None = None
+        self,
+        transaction: Transaction,
+        state: TxnState,
+        by: Resolver,
+        reason: str | None,
+        answer: CheckAnswer | None = None,
     ) -> Outcome:
-        """`answer`: of the check that decides. Raises TransactionConflict, TransactionExpired, and what `append` raises."""
+        """`answer`: of the check that decides.
+
+        Raises TransactionConflict, TransactionExpired, and what `append` raises.
+        """
         return await self._turns.uncancelled(self._decide(transaction, state, by, reason, answer))
 
     async def locate_finals(self, transaction: Transaction) -> None:
@@ -55,7 +69,9 @@ class Decisions:
         for number, message in enumerate(messages):
             if message.final_offset is None and message.schedule_id is None:
                 try:
-                    final = await find_message(self._store, message.queue, message.final_from or 0, message.message_id)
+                    final = await find_message(
+                        self._store, message.queue, message.final_from or 0, message.message_id
+                    )
                 except UnknownTopic:
                     final = None  # it was deleted
                 final_offset = None if final is None else final.queue_offset
@@ -63,11 +79,21 @@ class Decisions:
         transaction.set_messages(tuple(messages))
 
     async def _decide(
-        self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None, answer: CheckAnswer | None
+        self,
+        transaction: Transaction,
+        state: TxnState,
+        by: Resolver,
+        reason: str | None,
+        answer: CheckAnswer | None,
     ) -> Outcome:
         async with self._turns.of(transaction.transaction_id):
             was = transaction.state
-            next_state(transaction.transaction_id, was, _TARGETS[state], resolved_by=transaction.resolved_by or "")
+            next_state(
+                transaction.transaction_id,
+                was,
+                _TARGETS[state],
+                resolved_by=transaction.resolved_by or "",
+            )
             if was.is_decided:
                 await self.locate_finals(transaction)
                 return Outcome(transaction, replayed=True)
@@ -77,7 +103,9 @@ class Decisions:
                 halves, now_ms = await self._read_halves(transaction), self._journal.clock.wall_ms()
                 finals = [self._put_off(half_message.unwrap_final(half), now_ms) for half in halves]
                 finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
-            op = self._journal.op(transaction, state, by, reason, finals_from=tuple(finals_from), answer=answer)
+            op = self._journal.op(
+                transaction, state, by, reason, finals_from=tuple(finals_from), answer=answer
+            )
             await self._journal.decide(transaction, op, finals)
             return Outcome(transaction, replayed=False)
 
@@ -87,9 +115,13 @@ class Decisions:
             self._unreadable.pop(transaction.transaction_id, None)
             return halves
         except CorruptRecord as damage:
-            log.error("commit_found_damage", transaction_id=transaction.transaction_id, reason=str(damage))
+            log.error(
+                "commit_found_damage", transaction_id=transaction.transaction_id, reason=str(damage)
+            )
             self._unreadable[transaction.transaction_id] = f"CorruptRecord: {damage.reason}"[:1_000]
             raise
         except OffsetExpired:
             # They were damaged when their segment went, and could not be written again.
-            raise TransactionExpired(f"the messages of transaction {transaction.transaction_id} have expired") from None
+            raise TransactionExpired(
+                f"the messages of transaction {transaction.transaction_id} have expired"
+            ) from None

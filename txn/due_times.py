@@ -1,9 +1,12 @@
-"""Who is to be looked at when: the next two seconds by the millisecond, what is later by two seconds each, in 8 bytes. Pure.
+"""Who is to be looked at when: the next two seconds by the millisecond, what is later by two
+seconds each, in 8 bytes. Pure.
 
-An entry is a number, and counts only while its owner says the same time of it: so what has become pointless need not be looked
-for. It is passed over when its time comes, or before that where there is more of it than of what counts.
+An entry is a number, and counts only while its owner says the same time of it: so what has become
+pointless need not be looked for. It is passed over when its time comes, or before that where there
+is more of it than of what counts.
 
-A million may have one time. Whatever handles many of them does so in pieces, and others may have a turn between two of those.
+A million may have one time. Whatever handles many of them does so in pieces, and others may have a
+turn between two of those.
 """
 
 import heapq
@@ -25,7 +28,8 @@ class DueTimes:
         self._buckets: list[int] = []  # of those a heap
         self._opened = -(1 << 62)  # up to this bucket all is near, but for
         self._opening: _Row | None = None  # what is left of it
-        self._seen: dict[int, None] = {}  # what came out of that: no set, which the garbage collector would walk
+        # what came out of that: no set, which the garbage collector would walk
+        self._seen: dict[int, None] = {}
         self._cleaning: _Cleaning | None = None
         self._to_clean: list[int] = []  # buckets
         self._count = 0
@@ -47,7 +51,10 @@ class DueTimes:
         found.append(number)
 
     def take(self, now_ms: int) -> Iterator[int | None]:
-        """Those whose time has come, the earliest first. None, now and then: others may have a turn before it goes on."""
+        """Those whose time has come, the earliest first.
+
+        None, now and then: others may have a turn before it goes on.
+        """
         looked_at = 0
         while True:
             if self._opening is not None:
@@ -78,7 +85,10 @@ class DueTimes:
         return min(moments, default=None)
 
     def drop_some(self) -> None:
-        """Some of those that do not count any more. Called again and again, it comes to all of them."""
+        """Some of those that do not count any more.
+
+        Called again and again, it comes to all of them.
+        """
         looked_at = 0
         while looked_at < _LOOKED_AT and self._far:
             cleaning = self._cleaning
@@ -96,7 +106,11 @@ class DueTimes:
             else:
                 number = cleaning.row.pop()
                 at_ms = self._look_at(number)
-                if at_ms is not None and at_ms >> _BITS == cleaning.bucket and number not in cleaning.seen:
+                if (
+                    at_ms is not None
+                    and at_ms >> _BITS == cleaning.bucket
+                    and number not in cleaning.seen
+                ):
                     cleaning.seen[number] = None
                     cleaning.kept.append(number)
 

@@ -1,12 +1,19 @@
-"""Half, final, op and check messages: what a transaction is in the log. Pure: messages in, messages out.
+"""Half, final, op and check messages: what a transaction is in the log.
 
-    half    topic RMQ_SYS_TRANS_HALF_TOPIC, one for each message of the transaction; the real topic and queue are properties
-    final   the message itself in its real topic, with the COMMIT bits and the log offset of its half
-    op      topic RMQ_SYS_TRANS_OP_HALF_TOPIC, one for each decision: tag "d", body "12,13," (the halves' queue offsets)
-    check   topic rmq_sys_escrowmq_checks, one for each answered "unknown", failed try, hold and resume: JSON
+Pure: messages in, messages out.
 
-A begin is one append, a decision (finals, then op) another, so neither is ever torn. What we add to RocketMQ's layout are
-properties that it ignores: the transaction's own facts on its first half, the decision on its op.
+    half    topic RMQ_SYS_TRANS_HALF_TOPIC, one for each message of the transaction; the real topic
+            and queue are properties
+    final   the message itself in its real topic, with the COMMIT bits and the log offset of its
+            half
+    op      topic RMQ_SYS_TRANS_OP_HALF_TOPIC, one for each decision: tag "d", body "12,13," (the
+            halves' queue offsets)
+    check   topic rmq_sys_escrowmq_checks, one for each answered "unknown", failed try, hold and
+            resume: JSON
+
+A begin is one append, a decision (finals, then op) another, so neither is ever torn. What we add to
+RocketMQ's layout are properties that it ignores: the transaction's own facts on its first half, the
+decision on its op.
 """
 
 from collections.abc import Sequence
@@ -63,7 +70,8 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     idempotency_key: str | None = None
     idempotency_print: str | None = None
     so_far: SoFar | None = None  # on halves that were put back
-    first_check_at_ms: int | None = None  # by the clock; the time of storage may lie ahead of it. None: of an older version
+    # by the clock; the time of storage may lie ahead of it. None: of an older version
+    first_check_at_ms: int | None = None
 
 
 class CheckAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,14 +79,19 @@ class CheckAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     check_number: int
     sent_at_ms: int | None = (
-        None  # when a producer that came for it was given it; None where that is told already, or it was sent
+        # when a producer that came for it was given it; None where that is told already, or it was
+        # sent
+        None
     )
     latency_ms: int | None = None  # from the moment it was sent; None where a producer came for it
     evidence: dict[str, str] | None = None
 
 
 class Op(NamedTuple):
-    """A decision as it was recorded. In a store that a broker wrote everything but `half_offsets` is missing."""
+    """A decision as it was recorded.
+
+    In a store that a broker wrote everything but `half_offsets` is missing.
+    """
 
     half_offsets: tuple[int, ...]  # those that count, then those of which they are copies
     transaction_id: str | None
@@ -91,10 +104,12 @@ class Op(NamedTuple):
 
 
 class CheckEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
-    """Something about an undecided transaction that must survive a restart. `revision`: that of the transaction afterwards.
+    """Something about an undecided transaction that must survive a restart.
 
-    `begun_as`: its place in the order of begins, since an id is free again when retention has dropped the transaction; None in
-    events of an older version.
+    `revision`: that of the transaction afterwards.
+
+    `begun_as`: its place in the order of begins, since an id is free again when retention has
+    dropped the transaction; None in events of an older version.
     """
 
     transaction_id: str
@@ -119,7 +134,10 @@ class Resumed(CheckEvent, frozen=True, omit_defaults=True, tag="resumed"):
 
 
 class CheckFailed(CheckEvent, frozen=True, omit_defaults=True, tag="check_failed"):
-    """A try that gave no answer. It is not synced: a power cut may take it, and nothing depends on it but what people see."""
+    """A try that gave no answer.
+
+    It is not synced: a power cut may take it, and nothing depends on it but what people see.
+    """
 
     check_number: int
     asked_at_ms: int  # since when nobody has answered
@@ -134,10 +152,13 @@ _facts_decoder = msgspec.json.Decoder(Facts)
 _answer_decoder = msgspec.json.Decoder(CheckAnswer)
 
 
-# ------------------------------------------------------------------------------------------------------------------ half
+# --------------------------------------------------------------------------------------------------
+# half
 
 
-def wrap_halves(messages: Sequence[Message], *, transaction_id: str, producer_group: str, facts: Facts) -> list[Message]:
+def wrap_halves(
+    messages: Sequence[Message], *, transaction_id: str, producer_group: str, facts: Facts
+) -> list[Message]:
     """The messages as half messages, in their order; the first one carries the facts."""
     halves = []
     for index, message in enumerate(messages):
@@ -156,24 +177,34 @@ def wrap_halves(messages: Sequence[Message], *, transaction_id: str, producer_gr
 
 
 def wrap_again(halves: Sequence[StoredMessage], facts: Facts) -> list[Message]:
-    """The same half messages once more, to lie further behind in the log; RocketMQ calls it putBack."""
+    """The same half messages once more, to lie further behind in the log; RocketMQ calls it
+    putBack.
+    """
     assert facts.so_far is not None
     copies = []
     for index, half in enumerate(halves):
         system = {
             **half.system,
             properties.TRANSACTION_ID: transaction_id_of(half),
-            properties.PREPARED_QUEUE_OFFSET: half.system.get(properties.PREPARED_QUEUE_OFFSET, str(half.queue_offset)),
+            properties.PREPARED_QUEUE_OFFSET: half.system.get(
+                properties.PREPARED_QUEUE_OFFSET, str(half.queue_offset)
+            ),
             properties.CHECK_TIMES: str(facts.so_far.checks_answered),
         }
         if index == 0:
             system[TRANSACTION_FACTS] = msgspec.json.encode(facts).decode()
-        copies.append(resend(half, HALF_QUEUE, system, transaction=TransactionBits.NONE, prepared_log_offset=0))
+        copies.append(
+            resend(
+                half, HALF_QUEUE, system, transaction=TransactionBits.NONE, prepared_log_offset=0
+            )
+        )
     return copies
 
 
 def real_queue(half: StoredMessage) -> QueueId:
-    return QueueId(half.system.get(properties.REAL_TOPIC, ""), int(half.system.get(properties.REAL_QUEUE, "0")))
+    return QueueId(
+        half.system.get(properties.REAL_TOPIC, ""), int(half.system.get(properties.REAL_QUEUE, "0"))
+    )
 
 
 def transaction_id_of(half: StoredMessage) -> str:
@@ -192,7 +223,10 @@ def facts_of(half: StoredMessage) -> Facts | None:
 
 
 def is_later_half(half: StoredMessage) -> bool:
-    """Is it one of ours that follows the first half of its transaction? A broker's half has the id of its transaction."""
+    """Is it one of ours that follows the first half of its transaction?
+
+    A broker's half has the id of its transaction.
+    """
     return facts_of(half) is None and transaction_id_of(half) != half.message_id
 
 
@@ -202,7 +236,8 @@ def is_put_back(half: StoredMessage) -> bool:
     return facts is not None and facts.so_far is not None
 
 
-# ----------------------------------------------------------------------------------------------------------------- final
+# --------------------------------------------------------------------------------------------------
+# final
 
 _NOT_ON_A_FINAL = frozenset(
     {
@@ -218,16 +253,24 @@ _NOT_ON_A_FINAL = frozenset(
 def unwrap_final(half: StoredMessage) -> Message:
     """The message as consumers see it."""
     system = {name: value for name, value in half.system.items() if name not in _NOT_ON_A_FINAL}
-    return resend(half, real_queue(half), system, transaction=TransactionBits.COMMIT, prepared_log_offset=half.log_offset or 0)
+    return resend(
+        half,
+        real_queue(half),
+        system,
+        transaction=TransactionBits.COMMIT,
+        prepared_log_offset=half.log_offset or 0,
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------------- op
+# --------------------------------------------------------------------------------------------------
+# op
 
 
 def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
     """The record of a decision. It has no id of its own, as in RocketMQ.
 
-    Its keys are what a decided transaction is looked up by once memory has forgotten it: its id and the key of its begin.
+    Its keys are what a decided transaction is looked up by once memory has forgotten it: its id and
+    the key of its begin.
     """
     assert op.transaction_id is not None
     assert op.state is not None
@@ -241,9 +284,19 @@ def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
     if op.answer is not None:
         system[CHECK_ANSWER] = msgspec.json.encode(op.answer).decode()
     body = "".join([f"{offset}," for offset in op.half_offsets]).encode()
-    keys = op.transaction_id if idempotency_key is None else f"{op.transaction_id} {lookup_key(idempotency_key)}"
+    keys = (
+        op.transaction_id
+        if idempotency_key is None
+        else f"{op.transaction_id} {lookup_key(idempotency_key)}"
+    )
     return Message(
-        queue=OP_QUEUE, message_id="", body=body, born_at_ms=op.resolved_at_ms, key=keys, tag=check_pass.OP_TAG, system=system
+        queue=OP_QUEUE,
+        message_id="",
+        body=body,
+        born_at_ms=op.resolved_at_ms,
+        key=keys,
+        tag=check_pass.OP_TAG,
+        system=system,
     )
 
 
@@ -263,12 +316,15 @@ def read_op(message: StoredMessage) -> Op:
         resolved_by=Resolver(system.get(DECIDED_BY, Resolver.PRODUCER)),
         resolved_at_ms=message.born_at_ms,
         reason=system.get(DECISION_REASON),
-        finals_from=tuple(int(number) for number in system.get(FINALS_FROM, "").split(",") if number),
+        finals_from=tuple(
+            int(number) for number in system.get(FINALS_FROM, "").split(",") if number
+        ),
         answer=None if answer is None else _answer_decoder.decode(answer),
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------- check
+# --------------------------------------------------------------------------------------------------
+# check
 
 
 def check_message(event: AnyCheckEvent, *, message_id: str, now_ms: int) -> Message:
@@ -286,19 +342,32 @@ def check_message(event: AnyCheckEvent, *, message_id: str, now_ms: int) -> Mess
 
 
 def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:
-    """RocketMQ's mark of a transaction that nobody is asked about any more; the check message says the same to us."""
+    """RocketMQ's mark of a transaction that nobody is asked about any more; the check message says
+    the same to us.
+    """
     body = msgspec.json.encode(event)
     system = {properties.TRANSACTION_ID: event.transaction_id}
-    return Message(queue=HELD_QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, tag="held", system=system)
+    return Message(
+        queue=HELD_QUEUE,
+        message_id=message_id,
+        body=body,
+        born_at_ms=now_ms,
+        tag="held",
+        system=system,
+    )
 
 
 def is_discarded_half(message: StoredMessage) -> bool:
-    """Is this message of the held topic a broker's, which moves the half itself there, and not one of `held_message`?"""
+    """Is this message of the held topic a broker's, which moves the half itself there, and not one
+    of `held_message`?
+    """
     return properties.TRANSACTION_MARK in message.system
 
 
 def is_about(event: CheckEvent, sequence: int) -> bool:
-    """Is it about the transaction that has this place in the order of begins, and not about an older one of the same id?"""
+    """Is it about the transaction that has this place in the order of begins, and not about an
+    older one of the same id?
+    """
     return event.begun_as is None or event.begun_as == sequence
 
 

@@ -1,4 +1,7 @@
-"""What happened to one transaction, as the log tells it. Pure: stored messages in, events out, oldest first."""
+"""What happened to one transaction, as the log tells it.
+
+Pure: stored messages in, events out, oldest first.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,7 +14,9 @@ from txn.states import Resolver, TxnState
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of: half_stored, put_back, check_sent, check_answered, check_failed, held, resumed, committed, rolled_back."""
+    """One of: half_stored, put_back, check_sent, check_answered, check_failed, held, resumed,
+    committed, rolled_back.
+    """
 
     at_ms: int
     event: str
@@ -28,7 +33,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
 
 
-def tell(half: StoredMessage | None, checks: Sequence[StoredMessage], op: StoredMessage | None) -> list[Event]:
+def tell(
+    half: StoredMessage | None, checks: Sequence[StoredMessage], op: StoredMessage | None
+) -> list[Event]:
     """`half`: the first one; `checks`: oldest first; `op`: the decision, if there is one."""
     events: list[Event] = []
     if half is not None:
@@ -38,11 +45,17 @@ def tell(half: StoredMessage | None, checks: Sequence[StoredMessage], op: Stored
         _add(events, _of_check(message, attempts))
     if op is not None:
         _add(events, _of_decision(op, attempts))
-    return sorted(events, key=lambda event: event.at_ms) if half is not None and half_message.is_put_back(half) else events
+    return (
+        sorted(events, key=lambda event: event.at_ms)
+        if half is not None and half_message.is_put_back(half)
+        else events
+    )
 
 
 def _add(events: list[Event], later: Iterable[Event]) -> None:
-    """A check that was sent stands where it was sent, although the log tells of it only with what came of it."""
+    """A check that was sent stands where it was sent, although the log tells of it only with what
+    came of it.
+    """
     for event in later:
         at = len(events)
         while event.event == "check_sent" and at > 1 and events[at - 1].at_ms > event.at_ms:
@@ -57,8 +70,13 @@ def _of_half(half: StoredMessage) -> Iterator[Event]:
         return
     yield Event(at_ms=facts.so_far.prepared_at_ms, event="half_stored")
     # What happened before may be told no more: its messages were about to expire.
-    detail = f"its messages were about to expire; {facts.so_far.checks_answered} checks had been answered"
-    yield Event(at_ms=half.stored_at_ms, event="put_back", log_offset=half.log_offset, detail=detail)
+    detail = (
+        f"its messages were about to expire; {facts.so_far.checks_answered} checks had been "
+        "answered"
+    )
+    yield Event(
+        at_ms=half.stored_at_ms, event="put_back", log_offset=half.log_offset, detail=detail
+    )
 
 
 def _of_check(message: StoredMessage, attempts: dict[int, int]) -> Iterator[Event]:
@@ -69,7 +87,13 @@ def _of_check(message: StoredMessage, attempts: dict[int, int]) -> Iterator[Even
         yield from _of_answer(answer, "unknown", attempts, at_ms=at_ms, log_offset=log_offset)
     elif isinstance(noted, CheckFailed):
         yield from _of_sending(noted.check_number, None, noted.latency_ms, attempts, at_ms=at_ms)
-        yield Event(at_ms=at_ms, event="check_failed", log_offset=log_offset, why=noted.why, detail=noted.detail)
+        yield Event(
+            at_ms=at_ms,
+            event="check_failed",
+            log_offset=log_offset,
+            why=noted.why,
+            detail=noted.detail,
+        )
     elif isinstance(noted, Held):
         yield Event(at_ms=at_ms, event="held", log_offset=log_offset, hold_reason=noted.reason)
     else:
@@ -77,9 +101,16 @@ def _of_check(message: StoredMessage, attempts: dict[int, int]) -> Iterator[Even
 
 
 def _of_answer(
-    answer: CheckAnswer, decision: str, attempts: dict[int, int], *, at_ms: int, log_offset: int | None
+    answer: CheckAnswer,
+    decision: str,
+    attempts: dict[int, int],
+    *,
+    at_ms: int,
+    log_offset: int | None,
 ) -> Iterator[Event]:
-    yield from _of_sending(answer.check_number, answer.sent_at_ms, answer.latency_ms, attempts, at_ms=at_ms)
+    yield from _of_sending(
+        answer.check_number, answer.sent_at_ms, answer.latency_ms, attempts, at_ms=at_ms
+    )
     yield Event(
         at_ms=at_ms,
         event="check_answered",
@@ -91,9 +122,16 @@ def _of_answer(
 
 
 def _of_sending(
-    number: int, sent_at_ms: int | None, latency_ms: int | None, attempts: dict[int, int], *, at_ms: int
+    number: int,
+    sent_at_ms: int | None,
+    latency_ms: int | None,
+    attempts: dict[int, int],
+    *,
+    at_ms: int,
 ) -> Iterator[Event]:
-    """Nothing is written when a check goes out: its answer, or that there was none, says when that was."""
+    """Nothing is written when a check goes out: its answer, or that there was none, says when that
+    was.
+    """
     attempt = attempts[number] = attempts.get(number, 0) + 1
     if latency_ms is not None:
         yield Event(at_ms=at_ms - latency_ms, event="check_sent", attempt=attempt, via="webhook")

@@ -9,7 +9,9 @@ _GONE, _CLOSED, _OPEN = range(3)
 
 
 class InOrder:
-    """Ids by an ever-growing sequence number, some of them open, with a cheap way to go on behind one: 17 bytes each."""
+    """Ids by an ever-growing sequence number, some of them open, with a cheap way to go on behind
+    one: 17 bytes each.
+    """
 
     def __init__(self) -> None:
         self._sequences = array("q")
@@ -79,7 +81,11 @@ class InOrder:
 
     def _find(self, sequence: int) -> int | None:
         at = bisect_left(self._sequences, sequence)
-        is_there = at < len(self._sequences) and self._sequences[at] == sequence and self._states[at] != _GONE
+        is_there = (
+            at < len(self._sequences)
+            and self._sequences[at] == sequence
+            and self._states[at] != _GONE
+        )
         return at if is_there else None
 
     def _put(self, sequence: int, state: int) -> int | None:

@@ -1,6 +1,8 @@
-"""The table of transactions and the log that it is derived from: what is appended is applied, and counted.
+"""The table of transactions and the log that it is derived from: what is appended is applied, and
+counted.
 
-What a snapshot of the table says to reflect of each queue is counted message by message: it never claims what the table lacks.
+What a snapshot of the table says to reflect of each queue is counted message by message: it never
+claims what the table lacks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +18,16 @@ from storage.message import Appended, Durability, Message, QueueId, StoredMessag
 from storage.store import MessageStore, Reserve
 from storage.watchers import Watchers
 from txn import half_message, recall
-from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
+from txn.half_message import (
+    CHECK_QUEUE,
+    HALF_QUEUE,
+    HELD_QUEUE,
+    OP_QUEUE,
+    AnyCheckEvent,
+    CheckAnswer,
+    Held,
+    Op,
+)
 from txn.open_checks import OpenChecks
 from txn.pending import TransactionTable
 from txn.states import Resolver, TxnState
@@ -49,7 +60,8 @@ class Journal:
         self.watchers = Watchers()
         # A commit writes all of its transaction again: that much is to be kept free.
         self._owe = store.owe if isinstance(store, Reserve) else lambda owed_bytes: None
-        # Held marks and check events only tell how far the checking has come: without one a producer is checked once more.
+        # Held marks and check events only tell how far the checking has come: without one a
+        # producer is checked once more.
         self.log = DerivedTable(
             store,
             SNAPSHOT,
@@ -62,30 +74,49 @@ class Journal:
         )
         self._on_decided = on_decided
 
-    # --------------------------------------------------------------------------------------------------------- finding
+    # ----------------------------------------------------------------------------------------------
+    # finding
 
     async def find(self, transaction_id: str) -> Transaction:
-        """Raises UnknownTransaction, and TransactionExpired where retention has left nothing but its decision."""
+        """Raises UnknownTransaction, and TransactionExpired where retention has left nothing but
+        its decision.
+        """
         transaction = await self.recall(transaction_id)
-        if transaction is None and self.table.has_forgotten and await recall.was_decided(self.store, transaction_id):
-            raise TransactionExpired(f"transaction {transaction_id} was decided, and its messages have expired")
+        if (
+            transaction is None
+            and self.table.has_forgotten
+            and await recall.was_decided(self.store, transaction_id)
+        ):
+            raise TransactionExpired(
+                f"transaction {transaction_id} was decided, and its messages have expired"
+            )
         if transaction is None:
             raise UnknownTransaction(f"transaction {transaction_id} does not exist")
         return transaction
 
     async def recall(self, transaction_id: str) -> Transaction | None:
-        """The transaction: from the table, or a decided one that memory has forgotten from the log."""
+        """The transaction: from the table, or a decided one that memory has forgotten from
+        the log.
+        """
         known = self.table.get(transaction_id)
         if known is None and self.table.has_forgotten:
             known = await recall.by_id(self.store, transaction_id)
         return known
 
-    # --------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
     async def append(
-        self, messages: Sequence[Message], durability: Durability | None, *, from_reserve: bool = True
+        self,
+        messages: Sequence[Message],
+        durability: Durability | None,
+        *,
+        from_reserve: bool = True,
     ) -> list[Appended]:
-        """Raises what `MessageStore.append` raises. The caller changes the table before it awaits anything."""
+        """Raises what `MessageStore.append` raises.
+
+        The caller changes the table before it awaits anything.
+        """
         appended = await self.log.append(messages, durability=durability, from_reserve=from_reserve)
         self.log.count(appended)
         return appended
@@ -103,31 +134,56 @@ class Journal:
         self.table.add(transaction)
         self.owe()
 
-    async def record(self, event: AnyCheckEvent, durability: Durability = Durability.SYNCED) -> None:
+    async def record(
+        self, event: AnyCheckEvent, durability: Durability = Durability.SYNCED
+    ) -> None:
         """Append a check event and apply it."""
         now_ms = self.clock.wall_ms()
-        messages = [half_message.check_message(event, message_id=self.identifiers.new("msg"), now_ms=now_ms)]
+        messages = [
+            half_message.check_message(event, message_id=self.identifiers.new("msg"), now_ms=now_ms)
+        ]
         if isinstance(event, Held):
-            messages.append(half_message.held_message(event, message_id=self.identifiers.new("msg"), now_ms=now_ms))
+            messages.append(
+                half_message.held_message(
+                    event, message_id=self.identifiers.new("msg"), now_ms=now_ms
+                )
+            )
         await self.append(messages, durability)
         transaction = self.table.apply(event)
         if transaction is not None and transaction.asked_at_ms is None:
             self._changed(transaction)
 
-    async def decide(self, transaction: Transaction, op: Op, finals: Sequence[Message] = ()) -> None:
+    async def decide(
+        self, transaction: Transaction, op: Op, finals: Sequence[Message] = ()
+    ) -> None:
         """Append the final messages and the decision, and apply it."""
-        # The finals first: where an append could tear, a final without an op is a decision, an op alone a rollback.
+        # The finals first: where an append could tear, a final without an op is a decision, an op
+        # alone a rollback.
         appended = await self.append(
-            [*finals, half_message.op_message(op, idempotency_key=transaction.idempotency_key)], Durability.SYNCED
+            [*finals, half_message.op_message(op, idempotency_key=transaction.idempotency_key)],
+            Durability.SYNCED,
         )
-        self.apply_decision(transaction, op, [final.queue_offset for final in appended[: len(finals)]])
+        self.apply_decision(
+            transaction, op, [final.queue_offset for final in appended[: len(finals)]]
+        )
         self._on_decided(transaction.state, op.resolved_by)
 
     def note_decided(
-        self, transaction: Transaction, messages: Messages, state: TxnState, by: Resolver, resolved_at_ms: int
+        self, transaction: Transaction, messages: Messages, state: TxnState, by: Resolver,
+        resolved_at_ms: int
     ) -> None:  # fmt: skip
-        """A decision was appended. `messages`: the transaction's, with the places of their finals. `owe` is to follow."""
-        self.table.decide(transaction, state, resolved_by=by, resolved_at_ms=resolved_at_ms, reason=None, messages=messages)
+        """A decision was appended.
+
+        `messages`: the transaction's, with the places of their finals. `owe` is to follow.
+        """
+        self.table.decide(
+            transaction,
+            state,
+            resolved_by=by,
+            resolved_at_ms=resolved_at_ms,
+            reason=None,
+            messages=messages,
+        )
         self._changed(transaction)
         self._on_decided(state, by)
 
@@ -143,7 +199,10 @@ class Journal:
     ) -> Op:
         """The decision, as it is to be recorded now."""
         return Op(
-            half_offsets=(*[message.half_offset for message in transaction.messages], *transaction.former_halves),
+            half_offsets=(
+                *[message.half_offset for message in transaction.messages],
+                *transaction.former_halves,
+            ),
             transaction_id=transaction.transaction_id,
             state=state,
             resolved_by=by,
@@ -153,7 +212,9 @@ class Journal:
             answer=answer,
         )
 
-    def apply_decision(self, transaction: Transaction, op: Op, final_offsets: Sequence[int]) -> None:
+    def apply_decision(
+        self, transaction: Transaction, op: Op, final_offsets: Sequence[int]
+    ) -> None:
         """It stands in the log, and its finals at these queue offsets."""
         assert op.state is not None
         self.table.decide(
@@ -162,33 +223,48 @@ class Journal:
             resolved_by=op.resolved_by,
             resolved_at_ms=op.resolved_at_ms,
             reason=op.reason,
-            messages=with_finals(transaction.messages, [(offset, None) for offset in final_offsets]),
+            messages=with_finals(
+                transaction.messages, [(offset, None) for offset in final_offsets]
+            ),
         )
         self.owe()
         self._changed(transaction)
 
     async def read_halves(self, transaction: Transaction) -> list[StoredMessage]:
-        """Its half messages, in their order. Raises Backpressure while they are not visible, and what `read` raises."""
+        """Its half messages, in their order.
+
+        Raises Backpressure while they are not visible, and what `read` raises.
+        """
         offsets = [message.half_offset for message in transaction.messages]
         if not await self.store.wait_for_arrival(HALF_QUEUE, offsets[-1], timeout_ms=_HALF_WAIT_MS):
             # The begin was answered although its sync takes longer than the engine's limit.
-            raise Backpressure(f"the messages of transaction {transaction.transaction_id} are not on disk yet")
+            raise Backpressure(
+                f"the messages of transaction {transaction.transaction_id} are not on disk yet"
+            )
         halves: list[StoredMessage] = []
         while missing := len(offsets) - len(halves):
             at = offsets[len(halves)]
-            halves += await self.store.read(HALF_QUEUE, at, max_messages=missing, max_bytes=READ_BYTES)
+            halves += await self.store.read(
+                HALF_QUEUE, at, max_messages=missing, max_bytes=READ_BYTES
+            )
         return halves
 
     def _changed(self, transaction: Transaction) -> None:
-        """Its open check is answered or pointless, and whoever waits for another state looks again."""
+        """Its open check is answered or pointless, and whoever waits for another state
+        looks again.
+        """
         self.checks.withdraw(transaction)
         if transaction.state is not TxnState.PREPARED:
             self.watchers.wake(transaction.transaction_id)
 
-    # ----------------------------------------------------------------------------------------------- snapshots, replay
+    # ----------------------------------------------------------------------------------------------
+    # snapshots, replay
 
     async def save_snapshot(self) -> int:
-        """Save the table, so that a start replays only later events. The number of bytes; 0 if nothing has changed."""
+        """Save the table, so that a start replays only later events.
+
+        The number of bytes; 0 if nothing has changed.
+        """
 
         def encode() -> Iterator[bytes]:
             transactions = list(self.table)

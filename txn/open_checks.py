@@ -1,7 +1,10 @@
-"""The checks that producers are to answer: who waits for one, who has which under a lease. In memory only.
+"""The checks that producers are to answer: who waits for one, who has which under a lease.
 
-A check's id says which transaction it is about and which of its checks it is, so that an answer finds its transaction after a
-restart too. A check whose lease ends unanswered is handed out again under the same id.
+In memory only.
+
+A check's id says which transaction it is about and which of its checks it is, so that an answer
+finds its transaction after a restart too. A check whose lease ends unanswered is handed out again
+under the same id.
 """
 
 import asyncio
@@ -24,7 +27,12 @@ def parse_check_id(text: str) -> tuple[str, int] | None:
     """(transaction id, number of the check); None where it is no check id."""
     prefix, _, rest = text.partition("_")
     number, _, transaction_id = rest.partition("_")
-    if prefix != _PREFIX or not transaction_id or not (number.isascii() and number.isdigit()) or len(number) > 9:
+    if (
+        prefix != _PREFIX
+        or not transaction_id
+        or not (number.isascii() and number.isdigit())
+        or len(number) > 9
+    ):
         return None
     return transaction_id, int(number)
 
@@ -37,7 +45,9 @@ class LeasedCheck(NamedTuple):
 
 
 def check_now(transaction: Transaction, now_ms: int) -> LeasedCheck:
-    """Its open check, or the one that is next, for one who asks out of turn: the first answer counts, whoever brings it."""
+    """Its open check, or the one that is next, for one who asks out of turn: the first answer
+    counts, whoever brings it.
+    """
     return LeasedCheck(check_id(transaction), transaction.checks_answered + 1, transaction, now_ms)
 
 
@@ -50,7 +60,8 @@ class OpenChecks:
         self._leases: list[tuple[int, str]] = []
         self._leased: dict[str, tuple[int, Transaction]] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._handed_out: dict[str, int] = {}  # when the open check was last taken, in wall milliseconds
+        # when the open check was last taken, in wall milliseconds
+        self._handed_out: dict[str, int] = {}
         self._failures: dict[str, int] = {}  # tries of the open check that gave no answer
 
     def groups(self) -> list[str]:
@@ -82,7 +93,10 @@ class OpenChecks:
                 del self._available[transaction.producer_group]
 
     def lease(self, group: str, *, max_checks: int, lease_ms: int | None) -> list[LeasedCheck]:
-        """Hand out what is available, oldest first. `lease_ms`: None until it is withdrawn or postponed."""
+        """Hand out what is available, oldest first.
+
+        `lease_ms`: None until it is withdrawn or postponed.
+        """
         self.return_expired()
         checks: list[LeasedCheck] = []
         until_ms = _NEVER if lease_ms is None else self._clock.monotonic_ms() + lease_ms
@@ -113,12 +127,16 @@ class OpenChecks:
             self._lease(check.transaction, self._clock.monotonic_ms() + wait_ms)
 
     def wait_ms(self, transaction: Transaction) -> int | None:
-        """How long until its open check can be taken, from 0; None while somebody has it who will answer or postpone it."""
+        """How long until its open check can be taken, from 0; None while somebody has it who will
+        answer or postpone it.
+        """
         until_ms, _ = self._leased.get(transaction.transaction_id, (0, None))
         return None if until_ms == _NEVER else max(0, until_ms - self._clock.monotonic_ms())
 
     def handed_out_ms(self, transaction: Transaction) -> int | None:
-        """When its open check was last taken by somebody, in wall milliseconds; None where nobody has since the start."""
+        """When its open check was last taken by somebody, in wall milliseconds; None where nobody
+        has since the start.
+        """
         return self._handed_out.get(transaction.transaction_id)
 
     def _lease(self, transaction: Transaction, until_ms: int) -> None:
@@ -130,11 +148,16 @@ class OpenChecks:
     def _drop_stale(self) -> None:
         """A lease may last for hours after its check was answered: they must not pile up."""
         if len(self._leases) > 2 * len(self._leased) + 64:
-            self._leases = [(until_ms, id_) for id_, (until_ms, _) in self._leased.items() if until_ms != _NEVER]
+            self._leases = [
+                (until_ms, id_) for id_, (until_ms, _) in self._leased.items() if until_ms != _NEVER
+            ]
             heapq.heapify(self._leases)
 
     def _is_leased(self, check: LeasedCheck) -> bool:
-        return check.transaction.transaction_id in self._leased and check_id(check.transaction) == check.check_id
+        return (
+            check.transaction.transaction_id in self._leased
+            and check_id(check.transaction) == check.check_id
+        )
 
     def return_expired(self) -> int:
         """Offer the checks again whose leases have ended; how many."""
@@ -177,7 +200,8 @@ class OpenChecks:
 class _Line:
     """Transactions whose checks nobody has taken, the first one in front.
 
-    Two plain dicts, which the garbage collector leaves alone. It would walk an OrderedDict of a million whole, in one turn.
+    Two plain dicts, which the garbage collector leaves alone. It would walk an OrderedDict of a
+    million whole, in one turn.
     """
 
     def __init__(self) -> None:

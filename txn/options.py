@@ -14,4 +14,14 @@ class TransactionOptions:
     snapshot_interval_ms: int = 10_000
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, ("max_open", "decided_kept", "dedup_window_ms", "sweep_interval_ms", "snapshot_interval_ms"))
+        require_at_least(
+            1,
+            self,
+            (
+                "max_open",
+                "decided_kept",
+                "dedup_window_ms",
+                "sweep_interval_ms",
+                "snapshot_interval_ms",
+            ),
+        )

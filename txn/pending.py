@@ -1,7 +1,8 @@
-"""The table of transactions: the undecided ones, and as many decided ones as it keeps to recognise a repeated request. Pure.
+"""The table of transactions: the undecided ones, and as many decided ones as it keeps to recognise
+a repeated request. Pure.
 
-Derived: replaying the half, check and op queues gives it back. Applying something twice changes nothing, so a replay may begin
-anywhere before the point that a snapshot reflects.
+Derived: replaying the half, check and op queues gives it back. Applying something twice changes
+nothing, so a replay may begin anywhere before the point that a snapshot reflects.
 """
 
 from collections import OrderedDict
@@ -27,7 +28,8 @@ class TransactionTable:
         self._order = InOrder()
         self._decided: OrderedDict[str, None] = OrderedDict()
         self._by_key: dict[str, str] = {}
-        self._by_half: dict[int, str] = {}  # copies; the others from when a broker's op is first to be looked up
+        # copies; the others from when a broker's op is first to be looked up
+        self._by_half: dict[int, str] = {}
         self._has_all_halves = False
         self._shared: dict[Any, Any] = {}  # values that many transactions have
         self._due = DueTimes(self._look_at_ms)  # by sequence number
@@ -61,26 +63,39 @@ class TransactionTable:
         return None if transaction_id is None else self._all.get(transaction_id)
 
     def named_by(self, op: Op) -> Iterator[Transaction]:
-        """The undecided transactions that an op is about: ours says which one, a broker's names halves or copies of them."""
+        """The undecided transactions that an op is about: ours says which one, a broker's names
+        halves or copies of them.
+        """
         if op.transaction_id is None and not self._has_all_halves:
             self._has_all_halves = True
             for open_id in self._order.after(-1, only_open=True):
                 self._know_halves(self._all[open_id])
-        ids = [op.transaction_id] if op.transaction_id is not None else map(self._by_half.get, op.half_offsets)
+        ids = (
+            [op.transaction_id]
+            if op.transaction_id is not None
+            else map(self._by_half.get, op.half_offsets)
+        )
         for transaction_id in ids:
             transaction = None if transaction_id is None else self._all.get(transaction_id)
             if transaction is not None and not transaction.state.is_decided:
                 yield transaction
 
     def behind(self, sequence: int, *, only_open: bool) -> Iterator[Transaction]:
-        """In the order of begins, those behind this sequence number. What changes meanwhile counts."""
+        """In the order of begins, those behind this sequence number.
+
+        What changes meanwhile counts.
+        """
         for transaction_id in self._order.after(sequence, only_open=only_open):
             yield self._all[transaction_id]
 
-    # ------------------------------------------------------------------------------------------------------- changes
+    # ----------------------------------------------------------------------------------------------
+    # changes
 
     def add(self, transaction: Transaction, messages: Messages | None = None) -> None:
-        """A transaction was begun. `messages`: its own, where they are at hand and need not be made once more."""
+        """A transaction was begun.
+
+        `messages`: its own, where they are at hand and need not be made once more.
+        """
         transaction_id = transaction.transaction_id
         if transaction_id in self._all:
             return
@@ -107,7 +122,10 @@ class TransactionTable:
             self._due.add(transaction.look_at_ms, sequence)
 
     def add_copy(self, transaction: Transaction, half_offset: int) -> bool:
-        """A half of a known transaction. False where it is one of its own; else a broker has written it again."""
+        """A half of a known transaction.
+
+        False where it is one of its own; else a broker has written it again.
+        """
         if any(message.half_offset == half_offset for message in transaction.messages):
             return False
         self._by_half[half_offset] = transaction.transaction_id
@@ -123,7 +141,10 @@ class TransactionTable:
                 yield transaction
 
     def move(self, transaction: Transaction, half_offsets: Sequence[int], so_far: SoFar) -> None:
-        """Its halves were put back: from now on they lie here. `so_far` counts where it is newer than what is known."""
+        """Its halves were put back: from now on they lie here.
+
+        `so_far` counts where it is newer than what is known.
+        """
         messages = transaction.messages
         former = tuple([message.half_offset for message in messages])
         if transaction.state.is_decided or former[0] >= half_offsets[0]:
@@ -131,7 +152,9 @@ class TransactionTable:
         transaction.begun_as = transaction.sequence
         transaction.former_halves = former
         moved = zip(messages, half_offsets, strict=True)
-        transaction.set_messages(tuple([msgspec.structs.replace(one, half_offset=offset) for one, offset in moved]))
+        transaction.set_messages(
+            tuple([msgspec.structs.replace(one, half_offset=offset) for one, offset in moved])
+        )
         self._by_half.update(dict.fromkeys(half_offsets, transaction.transaction_id))
         if so_far.revision > transaction.revision:
             self.held_count += so_far.is_held - (transaction.state is TxnState.HELD)
@@ -149,7 +172,9 @@ class TransactionTable:
         reason: str | None,
         messages: Messages,
     ) -> None:
-        """The decision is recorded; `messages`: its own, those of a commit with the places of their finals."""
+        """The decision is recorded; `messages`: its own, those of a commit with the places of their
+        finals.
+        """
         if transaction.state.is_decided:
             return
         if transaction.state is TxnState.HELD:
@@ -161,7 +186,10 @@ class TransactionTable:
         transaction.last_failure = None
         transaction.revision += 1
         transaction.set_messages(messages)
-        for half_offset in (*[message.half_offset for message in messages], *transaction.former_halves):
+        for half_offset in (
+            *[message.half_offset for message in messages],
+            *transaction.former_halves,
+        ):
             self._by_half.pop(half_offset, None)
         self._order.close(transaction.sequence_with(messages))
         self._drop_stale()
@@ -171,7 +199,11 @@ class TransactionTable:
     def apply(self, event: AnyCheckEvent) -> Transaction | None:
         """Something about an undecided transaction; None where it is known already, or decided."""
         transaction = self._all.get(event.transaction_id)
-        if transaction is None or transaction.state.is_decided or event.revision <= transaction.revision:
+        if (
+            transaction is None
+            or transaction.state.is_decided
+            or event.revision <= transaction.revision
+        ):
             return None
         if not half_message.is_about(event, transaction.sequence):
             return None
@@ -210,7 +242,8 @@ class TransactionTable:
         self._drop_stale()
 
     def take_due(self, now_ms: int) -> Iterator[Transaction | None]:
-        """Undecided, not held transactions whose plan is to be made anew; each comes once for each `look_again`.
+        """Undecided, not held transactions whose plan is to be made anew; each comes once for each
+        `look_again`.
 
         None, now and then: others may have a turn before it goes on.
         """
@@ -224,7 +257,11 @@ class TransactionTable:
     def _look_at_ms(self, sequence: int) -> int | None:
         transaction_id = self._order.get(sequence)
         transaction = None if transaction_id is None else self._all.get(transaction_id)
-        return None if transaction is None or transaction.state is not TxnState.PREPARED else transaction.look_at_ms
+        return (
+            None
+            if transaction is None or transaction.state is not TxnState.PREPARED
+            else transaction.look_at_ms
+        )
 
     def _drop_stale(self) -> None:
         if len(self._due) > 2 * self.open_count + 64:
@@ -239,15 +276,25 @@ class TransactionTable:
             self._by_half[message.half_offset] = transaction.transaction_id
 
     def _share(self, transaction: Transaction) -> None:
-        """Have a million of them hold one policy and one group, not a million of each, and one number for each millisecond."""
+        """Have a million of them hold one policy and one group, not a million of each, and one
+        number for each millisecond.
+        """
         shared = self._shared
         if len(shared) > _MOST_SHARED:
             shared.clear()
         transaction.policy = shared.setdefault(transaction.policy, transaction.policy)
-        transaction.producer_group = shared.setdefault(transaction.producer_group, transaction.producer_group)
-        transaction.prepared_at_ms = shared.setdefault(transaction.prepared_at_ms, transaction.prepared_at_ms)
-        transaction.first_check_at_ms = shared.setdefault(transaction.first_check_at_ms, transaction.first_check_at_ms)
-        transaction.next_check_at_ms = shared.setdefault(transaction.next_check_at_ms, transaction.next_check_at_ms)
+        transaction.producer_group = shared.setdefault(
+            transaction.producer_group, transaction.producer_group
+        )
+        transaction.prepared_at_ms = shared.setdefault(
+            transaction.prepared_at_ms, transaction.prepared_at_ms
+        )
+        transaction.first_check_at_ms = shared.setdefault(
+            transaction.first_check_at_ms, transaction.first_check_at_ms
+        )
+        transaction.next_check_at_ms = shared.setdefault(
+            transaction.next_check_at_ms, transaction.next_check_at_ms
+        )
 
     def _keep_decided(self, transaction_id: str) -> None:
         self._decided[transaction_id] = None
@@ -256,10 +303,14 @@ class TransactionTable:
             self.has_forgotten = True
             gone = self._all.pop(oldest)
             self._order.discard(gone.sequence)
-            if gone.idempotency_key is not None and self._by_key.get(gone.idempotency_key) == oldest:
+            if (
+                gone.idempotency_key is not None
+                and self._by_key.get(gone.idempotency_key) == oldest
+            ):
                 del self._by_key[gone.idempotency_key]
 
-    # --------------------------------------------------------------------------------------------- replay, snapshots
+    # ---------------------------------------------------------------------------------------------
+    # replay, snapshots
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(self._all.values())

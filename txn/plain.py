@@ -1,8 +1,10 @@
-"""Plain transactions, many in one append: each has one message, an id that was made for it, and no idempotency key.
+"""Plain transactions, many in one append: each has one message, an id that was made for it, and no
+idempotency key.
 
-What the log gets and the table says is what `begin.py` and `decide.py` make of the same requests; what is saved is a task, a
-lock and a read of the log for each. The message of a transaction that was begun here is kept as the row of its final message,
-as long as there is room, so that a commit need not read it again. What is not plain, or not kept, is left to those two.
+What the log gets and the table says is what `begin.py` and `decide.py` make of the same requests;
+what is saved is a task, a lock and a read of the log for each. The message of a transaction that
+was begun here is kept as the row of its final message, as long as there is room, so that a commit
+need not read it again. What is not plain, or not kept, is left to those two.
 """
 
 from collections import OrderedDict
@@ -17,7 +19,15 @@ from storage.message import Appended, Durability, Placed, QueueId, Row, Transact
 from storage.store import RowAppends, SyncedPosition
 from storage.turns import Turns
 from txn.checkback_plan import CheckbackPolicy
-from txn.half_message import DECIDED_BY, DECISION, FINALS_FROM, HALF_QUEUE, OP_QUEUE, TRANSACTION_FACTS, Facts
+from txn.half_message import (
+    DECIDED_BY,
+    DECISION,
+    FINALS_FROM,
+    HALF_QUEUE,
+    OP_QUEUE,
+    TRANSACTION_FACTS,
+    Facts,
+)
 from txn.journal import Journal
 from txn.options import TransactionOptions
 from txn.states import Resolver, TxnState
@@ -54,7 +64,10 @@ class Begun(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """Transactions that were decided together. `final_offsets`: of their messages, where they were committed."""
+    """Transactions that were decided together.
+
+    `final_offsets`: of their messages, where they were committed.
+    """
 
     transactions: Sequence[Transaction]
     messages: Sequence[TxnMessage]
@@ -72,7 +85,9 @@ class Kept(NamedTuple):
 class PlainTransactions:
     """Event loop only. `store` is the journal's."""
 
-    def __init__(self, journal: Journal, turns: Turns, options: TransactionOptions, store: RowAppends) -> None:
+    def __init__(
+        self, journal: Journal, turns: Turns, options: TransactionOptions, store: RowAppends
+    ) -> None:
         self._journal = journal
         self._table = journal.table
         self._turns = turns
@@ -81,7 +96,8 @@ class PlainTransactions:
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._kept_bytes = 0
 
-    # ------------------------------------------------------------------------------------------------------------ begin
+    # ----------------------------------------------------------------------------------------------
+    # begin
 
     def may_begin(self, count: int) -> bool:
         """Are so many more undecided transactions allowed?"""
@@ -95,11 +111,16 @@ class PlainTransactions:
         done: Callable[[Begun], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Store the half messages; then `done` or `failed`. Raises what `RowAppends.append_rows` raises at once."""
+        """Store the half messages; then `done` or `failed`.
+
+        Raises what `RowAppends.append_rows` raises at once.
+        """
         journal = self._journal
         now_ms = journal.clock.wall_ms()
         first_check_at_ms = now_ms + policy.first_after_ms
-        facts = msgspec.json.encode(Facts(message_count=1, policy=policy, first_check_at_ms=first_check_at_ms)).decode()
+        facts = msgspec.json.encode(
+            Facts(message_count=1, policy=policy, first_check_at_ms=first_check_at_ms)
+        ).decode()
         end = f"{TRANSACTION_FACTS}\x01{facts}\x02"
         rows: list[Row] = []
         for one in asked:
@@ -134,9 +155,15 @@ class PlainTransactions:
         placed: Placed,
     ) -> None:
         halves, prepared_at_ms = [], placed.stored_at_ms
-        for one, row, half_offset, log_offset in zip(asked, rows, placed.queue_offsets, placed.log_offsets, strict=True):
+        for one, row, half_offset, log_offset in zip(
+            asked, rows, placed.queue_offsets, placed.log_offsets, strict=True
+        ):
             message = TxnMessage(
-                one.message_id, one.queue, one.key, half_offset, size_bytes=len(row[1]) + len(row[2]) + RECORD_BYTES
+                one.message_id,
+                one.queue,
+                one.key,
+                half_offset,
+                size_bytes=len(row[1]) + len(row[2]) + RECORD_BYTES,
             )
             transaction = Transaction(
                 transaction_id=one.transaction_id,
@@ -155,15 +182,26 @@ class PlainTransactions:
                 f"{properties.TRANSACTION_MARK}\x01true\x02"
                 f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02"
             )
-            final: Row = (one.queue, own.encode(), one.body, one.tags_code, row[4], _COMMIT, log_offset)
+            final: Row = (
+                one.queue,
+                own.encode(),
+                one.body,
+                one.tags_code,
+                row[4],
+                _COMMIT,
+                log_offset,
+            )
             self._keep(one.transaction_id, Kept(transaction, message, final))
         self._journal.note_appended(HALF_QUEUE, halves)
         self._journal.owe()
 
-    # ----------------------------------------------------------------------------------------------------------- decide
+    # ----------------------------------------------------------------------------------------------
+    # decide
 
     def take(self, transaction_id: str) -> Kept | None:
-        """Have the turn of an undecided transaction that is kept, until `decide` has ended; None if it is not for here."""
+        """Have the turn of an undecided transaction that is kept, until `decide` has ended; None if
+        it is not for here.
+        """
         kept = self._kept.get(transaction_id)
         if kept is None:
             return None
@@ -185,9 +223,11 @@ class PlainTransactions:
         done: Callable[[Decided], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Commit or roll back, for their producers, what `take` has taken; then `done` or `failed`, and others have their turn.
+        """Commit or roll back, for their producers, what `take` has taken; then `done` or `failed`,
+        and others have their turn.
 
-        Raises at once what `RowAppends.append_rows` raises, and UnknownTopic; nothing is given back then.
+        Raises at once what `RowAppends.append_rows` raises, and UnknownTopic; nothing is given back
+        then.
         """
         now_ms = self._journal.clock.wall_ms()
         rows: list[Row] = []
@@ -201,16 +241,34 @@ class PlainTransactions:
             if state is TxnState.COMMITTED:
                 own = f"{own}{FINALS_FROM}\x01{self._store.bounds(one.message.queue).end}\x02"
                 rows.append(one.final)
-            rows.append((OP_QUEUE, own.encode(), b"%d," % one.message.half_offset, _OP_CODE, now_ms, _NONE, 0))
+            rows.append(
+                (
+                    OP_QUEUE,
+                    own.encode(),
+                    b"%d," % one.message.half_offset,
+                    _OP_CODE,
+                    now_ms,
+                    _NONE,
+                    0,
+                )
+            )
 
         def stored(placed: Placed) -> None:
             if placed.durable:
                 decided(placed)
-            else:  # the sync takes longer than the engine's limit, and a decision is not answered before it is on disk
+            # the sync takes longer than the engine's limit, and a decision is not answered before
+            # it is on disk
+            else:
                 self._turns.run(wait(placed))
 
         async def wait(placed: Placed) -> None:
-            last = Appended(OP_QUEUE, placed.queue_offsets[-1], placed.log_offsets[-1], placed.stored_at_ms, durable=False)
+            last = Appended(
+                OP_QUEUE,
+                placed.queue_offsets[-1],
+                placed.log_offsets[-1],
+                placed.stored_at_ms,
+                durable=False,
+            )
             try:
                 if isinstance(self._store, SyncedPosition):
                     await self._store.wait_durable(last)
@@ -232,7 +290,9 @@ class PlainTransactions:
             self._turns.end_many(len(taken))
             self.give_back(taken)
 
-        self._store.append_rows(rows, durability=Durability.SYNCED, done=stored, failed=refused, from_reserve=True)
+        self._store.append_rows(
+            rows, durability=Durability.SYNCED, done=stored, failed=refused, from_reserve=True
+        )
         self._turns.begin_many(len(taken))
 
     def _note_decided(
@@ -246,7 +306,9 @@ class PlainTransactions:
             message = one.message
             if is_commit:
                 message = msgspec.structs.replace(message, final_offset=queue_offsets[2 * number])
-            self._journal.note_decided(one.transaction, (message,), state, Resolver.PRODUCER, now_ms)
+            self._journal.note_decided(
+                one.transaction, (message,), state, Resolver.PRODUCER, now_ms
+            )
             self._forget(one.transaction.transaction_id)
             messages.append(message)
         self._journal.note_appended(OP_QUEUE, op_offsets)

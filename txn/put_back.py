@@ -1,8 +1,10 @@
-"""Writes undecided transactions again before retention drops their half messages, so that they outlive it.
+"""Writes undecided transactions again before retention drops their half messages, so that they
+outlive it.
 
-A transaction stays the one that it is: its id, its time, its idempotency key, its place in the order of begins and what came of
-its checks go with it (`half_message.SoFar`). All its halves are one append, durable before the old ones go. Until these are
-gone both are there, and who reads the log takes the later ones.
+A transaction stays the one that it is: its id, its time, its idempotency key, its place in the
+order of begins and what came of its checks go with it (`half_message.SoFar`). All its halves are
+one append, durable before the old ones go. Until these are gone both are there, and who reads the
+log takes the later ones.
 """
 
 import asyncio
@@ -31,10 +33,13 @@ class PutBack:
     def __init__(self, journal: Journal, turns: Turns) -> None:
         self._journal = journal
         self._turns = turns
-        self._set_aside: dict[str, str] = {}  # transaction id to why its messages cannot be written again
+        # transaction id to why its messages cannot be written again
+        self._set_aside: dict[str, str] = {}
 
     def set_aside(self) -> dict[str, str]:
-        """Undecided transactions whose messages are damaged or gone with a segment, and why: they can only be rolled back."""
+        """Undecided transactions whose messages are damaged or gone with a segment, and why: they
+        can only be rolled back.
+        """
         table = self._journal.table
         self._set_aside = {
             id_: reason
@@ -47,7 +52,12 @@ class PutBack:
         border = first_kept.get(HALF_QUEUE, 0)
         count = 0
         for some in _pieces(list(self._journal.table.expiring(border))):
-            await asyncio.gather(*[self._turns.uncancelled(self._put_back(transaction, border)) for transaction in some])
+            await asyncio.gather(
+                *[
+                    self._turns.uncancelled(self._put_back(transaction, border))
+                    for transaction in some
+                ]
+            )
             count += len(some)
         if count:
             log.info("transactions_put_back", count=count)
@@ -60,11 +70,15 @@ class PutBack:
             try:
                 halves = await self._journal.read_halves(transaction)
             except (CorruptRecord, OffsetExpired) as error:
-                # It could never be committed. The others must not wait for it: neither now nor when, at the next drop, what was
-                # damaged is gone.
+                # It could never be committed. The others must not wait for it: neither now nor
+                # when, at the next drop, what was damaged is gone.
                 if transaction.transaction_id not in self._set_aside:
-                    log.error("not_put_back", transaction_id=transaction.transaction_id, reason=str(error))
-                    self._set_aside[transaction.transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
+                    log.error(
+                        "not_put_back", transaction_id=transaction.transaction_id, reason=str(error)
+                    )
+                    self._set_aside[transaction.transaction_id] = (
+                        f"{type(error).__name__}: {error}"[:1_000]
+                    )
                 return
             self._set_aside.pop(transaction.transaction_id, None)
             so_far = transaction.so_far
@@ -81,7 +95,9 @@ class PutBack:
             if transaction.state is TxnState.HELD:
                 messages.append(self._held_again(transaction))
             appended = await self._journal.append(messages, Durability.SYNCED)
-            self._journal.table.move(transaction, [place.queue_offset for place in appended[: len(halves)]], so_far)
+            self._journal.table.move(
+                transaction, [place.queue_offset for place in appended[: len(halves)]], so_far
+            )
 
     def _held_again(self, transaction: Transaction) -> Message:
         """RocketMQ's mark, for a broker that is given the files."""
@@ -92,7 +108,9 @@ class PutBack:
             reason=transaction.hold_reason or "",
         )
         now_ms = self._journal.clock.wall_ms()
-        return half_message.held_message(event, message_id=self._journal.identifiers.new("msg"), now_ms=now_ms)
+        return half_message.held_message(
+            event, message_id=self._journal.identifiers.new("msg"), now_ms=now_ms
+        )
 
 
 def _pieces(transactions: list[Transaction]) -> Iterator[list[Transaction]]:

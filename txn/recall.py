@@ -1,4 +1,6 @@
-"""What memory does not hold, found in the log by its keys: decided transactions that it has forgotten, and how one stood."""
+"""What memory does not hold, found in the log by its keys: decided transactions that it has
+forgotten, and how one stood.
+"""
 
 from storage.errors import NotSupportedByEngine, OffsetExpired
 from storage.message import StoredMessage
@@ -29,14 +31,20 @@ async def was_decided(store: MessageStore, transaction_id: str) -> bool:
 async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Transaction | None:
     """The transaction that the last begin with this key has begun; None as for `by_id`.
 
-    A key is free again after its window, so that several may have it, and the older one may have been decided later.
+    A key is free again after its window, so that several may have it, and the older one may have
+    been decided later.
     """
-    found = await _by_key_of_op(store, half_message.lookup_key(idempotency_key), most=_MOST_OF_ONE_KEY)
+    found = await _by_key_of_op(
+        store, half_message.lookup_key(idempotency_key), most=_MOST_OF_ONE_KEY
+    )
     return max(found, key=lambda transaction: transaction.prepared_at_ms, default=None)
 
 
 async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Transaction | None:
-    """How it stood at that moment, in wall milliseconds; None before it was begun. Raises NotSupportedByEngine."""
+    """How it stood at that moment, in wall milliseconds; None before it was begun.
+
+    Raises NotSupportedByEngine.
+    """
     if at_ms < transaction.prepared_at_ms:
         return None
     if transaction.resolved_at_ms is not None and transaction.resolved_at_ms <= at_ms:
@@ -44,7 +52,12 @@ async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Tr
     if not isinstance(store, KeyLookup):
         raise NotSupportedByEngine("the engine does not find messages by their key")
     find = store.find_messages
-    checks = await find(transaction.transaction_id, topics=[CHECK_QUEUE.topic], to_ms=at_ms, max_messages=MOST_CHECKS)
+    checks = await find(
+        transaction.transaction_id,
+        topics=[CHECK_QUEUE.topic],
+        to_ms=at_ms,
+        max_messages=MOST_CHECKS,
+    )
     table = TransactionTable(decided_kept=1)
     table.add(begun := as_begun(transaction))
     for check in reversed(checks):
@@ -79,13 +92,17 @@ async def _rebuilt(store: MessageStore, lookup: KeyLookup, op: Op) -> Transactio
     halves: list[StoredMessage] = []
     for half_offset in op.half_offsets:
         try:
-            halves += await store.read(HALF_QUEUE, half_offset, max_messages=1, max_bytes=_READ_BYTES)
+            halves += await store.read(
+                HALF_QUEUE, half_offset, max_messages=1, max_bytes=_READ_BYTES
+            )
         except OffsetExpired:
             return None
         facts = half_message.facts_of(halves[0])
         if facts is not None and len(halves) == facts.message_count:
             break  # behind them the op names those of which they are copies
-    checks = await lookup.find_messages(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
+    checks = await lookup.find_messages(
+        op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
+    )
     table = TransactionTable(decided_kept=1)
     transaction = from_halves(halves)
     table.add(transaction)

@@ -1,4 +1,7 @@
-"""When a check that got no answer is sent again, and when a host is left alone. Pure: time and randomness are arguments."""
+"""When a check that got no answer is sent again, and when a host is left alone.
+
+Pure: time and randomness are arguments.
+"""
 
 from dataclasses import dataclass
 
@@ -11,11 +14,13 @@ _SHORTEST_PAUSE_MS = 1_000
 _LONGEST_PAUSE_MS = 30_000
 
 
-def wait_before_retry(interval_ms: int, *, failures: int, retry_after_ms: int | None, random: float) -> int:
+def wait_before_retry(
+    interval_ms: int, *, failures: int, retry_after_ms: int | None, random: float
+) -> int:
     """How long to wait after the nth failed try of one check. `random`: from 0 to below 1.
 
-    Doubles from the interval to at most 30 s, or the interval where that is longer. What the endpoint asked for is kept, up to
-    an hour.
+    Doubles from the interval to at most 30 s, or the interval where that is longer. What the
+    endpoint asked for is kept, up to an hour.
     """
     longest_ms = max(LONGEST_WAIT_MS, interval_ms)
     # Past 2^20 intervals the longest wait is reached whatever the interval is.
@@ -26,7 +31,9 @@ def wait_before_retry(interval_ms: int, *, failures: int, retry_after_ms: int | 
 
 @dataclass
 class Circuit:
-    """Of one host: open after ten failures in a row, then one try at a time, after pauses that double from 1 s to 30 s."""
+    """Of one host: open after ten failures in a row, then one try at a time, after pauses that
+    double from 1 s to 30 s.
+    """
 
     failures: int = 0
     closed_again_ms: int = 0  # until then nothing is sent

@@ -36,8 +36,10 @@ class Resolver(StrEnum):
 TRANSITIONS: dict[tuple[TxnState, TxnEvent], TxnState] = {
     (TxnState.PREPARED, TxnEvent.COMMIT): TxnState.COMMITTED,
     (TxnState.PREPARED, TxnEvent.ROLLBACK): TxnState.ROLLED_BACK,
-    (TxnState.PREPARED, TxnEvent.UNKNOWN): TxnState.PREPARED,  # the producer does not know yet: ask again later
-    (TxnState.PREPARED, TxnEvent.CHECKS_EXHAUSTED): TxnState.HELD,  # never lost by policy: a person decides
+    # the producer does not know yet: ask again later
+    (TxnState.PREPARED, TxnEvent.UNKNOWN): TxnState.PREPARED,
+    # never lost by policy: a person decides
+    (TxnState.PREPARED, TxnEvent.CHECKS_EXHAUSTED): TxnState.HELD,
     (TxnState.PREPARED, TxnEvent.RESUME): TxnState.PREPARED,
     (TxnState.HELD, TxnEvent.COMMIT): TxnState.COMMITTED,
     (TxnState.HELD, TxnEvent.ROLLBACK): TxnState.ROLLED_BACK,
@@ -48,11 +50,16 @@ TRANSITIONS: dict[tuple[TxnState, TxnEvent], TxnState] = {
 }
 
 
-def next_state(transaction_id: str, state: TxnState, event: TxnEvent, *, resolved_by: str = "") -> TxnState:
+def next_state(
+    transaction_id: str, state: TxnState, event: TxnEvent, *, resolved_by: str = ""
+) -> TxnState:
     """Raises TransactionConflict where the transaction cannot take the event."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
         by = f" by {resolved_by}" if resolved_by else ""
-        detail = f"transaction {transaction_id} is {state.replace('_', ' ')}{by}; {event.replace('_', ' ')} cannot be applied"
+        detail = (
+            f"transaction {transaction_id} is {state.replace('_', ' ')}{by}; "
+            f"{event.replace('_', ' ')} cannot be applied"
+        )
         raise TransactionConflict(detail, state=state, resolved_by=resolved_by) from None

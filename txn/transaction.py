@@ -40,17 +40,19 @@ _unpack = msgspec.msgpack.Decoder(tuple[_Packed, ...]).decode
 class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     """What the service knows about one transaction. Times are wall milliseconds.
 
-    Nothing in one refers back to it, and nothing in it is for the collector to walk. Its messages, which are seldom looked at,
-    are held as bytes: a quarter of what they would take as objects.
+    Nothing in one refers back to it, and nothing in it is for the collector to walk. Its messages,
+    which are seldom looked at, are held as bytes: a quarter of what they would take as objects.
     """
 
     transaction_id: str
     producer_group: str
-    packed: bytes | Messages = msgspec.field(name="messages")  # bytes, whatever is given: snapshots of older versions do not
+    # bytes, whatever is given: snapshots of older versions do not
+    packed: bytes | Messages = msgspec.field(name="messages")
     policy: CheckbackPolicy
     prepared_at_ms: int
     next_check_at_ms: int
-    first_check_at_ms: int = 0  # 0, in a snapshot of an older version: as long after the begin as the policy says
+    # 0, in a snapshot of an older version: as long after the begin as the policy says
+    first_check_at_ms: int = 0
     business_key: str | None = None
     idempotency_key: str | None = None
     idempotency_print: str | None = None
@@ -60,7 +62,8 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     checks_answered: int = 0  # since it was begun; the open check has the number behind it
     last_answer: str | None = None
     last_failure: str | None = None  # of the open check
-    asked_at_ms: int | None = None  # since when a check is out that nobody has answered; stays when it is decided otherwise
+    # since when a check is out that nobody has answered; stays when it is decided otherwise
+    asked_at_ms: int | None = None
     hold_reason: str | None = None
     was_held: bool = False
     resolved_by: Resolver | None = None
@@ -73,9 +76,12 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     def __post_init__(self) -> None:
         if not isinstance(self.packed, bytes):
             self.set_messages(self.packed)
-        self.first_check_at_ms = self.first_check_at_ms or self.prepared_at_ms + self.policy.first_after_ms
+        self.first_check_at_ms = (
+            self.first_check_at_ms or self.prepared_at_ms + self.policy.first_after_ms
+        )
         if self.next_check_at_ms == self.first_check_at_ms:
-            self.next_check_at_ms = self.first_check_at_ms  # one number for both, also where it comes out of a snapshot
+            # one number for both, also where it comes out of a snapshot
+            self.next_check_at_ms = self.first_check_at_ms
 
     @property
     def messages(self) -> Messages:
@@ -84,7 +90,9 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
         return _unpack(self.packed)
 
     def set_messages(self, messages: Messages) -> None:
-        self.packed = msgspec.msgpack.encode([msgspec.structs.astuple(message) for message in messages])
+        self.packed = msgspec.msgpack.encode(
+            [msgspec.structs.astuple(message) for message in messages]
+        )
 
     @property
     def is_checking(self) -> bool:
@@ -152,10 +160,14 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 def with_finals(messages: Messages, finals: Iterable[tuple[int | None, int | None]]) -> Messages:
-    """The messages of a commit with the places of their finals: of each the queue offset, or where to look for it."""
+    """The messages of a commit with the places of their finals: of each the queue offset, or where
+    to look for it.
+    """
     changed = list(messages)
     for number, (final_offset, final_from) in zip(range(len(changed)), finals, strict=False):
-        changed[number] = msgspec.structs.replace(changed[number], final_offset=final_offset, final_from=final_from)
+        changed[number] = msgspec.structs.replace(
+            changed[number], final_offset=final_offset, final_from=final_from
+        )
     return tuple(changed)
 
 
@@ -166,7 +178,13 @@ def owed_bytes_of(messages: Messages) -> int:
 
 def size_of(message: Message) -> int:
     """About how many bytes of log the message takes."""
-    texts = sum([len(name) + len(value) for given in (message.properties, message.system) for name, value in given.items()])
+    texts = sum(
+        [
+            len(name) + len(value)
+            for given in (message.properties, message.system)
+            for name, value in given.items()
+        ]
+    )
     return len(message.body) + texts + RECORD_BYTES
 
 

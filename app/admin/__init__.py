@@ -1,1 +1,3 @@
-"""What operators look at: the loops, the store, the disk below it, what is in force; and who is asking."""
+"""What operators look at: the loops, the store, the disk below it, what is in force; and who is
+asking.
+"""

@@ -56,7 +56,14 @@ _MOST_SEGMENTS = 1_000
 _SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
 
-@operation("GET", "/v1/admin/disk", "getDisk", tag="admin", answers={200: Disk}, problems=["not_supported_by_engine"])
+@operation(
+    "GET",
+    "/v1/admin/disk",
+    "getDisk",
+    tag="admin",
+    answers={200: Disk},
+    problems=["not_supported_by_engine"],
+)
 async def get_disk(services: Services, _: Call) -> Reply:
     """Get disk usage.
 
@@ -108,8 +115,12 @@ async def get_store(services: Services, _: Call) -> Reply:
             ),
             mapped_bytes=status.mapped_bytes,
             files=Descriptors(open=open_files.count_open() or 0, limit=open_files.open_limit()),
-            connections=Descriptors(open=len(services.connections), limit=services.connections.limit),
-            scrub=_scrub(services.store.scrub_status()) if isinstance(services.store, Scrubbing) else UNSET,
+            connections=Descriptors(
+                open=len(services.connections), limit=services.connections.limit
+            ),
+            scrub=_scrub(services.store.scrub_status())
+            if isinstance(services.store, Scrubbing)
+            else UNSET,
             dispatch_lag_bytes=max(0, status.durable_end - status.visible_end),
             replay_bytes=status.replay_backlog_bytes,
             queued_bytes=status.queued_bytes,
@@ -133,14 +144,23 @@ async def flush_store(services: Services, _: Call) -> Reply:
     """Sync everything stored so far to disk. The response is sent when it is on disk."""
     begun_ms = services.clock.monotonic_ms()
     synced_offset = await _synced_position(services).flush()
-    return reply(200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms))
+    return reply(
+        200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms)
+    )
 
 
 @operation(
-    "POST", "/v1/admin/store/verify", "verifyStore", tag="admin", answers={202: Task}, problems=["not_supported_by_engine"]
+    "POST",
+    "/v1/admin/store/verify",
+    "verifyStore",
+    tag="admin",
+    answers={202: Task},
+    problems=["not_supported_by_engine"],
 )
 async def verify_store(services: Services, _: Call) -> Reply:
-    """Verify every file of the store, as a task. While the task runs, another request returns the same task."""
+    """Verify every file of the store, as a task. While the task runs, another request returns the
+    same task.
+    """
     store = services.store
     if not isinstance(store, Verifiable):
         raise NotSupportedByEngine("the engine has no files that could be verified")
@@ -154,7 +174,12 @@ async def verify_store(services: Services, _: Call) -> Reply:
                 task.note_findings(step.findings)
         finally:
             await asyncio.shield(running.aclose())
-        log.info("store_verified", task_id=task.task_id, read_bytes=task.done, findings=len(task.findings or ()))
+        log.info(
+            "store_verified",
+            task_id=task.task_id,
+            read_bytes=task.done,
+            findings=len(task.findings or ()),
+        )
 
     task = services.store_tasks.begin("verify_store", verify)
     return reply(202, view_own(task), headers={"Location": f"/v1/tasks/{task.task_id}"})
@@ -182,7 +207,9 @@ async def run_retention(services: Services, _: Call, given: RetentionInput) -> R
         raise NotSupportedByEngine("the engine drops nothing by itself")
 
     async def expired_bytes() -> int:
-        return sum(segment.end - segment.begin for segment in await expired_segments(services, store))
+        return sum(
+            segment.end - segment.begin for segment in await expired_segments(services, store)
+        )
 
     async def run(task: StoreTask) -> None:
         task.total = left = await expired_bytes()
@@ -195,7 +222,9 @@ async def run_retention(services: Services, _: Call, given: RetentionInput) -> R
         segments = await expired_segments(services, store)
         names = [segment.name for segment in segments]
         length = sum(segment.end - segment.begin for segment in segments)
-        preview = RetentionPreview(dry_run=True, segments=names[:_MOST_SEGMENTS], total=len(names), bytes=length)
+        preview = RetentionPreview(
+            dry_run=True, segments=names[:_MOST_SEGMENTS], total=len(names), bytes=length
+        )
         return reply(200, preview)
     task = services.store_tasks.begin("run_retention", run)
     return reply(202, view_own(task), headers={"Location": f"/v1/tasks/{task.task_id}"})
@@ -263,8 +292,11 @@ async def get_durability(services: Services, call: Call, query: DurabilityQuery)
 @operation("GET", "/v1/whoami", "getWhoami", tag="admin", answers={200: Whoami})
 async def get_whoami(services: Services, _: Call) -> Reply:
     """Get the identity and permissions of the caller."""
-    # Until there are scopes, every key may do everything, and so may every client where there are no keys.
-    return reply(200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(_SCOPES)))
+    # Until there are scopes, every key may do everything, and so may every client where there are
+    # no keys.
+    return reply(
+        200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(_SCOPES))
+    )
 
 
 @operation("GET", "/v1/version", "getVersion", tag="admin", answers={200: Version})
@@ -279,7 +311,9 @@ def _scrub(status: ScrubStatus) -> Scrub:
         position=status.position,
         end=UNSET if status.end is None else status.end,
         begun_at=UNSET if status.begun_at_ms is None else codec.rfc3339(status.begun_at_ms),
-        last_ended_at=UNSET if status.last_ended_at_ms is None else codec.rfc3339(status.last_ended_at_ms),
+        last_ended_at=UNSET
+        if status.last_ended_at_ms is None
+        else codec.rfc3339(status.last_ended_at_ms),
         findings=[StoreFinding.of(finding) for finding in status.findings[:_MOST_FINDINGS]],
         findings_omitted=max(0, len(status.findings) - _MOST_FINDINGS),
     )
@@ -300,5 +334,7 @@ def _view(report: LoopReport) -> Loop:
         last_error=report.last_error or UNSET,
         waits_for=report.waits_for or UNSET,
         set_aside=report.set_aside.total,
-        set_aside_items=[SetAsideItem(id=id_, reason=reason) for id_, reason in report.set_aside.some],
+        set_aside_items=[
+            SetAsideItem(id=id_, reason=reason) for id_, reason in report.set_aside.some
+        ],
     )

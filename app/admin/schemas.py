@@ -12,7 +12,9 @@ from app.tasks.schemas import StoreFinding
 class SetAsideItem(msgspec.Struct, kw_only=True):
     """An item that a loop could not process and skipped."""
 
-    id: Annotated[str, Meta(description="Id of the transaction, the schedule or the producer group.")]
+    id: Annotated[
+        str, Meta(description="Id of the transaction, the schedule or the producer group.")
+    ]
     reason: str
 
 
@@ -21,23 +23,39 @@ class Loop(msgspec.Struct, kw_only=True):
 
     loop: str
     last_run_at: (
-        Annotated[str, Meta(description="Start of the last run.", extra_json_schema={"format": "date-time"})] | UnsetType
+        Annotated[
+            str,
+            Meta(description="Start of the last run.", extra_json_schema={"format": "date-time"}),
+        ]
+        | UnsetType
     ) = UNSET
-    lag_ms: Annotated[int, Meta(description="How long a successful run has been overdue. It grows while a run hangs or fails.")]
+    lag_ms: Annotated[
+        int,
+        Meta(
+            description="How long a successful run has been overdue. It grows while a run hangs "
+            "or fails."
+        ),
+    ]
     failures: Annotated[int, Meta(description="Number of failed runs since the service started.")]
-    last_error: Annotated[str, Meta(description="Error of the last run, if it failed.")] | UnsetType = UNSET
+    last_error: (
+        Annotated[str, Meta(description="Error of the last run, if it failed.")] | UnsetType
+    ) = UNSET
     waits_for: (
         Annotated[
             str,
             Meta(
-                description="Reason why due items are waiting while the store rejects writes. This is a delay, not a failure."
+                description="Reason why due items are waiting while the store rejects writes. "
+                "This is a delay, not a failure."
             ),
         ]
         | UnsetType
     ) = UNSET
-    set_aside: Annotated[int, Meta(description="Number of items that it could not process and skipped.")]
+    set_aside: Annotated[
+        int, Meta(description="Number of items that it could not process and skipped.")
+    ]
     set_aside_items: Annotated[
-        list[SetAsideItem], Meta(description="Some of the skipped items. List schedules with state=set_aside.")
+        list[SetAsideItem],
+        Meta(description="Some of the skipped items. List schedules with state=set_aside."),
     ] = []
 
 
@@ -54,7 +72,12 @@ class Log(msgspec.Struct, kw_only=True):
     max_offset: Offset
     synced_offset: Offset
     visible_offset: Annotated[
-        int, Meta(ge=0, description="Consumers can read up to this offset.", extra_json_schema={"format": "int64"})
+        int,
+        Meta(
+            ge=0,
+            description="Consumers can read up to this offset.",
+            extra_json_schema={"format": "int64"},
+        ),
     ]
     segments: Annotated[int, Meta(description="Number of files.")]
 
@@ -70,11 +93,22 @@ class Scrub(msgspec.Struct, kw_only=True):
     """The background scrub, which verifies every byte of the log below the newest snapshot."""
 
     bytes_per_second: Annotated[int, Meta(description="Rate limit; 0 if the scrub is off.")]
-    position: Annotated[Offset, Meta(description="Everything before this offset was verified in the current pass.")]
-    end: Annotated[Offset, Meta(description="End of the current pass; absent between two passes.")] | UnsetType = UNSET
-    begun_at: Annotated[Timestamp, Meta(description="Start of the newest pass.")] | UnsetType = UNSET
-    last_ended_at: Annotated[Timestamp, Meta(description="End of the last complete pass.")] | UnsetType = UNSET
-    findings: Annotated[list[StoreFinding], Meta(description="Damage found, by log offset; the first 100.")]
+    position: Annotated[
+        Offset, Meta(description="Everything before this offset was verified in the current pass.")
+    ]
+    end: (
+        Annotated[Offset, Meta(description="End of the current pass; absent between two passes.")]
+        | UnsetType
+    ) = UNSET
+    begun_at: Annotated[Timestamp, Meta(description="Start of the newest pass.")] | UnsetType = (
+        UNSET
+    )
+    last_ended_at: (
+        Annotated[Timestamp, Meta(description="End of the last complete pass.")] | UnsetType
+    ) = UNSET
+    findings: Annotated[
+        list[StoreFinding], Meta(description="Damage found, by log offset; the first 100.")
+    ]
     findings_omitted: int
 
 
@@ -82,23 +116,32 @@ class Store(msgspec.Struct, kw_only=True):
     """Metrics of the store."""
 
     log: Log
-    mapped_bytes: Annotated[int, Meta(description="Number of bytes of log that are mapped into memory.")]
+    mapped_bytes: Annotated[
+        int, Meta(description="Number of bytes of log that are mapped into memory.")
+    ]
     files: Annotated[Descriptors, Meta(description="Open files and sockets of the process.")]
     connections: Annotated[Descriptors, Meta(description="Client connections.")]
     scrub: Scrub | UnsetType = UNSET
-    dispatch_lag_bytes: Annotated[int, Meta(description="Bytes of log that are on disk but not yet in a consume queue.")]
+    dispatch_lag_bytes: Annotated[
+        int, Meta(description="Bytes of log that are on disk but not yet in a consume queue.")
+    ]
     replay_bytes: Annotated[int, Meta(description="Bytes of log that a start would replay.")]
     queued_bytes: Annotated[int, Meta(description="Bytes waiting to be written or synced.")]
-    pending_transactions: Annotated[int, Meta(description="Number of undecided transactions, including held ones.")]
+    pending_transactions: Annotated[
+        int, Meta(description="Number of undecided transactions, including held ones.")
+    ]
     held_transactions: int
-    schedules_due_late: Annotated[int, Meta(description="Number of delayed messages that are long overdue.")]
+    schedules_due_late: Annotated[
+        int, Meta(description="Number of delayed messages that are long overdue.")
+    ]
     read_at: Timestamp
 
 
 class Disk(msgspec.Struct, kw_only=True):
     """Disk usage of the store, its thresholds, and the segments deleted since the start.
 
-    `segments_dropped_unexpired`: segments whose messages had not expired, deleted because `on_full` is `delete_oldest`.
+    `segments_dropped_unexpired`: segments whose messages had not expired, deleted because `on_full`
+    is `delete_oldest`.
     """
 
     used_ratio: float
@@ -114,7 +157,9 @@ class Disk(msgspec.Struct, kw_only=True):
 class RetentionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A retention run requested by an operator."""
 
-    dry_run: Annotated[bool, Meta(description="Return the segments that would be deleted, and change nothing.")] = False
+    dry_run: Annotated[
+        bool, Meta(description="Return the segments that would be deleted, and change nothing.")
+    ] = False
 
 
 class RetentionPreview(msgspec.Struct, kw_only=True):
@@ -162,14 +207,21 @@ class StartView(msgspec.Struct, kw_only=True):
     """Report of the recovery at a start."""
 
     started_at: Timestamp
-    was_clean: Annotated[bool, Meta(description="True if the last stop was clean or the store was new.")]
-    walked_bytes: Annotated[int, Meta(description="Bytes at the end of the log that were verified.")]
-    replayed_records: Annotated[int, Meta(description="Number of records whose queue and index entries were rebuilt.")]
+    was_clean: Annotated[
+        bool, Meta(description="True if the last stop was clean or the store was new.")
+    ]
+    walked_bytes: Annotated[
+        int, Meta(description="Bytes at the end of the log that were verified.")
+    ]
+    replayed_records: Annotated[
+        int, Meta(description="Number of records whose queue and index entries were rebuilt.")
+    ]
     cut_at: (
         Annotated[
             Offset,
             Meta(
-                description="Offset at which the log was cut: the bytes behind it were torn, and never acknowledged as synced."
+                description="Offset at which the log was cut: the bytes behind it were torn, and "
+                "never acknowledged as synced."
             ),
         ]
         | UnsetType
@@ -178,28 +230,40 @@ class StartView(msgspec.Struct, kw_only=True):
     took_ms: int
     first_offset: Annotated[Offset, Meta(description="Beginning of the log.")]
     end_offset: Annotated[Offset, Meta(description="End of the log.")]
-    synced_offset: Annotated[Offset, Meta(description="End of the log that was known to be on disk.")]
+    synced_offset: Annotated[
+        Offset, Meta(description="End of the log that was known to be on disk.")
+    ]
 
 
 class RecoveryView(StartView, kw_only=True):
     """Report of the recovery at the last start."""
 
-    earlier: Annotated[list[StartView], Meta(description="Reports of earlier starts, newest first.")]
+    earlier: Annotated[
+        list[StartView], Meta(description="Reports of earlier starts, newest first.")
+    ]
 
 
 class Config(msgspec.Struct, kw_only=True):
     """Effective settings of the service."""
 
-    settings: Annotated[dict[str, str], Meta(description="By environment variable. A secret is shown as (set).")]
+    settings: Annotated[
+        dict[str, str], Meta(description="By environment variable. A secret is shown as (set).")
+    ]
 
 
 class Whoami(msgspec.Struct, kw_only=True):
     """The caller and its permissions."""
 
-    authenticated: Annotated[bool, Meta(description="False if the service has no API keys and accepts all clients.")]
+    authenticated: Annotated[
+        bool, Meta(description="False if the service has no API keys and accepts all clients.")
+    ]
     namespace: str
     scopes: Annotated[
-        list[str], Meta(description="send, receive, transact, operate, audit, admin. In this release a key has all of them.")
+        list[str],
+        Meta(
+            description="send, receive, transact, operate, audit, admin. In this release a key "
+            "has all of them."
+        ),
     ]
 
 

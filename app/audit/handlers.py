@@ -1,4 +1,6 @@
-"""Reports of audits over HTTP: ask for one, look at it, page through its findings, download it, drop it."""
+"""Reports of audits over HTTP: ask for one, look at it, page through its findings, download it,
+drop it.
+"""
 
 import asyncio
 import csv
@@ -34,7 +36,9 @@ CHECKS: tuple[str, ...] = get_args(CheckName)
 _STATES = (QUEUED, RUNNING, DONE, FAILED)
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _OCTETS = "application/octet-stream"
-_CSV = ("verdict transaction_id producer_group flags log_offset bytes reason records check evidence").split()
+_CSV = (
+    "verdict transaction_id producer_group flags log_offset bytes reason records check evidence"
+).split()
 
 
 @operation(
@@ -53,7 +57,13 @@ _CSV = ("verdict transaction_id producer_group flags log_offset bytes reason rec
     answers={202: AuditReportSummary},
     answer_headers=["Location", "Idempotency-Replayed"],
     headers=[IDEMPOTENCY_KEY],
-    problems=["reserved_topic", "idempotency_key_reused", "not_supported_by_engine", "overloaded", "storage_full"],
+    problems=[
+        "reserved_topic",
+        "idempotency_key_reused",
+        "not_supported_by_engine",
+        "overloaded",
+        "storage_full",
+    ],
 )
 async def create(services: Services, call: Call, given: AuditReportInput) -> Reply:
     """Create an audit report: the outcome of every transaction, and further `checks` of the log.
@@ -82,7 +92,9 @@ async def create(services: Services, call: Call, given: AuditReportInput) -> Rep
             fingerprint=None if key is None else fingerprint,
         )
         await services.reports.create(report)
-    headers = {"Location": f"/v1/audit/reports/{report.report_id}"} | ({"Idempotency-Replayed": "true"} if is_repeated else {})
+    headers = {"Location": f"/v1/audit/reports/{report.report_id}"} | (
+        {"Idempotency-Replayed": "true"} if is_repeated else {}
+    )
     return reply(202, _view(services, report), headers)
 
 
@@ -99,8 +111,11 @@ async def list_(services: Services, _: Call, query: ListAuditReportsQuery) -> Re
     """List audit reports without their content."""
     states = _states(query.state or ",".join(_STATES))
     after = "" if query.page_token is UNSET else pages.decode_token("reports", query.page_token)
-    wanted = [report for report in services.reports if report.report_id > after and report.state in states]
-    found = sorted(wanted, key=lambda report: report.report_id)  # by which a page goes on, also where a clock was set back
+    wanted = [
+        report for report in services.reports if report.report_id > after and report.state in states
+    ]
+    # by which a page goes on, also where a clock was set back
+    found = sorted(wanted, key=lambda report: report.report_id)
     page = AuditReportPage(items=[_view(services, report) for report in found[: query.page_size]])
     if len(found) > query.page_size:
         page.next_page_token = pages.encode_token("reports", page.items[-1].report_id)
@@ -116,7 +131,9 @@ async def list_(services: Services, _: Call, query: ListAuditReportsQuery) -> Re
     problems=_OF_A_REPORT,
 )
 async def get(services: Services, _: Call, report_id: str) -> Reply:
-    """Get an audit report. A finished report has everything that `escrowmq audit run --json` writes."""
+    """Get an audit report. A finished report has everything that `escrowmq audit run --json`
+    writes.
+    """
     report = services.reports.get(report_id)
     view = _view(services, report)
     if report.state != DONE:
@@ -148,13 +165,19 @@ async def drop(services: Services, _: Call, report_id: str) -> Reply:
     answers={200: AuditFindingPage},
     problems=[*_OF_A_REPORT, "invalid_page_token"],
 )
-async def list_findings(services: Services, _: Call, report_id: str, query: ListAuditFindingsQuery) -> Reply:
+async def list_findings(
+    services: Services, _: Call, report_id: str, query: ListAuditFindingsQuery
+) -> Reply:
     """List the findings of a report, with the records that prove them."""
     report = services.reports.get(report_id)
-    begin = 0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
+    begin = (
+        0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
+    )
     verdict = None if query.verdict is UNSET else query.verdict
     file = await services.reports.opened(report, REPORT)
-    return Reply(200, await asyncio.to_thread(_page_of_findings, file, verdict, begin, query.page_size))
+    return Reply(
+        200, await asyncio.to_thread(_page_of_findings, file, verdict, begin, query.page_size)
+    )
 
 
 @operation(
@@ -166,19 +189,27 @@ async def list_findings(services: Services, _: Call, report_id: str, query: List
     answers={200: bytes},
     problems=_OF_A_REPORT,
 )
-async def download(services: Services, _: Call, report_id: str, query: DownloadQuery) -> Reply | FileReply:
+async def download(
+    services: Services, _: Call, report_id: str, query: DownloadQuery
+) -> Reply | FileReply:
     """Download an audit report as a file."""
     wanted = query.format
     report = services.reports.get(report_id)
     if wanted == "csv":
         table = await asyncio.to_thread(_as_table, await services.reports.opened(report, REPORT))
-        headers = {"Content-Disposition": f'attachment; filename="{report_id}.csv"', "X-Content-Type-Options": "nosniff"}
+        headers = {
+            "Content-Disposition": f'attachment; filename="{report_id}.csv"',
+            "X-Content-Type-Options": "nosniff",
+        }
         return Reply(200, table, headers, _OCTETS)
-    file = await services.reports.opened(report, {"json": REPORT, "html": HTML, "parquet": PARQUET}[wanted])
+    file = await services.reports.opened(
+        report, {"json": REPORT, "html": HTML, "parquet": PARQUET}[wanted]
+    )
     return FileReply(file, f"{report_id}.{wanted}", _OCTETS)
 
 
-# --------------------------------------------------------------------------------------------- the files, on a thread
+# --------------------------------------------------------------------------------------------- the
+# files, on a thread
 
 
 def _read(file: BinaryIO) -> dict[str, Any]:
@@ -193,7 +224,9 @@ def _joined(view: AuditReportSummary, file: BinaryIO) -> bytes:
 
 def _page_of_findings(file: BinaryIO, verdict: str | None, begin: int, size: int) -> bytes:
     items = _read(file)["findings"]["items"]
-    places = [at for at in range(begin, len(items)) if verdict is None or _is_of(items[at], verdict)]
+    places = [
+        at for at in range(begin, len(items)) if verdict is None or _is_of(items[at], verdict)
+    ]
     page: dict[str, Any] = {"items": [items[at] for at in places[:size]]}
     if len(places) > size:
         page["next_page_token"] = pages.encode_token("findings", str(places[size]))
@@ -214,18 +247,35 @@ def _as_table(file: BinaryIO) -> bytes:
         flags = " ".join(name for name, value in item.items() if value is True)
         first = item.get("log_offset", records[0]["log_offset"] if records else "")
         named = " ".join(f"{record['kind']}@{record['log_offset']}" for record in records)
-        cells = [item["verdict"], item.get("transaction_id"), item.get("producer_group"), flags, first, item.get("bytes")]
+        cells = [
+            item["verdict"],
+            item.get("transaction_id"),
+            item.get("producer_group"),
+            flags,
+            first,
+            item.get("bytes"),
+        ]
         evidence = msgspec.json.encode(item["evidence"]).decode() if "evidence" in item else None
-        lines.writerow([_plain(cell) for cell in (*cells, item.get("reason"), named, item.get("check"), evidence)])
+        lines.writerow(
+            [
+                _plain(cell)
+                for cell in (*cells, item.get("reason"), named, item.get("check"), evidence)
+            ]
+        )
     return text.getvalue().encode("utf-8")
 
 
 def _plain(cell: Any) -> Any:
     """A spreadsheet takes a text that begins so for a formula, and clients choose ids."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+    return (
+        f"'{cell}"
+        if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r")
+        else cell
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- details
+# --------------------------------------------------------------------------------------------------
+# details
 
 
 def _view(services: Services, report: AuditReport) -> AuditReportSummary:
@@ -243,7 +293,9 @@ def _view(services: Services, report: AuditReport) -> AuditReportSummary:
         finished_at=_text(report.finished_at_ms),
         exit_status=UNSET if report.exit_status is None else report.exit_status,
         reason=report.reason or UNSET,
-        progress=UNSET if progress is None else AuditProgress(tasks_done=progress.done, tasks_known=progress.known),
+        progress=UNSET
+        if progress is None
+        else AuditProgress(tasks_done=progress.done, tasks_known=progress.known),
     )
 
 
@@ -263,5 +315,7 @@ def _text(wall_ms: int | None) -> str | UnsetType:
 def _states(given: str) -> frozenset[str]:
     words = frozenset(word.strip() for word in given.split(","))
     if not words <= set(_STATES):
-        raise invalid_field("/query/state", "not_allowed", f"a state is one of {', '.join(_STATES)}")
+        raise invalid_field(
+            "/query/state", "not_allowed", f"a state is one of {', '.join(_STATES)}"
+        )
     return words

@@ -1,6 +1,9 @@
-"""The verdict on one transaction, from its records. Pure: stored messages in, facts out; the rules are the audit's own.
+"""The verdict on one transaction, from its records.
 
-The records are counted one by one here, where Spark has sums: tests hold both, and a third one in plain Python, to the same.
+Pure: stored messages in, facts out; the rules are the audit's own.
+
+The records are counted one by one here, where Spark has sums: tests hold both, and a third one in
+plain Python, to the same.
 """
 
 from collections import Counter
@@ -18,14 +21,19 @@ from txn.states import TxnState
 
 DELAY_TOPICS = (names.TIMER_TOPIC, SCHEDULE_TOPIC)
 _PUT_BACK_DELAYED = "__schedule_so_far"
-_OPS = {TxnState.COMMITTED: Fact.COMMIT_OP, TxnState.ROLLED_BACK: Fact.ROLLBACK_OP, None: Fact.PLAIN_OP}
+_OPS = {
+    TxnState.COMMITTED: Fact.COMMIT_OP,
+    TxnState.ROLLED_BACK: Fact.ROLLBACK_OP,
+    None: Fact.PLAIN_OP,
+}
 
 
 class Evidence(NamedTuple):
     """All that the log has of one transaction."""
 
     halves: Sequence[StoredMessage]
-    finals: Sequence[StoredMessage]  # with the COMMIT bits: in their real topics, and where they wait for their time
+    # with the COMMIT bits: in their real topics, and where they wait for their time
+    finals: Sequence[StoredMessage]
     checks: Sequence[StoredMessage]
     ops: Sequence[StoredMessage]
 
@@ -50,7 +58,9 @@ def facts_of(evidence: Evidence, *, log_begin: int) -> Fact:
 
 def _of_finals(evidence: Evidence) -> Fact:
     finals = [message for message in evidence.finals if _PUT_BACK_DELAYED not in message.system]
-    waiting = Counter(message.message_id for message in finals if message.queue.topic in DELAY_TOPICS)
+    waiting = Counter(
+        message.message_id for message in finals if message.queue.topic in DELAY_TOPICS
+    )
     delivered = Counter(message.message_id for message in finals if has_waited(message))
     direct = Counter(message.message_id for message in finals) - waiting - delivered
     expected = {half.message_id: half for half in evidence.halves}
@@ -59,12 +69,20 @@ def _of_finals(evidence: Evidence) -> Fact:
         facts |= Fact.PUBLISHED
     if all(waiting[each] or direct[each] for each in expected):
         facts |= Fact.ALL_THERE
-    if any(direct[each] + bool(waiting[each]) > 1 or delivered[each] > 1 for each in {*direct, *waiting, *delivered}):
+    if any(
+        direct[each] + bool(waiting[each]) > 1 or delivered[each] > 1
+        for each in {*direct, *waiting, *delivered}
+    ):
         facts |= Fact.DOUBLED
-    if any(final.message_id in expected and final.body != expected[final.message_id].body for final in finals):
+    if any(
+        final.message_id in expected and final.body != expected[final.message_id].body
+        for final in finals
+    ):
         facts |= Fact.ALTERED
     places = {half.log_offset for half in evidence.halves}
-    if places and any(final.prepared_log_offset and final.prepared_log_offset not in places for final in finals):
+    if places and any(
+        final.prepared_log_offset and final.prepared_log_offset not in places for final in finals
+    ):
         facts |= Fact.WRONG_HALF
     if finals and evidence.halves and not evidence.ops:
         facts |= Fact.OURS_WITHOUT_OP
@@ -72,8 +90,16 @@ def _of_finals(evidence: Evidence) -> Fact:
 
 
 def _of_holding(evidence: Evidence) -> Fact:
-    held = [_place(check) for check in evidence.checks if isinstance(half_message.read_check(check), Held)]
-    resumed = [_place(check) for check in evidence.checks if isinstance(half_message.read_check(check), Resumed)]
+    held = [
+        _place(check)
+        for check in evidence.checks
+        if isinstance(half_message.read_check(check), Held)
+    ]
+    resumed = [
+        _place(check)
+        for check in evidence.checks
+        if isinstance(half_message.read_check(check), Resumed)
+    ]
     decided = [_place(message) for message in (*evidence.ops, *evidence.finals)]
     facts = Fact(0)
     if held and max(held) > max(resumed, default=-1):

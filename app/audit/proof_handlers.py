@@ -1,4 +1,6 @@
-"""What the service itself can prove, without Spark: the verdict on one transaction; and which segments its log has."""
+"""What the service itself can prove, without Spark: the verdict on one transaction; and which
+segments its log has.
+"""
 
 from contextlib import suppress
 
@@ -7,12 +9,24 @@ from msgspec import UNSET
 from app import codec, pages
 from app.audit import proof
 from app.audit.proof import DELAY_TOPICS, Evidence
-from app.audit.schemas import AuditRecord, ListAuditSegmentsQuery, LogSegment, LogSegmentPage, TransactionProof
+from app.audit.schemas import (
+    AuditRecord,
+    ListAuditSegmentsQuery,
+    LogSegment,
+    LogSegmentPage,
+    TransactionProof,
+)
 from app.exchange import Call, Reply, reply
 from app.operations import operation
 from app.services import Services
 from audit.verdicts import FAIL_ON, FLAGS, VERDICTS, verdict
-from storage.errors import Backpressure, NotSupportedByEngine, OffsetBeyondEnd, OffsetExpired, TransactionExpired
+from storage.errors import (
+    Backpressure,
+    NotSupportedByEngine,
+    OffsetBeyondEnd,
+    OffsetExpired,
+    TransactionExpired,
+)
 from storage.message import StoredMessage, TransactionBits
 from storage.store import KeyLookup, SegmentListing, Status
 from txn import half_message
@@ -72,7 +86,9 @@ async def list_segments(services: Services, _: Call, query: ListAuditSegmentsQue
     """List the segments of the log."""
     if not isinstance(services.store, SegmentListing):
         raise NotSupportedByEngine("the log of this engine does not lie in files of ours")
-    after = -1 if query.page_token is UNSET else pages.decode_number_token("segments", query.page_token)
+    after = (
+        -1 if query.page_token is UNSET else pages.decode_number_token("segments", query.page_token)
+    )
     found = [segment for segment in await services.store.segments() if segment.begin > after]
     page = LogSegmentPage(
         items=[
@@ -81,7 +97,9 @@ async def list_segments(services: Services, _: Call, query: ListAuditSegmentsQue
                 begin=one.begin,
                 end=one.end,
                 sealed=one.is_sealed,
-                first_stored_at=UNSET if one.first_stored_at_ms is None else codec.rfc3339(one.first_stored_at_ms),
+                first_stored_at=UNSET
+                if one.first_stored_at_ms is None
+                else codec.rfc3339(one.first_stored_at_ms),
             )
             for one in found[: query.page_size]
         ]
@@ -96,24 +114,37 @@ async def _evidence(services: Services, lookup: KeyLookup, transaction_id: str) 
     places: set[int] = set()
     with suppress(TransactionExpired):  # its decision is left, and says so
         places |= (await services.transactions.get(transaction_id)).half_offsets
-    ops = await lookup.find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=_MOST_OPS)
+    ops = await lookup.find_messages(
+        transaction_id, topics=[OP_QUEUE.topic], max_messages=_MOST_OPS
+    )
     for op in ops:
         places |= set(half_message.read_op(op).half_offsets)
     halves = [half for place in sorted(places) for half in await _half(services, place)]
     halves = [half for half in halves if half_message.transaction_id_of(half) == transaction_id]
     finals: list[StoredMessage] = []
-    for message_id, topic in {half.message_id: half_message.real_queue(half).topic for half in halves}.items():
+    for message_id, topic in {
+        half.message_id: half_message.real_queue(half).topic for half in halves
+    }.items():
         topics = {topic, *DELAY_TOPICS}
         finals += await lookup.find_messages(
             message_id, topics=topics, by_id=True, with_deleted=True, max_messages=_MOST_FINALS
         )  # fmt: skip
-    checks = await lookup.find_messages(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
-    return Evidence(halves, [one for one in finals if one.transaction is TransactionBits.COMMIT], checks[::-1], ops[::-1])
+    checks = await lookup.find_messages(
+        transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
+    )
+    return Evidence(
+        halves,
+        [one for one in finals if one.transaction is TransactionBits.COMMIT],
+        checks[::-1],
+        ops[::-1],
+    )
 
 
 async def _half(services: Services, queue_offset: int) -> list[StoredMessage]:
     try:
-        return await services.store.read(HALF_QUEUE, queue_offset, max_messages=1, max_bytes=_READ_BYTES)
+        return await services.store.read(
+            HALF_QUEUE, queue_offset, max_messages=1, max_bytes=_READ_BYTES
+        )
     except OffsetExpired:
         return []
     except OffsetBeyondEnd:

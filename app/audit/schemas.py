@@ -14,7 +14,8 @@ State = Annotated[str, Meta(description="queued, running, done or failed.")]
 
 
 CheckName = Literal[
-    "integrity", "queues", "index", "positions", "halves", "delays", "retries", "duplicates", "checkbacks", "latencies",
+    "integrity", "queues", "index", "positions", "halves", "delays", "retries", "duplicates",
+    "checkbacks", "latencies",
     "what_if",
 ]  # fmt: skip
 
@@ -31,12 +32,21 @@ class AuditReportInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     producer_group: (
         Annotated[
             str,
-            Meta(min_length=1, max_length=127, pattern=NAME_PATTERN, description="Only transactions of this producer group."),
+            Meta(
+                min_length=1,
+                max_length=127,
+                pattern=NAME_PATTERN,
+                description="Only transactions of this producer group.",
+            ),
         ]
         | UnsetType
     ) = UNSET
     checks: (
-        Annotated[list[CheckName], Meta(max_length=20, description="Further checks of the log. Default: all.")] | UnsetType
+        Annotated[
+            list[CheckName],
+            Meta(max_length=20, description="Further checks of the log. Default: all."),
+        ]
+        | UnsetType
     ) = UNSET
 
 
@@ -50,21 +60,34 @@ class AuditProgress(msgspec.Struct, kw_only=True):
 class AuditRecord(msgspec.Struct, kw_only=True):
     """A log record that a finding rests on."""
 
-    kind: Annotated[str, Meta(description="half, op, final, check, held, delayed, delayed_again, message, ...")]
+    kind: Annotated[
+        str, Meta(description="half, op, final, check, held, delayed, delayed_again, message, ...")
+    ]
     log_offset: Offset
     bytes: Count | UnsetType = UNSET
     crc: Annotated[str, Meta(description="CRC-32 of its body, as eight hexadecimal digits.")]
     at: Annotated[
-        str, Meta(description="Store time: RFC 3339, or milliseconds if a broker stored a number that is not a valid date.")
+        str,
+        Meta(
+            description="Store time: RFC 3339, or milliseconds if a broker stored a number that "
+            "is not a valid date."
+        ),
     ]
     topic: str | UnsetType = UNSET
     queue_id: int | UnsetType = UNSET
     queue_offset: int | UnsetType = UNSET
     message_id: str | UnsetType = UNSET
-    prepared_offset: Annotated[int, Meta(description="Log offset of the half message that it refers to.")] | UnsetType = UNSET
+    prepared_offset: (
+        Annotated[int, Meta(description="Log offset of the half message that it refers to.")]
+        | UnsetType
+    ) = UNSET
     decision: Annotated[str, Meta(description="For an op: commit or rollback.")] | UnsetType = UNSET
     half_offsets: (
-        Annotated[list[int], Meta(description="For an op: queue offsets of the half messages that it decides.")] | UnsetType
+        Annotated[
+            list[int],
+            Meta(description="For an op: queue offsets of the half messages that it decides."),
+        ]
+        | UnsetType
     ) = UNSET
     event: Annotated[str, Meta(description="For a check: the event.")] | UnsetType = UNSET
 
@@ -72,7 +95,13 @@ class AuditRecord(msgspec.Struct, kw_only=True):
 class AuditFinding(msgspec.Struct, kw_only=True):
     """A finding: a transaction, a damaged range of the log, or the result of a check."""
 
-    verdict: Annotated[str, Meta(description="The verdict on a transaction, `damaged`, or the kind of finding of a check.")]
+    verdict: Annotated[
+        str,
+        Meta(
+            description="The verdict on a transaction, `damaged`, or the kind of finding of a "
+            "check."
+        ),
+    ]
     transaction_id: str | UnsetType = UNSET
     producer_group: str | UnsetType = UNSET
     altered: bool | UnsetType = UNSET
@@ -86,7 +115,11 @@ class AuditFinding(msgspec.Struct, kw_only=True):
     reason: str | UnsetType = UNSET
     check: Annotated[str, Meta(description="The check that reported it.")] | UnsetType = UNSET
     evidence: (
-        Annotated[dict[str, Any], Meta(description="For a check: groups, queue offsets, log offsets and times.")] | UnsetType
+        Annotated[
+            dict[str, Any],
+            Meta(description="For a check: groups, queue offsets, log offsets and times."),
+        ]
+        | UnsetType
     ) = UNSET
 
 
@@ -160,11 +193,17 @@ class AuditOverTime(msgspec.Struct, kw_only=True):
     interval_ms: int
     outcomes: list[OutcomesAt]
     decision_ms: Annotated[
-        list[list[int]], Meta(description="Histogram as pairs: upper bound in milliseconds, number of transactions.")
+        list[list[int]],
+        Meta(
+            description="Histogram as pairs: upper bound in milliseconds, number of transactions."
+        ),
     ]
     undecided: list[UndecidedOfGroup]
     log_interval_ms: int
-    growth: Annotated[list[list[int]], Meta(description="Triples: Unix time in milliseconds, records stored, bytes stored.")]
+    growth: Annotated[
+        list[list[int]],
+        Meta(description="Triples: Unix time in milliseconds, records stored, bytes stored."),
+    ]
 
 
 class AuditReportSummary(msgspec.Struct, kw_only=True):
@@ -181,7 +220,13 @@ class AuditReportSummary(msgspec.Struct, kw_only=True):
     started_at: Timestamp | UnsetType = UNSET
     finished_at: Timestamp | UnsetType = UNSET
     exit_status: (
-        Annotated[int, Meta(description="0: clean, 1: findings, 4: does not balance; other values if the report failed.")]
+        Annotated[
+            int,
+            Meta(
+                description="0: clean, 1: findings, 4: does not balance; other values if the "
+                "report failed."
+            ),
+        ]
         | UnsetType
     ) = UNSET
     reason: Annotated[str, Meta(description="Reason for the failure.")] | UnsetType = UNSET
@@ -189,14 +234,21 @@ class AuditReportSummary(msgspec.Struct, kw_only=True):
 
 
 class AuditReport(AuditReportSummary, kw_only=True):
-    """An audit report. When its state is done, it has everything that `escrowmq audit run --json` writes."""
+    """An audit report. When its state is done, it has everything that `escrowmq audit run --json`
+    writes.
+    """
 
-    begun: Annotated[int, Meta(ge=0, description="Number of transactions begun.")] | UnsetType = UNSET
+    begun: Annotated[int, Meta(ge=0, description="Number of transactions begun.")] | UnsetType = (
+        UNSET
+    )
     verdicts: dict[str, int] | UnsetType = UNSET
     balanced: (
         Annotated[
             bool,
-            Meta(description="True if every transaction has exactly one verdict and every byte of the log is accounted for."),
+            Meta(
+                description="True if every transaction has exactly one verdict and every byte of "
+                "the log is accounted for."
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -207,7 +259,10 @@ class AuditReport(AuditReportSummary, kw_only=True):
     log: AuditedLog | UnsetType = UNSET
     segments: AuditedSegments | UnsetType = UNSET
     engine: str | UnsetType = UNSET
-    checks: Annotated[dict[str, Any], Meta(description="Counts of each check, by its name.")] | UnsetType = UNSET
+    checks: (
+        Annotated[dict[str, Any], Meta(description="Counts of each check, by its name.")]
+        | UnsetType
+    ) = UNSET
     over_time: AuditOverTime | UnsetType = UNSET
     run: AuditRun | UnsetType = UNSET
 
@@ -222,7 +277,10 @@ class AuditReportPage(msgspec.Struct, kw_only=True):
 class ListAuditReportsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Query of the list of reports."""
 
-    state: Annotated[str, Meta(min_length=1, max_length=100, description="Comma-separated states.")] | UnsetType = UNSET
+    state: (
+        Annotated[str, Meta(min_length=1, max_length=100, description="Comma-separated states.")]
+        | UnsetType
+    ) = UNSET
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET
 
@@ -243,7 +301,8 @@ class ListAuditFindingsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only
             Meta(
                 min_length=1,
                 max_length=100,
-                description="A verdict, `damaged`, a flag such as `altered`, or the kind of a check.",
+                description="A verdict, `damaged`, a flag such as `altered`, or the kind of a "
+                "check.",
             ),
         ]
         | UnsetType
@@ -259,7 +318,8 @@ class DownloadQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Literal["json", "csv", "html", "parquet"],
         Meta(
             description=(
-                "json: the report. csv: its findings. html: the report with plots. parquet: one row for each transaction."
+                "json: the report. csv: its findings. html: the report with plots. parquet: one "
+                "row for each transaction."
             ),
         ),
     ] = "json"
@@ -283,7 +343,12 @@ class LogSegment(msgspec.Struct, kw_only=True):
     segment: Annotated[str, Meta(description="Its file name.")]
     begin: Offset
     end: Offset
-    sealed: Annotated[bool, Meta(description="True if the whole file is written and synced; it does not change any more.")]
+    sealed: Annotated[
+        bool,
+        Meta(
+            description="True if the whole file is written and synced; it does not change any more."
+        ),
+    ]
     first_stored_at: Timestamp | UnsetType = UNSET
 
 

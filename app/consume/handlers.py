@@ -54,8 +54,12 @@ _EXPIRED: Problem = document(as_refusal(LeaseExpired()))
     answers={200: ReceivedMessages},
     problems=["unsupported_combination", "too_many_waiting", *_PROBLEMS],
 )
-async def receive(services: Services, call: Call, group: str, given: ReceiveInput) -> Reply | Waiting:
-    """Receive messages under a lease. A message that is not settled before its lease ends is delivered again."""
+async def receive(
+    services: Services, call: Call, group: str, given: ReceiveInput
+) -> Reply | Waiting:
+    """Receive messages under a lease. A message that is not settled before its lease ends is
+    delivered again.
+    """
     rules = services.consumer_groups.get(group).rules
     _check_text(given.worker, "/worker")
     _check_text(given.attempt_id, "/attempt_id")
@@ -84,7 +88,8 @@ class _Receive(NamedTuple):
 async def _look(asked: _Receive) -> Reply | Waiting:
     """The answer with what there is; a wait where that is nothing and there is time."""
     services, call, group, request, form, deadline_ms = asked
-    rules = services.consumer_groups.get(group).rules  # it may have been changed, or deleted, during a wait
+    # it may have been changed, or deleted, during a wait
+    rules = services.consumer_groups.get(group).rules
     if not rules.subscriptions:
         raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
     room = request._replace(max_bytes=call.share.reserve(request.max_bytes))
@@ -92,7 +97,9 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     byte_count = sum([_size_of(one.found) for one in found])
     call.share.hold(byte_count)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
-        waiting = services.parking.wait(deadline_ms, partial(_look, asked._replace(call=call.during_wait())))
+        waiting = services.parking.wait(
+            deadline_ms, partial(_look, asked._replace(call=call.during_wait()))
+        )
         waiting.undo = partial(services.delivery.end_wait, group)
         await services.delivery.begin_wait(group, rules, request, waiting.wake)
         return waiting
@@ -167,13 +174,18 @@ async def extend(services: Services, _: Call, group: str, given: ExtendInput) ->
     """Extend leases, counted from now. The receipt handles stay the same."""
     rules = services.consumer_groups.get(group).rules
     entries = given.entries
-    wanted = [(one.receipt_handle, rules.lease_ms if one.lease_ms is UNSET else one.lease_ms) for one in entries]
+    wanted = [
+        (one.receipt_handle, rules.lease_ms if one.lease_ms is UNSET else one.lease_ms)
+        for one in entries
+    ]
     until = await services.delivery.extend(group, wanted)
     return _answer(
         [
             _expired(handle)
             if until_ms is None
-            else SettleResult(receipt_handle=handle, status=200, lease_expires_at=codec.rfc3339(until_ms))
+            else SettleResult(
+                receipt_handle=handle, status=200, lease_expires_at=codec.rfc3339(until_ms)
+            )
             for (handle, _), until_ms in zip(wanted, until, strict=True)
         ],
     )
@@ -211,7 +223,8 @@ def _moved(refused: Sequence[Refused], errors: Sequence[MessagingError | None]) 
 def _answer(results: list[SettleResult]) -> Reply:
     rejected = sum([result.problem is not UNSET for result in results])
     return reply(
-        207 if rejected else 200, SettleResults(accepted=len(results) - rejected, rejected=rejected, results=results)
+        207 if rejected else 200, SettleResults(accepted=len(results) - rejected, rejected=rejected,
+        results=results)
     )  # fmt: skip
 
 
@@ -226,16 +239,23 @@ def acknowledged(handles: Sequence[str], accepted: Sequence[bool]) -> Reply:
 
 
 def all_acknowledged(handles: Sequence[str]) -> str:
-    """The JSON of `SettleResults` where all were accepted: handles of ours, which need no escape."""
+    """The JSON of `SettleResults` where all were accepted: handles of ours, which need no
+    escape.
+    """
     results = '","status":200},{"receipt_handle":"'.join(handles)
-    return f'{{"accepted":{len(handles)},"rejected":0,"results":[{{"receipt_handle":"{results}","status":200}}]}}'
+    return (
+        f'{{"accepted":{len(handles)},"rejected":0,"results":[{{"receipt_handle":"{results}",'
+        f'"status":200}}]}}'
+    )
 
 
 def _expired(handle: str) -> SettleResult:
     return SettleResult(receipt_handle=handle, status=_EXPIRED.status, problem=_EXPIRED)
 
 
-def parts_of_received(found: Sequence[HandedOut], form: PayloadForm, *, server_time: str) -> Iterator[bytes]:
+def parts_of_received(
+    found: Sequence[HandedOut], form: PayloadForm, *, server_time: str
+) -> Iterator[bytes]:
     """The JSON of `ReceivedMessages`, in parts of which none takes long to make."""
     yield begin_of_received(server_time)
     comma = b""
@@ -245,7 +265,11 @@ def parts_of_received(found: Sequence[HandedOut], form: PayloadForm, *, server_t
         comma = b","
         if is_record:
             records = [one.found for one in leased if isinstance(one.found, StoredRecord)]
-            yield from parts_of_list(records, form, [_end_of(one, record) for one, record in zip(leased, records, strict=True)])
+            yield from parts_of_list(
+                records,
+                form,
+                [_end_of(one, record) for one, record in zip(leased, records, strict=True)],
+            )
             continue
         for index, one in enumerate(leased):
             yield b"," if index else b""
@@ -264,13 +288,18 @@ def _size_of(found: Found) -> int:
 def _end_of(one: HandedOut, record: StoredRecord) -> bytes:
     """The fields that a delivered message has in addition, as JSON. Most are of no request."""
     until = codec.rfc3339(one.expires_at_ms)
-    end = f',"attempt":{one.attempt},"receipt_handle":"{one.handle}","lease_expires_at":"{until}"}}'.encode()
+    end = (
+        f',"attempt":{one.attempt},"receipt_handle":"{one.handle}","lease_expires_at":"{until}"}}'
+    ).encode()
     if record.data.find(REPLY_BY, record.properties_at) < 0:
         return end
     asked = asked_by(record.message())
     if asked is None:
         return end
-    request_id, reply_by = codec.encode(asked.request_id), codec.encode(codec.rfc3339(asked.reply_by_ms))
+    request_id, reply_by = (
+        codec.encode(asked.request_id),
+        codec.encode(codec.rfc3339(asked.reply_by_ms)),
+    )
     return end[:-1] + b',"request_id":%b,"reply_by":%b}' % (request_id, reply_by)
 
 

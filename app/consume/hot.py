@@ -1,4 +1,6 @@
-"""Acknowledgements of messages whose leases last, and plain receives: those of one turn of the loop in one append."""
+"""Acknowledgements of messages whose leases last, and plain receives: those of one turn of the loop
+in one append.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +9,13 @@ import msgspec
 from msgspec import UNSET
 
 from app import codec
-from app.consume.handlers import CONTROL, REPLY_BY, acknowledged, all_acknowledged, begin_of_received
+from app.consume.handlers import (
+    CONTROL,
+    REPLY_BY,
+    acknowledged,
+    all_acknowledged,
+    begin_of_received,
+)
 from app.consume.schemas import AckInput, ReceiveInput
 from app.messages.view import joined
 from app.server.hot import Asked, Held, HotParts, HotTurn
@@ -42,7 +50,9 @@ class HotAcks:
 
     def __init__(self, parts: HotParts) -> None:
         self._parts = parts
-        self._turn = HotTurn[_TakenAck](parts, "ackMessages", self._settle, let_go=_give_back, tells_pressure=False)
+        self._turn = HotTurn[_TakenAck](
+            parts, "ackMessages", self._settle, let_go=_give_back, tells_pressure=False
+        )
 
     def take(self, asked: Asked, connection: Held, data: bytes, body_at: int) -> bool:
         try:
@@ -51,7 +61,9 @@ class HotAcks:
                 return False
             (group,) = asked.parts
             services.consumer_groups.get(group)
-            handles = [entry.receipt_handle for entry in _decode_ack(memoryview(data)[body_at:]).entries]
+            handles = [
+                entry.receipt_handle for entry in _decode_ack(memoryview(data)[body_at:]).entries
+            ]
         except (MessagingError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
         if len(handles) > _MOST_HANDLES or not self._turn.has_room(data):
@@ -77,7 +89,9 @@ class HotAcks:
         taken[0].delivery.settle(
             [one.ack for one in taken],
             done=self._turn.ending(taken, answer),
-            failed=self._turn.ending(taken, lambda error: self._turn.refuse(services, taken, error, begun)),
+            failed=self._turn.ending(
+                taken, lambda error: self._turn.refuse(services, taken, error, begun)
+            ),
         )
 
 
@@ -97,14 +111,19 @@ class _TakenReceive(NamedTuple):
 
 
 class HotReceives:
-    """Takes receives of new messages that memory has, and answers them as `receive` does. Event loop only."""
+    """Takes receives of new messages that memory has, and answers them as `receive` does.
+
+    Event loop only.
+    """
 
     has_own_paths = False
     has_long_answers = True
 
     def __init__(self, parts: HotParts) -> None:
         self._parts = parts
-        self._turn = HotTurn[_TakenReceive](parts, "receiveMessages", self._note, let_go=_take_back, tells_pressure=False)
+        self._turn = HotTurn[_TakenReceive](
+            parts, "receiveMessages", self._note, let_go=_take_back, tells_pressure=False
+        )
 
     def take(self, asked: Asked, connection: Held, data: bytes, body_at: int) -> bool:
         try:
@@ -120,17 +139,31 @@ class HotReceives:
         if plan is None or messages is None:
             return False
         grant = services.delivery.plain_receiving.lease(plan)
-        self._turn.add(_TakenReceive(connection, asked, data, services.delivery, grant, plan.message_count, messages))
+        self._turn.add(
+            _TakenReceive(
+                connection, asked, data, services.delivery, grant, plan.message_count, messages
+            )
+        )
         return True
 
     def _plan(self, services: Services, group: str, given: ReceiveInput) -> PlainReceive | None:
         """None where the receive is not plain. Raises MessagingError."""
         rules = services.consumer_groups.get(group).rules
         worker = None if given.worker is UNSET else given.worker
-        is_plain = given.attempt_id is UNSET and given.payload in ("auto", "utf8") and given.max_messages <= _MOST_MESSAGES
-        if not is_plain or not rules.subscriptions or (worker is not None and CONTROL.search(worker)):
+        is_plain = (
+            given.attempt_id is UNSET
+            and given.payload in ("auto", "utf8")
+            and given.max_messages <= _MOST_MESSAGES
+        )
+        if (
+            not is_plain
+            or not rules.subscriptions
+            or (worker is not None and CONTROL.search(worker))
+        ):
             return None
-        if not self._parts.bodies.has_plenty(given.max_bytes) or services.delivery.is_choosing(group):
+        if not self._parts.bodies.has_plenty(given.max_bytes) or services.delivery.is_choosing(
+            group
+        ):
             return None
         return services.delivery.plain_receiving.plan(
             group,
@@ -146,12 +179,16 @@ class HotReceives:
         def answer(_: None) -> None:
             services.metrics.messages_out.inc(sum([one.message_count for one in taken]))
             begin = begin_of_received(codec.rfc3339(services.clock.wall_ms()))
-            self._turn.answer_encoded(taken, [b"%b%b]}" % (begin, one.messages) for one in taken], begun)
+            self._turn.answer_encoded(
+                taken, [b"%b%b]}" % (begin, one.messages) for one in taken], begun
+            )
 
         taken[0].delivery.plain_receiving.note(
             [one.grant for one in taken],
             done=self._turn.ending(taken, answer),
-            failed=self._turn.ending(taken, lambda error: self._turn.refuse(services, taken, error, begun)),
+            failed=self._turn.ending(
+                taken, lambda error: self._turn.refuse(services, taken, error, begun)
+            ),
         )
 
 
@@ -160,7 +197,9 @@ def _take_back(taken: Sequence[_TakenReceive]) -> None:
 
 
 def _json(plan: PlainReceive) -> bytes | None:
-    """The JSON of the messages with commas between them; None where one of them is not plain, or a request."""
+    """The JSON of the messages with commas between them; None where one of them is not plain, or a
+    request.
+    """
     if REPLY_BY in plan.block.data:
         return None
     end = f'","lease_expires_at":"{codec.rfc3339(plan.until_ms)}"}}'.encode("ascii")

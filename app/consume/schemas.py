@@ -5,14 +5,34 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.messages.schemas import MAX_BODY_BYTES, MAX_DELAY_MS, MAX_ENTRIES, Message, PayloadForm, Timestamp, WaitMs
+from app.messages.schemas import (
+    MAX_BODY_BYTES,
+    MAX_DELAY_MS,
+    MAX_ENTRIES,
+    Message,
+    PayloadForm,
+    Timestamp,
+    WaitMs,
+)
 from app.problems import Problem
 
 LeaseMs = Annotated[int, Meta(ge=100, le=43_200_000, description="Lease time in milliseconds.")]
 Handle = Annotated[
-    str, Meta(min_length=1, max_length=1_024, description="The receipt handle that was delivered with the message.")
+    str,
+    Meta(
+        min_length=1,
+        max_length=1_024,
+        description="The receipt handle that was delivered with the message.",
+    ),
 ]
-Reason = Annotated[str, Meta(min_length=1, max_length=500, description="A reason for people to read; stored with the message.")]
+Reason = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=500,
+        description="A reason for people to read; stored with the message.",
+    ),
+]
 
 
 class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -20,12 +40,25 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     max_messages: Annotated[int, Meta(ge=1, le=1_000)] = 32
     max_bytes: Annotated[
-        int, Meta(ge=1, le=MAX_BODY_BYTES, description="Maximum size of all bodies; at least one message is returned.")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_BODY_BYTES,
+            description="Maximum size of all bodies; at least one message is returned.",
+        ),
     ] = 1 << 20
     wait_ms: WaitMs = 0
     lease_ms: LeaseMs | UnsetType = UNSET
     worker: (
-        Annotated[str, Meta(min_length=1, max_length=255, description="Name of the worker; stored with the lease.")] | UnsetType
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                description="Name of the worker; stored with the lease.",
+            ),
+        ]
+        | UnsetType
     ) = UNSET
     attempt_id: (
         Annotated[
@@ -34,7 +67,8 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 min_length=1,
                 max_length=255,
                 description=(
-                    "Makes the request repeatable after a lost response: the same id returns the same messages and leases."
+                    "Makes the request repeatable after a lost response: the same id returns the "
+                    "same messages and leases."
                 ),
             ),
         ]
@@ -42,18 +76,30 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ) = UNSET
     payload: Annotated[
         PayloadForm,
-        Meta(description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, otherwise base64."),
+        Meta(
+            description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, "
+            "otherwise base64."
+        ),
     ] = "auto"
 
 
 class ReceivedMessage(Message, kw_only=True, gc=False):
-    """A message under a lease. Topic, queue and offset are those of its first delivery, also in a retry."""
+    """A message under a lease. Topic, queue and offset are those of its first delivery, also in a
+    retry.
+    """
 
     attempt: Annotated[int, Meta(description="Number of deliveries so far, from 1.")]
-    receipt_handle: Annotated[str, Meta(description="Settles the message; valid only for this lease.")]
+    receipt_handle: Annotated[
+        str, Meta(description="Settles the message; valid only for this lease.")
+    ]
     lease_expires_at: Timestamp
-    request_id: Annotated[str, Meta(description="For a request: the id to reply to.")] | UnsetType = UNSET
-    reply_by: Annotated[Timestamp, Meta(description="For a request: the deadline for the reply.")] | UnsetType = UNSET
+    request_id: (
+        Annotated[str, Meta(description="For a request: the id to reply to.")] | UnsetType
+    ) = UNSET
+    reply_by: (
+        Annotated[Timestamp, Meta(description="For a request: the deadline for the reply.")]
+        | UnsetType
+    ) = UNSET
 
 
 class ReceivedMessages(msgspec.Struct, kw_only=True):
@@ -81,7 +127,12 @@ class NackEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
     receipt_handle: Handle
     delay_ms: (
         Annotated[
-            int, Meta(ge=0, le=MAX_DELAY_MS, description="Delay before the next delivery. Default: the backoff of the group.")
+            int,
+            Meta(
+                ge=0,
+                le=MAX_DELAY_MS,
+                description="Delay before the next delivery. Default: the backoff of the group.",
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -89,7 +140,9 @@ class NackEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
 
 
 class NackInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages to reject. They are delivered again, or become dead letters after their last attempt."""
+    """Messages to reject. They are delivered again, or become dead letters after their last
+    attempt.
+    """
 
     entries: Annotated[list[NackEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
@@ -101,7 +154,12 @@ class ExtendEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=F
     lease_ms: (
         Annotated[
             int,
-            Meta(ge=100, le=43_200_000, description="New lease time, counted from now. Default: the lease time of the group."),
+            Meta(
+                ge=100,
+                le=43_200_000,
+                description="New lease time, counted from now. Default: the lease time of the "
+                "group.",
+            ),
         ]
         | UnsetType
     ) = UNSET

@@ -3,7 +3,14 @@
 from msgspec import UNSET
 
 from app import codec, pages
-from app.dead_letters.schemas import DeadLetter, DeadLetterPage, ListDeadLettersQuery, PurgeResult, RedriveInput, RedrivePreview
+from app.dead_letters.schemas import (
+    DeadLetter,
+    DeadLetterPage,
+    ListDeadLettersQuery,
+    PurgeResult,
+    RedriveInput,
+    RedrivePreview,
+)
 from app.exchange import Call, Reply, reply
 from app.messages.schemas import MAX_BODY_BYTES, MessageQuery, PayloadForm
 from app.messages.view import message_view
@@ -32,15 +39,25 @@ _OF_A_QUERY = ("topic", "key", "tag", "reason_contains", "from_", "to")
 async def list_(services: Services, call: Call, group: str, query: ListDeadLettersQuery) -> Reply:
     """List the dead letters of a group."""
     services.consumer_groups.get(group)
-    begin = 0 if query.page_token is UNSET else pages.decode_number_token("dead_letters", query.page_token)
+    begin = (
+        0
+        if query.page_token is UNSET
+        else pages.decode_number_token("dead_letters", query.page_token)
+    )
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
-    found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1, max_bytes=max_bytes)
-    count = pages.fitting(found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes)
+    found = await services.delivery.dead_letters.slice(
+        group, begin, query.page_size + 1, max_bytes=max_bytes
+    )
+    count = pages.fitting(
+        found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes
+    )
 
     def page() -> DeadLetterPage:
         page = DeadLetterPage(items=[_view(message, query.payload) for message in found[:count]])
         if len(found) > count:
-            page.next_page_token = pages.encode_token("dead_letters", str(found[count].queue_offset))
+            page.next_page_token = pages.encode_token(
+                "dead_letters", str(found[count].queue_offset)
+            )
         return page
 
     return await call.answer_with(found, page)
@@ -55,13 +72,17 @@ async def list_(services: Services, call: Call, group: str, query: ListDeadLette
     answers={200: DeadLetter},
     problems=["group_not_found", "reserved_topic", "message_not_found", "overloaded"],
 )
-async def get(services: Services, call: Call, group: str, message_id: str, query: MessageQuery) -> Reply:
+async def get(
+    services: Services, call: Call, group: str, message_id: str, query: MessageQuery
+) -> Reply:
     """Get a dead letter."""
     services.consumer_groups.get(group)
     call.share.reserve(MAX_BODY_BYTES)
     found = await services.delivery.dead_letters.find(group, message_id)
     if found is None:
-        raise Refusal("message_not_found", f"message {message_id[:100]} is no dead letter of group {group}")
+        raise Refusal(
+            "message_not_found", f"message {message_id[:100]} is no dead letter of group {group}"
+        )
     return await call.answer_with([found], lambda: _view(found, query.payload))
 
 
@@ -110,7 +131,9 @@ async def redrive(services: Services, call: Call, group: str, given: RedriveInpu
         total = found if wanted.message_ids is None else len(wanted.message_ids)
         return reply(200, RedrivePreview(dry_run=True, total=total, failed=total - found or UNSET))
     task, is_replay = await services.delivery.dead_letters.redrive(group, request)
-    headers = {"Location": f"/v1/tasks/{task.task_id}"} | ({"Idempotency-Replayed": "true"} if is_replay else {})
+    headers = {"Location": f"/v1/tasks/{task.task_id}"} | (
+        {"Idempotency-Replayed": "true"} if is_replay else {}
+    )
     return reply(202, task_view(task, services.clock.wall_ms()), headers)
 
 
@@ -119,9 +142,17 @@ def _wanted(given: RedriveInput) -> Wanted:
     for field in _OF_A_QUERY:
         if given.select != "query" and getattr(given, field) is not UNSET:
             name = field.rstrip("_")
-            raise invalid_field(f"/{name}", "not_allowed", f"{name} goes with select=query, not with select={given.select}")
+            raise invalid_field(
+                f"/{name}",
+                "not_allowed",
+                f"{name} goes with select=query, not with select={given.select}",
+            )
     if given.select != "ids" and given.message_ids is not UNSET:
-        raise invalid_field("/message_ids", "not_allowed", f"message_ids goes with select=ids, not with select={given.select}")
+        raise invalid_field(
+            "/message_ids",
+            "not_allowed",
+            f"message_ids goes with select=ids, not with select={given.select}",
+        )
     if given.select == "ids":
         if given.message_ids is UNSET:
             raise invalid_field("/message_ids", "missing", "select=ids needs message_ids")
@@ -136,7 +167,11 @@ def _wanted(given: RedriveInput) -> Wanted:
     )
     if given.select == "query" and wanted.is_everything:
         fields = ", ".join(field.rstrip("_") for field in _OF_A_QUERY)
-        raise invalid_field("/select", "missing", f"select=query needs at least one of {fields}; select=all takes every one")
+        raise invalid_field(
+            "/select",
+            "missing",
+            f"select=query needs at least one of {fields}; select=all takes every one",
+        )
     return wanted
 
 

@@ -19,7 +19,13 @@ from storage.errors import MessagingError
 
 
 @operation(
-    "GET", "/v1/groups", "listGroups", tag="groups", query=PageQuery, answers={200: GroupPage}, problems=["invalid_page_token"]
+    "GET",
+    "/v1/groups",
+    "listGroups",
+    tag="groups",
+    query=PageQuery,
+    answers={200: GroupPage},
+    problems=["invalid_page_token"],
 )
 async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     """List consumer groups."""
@@ -38,12 +44,20 @@ async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     "putGroup",
     tag="groups",
     body=GroupInput,
-    example={"topics": [{"topic": "orders", "filter": {"kind": "tag", "expression": "created || paid"}}]},
+    example={
+        "topics": [{"topic": "orders", "filter": {"kind": "tag", "expression": "created || paid"}}]
+    },
     body_is_optional=True,
     answer_headers=["ETag"],
     answers={201: Group, 200: Group},
     headers=[IF_MATCH],
-    problems=["topic_not_found", "reserved_topic", "filter_conflict", "revision_mismatch", *WRITING],
+    problems=[
+        "topic_not_found",
+        "reserved_topic",
+        "filter_conflict",
+        "revision_mismatch",
+        *WRITING,
+    ],
 )
 async def put(services: Services, call: Call, name: str, given: GroupInput) -> Reply:
     """Create or update a consumer group.
@@ -61,8 +75,11 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
         _check_conflicts(given, known.rules)
         return _rules(services, given, known.rules)
 
-    # The positions first: a group that could receive before it has them would start with its whole history.
-    async with services.topics.using([] if given.topics is UNSET else {one.topic for one in given.topics}):
+    # The positions first: a group that could receive before it has them would start with its whole
+    # history.
+    async with services.topics.using(
+        [] if given.topics is UNSET else {one.topic for one in given.topics}
+    ):
         group, is_new = await services.consumer_groups.put(
             name, new_rules, begin=lambda rules: services.delivery.begin(name, rules)
         )
@@ -104,32 +121,53 @@ async def delete(services: Services, call: Call, name: str) -> Reply:
     topics stay.
     """
     # The registry first: a group that had lost its positions would be handed everything again.
-    await services.consumer_groups.delete(name, check=call.check_if_match, end=lambda: services.delivery.delete(name))
+    await services.consumer_groups.delete(
+        name, check=call.check_if_match, end=lambda: services.delivery.delete(name)
+    )
     return NO_CONTENT
 
 
 def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> delivery.GroupRules:
     """The rules with the fields that are given. Raises Refusal."""
-    fields = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET and name != "topics"}
+    fields = {
+        name: value
+        for name, value in msgspec.structs.asdict(given).items()
+        if value is not UNSET and name != "topics"
+    }
     if given.topics is not UNSET:
         subscribed = {one.topic for one in old.subscriptions}
         named = _subscriptions(services, given.topics)
-        fields["subscriptions"] = (*old.subscriptions, *(one for one in named if one.topic not in subscribed))
-    return msgspec.convert(msgspec.to_builtins(old) | msgspec.to_builtins(fields), delivery.GroupRules)
+        fields["subscriptions"] = (
+            *old.subscriptions,
+            *(one for one in named if one.topic not in subscribed),
+        )
+    return msgspec.convert(
+        msgspec.to_builtins(old) | msgspec.to_builtins(fields), delivery.GroupRules
+    )
 
 
 def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
-    """Raise Refusal where the request would change what the consumers of the group get from topics that it reads."""
+    """Raise Refusal where the request would change what the consumers of the group get from topics
+    that it reads.
+    """
     conflicts: list[FieldError] = []
     subscribed = {one.topic: one for one in old.subscriptions}
     for index, one in enumerate([] if given.topics is UNSET else given.topics):
         known = subscribed.pop(one.topic, None)
-        if known is None or one.filter is UNSET or (one.filter.kind, one.filter.expression) == known[1:]:
+        if (
+            known is None
+            or one.filter is UNSET
+            or (one.filter.kind, one.filter.expression) == known[1:]
+        ):
             continue
         old_filter = {"kind": known.kind, "expression": known.expression}
-        conflicts.append(differs(f"/topics/{index}/filter", old_filter, one.filter, code="filter_conflict"))
+        conflicts.append(
+            differs(f"/topics/{index}/filter", old_filter, one.filter, code="filter_conflict")
+        )
     if given.topics is not UNSET:
-        conflicts += [differs("/topics", topic, None, code="filter_conflict") for topic in subscribed]
+        conflicts += [
+            differs("/topics", topic, None, code="filter_conflict") for topic in subscribed
+        ]
     if old.subscriptions and given.start is not UNSET and given.start != old.start:
         conflicts.append(differs("/start", old.start, given.start, code="filter_conflict"))
     if conflicts:
@@ -140,7 +178,9 @@ def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
         )
 
 
-def _subscriptions(services: Services, given: Sequence[SubscriptionInput]) -> list[delivery.Subscription]:
+def _subscriptions(
+    services: Services, given: Sequence[SubscriptionInput]
+) -> list[delivery.Subscription]:
     """Raises Refusal."""
     found: dict[str, delivery.Subscription] = {}
     for index, one in enumerate(given):
@@ -151,11 +191,15 @@ def _subscriptions(services: Services, given: Sequence[SubscriptionInput]) -> li
             refusal.errors = [FieldError(f"/topics/{index}/topic", refusal.code, refusal.detail)]
             raise refusal from error
         if one.topic in found:
-            raise invalid_field(f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} stands twice")
+            raise invalid_field(
+                f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} stands twice"
+            )
         if one.filter is UNSET:
             found[one.topic] = delivery.Subscription(one.topic)
             continue
-        compile_filter(one.filter.kind, one.filter.expression, pointer=f"/topics/{index}/filter/expression")
+        compile_filter(
+            one.filter.kind, one.filter.expression, pointer=f"/topics/{index}/filter/expression"
+        )
         found[one.topic] = delivery.Subscription(one.topic, one.filter.kind, one.filter.expression)
     return list(found.values())
 

@@ -25,9 +25,14 @@ _KIND = "leases"
     problems=["group_not_found", "invalid_page_token", "reserved_topic"],
 )
 async def list_(services: Services, _: Call, group: str, query: PageQuery) -> Reply:
-    """List leased messages with attempt and expiry. The worker that holds a lease is in the trace of the message."""
+    """List leased messages with attempt and expiry.
+
+    The worker that holds a lease is in the trace of the message.
+    """
     services.consumer_groups.get(group)
-    after = None if query.page_token is UNSET else _place(pages.decode_token(_KIND, query.page_token))
+    after = (
+        None if query.page_token is UNSET else _place(pages.decode_token(_KIND, query.page_token))
+    )
     found = await services.delivery.leases(group, after=after, count=query.page_size + 1)
     page = LeasePage(items=[_view(one) for one in found[: query.page_size]])
     if len(found) > query.page_size:
@@ -38,7 +43,9 @@ async def list_(services: Services, _: Call, group: str, query: PageQuery) -> Re
 
 def _place(position: str) -> Place:
     topic, queue, offset = [*position.rsplit("/", 2), "", ""][:3]
-    if not all(number.isascii() and number.isdigit() and len(number) < 19 for number in (queue, offset)):
+    if not all(
+        number.isascii() and number.isdigit() and len(number) < 19 for number in (queue, offset)
+    ):
         raise Refusal("invalid_page_token")
     return Place(topic, int(queue), int(offset))
 
@@ -51,7 +58,9 @@ def _view(one: lease_list.Lease) -> Lease:
         queue_id=place.queue if message is None else message.queue.number,
         queue_offset=place.offset if message is None else message.queue_offset,
         key=UNSET if message is None or message.key is None else message.key,
-        ordering_key=UNSET if message is None or message.ordering_key is None else message.ordering_key,
+        ordering_key=UNSET
+        if message is None or message.ordering_key is None
+        else message.ordering_key,
         attempt=one.attempt,
         lease_expires_at=codec.rfc3339(one.expires_at_ms),
     )

@@ -1,4 +1,7 @@
-"""Offsets of a consumer group: get, commit, reset; and how far it is behind. Durable when answered."""
+"""Offsets of a consumer group: get, commit, reset; and how far it is behind.
+
+Durable when answered.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -42,7 +45,11 @@ async def lag(services: Services, _: Call, name: str) -> Reply:
     rules = services.consumer_groups.get(name).rules
     found, waiting = await services.delivery.lag(name, rules)
     now_ms = services.clock.wall_ms()
-    queues = [_queue_lag(one, now_ms) for one in found if one.end or one.queue.topic != names.retry_topic(name)]
+    queues = [
+        _queue_lag(one, now_ms)
+        for one in found
+        if one.end or one.queue.topic != names.retry_topic(name)
+    ]
     ages = [one.oldest_ready_age_ms for one in queues if one.oldest_ready_age_ms is not UNSET]
     return reply(
         200,
@@ -73,7 +80,9 @@ async def get_offsets(services: Services, _: Call, group: str, query: OffsetsQue
     topic = query.topic
     if topic is UNSET:
         known = {one.name for one in services.topics.all()}
-        queues = sorted(queue for queue in services.delivery.positions_of(group) if queue.topic in known)
+        queues = sorted(
+            queue for queue in services.delivery.positions_of(group) if queue.topic in known
+        )
     else:
         queues = list(await services.store.queues(services.topics.get(topic).name))
     return reply(200, GroupOffsetList(items=await _view(services, group, queues)))
@@ -87,7 +96,14 @@ async def get_offsets(services: Services, _: Call, group: str, query: OffsetsQue
     body=OffsetsInput,
     example={"offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}]},
     answers={200: GroupOffsetList},
-    problems=["topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic", *WRITING],
+    problems=[
+        "topic_not_found",
+        "queue_not_found",
+        "offset_beyond_end",
+        "offset_expired",
+        "reserved_topic",
+        *WRITING,
+    ],
 )
 async def commit_offsets(services: Services, _: Call, group: str, given: OffsetsInput) -> Reply:
     """Commit offsets of a group.
@@ -105,7 +121,11 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
             refusal.errors = [FieldError(f"/offsets/{index}", refusal.code, refusal.detail)]
             raise refusal from error
         if queue in wanted:
-            raise invalid_field(f"/offsets/{index}", "not_allowed", f"queue {queue.number} of {queue.topic} stands twice")
+            raise invalid_field(
+                f"/offsets/{index}",
+                "not_allowed",
+                f"queue {queue.number} of {queue.topic} stands twice",
+            )
         wanted[queue] = one.offset
     # Only now, so that a refused request leaves no group behind.
     await services.consumer_groups.create(group)
@@ -158,12 +178,17 @@ def _queue_lag(one: positions.QueueLag, now_ms: int) -> QueueLag:
         messages_waiting=one.waiting,
         messages_skipped=one.skipped,
         messages_damaged=one.damaged,
-        oldest_ready_age_ms=UNSET if one.oldest_ready_ms is None else max(0, now_ms - one.oldest_ready_ms),
+        oldest_ready_age_ms=UNSET
+        if one.oldest_ready_ms is None
+        else max(0, now_ms - one.oldest_ready_ms),
     )
 
 
 async def _wanted(services: Services, given: ResetInput, topic: Topic) -> Mapping[QueueId, int]:
-    """The new offset of each queue that the reset is about. Raises Refusal, and for an offset that cannot be."""
+    """The new offset of each queue that the reset is about.
+
+    Raises Refusal, and for an offset that cannot be.
+    """
     for field, goes_with in (("at", "time"), ("offset", "offset")):
         is_given = getattr(given, field) is not UNSET
         if is_given != (given.to == goes_with):
@@ -172,7 +197,11 @@ async def _wanted(services: Services, given: ResetInput, topic: Topic) -> Mappin
     if given.to == "offset" and given.queue_id is UNSET:
         raise invalid_field("/queue_id", "missing", "an offset is one of a queue")
     at_ms = 0 if given.at is UNSET else codec.parse_time(given.at, "/at")
-    queues = await services.store.queues(topic.name) if given.queue_id is UNSET else (topic.queue(given.queue_id),)
+    queues = (
+        await services.store.queues(topic.name)
+        if given.queue_id is UNSET
+        else (topic.queue(given.queue_id),)
+    )
     wanted = {}
     for queue in queues:
         bounds = await services.store.offsets(queue)
@@ -197,16 +226,24 @@ def _effect(moves: Sequence[positions.Move], *, dry_run: bool) -> ResetResult:
     return ResetResult(
         dry_run=dry_run,
         queues=[
-            QueueReset(queue_id=move.queue.number, from_offset=move.from_offset, to_offset=move.to_offset) for move in moves
+            QueueReset(
+                queue_id=move.queue.number, from_offset=move.from_offset, to_offset=move.to_offset
+            )
+            for move in moves
         ],
         messages_affected=sum(move.affected for move in moves),
         already_acked=sum(move.settled for move in moves),
-        note=", ".join(f"{_counted(count, what)} {verb}" for count, what, verb in notes if count) or "nothing changes",
+        note=", ".join(f"{_counted(count, what)} {verb}" for count, what, verb in notes if count)
+        or "nothing changes",
     )
 
 
 def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what.removesuffix('y')}{'ies' if what.endswith('y') else 's'}"
+    return (
+        f"{count} {what}"
+        if count == 1
+        else f"{count} {what.removesuffix('y')}{'ies' if what.endswith('y') else 's'}"
+    )
 
 
 async def _checked(services: Services, given: OffsetInput) -> QueueId:
@@ -231,7 +268,11 @@ async def _view(services: Services, group: str, queues: Iterable[QueueId]) -> li
             bounds = await services.store.offsets(queue)
             items.append(
                 GroupOffset(
-                    topic=queue.topic, queue_id=queue.number, offset=offset, min_offset=bounds.first, max_offset=bounds.end
+                    topic=queue.topic,
+                    queue_id=queue.number,
+                    offset=offset,
+                    min_offset=bounds.first,
+                    max_offset=bounds.end,
                 )
             )
     return items

@@ -21,7 +21,11 @@ class FilterInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     kind: FilterKind = "tag"
     expression: Annotated[
-        str, Meta(max_length=MAX_EXPRESSION_BYTES, description="`paid || created`, or with sql92 `amount > 100`.")
+        str,
+        Meta(
+            max_length=MAX_EXPRESSION_BYTES,
+            description="`paid || created`, or with sql92 `amount > 100`.",
+        ),
     ]
 
 
@@ -43,7 +47,8 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             list[SubscriptionInput],
             Meta(
                 max_length=MAX_TOPICS,
-                description="All topics that the group reads. An omitted filter keeps its value. Default: none.",
+                description="All topics that the group reads. An omitted filter keeps its value. "
+                "Default: none.",
             ),
         ]
         | UnsetType
@@ -51,16 +56,27 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     start: (
         Annotated[
             Literal["earliest", "latest"],
-            Meta(description="Where the group starts in a queue without an offset. Default: earliest."),
+            Meta(
+                description="Where the group starts in a queue without an offset. Default: "
+                "earliest."
+            ),
         ]
         | UnsetType
     ) = UNSET
     lease_ms: (
-        Annotated[LeaseMs, Meta(description=f"How long a message is leased. Default: {DEFAULT.lease_ms}.")] | UnsetType
+        Annotated[
+            LeaseMs, Meta(description=f"How long a message is leased. Default: {DEFAULT.lease_ms}.")
+        ]
+        | UnsetType
     ) = UNSET
     max_attempts: (
         Annotated[
-            int, Meta(ge=1, le=MOST_ATTEMPTS, description=f"Maximum number of deliveries of a message. Default: {ATTEMPTS}.")
+            int,
+            Meta(
+                ge=1,
+                le=MOST_ATTEMPTS,
+                description=f"Maximum number of deliveries of a message. Default: {ATTEMPTS}.",
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -70,7 +86,8 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 min_length=1,
                 max_length=100,
-                description=f"How long the nth retry waits; the last value repeats. Default: {list(BACKOFF_MS)}.",
+                description="How long the nth retry waits; the last value repeats. Default: "
+                f"{list(BACKOFF_MS)}.",
             ),
         ]
         | UnsetType
@@ -80,7 +97,8 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             bool,
             Meta(
                 description=(
-                    "Keep messages that have used up their attempts. Otherwise they are dropped, with an "
+                    "Keep messages that have used up their attempts. Otherwise they are dropped, "
+                    "with an "
                     "event in the log. Default: true."
                 )
             ),
@@ -90,7 +108,10 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ordered: (
         Annotated[
             bool,
-            Meta(description="Lease one message at a time for each ordering key; a retry blocks its key. Default: false."),
+            Meta(
+                description="Lease one message at a time for each ordering key; a retry blocks "
+                "its key. Default: false."
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -100,7 +121,8 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 ge=1,
                 le=MAX_SKIP_LAG,
-                description="In each queue, skip undelivered messages that are further than this from its end.",
+                description="In each queue, skip undelivered messages that are further than this "
+                "from its end.",
             ),
         ]
         | UnsetType
@@ -172,16 +194,25 @@ class QueueLag(msgspec.Struct, kw_only=True):
 
 
 class Lag(msgspec.Struct, kw_only=True):
-    """How far the group is behind. The queues of its retry topic are among `queues` once it has had retries."""
+    """How far the group is behind. The queues of its retry topic are among `queues` once it has had
+    retries.
+    """
 
     messages_ready: int
     messages_leased: int
     messages_waiting: Annotated[
-        int, Meta(description="For their retry, or for their ordering key, which another message holds.")
+        int,
+        Meta(
+            description="For their retry, or for their ordering key, which another message holds."
+        ),
     ]
     messages_skipped: Annotated[int, Meta(description="Passed over by the group's rules, ever.")]
     messages_damaged: Annotated[
-        int, Meta(description="Not deliverable because their records are damaged, ever; kept as dead letters.")
+        int,
+        Meta(
+            description="Not deliverable because their records are damaged, ever; kept as dead "
+            "letters."
+        ),
     ]
     oldest_ready_age_ms: int | UnsetType = UNSET
     queues: list[QueueLag]
@@ -190,7 +221,10 @@ class Lag(msgspec.Struct, kw_only=True):
 class Lease(msgspec.Struct, kw_only=True):
     """A lease. Topic, queue and offset are those of the message's first delivery."""
 
-    message_id: Annotated[str, Meta(description="Absent where the log can no longer give the message.")] | UnsetType = UNSET
+    message_id: (
+        Annotated[str, Meta(description="Absent where the log can no longer give the message.")]
+        | UnsetType
+    ) = UNSET
     topic: str
     queue_id: int
     queue_offset: Offset
@@ -252,14 +286,20 @@ class ResetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="With `time`: continue at the first message stored at or after this time. RFC 3339.",
+                description="With `time`: continue at the first message stored at or after this "
+                "time. RFC 3339.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
         | UnsetType
     ) = UNSET
-    offset: Annotated[int, Meta(ge=0, description="With `offset`: the new offset.")] | UnsetType = UNSET
-    queue_id: Annotated[int, Meta(ge=0, le=1_023, description="Only this queue; required with `offset`.")] | UnsetType = UNSET
+    offset: Annotated[int, Meta(ge=0, description="With `offset`: the new offset.")] | UnsetType = (
+        UNSET
+    )
+    queue_id: (
+        Annotated[int, Meta(ge=0, le=1_023, description="Only this queue; required with `offset`.")]
+        | UnsetType
+    ) = UNSET
     dry_run: Annotated[bool, Meta(description="Return the effect, and change nothing.")] = False
 
 
@@ -276,6 +316,16 @@ class ResetResult(msgspec.Struct, kw_only=True):
 
     dry_run: bool
     queues: list[QueueReset]
-    messages_affected: Annotated[int, Meta(description="Sum of the differences between old and new offsets.")]
-    already_acked: Annotated[int, Meta(description="Number of settled messages among these, and behind the old offset.")]
-    note: Annotated[str, Meta(description="For people: messages delivered again, messages skipped, leases and retries ended.")]
+    messages_affected: Annotated[
+        int, Meta(description="Sum of the differences between old and new offsets.")
+    ]
+    already_acked: Annotated[
+        int, Meta(description="Number of settled messages among these, and behind the old offset.")
+    ]
+    note: Annotated[
+        str,
+        Meta(
+            description="For people: messages delivered again, messages skipped, leases and "
+            "retries ended."
+        ),
+    ]

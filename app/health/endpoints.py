@@ -48,7 +48,9 @@ async def readyz(request: Request) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
-    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(
+        generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST
+    )
 
 
 @router.get("/openapi.json")
@@ -81,7 +83,8 @@ async def docs(request: Request) -> HTMLResponse:
 async def problem_list() -> HTMLResponse:
     """Every problem code."""
     rows = "".join(
-        f'<tr><td>{kind.status}</td><td><a href="/problems/{code}">{code}</a></td><td>{escape(kind.title)}</td></tr>'
+        f"<tr><td>{kind.status}</td><td><a "
+        f'href="/problems/{code}">{code}</a></td><td>{escape(kind.title)}</td></tr>'
         for code, kind in sorted(PROBLEMS.items(), key=lambda row: (row[1].status, row[0]))
     )
     return _page("Problem codes", f"<table>{rows}</table>")
@@ -94,16 +97,27 @@ async def problem(code: str) -> HTMLResponse:
     if kind is None:
         raise Refusal("route_not_found", f"there is no problem code {code[:100]}")
     reserved = "<p>No operation of this release answers with it.</p>" if kind.is_reserved else ""
-    again = "The same request may succeed later." if kind.retryable else "The same request will be refused again."
+    again = (
+        "The same request may succeed later."
+        if kind.retryable
+        else "The same request will be refused again."
+    )
     return _page(
         f"{kind.title} ({kind.status})",
         f"<p><code>{code}</code></p>{reserved}<h2>Cause</h2><p>{escape(kind.cause)}</p>"
-        f"<h2>What to do</h2><p>{escape(kind.remedy)}</p><h2>Is it safe to repeat?</h2><p>{again}</p>"
+        f"<h2>What to do</h2><p>{escape(kind.remedy)}</p><h2>Is it safe to "
+        f"repeat?</h2><p>{again}</p>"
         '<p><a href="/problems">All problem codes</a></p>',
     )
 
 
 def _page(title: str, body: str) -> HTMLResponse:
-    style = "body{font:16px/1.5 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem}td{padding:.2rem .8rem .2rem 0}"
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+    style = (
+        "body{font:16px/1.5 system-ui;max-width:44rem;margin:3rem auto;padding:0 "
+        "1rem}td{padding:.2rem .8rem .2rem 0}"
+    )
+    head = (
+        '<!doctype html><html lang="en"><meta '
+        f'charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+    )
     return HTMLResponse(f"{head}<h1>{escape(title)}</h1>{body}</html>", headers=_NOT_FRAMED)

@@ -6,7 +6,14 @@ from msgspec import UNSET
 
 from app import codec
 from app.exchange import RequestLimit
-from app.messages.payload import body_of, check_text, check_total, content_type_of, place_of, properties_of
+from app.messages.payload import (
+    body_of,
+    check_text,
+    check_total,
+    content_type_of,
+    place_of,
+    properties_of,
+)
 from app.messages.schemas import MessageInput, PayloadInput
 from app.problems import FieldError, Refusal, invalid_field
 from app.registry.topics import MessageType, Topic
@@ -16,9 +23,12 @@ from storage.formats import properties
 from storage.formats.delay_levels import DELAYS_MS
 from storage.message import ORDERING_KEY, Message, QueueId, queue_for
 
-_LONGEST_ESCAPE = 6  # bytes of a request for a byte of a message: \\u0001; base64 and UTF-8 written as escapes take less
-_ENVELOPE_BYTES = 128 << 10  # of a request beside the message's body: 16 KiB of properties as escapes, names and brackets
-_LONGEST_DELAY_MS = 1_000 * 365 * 86_400_000  # so that no time has more digits for its year than RFC 3339
+# bytes of a request for a byte of a message: \\u0001; base64 and UTF-8 written as escapes take less
+_LONGEST_ESCAPE = 6
+# of a request beside the message's body: 16 KiB of properties as escapes, names and brackets
+_ENVELOPE_BYTES = 128 << 10
+# so that no time has more digits for its year than RFC 3339
+_LONGEST_DELAY_MS = 1_000 * 365 * 86_400_000
 TRACEPARENT = "traceparent"
 
 
@@ -33,13 +43,17 @@ def build(
     transactional: bool = False,
     traceparent: str | None = None,
 ) -> Message:
-    """`raw_body`: the body, where it does not stand in a field. `depth`: how deep in the request the message stands.
-    `traceparent`: of the request; it goes with the message as a property, unless the sender set that himself.
+    """`raw_body`: the body, where it does not stand in a field. `depth`: how deep in the request
+    the message stands. `traceparent`: of the request; it goes with the message as a property,
+    unless the sender set that himself.
 
-    A delay is noted on the message (`scheduler/scheduled_message.py`), which is still one for its real queue.
-    Raises Refusal (its pointers are within the message), MessageTooLarge, UnsupportedCombination, UnknownQueue, ChecksPending.
+    A delay is noted on the message (`scheduler/scheduled_message.py`), which is still one for its
+    real queue. Raises Refusal (its pointers are within the message), MessageTooLarge,
+    UnsupportedCombination, UnknownQueue, ChecksPending.
     """
-    body, content_type = body_of(given, depth) if raw_body is None else (raw_body, content_type_of(given))
+    body, content_type = (
+        body_of(given, depth) if raw_body is None else (raw_body, content_type_of(given))
+    )
     _check_size(body, topic.settings.max_message_bytes, f"topic {topic.name}")
     if topic.payload_schema is not None:
         place = "/body" if raw_body is not None else place_of(given)
@@ -64,7 +78,8 @@ def build(
     if delay is not None:
         if ORDERING_KEY in system:
             raise UnsupportedCombination(
-                "a delayed message has no ordering_key: its place in the order would be a matter of time"
+                "a delayed message has no ordering_key: its place in the order would be a matter "
+                "of time"
             )
         _check_type(topic, "delayed")
     elif not transactional:
@@ -85,7 +100,10 @@ def build(
 
 
 def request_limit(topic: Topic) -> RequestLimit:
-    """How long a request with one message for the topic may be. White space around and in its JSON counts."""
+    """How long a request with one message for the topic may be.
+
+    White space around and in its JSON counts.
+    """
     limit_bytes = topic.settings.max_message_bytes
     return RequestLimit(request_bytes(limit_bytes), limit_bytes)
 
@@ -95,8 +113,13 @@ def request_bytes(message_bytes: int) -> int:
     return _LONGEST_ESCAPE * message_bytes + _ENVELOPE_BYTES
 
 
-def build_reply(given: PayloadInput, *, limit_bytes: int) -> tuple[bytes, str | None, dict[str, str]]:
-    """(body, content type, the replier's own properties), under the rules of messages. Raises Refusal, MessageTooLarge."""
+def build_reply(
+    given: PayloadInput, *, limit_bytes: int
+) -> tuple[bytes, str | None, dict[str, str]]:
+    """(body, content type, the replier's own properties), under the rules of messages.
+
+    Raises Refusal, MessageTooLarge.
+    """
     body, content_type = body_of(given, 1)
     _check_size(body, limit_bytes, "the request's topic")
     own = {} if given.properties is UNSET else properties_of(given)
@@ -107,7 +130,9 @@ def build_reply(given: PayloadInput, *, limit_bytes: int) -> tuple[bytes, str | 
 
 def _check_size(body: bytes, limit_bytes: int, whose: str) -> None:
     if len(body) > limit_bytes:
-        raise MessageTooLarge(f"the body has {len(body)} bytes, {whose} allows {limit_bytes}", limit_bytes=limit_bytes)
+        raise MessageTooLarge(
+            f"the body has {len(body)} bytes, {whose} allows {limit_bytes}", limit_bytes=limit_bytes
+        )
 
 
 class _Delay(NamedTuple):
@@ -118,18 +143,29 @@ class _Delay(NamedTuple):
 
 
 def _delay(given: MessageInput, topic: Topic, now_ms: int) -> _Delay | None:
-    """None where it is delivered at once: without a delay, with one of nothing, or at a time that is past."""
+    """None where it is delivered at once: without a delay, with one of nothing, or at a time that
+    is past.
+    """
     if given.delay_ms is UNSET and given.deliver_at is UNSET and given.delay_level is UNSET:
         return None
-    named = [name for name in ("delay_ms", "deliver_at", "delay_level") if getattr(given, name) is not UNSET]
+    named = [
+        name
+        for name in ("delay_ms", "deliver_at", "delay_level")
+        if getattr(given, name) is not UNSET
+    ]
     if len(named) > 1:
-        errors = [FieldError(f"/{name}", "not_allowed", f"only one of {', '.join(named)}") for name in named]
+        errors = [
+            FieldError(f"/{name}", "not_allowed", f"only one of {', '.join(named)}")
+            for name in named
+        ]
         raise Refusal("validation_failed", "a message has one delay at most", errors=errors)
     if given.deliver_at is not UNSET:
         due_ms = codec.parse_time(given.deliver_at, "/deliver_at")
         check_delay_limit(due_ms - now_ms, topic, "/deliver_at")
         return _Delay(None, due_ms) if due_ms > now_ms else None
-    delay_ms = DELAYS_MS[given.delay_level - 1] if given.delay_level is not UNSET else given.delay_ms or 0
+    delay_ms = (
+        DELAYS_MS[given.delay_level - 1] if given.delay_level is not UNSET else given.delay_ms or 0
+    )
     check_delay_limit(delay_ms, topic, f"/{named[0]}")
     return _Delay(delay_ms, None) if delay_ms else None
 
@@ -140,17 +176,23 @@ def check_delay_limit(delay_ms: int, topic: Topic, pointer: str) -> None:
     if delay_ms > limit_ms:
         detail = f"topic {topic.name} allows a delay of at most {limit_ms} ms"
         errors = [FieldError(pointer, "out_of_range", detail)]
-        raise Refusal("validation_failed", detail, errors=errors, context={"max_delay_ms": str(limit_ms)})
+        raise Refusal(
+            "validation_failed", detail, errors=errors, context={"max_delay_ms": str(limit_ms)}
+        )
 
 
 def _check_type(topic: Topic, kind: MessageType) -> None:
     allowed = topic.settings.message_types
     if kind not in allowed:
-        raise UnsupportedCombination(f"topic {topic.name} takes {', '.join(allowed)} messages, not {kind}")
+        raise UnsupportedCombination(
+            f"topic {topic.name} takes {', '.join(allowed)} messages, not {kind}"
+        )
 
 
 def _queue(given: MessageInput, topic: Topic) -> QueueId:
-    """A named queue wins, as where RocketMQ's sender selects one; then it is the sender who keeps a key to its queue."""
+    """A named queue wins, as where RocketMQ's sender selects one; then it is the sender who keeps a
+    key to its queue.
+    """
     if given.queue_id is not UNSET:
         return topic.queue(given.queue_id)
     if given.ordering_key is not UNSET:

@@ -1,4 +1,7 @@
-"""The forms in which many messages are sent: JSON and MessagePack. One row a media type; everything else is alike."""
+"""The forms in which many messages are sent: JSON and MessagePack.
+
+One row a media type; everything else is alike.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -14,11 +17,13 @@ from app.problems import Refusal
 
 
 class Form(NamedTuple):
-    """How a batch, or an entry of a stream, is read. Readers take the bytes and the limit on the number of values.
+    """How a batch, or an entry of a stream, is read.
 
-    `plain_batch`, `plain_entry`: None where it may not be plain. `read_right_batch`: where one message is wrong, all are
-    refused; `read_batch`: each by itself. `splitter`: makes one, for entries of at most so many bytes. `unit`: what an entry of
-    a stream is called.
+    Readers take the bytes and the limit on the number of values.
+
+    `plain_batch`, `plain_entry`: None where it may not be plain. `read_right_batch`: where one
+    message is wrong, all are refused; `read_batch`: each by itself. `splitter`: makes one, for
+    entries of at most so many bytes. `unit`: what an entry of a stream is called.
     """
 
     plain_batch: Callable[[bytes, int], PlainBatch | None]
@@ -32,11 +37,13 @@ class Form(NamedTuple):
 
 
 _JSON = Form(
-    plain_rows.plain_batch, plain_rows.plain_entry, payload.read_batch, payload.read_batch_by_entry, payload.read_line,
+    plain_rows.plain_batch, plain_rows.plain_entry, payload.read_batch, payload.read_batch_by_entry,
+    payload.read_line,
     plain_rows.bodies_of, LineSplitter, "line",
 )  # fmt: skip
 _PACKED = Form(
-    packed_plain.plain_batch, packed_plain.plain_entry, packed.read_right_batch, packed.read_batch, packed.read_entry,
+    packed_plain.plain_batch, packed_plain.plain_entry, packed.read_right_batch, packed.read_batch,
+    packed.read_entry,
     packed_plain.bodies_of, ValueSplitter, "value",
 )  # fmt: skip
 

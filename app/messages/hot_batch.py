@@ -1,4 +1,6 @@
-"""Batches of plain messages whose request came whole, with a known head: without a task for each, and joined by the writer."""
+"""Batches of plain messages whose request came whole, with a known head: without a task for each,
+and joined by the writer.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,7 +39,9 @@ class HotBatches:
 
     def __init__(self, parts: HotParts) -> None:
         self._parts = parts
-        self._turn = HotTurn[_Taken](parts, "sendMessageBatch", self._append, tells_pressure=True, max_bytes=LOOP_BYTES)
+        self._turn = HotTurn[_Taken](
+            parts, "sendMessageBatch", self._append, tells_pressure=True, max_bytes=LOOP_BYTES
+        )
 
     def take(self, asked: Asked, connection: Held, data: bytes, body_at: int) -> bool:
         try:
@@ -67,7 +71,9 @@ class HotBatches:
         )
         if rows is None:
             return False
-        self._turn.add(_Taken(connection, asked, data, entry_ids, message_ids, rows, strongest_of(messages)))
+        self._turn.add(
+            _Taken(connection, asked, data, entry_ids, message_ids, rows, strongest_of(messages))
+        )
         return True
 
     def _append(self, services: Services, taken: list[_Taken], begun: float) -> None:
@@ -77,7 +83,9 @@ class HotBatches:
             answer = self._turn.ending([one], partial(self._answer, services, one, begun))
             refuse = self._turn.ending([one], partial(self._refuse, services, one, begun))
             try:
-                services.row_store.append_rows(one.rows, durability=one.durability, done=answer, failed=refuse)
+                services.row_store.append_rows(
+                    one.rows, durability=one.durability, done=answer, failed=refuse
+                )
             except Exception as error:  # noqa: BLE001
                 # It is this one's alone: others are appended already.
                 refuse(error)
@@ -85,7 +93,9 @@ class HotBatches:
     def _answer(self, services: Services, one: _Taken, begun: float, placed: Placed) -> None:
         status = 202 if is_late(services, placed.durable, one.durability) else 201
         body = plain_rows.answer_of(one.entry_ids, one.message_ids, one.rows, placed, status=status)
-        self._turn.answer([one], 201, [f"store-pressure: {services.pressure():.2f}\r\n"], [body], begun)
+        self._turn.answer(
+            [one], 201, [f"store-pressure: {services.pressure():.2f}\r\n"], [body], begun
+        )
         services.metrics.messages_in.inc(len(one.rows))
 
     def _refuse(self, services: Services, one: _Taken, begun: float, error: Exception) -> None:

@@ -1,4 +1,6 @@
-"""Pulls of messages that memory has, answered at once: no task, no objects of a request, no struct for a message."""
+"""Pulls of messages that memory has, answered at once: no task, no objects of a request, no struct
+for a message.
+"""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +30,8 @@ from storage.formats.record_block import RecordBlock
 from storage.message import OffsetRange
 
 _ID_BYTES = 8  # of a request's id
-# More is left to the handler, in which others have their turn: fifty clients may ask in one turn of the loop.
+# More is left to the handler, in which others have their turn: fifty clients may ask in one turn of
+# the loop.
 _MOST_MESSAGES = 128  # half a millisecond as JSON
 _MOST_BYTES = 128 << 10  # of their records
 _MOST_RECORDS = 256
@@ -53,7 +56,10 @@ class _Wanted(NamedTuple):
 
 
 class _Waited(NamedTuple):
-    """What a pull that waits keeps. `until_ms`: on the monotonic clock; `begun`: by `perf_counter`."""
+    """What a pull that waits keeps.
+
+    `until_ms`: on the monotonic clock; `begun`: by `perf_counter`.
+    """
 
     services: Services
     until_ms: int
@@ -69,17 +75,24 @@ class HotPulls:
     def answering(self, headers: Mapping[str, str]) -> HotAnswer:
         return partial(self._answer, preferred_by(headers, MEDIA_TYPES), takes_gzip(headers))
 
-    def _answer(self, media_type: str, has_gzip: bool, data: bytes, waited: "_Waited | None" = None) -> bytes | Waiting | None:
+    def _answer(
+        self, media_type: str, has_gzip: bool, data: bytes, waited: "_Waited | None" = None
+    ) -> bytes | Waiting | None:
         begun = perf_counter() if waited is None else waited.begun
         found = _match(data)
         if found is None:
             return None
         topic_name, number, before, given_offset, behind = found.groups()
         wanted = _wanted(before, behind)
-        if wanted is None or (waited is None and not self._parts.bodies.has_plenty(wanted.max_bytes)):
+        if wanted is None or (
+            waited is None and not self._parts.bodies.has_plenty(wanted.max_bytes)
+        ):
             return None
         is_json = media_type == JSON
-        most_bytes = min(wanted.max_bytes, _MOST_RAW_BYTES if not is_json else MIN_BYTES if has_gzip else _MOST_BYTES)
+        most_bytes = min(
+            wanted.max_bytes,
+            _MOST_RAW_BYTES if not is_json else MIN_BYTES if has_gzip else _MOST_BYTES,
+        )
         offset = int(given_offset)
         block = None
         try:
@@ -90,14 +103,21 @@ class HotPulls:
             queue = services.topics.get(topic_name.decode("ascii")).queue(int(number))
             bounds = store.bounds(queue)
             count = min(wanted.max_messages, bounds.end - offset)
-            if not 0 <= count <= (_MOST_MESSAGES if is_json else _MOST_RECORDS) or offset < bounds.first:
+            if (
+                not 0 <= count <= (_MOST_MESSAGES if is_json else _MOST_RECORDS)
+                or offset < bounds.first
+            ):
                 return None
             if not count and wanted.wait_ms and not services.is_stopping:
                 now_ms = services.clock.monotonic_ms()
                 until_ms = now_ms + wanted.wait_ms if waited is None else waited.until_ms
                 if now_ms < until_ms:
-                    again = partial(self._answer, media_type, has_gzip, data, _Waited(services, until_ms, begun))
-                    return services.parking.wait_for_arrival(services.store, queue, offset, until_ms, again)
+                    again = partial(
+                        self._answer, media_type, has_gzip, data, _Waited(services, until_ms, begun)
+                    )
+                    return services.parking.wait_for_arrival(
+                        services.store, queue, offset, until_ms, again
+                    )
             if count:
                 if waited is not None and not self._parts.bodies.has_plenty(wanted.max_bytes):
                     return None
@@ -108,17 +128,24 @@ class HotPulls:
             return None
         if is_json and not (wanted.is_text or block is None):
             return None
-        parts = _json(block, offset + count, bounds) if is_json else _records(block, count, offset + count, bounds)
+        parts = (
+            _json(block, offset + count, bounds)
+            if is_json
+            else _records(block, count, offset + count, bounds)
+        )
         if parts is None:
             return None
         length = sum(map(len, parts))
         if has_gzip and is_json and length >= MIN_BYTES:
             return None
         services.metrics.messages_out.inc(count)
-        head = b"vary: Accept\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n" % (
-            length,
-            media_type.encode("ascii"),
-            urandom(_ID_BYTES).hex().encode("ascii"),
+        head = (
+            b"vary: Accept\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n"
+            % (
+                length,
+                media_type.encode("ascii"),
+                urandom(_ID_BYTES).hex().encode("ascii"),
+            )
         )
         answer = b"".join((STATUS_LINES[_OK], *self._parts.default_lines(), head, *parts))
         self._parts.metrics.requests.note("pullMessages", _OK, perf_counter() - begun)
@@ -127,18 +154,26 @@ class HotPulls:
 
 @lru_cache(maxsize=1_024)
 def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
-    """What these parts of a query ask for; None where it is not for a number of any messages, or wrong."""
+    """What these parts of a query ask for; None where it is not for a number of any messages, or
+    wrong.
+    """
     try:
-        query = codec.convert(dict(query_of(b"&".join(filter(None, (before, behind))))), PullQuery, pointer="")
+        query = codec.convert(
+            dict(query_of(b"&".join(filter(None, (before, behind))))), PullQuery, pointer=""
+        )
         wanted = compile_filter("tag", query.tag)
     except (Refusal, MessagingError):
         return None
     if query.offset is not UNSET or query.from_ is not UNSET or not wanted.is_everything:
         return None
-    return _Wanted(query.max_messages, query.max_bytes, query.wait_ms, query.payload in ("auto", "utf8"))
+    return _Wanted(
+        query.max_messages, query.max_bytes, query.wait_ms, query.payload in ("auto", "utf8")
+    )
 
 
-def _records(block: RecordBlock | None, count: int, next_offset: int, bounds: OffsetRange) -> list[bytes]:
+def _records(
+    block: RecordBlock | None, count: int, next_offset: int, bounds: OffsetRange
+) -> list[bytes]:
     result = "no_new_message" if block is None else "found"
     return [frames.header(count, next_offset, bounds, result), b"" if block is None else block.data]
 
@@ -148,4 +183,8 @@ def _json(block: RecordBlock | None, next_offset: int, bounds: OffsetRange) -> l
     if block is None:
         return [BEGIN_OF_PAGE, end_of_page(next_offset, bounds, "no_new_message")]
     messages = joined(block.columns(), b"}")
-    return None if messages is None else [BEGIN_OF_PAGE, messages, end_of_page(next_offset, bounds, "found")]
+    return (
+        None
+        if messages is None
+        else [BEGIN_OF_PAGE, messages, end_of_page(next_offset, bounds, "found")]
+    )

@@ -54,7 +54,9 @@ class HotSends:
         """The messages for one topic that ask for the same durability are one append."""
         together: dict[tuple[str, str | UnsetType], list[_Taken]] = {}
         for one in taken:
-            together.setdefault((one.asked.parts[0], one.message.require_durability), []).append(one)
+            together.setdefault((one.asked.parts[0], one.message.require_durability), []).append(
+                one
+            )
         for ones in together.values():
             self._append_together(services, ones, begun)
 
@@ -88,7 +90,9 @@ class HotSends:
                 rows,
                 durability=durability,
                 done=self._turn.ending(taken, partial(answer, rows)),
-                failed=self._turn.ending(taken, lambda error: self._turn.refuse(services, taken, error, begun)),
+                failed=self._turn.ending(
+                    taken, lambda error: self._turn.refuse(services, taken, error, begun)
+                ),
             )
         except Exception as error:  # noqa: BLE001
             # It is theirs alone: others of this turn are appended already.
@@ -110,6 +114,9 @@ def _receipts(rows: Sequence[Row], ids: Sequence[str], placed: Placed) -> list[s
     stored_at = codec.rfc3339(placed.stored_at_ms)
     end = f'"stored_at":"{stored_at}","durability":"{durable}","deduplicated":false}}'
     return [
-        f'{{"message_id":"{message_id}{topic}{row[0][1]},"queue_offset":{queue_offset},"log_offset":{log_offset},{end}'
-        for row, message_id, queue_offset, log_offset in zip(rows, ids, placed.queue_offsets, placed.log_offsets, strict=True)
+        f'{{"message_id":"{message_id}{topic}{row[0][1]},"queue_offset":{queue_offset},'
+        f'"log_offset":{log_offset},{end}'
+        for row, message_id, queue_offset, log_offset in zip(
+            rows, ids, placed.queue_offsets, placed.log_offsets, strict=True
+        )
     ]

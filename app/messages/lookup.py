@@ -6,7 +6,15 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, in_pieces, reply
-from app.messages.schemas import MAX_BODY_BYTES, FoundPage, KnownMessage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
+from app.messages.schemas import (
+    MAX_BODY_BYTES,
+    FoundPage,
+    KnownMessage,
+    MessageQuery,
+    QueryMessagesQuery,
+    Trace,
+    TraceEvent,
+)
 from app.messages.view import message_view
 from app.operations import RANGE, operation
 from app.problems import Refusal
@@ -16,19 +24,32 @@ from delivery.lease_events import LEASE_QUEUE
 from delivery.trace import tell
 from scheduler import scheduled_message
 from scheduler.schedule import Schedule
-from storage.errors import CorruptRecord, InvalidRequest, MessageGone, NotSupportedByEngine, UnknownSchedule
+from storage.errors import (
+    CorruptRecord,
+    InvalidRequest,
+    MessageGone,
+    NotSupportedByEngine,
+    UnknownSchedule,
+)
 from storage.formats import names, properties
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.identifiers import made_at_ms
 from storage.message import StoredMessage
 from storage.store import LAST_MS, KeyLookup, Retention
 
-_FIND_PROBLEMS = ("message_not_found", "message_expired", "record_corrupt", "not_supported_by_engine", "overloaded")
+_FIND_PROBLEMS = (
+    "message_not_found",
+    "message_expired",
+    "record_corrupt",
+    "not_supported_by_engine",
+    "overloaded",
+)
 
 _RANGE = re.compile(r"bytes=([0-9]{0,100})-([0-9]{0,100})")
 _MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
-_WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)  # where a message lies before it is in its topic
+# where a message lies before it is in its topic
+_WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)
 
 
 @operation(
@@ -61,7 +82,9 @@ async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Re
         max_messages=query.page_size + 1,
         max_bytes=max_bytes,
     )
-    count = pages.fitting(found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes)
+    count = pages.fitting(
+        found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes
+    )
 
     def page() -> FoundPage:
         page = FoundPage(items=[message_view(message, query.payload) for message in found[:count]])
@@ -123,7 +146,8 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)
     headers = {
         "Accept-Ranges": "bytes",
-        # A browser must not run what some producer has sent: it would run as a page of this service.
+        # A browser must not run what some producer has sent: it would run as a page of this
+        # service.
         "Content-Disposition": "attachment",
         "Content-Security-Policy": "sandbox",
         "X-Content-Type-Options": "nosniff",
@@ -132,7 +156,9 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     wanted = _range(call.headers.get("range", ""), len(body))
     if wanted is not None and not wanted:
         raise Refusal(
-            "range_not_satisfiable", f"the body has {len(body)} bytes", headers={"Content-Range": f"bytes */{len(body)}"}
+            "range_not_satisfiable",
+            f"the body has {len(body)} bytes",
+            headers={"Content-Range": f"bytes */{len(body)}"},
         )
     if wanted is None:
         return Reply(200, in_pieces(body), headers, media_type)
@@ -141,7 +167,12 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
 
 
 @operation(
-    "GET", "/v1/messages/{message_id}/trace", "getMessageTrace", tag="messages", answers={200: Trace}, problems=_FIND_PROBLEMS
+    "GET",
+    "/v1/messages/{message_id}/trace",
+    "getMessageTrace",
+    tag="messages",
+    answers={200: Trace},
+    problems=_FIND_PROBLEMS,
 )
 async def trace(services: Services, _: Call, message_id: str) -> Reply:
     """Get the history of a message."""
@@ -151,7 +182,9 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
     items = [
         TraceEvent(at=codec.rfc3339(message.born_at_ms), event="born"),
         TraceEvent(at=at, event="stored", log_offset=log_offset),
-        TraceEvent(at=at, event="queued", queue_id=message.queue.number, queue_offset=message.queue_offset),
+        TraceEvent(
+            at=at, event="queued", queue_id=message.queue.number, queue_offset=message.queue_offset
+        ),
         TraceEvent(event="indexed"),  # It was found by its id.
     ]
     begin = (await offset_by_time(services.store, LEASE_QUEUE, message.stored_at_ms))[0]
@@ -167,7 +200,15 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
         for one in told.happened
     ]
     told_until = UNSET if told.until_ms is None else codec.rfc3339(told.until_ms)
-    return reply(200, Trace(message_id=message.message_id, topic=message.queue.topic, items=items, told_until=told_until))
+    return reply(
+        200,
+        Trace(
+            message_id=message.message_id,
+            topic=message.queue.topic,
+            items=items,
+            told_until=told_until,
+        ),
+    )
 
 
 def page_end(message: StoredMessage) -> int:
@@ -179,20 +220,31 @@ def page_end(message: StoredMessage) -> int:
 async def _find(services: Services, message_id: str) -> StoredMessage:
     """Raises Refusal message_not_found, message_expired, record_corrupt."""
     if not message_id.isprintable() or len(message_id) > 255:
-        raise InvalidRequest("a message id is 1 to 255 printable characters", pointer="/path/message_id")
+        raise InvalidRequest(
+            "a message id is 1 to 255 printable characters", pointer="/path/message_id"
+        )
     topics = [topic.name for topic in services.topics.all()]
     try:
-        found = await _lookup(services).find_messages(message_id, topics=topics, by_id=True, max_messages=1)
+        found = await _lookup(services).find_messages(
+            message_id, topics=topics, by_id=True, max_messages=1
+        )
         if not found and await _has_expired(services, message_id):
-            raise MessageGone(f"message {message_id[:100]} was stored too long ago: retention has dropped all of that time")
+            raise MessageGone(
+                f"message {message_id[:100]} was stored too long ago: retention has dropped all "
+                "of that time"
+            )
     except CorruptRecord as damage:
-        raise Refusal("record_corrupt", f"the message {message_id[:100]} may be in a damaged place") from damage
+        raise Refusal(
+            "record_corrupt", f"the message {message_id[:100]} may be in a damaged place"
+        ) from damage
     if not found:
         raise Refusal("message_not_found", f"message {message_id[:100]} does not exist")
     return found[0]
 
 
-async def _stored_or_waiting(services: Services, message_id: str) -> tuple[StoredMessage, Schedule | None]:
+async def _stored_or_waiting(
+    services: Services, message_id: str
+) -> tuple[StoredMessage, Schedule | None]:
     """The message; with its schedule, where it waits for its time. Raises as `_find`."""
     try:
         return await _find(services, message_id), None
@@ -221,14 +273,19 @@ async def _waiting(services: Services, message_id: str) -> tuple[StoredMessage, 
 
 
 async def _has_expired(services: Services, message_id: str) -> bool:
-    """Was the id made before all that is left was stored? Not so of a message which waits for its time or its decision."""
+    """Was the id made before all that is left was stored?
+
+    Not so of a message which waits for its time or its decision.
+    """
     made_ms = made_at_ms(message_id, "msg")
     if made_ms is None or not isinstance(services.store, Retention):
         return False
     oldest_ms = await services.store.oldest_stored_at_ms()
     if oldest_ms is None or made_ms >= oldest_ms:
         return False
-    return not await _lookup(services).find_messages(message_id, topics=_WAITING, by_id=True, max_messages=1)
+    return not await _lookup(services).find_messages(
+        message_id, topics=_WAITING, by_id=True, max_messages=1
+    )
 
 
 def _lookup(services: Services) -> KeyLookup:
@@ -238,7 +295,9 @@ def _lookup(services: Services) -> KeyLookup:
 
 
 def _range(header: str, length: int) -> range | None:
-    """The bytes of a Range header: empty behind the end; None where it is not one range (RFC 9110, 14.2)."""
+    """The bytes of a Range header: empty behind the end; None where it is not one range (RFC 9110,
+    14.2).
+    """
     match = _RANGE.fullmatch(header.replace(" ", ""))
     if match is None or not (match[1] or match[2]):
         return None

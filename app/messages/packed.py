@@ -1,6 +1,8 @@
-"""Messages as MessagePack: with the fields of JSON, but that `payload` may be binary, and `json` is any value that JSON has.
+"""Messages as MessagePack: with the fields of JSON, but that `payload` may be binary, and `json` is
+any value that JSON has.
 
-A `json` that was read is JSON from then on. As `payload.py` this file is imported by the process of large bodies.
+A `json` that was read is JSON from then on. As `payload.py` this file is imported by the process of
+large bodies.
 """
 
 from typing import Any
@@ -23,7 +25,13 @@ class PackedMessage(MessageInput, forbid_unknown_fields=True, kw_only=True, gc=F
 def read_right_batch(raw: bytes, max_values: int) -> Batch:
     """As `payload.read_batch`."""
     batch = message_pack.decode(_batch_decoder, raw, max_values=max_values)
-    return Batch(batch.atomic, [JudgedEntry(entry.id, _message(bytes(entry.message), BATCH_DEPTH)) for entry in batch.entries])
+    return Batch(
+        batch.atomic,
+        [
+            JudgedEntry(entry.id, _message(bytes(entry.message), BATCH_DEPTH))
+            for entry in batch.entries
+        ],
+    )
 
 
 def read_batch(raw: bytes, max_values: int) -> Batch:
@@ -48,7 +56,8 @@ def _judged(entry: LooseEntry, depth: int) -> JudgedEntry:
 
 
 def _message(raw: bytes, depth: int) -> PackedMessage:
-    message = message_pack.decode(_message_decoder, raw, max_values=len(raw))  # which were counted with the whole
+    # which were counted with the whole
+    message = message_pack.decode(_message_decoder, raw, max_values=len(raw))
     if message.payload is not UNSET and not isinstance(message.payload, str | bytes):
         raise invalid_field("/payload", "wrong_type", "Expected `str` or binary")
     if message.json is not UNSET:

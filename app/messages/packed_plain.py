@@ -55,7 +55,9 @@ def _plain(decoder: "msgspec.msgpack.Decoder[T]", raw: bytes, max_values: int) -
         return None
 
 
-def bodies_of(payloads: Sequence[Any], jsons: Sequence[Raw | UnsetType], depth: int) -> list[bytes] | None:
+def bodies_of(
+    payloads: Sequence[Any], jsons: Sequence[Raw | UnsetType], depth: int
+) -> list[bytes] | None:
     """As `plain_rows.bodies_of`."""
     bodies: list[bytes] = []
     for payload, json in zip(payloads, jsons, strict=True):

@@ -1,7 +1,9 @@
-"""From what a client sent to the bytes and the properties of a message: every rule that needs no topic.
+"""From what a client sent to the bytes and the properties of a message: every rule that needs no
+topic.
 
-What takes long with the size of a body is done in the process of large bodies (`app/body_process.py`), which imports this file
-and no more than it needs. Its outcome comes back in place of what was sent, as a `Made`.
+What takes long with the size of a body is done in the process of large bodies
+(`app/body_process.py`), which imports this file and no more than it needs. Its outcome comes back
+in place of what was sent, as a `Made`.
 """
 
 import binascii
@@ -13,7 +15,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app import codec
-from app.messages.schemas import BatchEntry, BatchInput, LooseBatch, LooseEntry, MessageInput, PayloadInput, ReplyInput
+from app.messages.schemas import (
+    BatchEntry,
+    BatchInput,
+    LooseBatch,
+    LooseEntry,
+    MessageInput,
+    PayloadInput,
+    ReplyInput,
+)
 from app.problems import Refusal, invalid_field
 from storage.formats import properties
 
@@ -33,15 +43,24 @@ _PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}")
 
 
 def body_of(given: PayloadInput, depth: int) -> tuple[bytes, str | None]:
-    """(the bytes to keep, their content type). `depth`: how deep in the request the message is. Raises Refusal."""
+    """(the bytes to keep, their content type).
+
+    `depth`: how deep in the request the message is. Raises Refusal.
+    """
     content_type = content_type_of(given)
     if given.json is not UNSET:
         if given.payload is not UNSET:
-            raise invalid_field("/payload", "not_allowed", "a message has a payload or json, not both")
+            raise invalid_field(
+                "/payload", "not_allowed", "a message has a payload or json, not both"
+            )
         if content_type is not None and content_type != JSON:
-            raise invalid_field("/content_type", "not_allowed", f"the content type of json is {JSON}")
+            raise invalid_field(
+                "/content_type", "not_allowed", f"the content type of json is {JSON}"
+            )
         if given.payload_encoding != "utf8":
-            raise invalid_field("/payload_encoding", "not_allowed", "payload_encoding goes with payload")
+            raise invalid_field(
+                "/payload_encoding", "not_allowed", "payload_encoding goes with payload"
+            )
         return codec.compact(bytes(given.json), depth=depth), JSON
     if given.payload is UNSET:
         if isinstance(given, MADE):
@@ -49,14 +68,20 @@ def body_of(given: PayloadInput, depth: int) -> tuple[bytes, str | None]:
         raise invalid_field("/payload", "missing", "a message has a payload or json")
     if isinstance(given.payload, bytes):  # of MessagePack
         if given.payload_encoding != "utf8":
-            raise invalid_field("/payload_encoding", "not_allowed", "payload_encoding goes with a payload that is text")
+            raise invalid_field(
+                "/payload_encoding",
+                "not_allowed",
+                "payload_encoding goes with a payload that is text",
+            )
         return given.payload, content_type
     if given.payload_encoding == "utf8":
         return given.payload.encode("utf-8"), content_type
     try:
         return _from_base64(given.payload), content_type
     except ValueError as error:
-        raise invalid_field("/payload", "invalid_format", f"the payload is not base64: {error}") from None
+        raise invalid_field(
+            "/payload", "invalid_format", f"the payload is not base64: {error}"
+        ) from None
 
 
 def place_of(given: PayloadInput) -> str:
@@ -81,14 +106,21 @@ def content_type_of(given: PayloadInput) -> str | None:
 
 
 def check_text(value: str, pointer: str, *, spaces: bool = True) -> str:
-    """A text of the API that is stored as a property: at most 255 bytes, no control characters. Raises Refusal."""
-    # What can be printed has no control characters: that is asked first, as it costs a tenth of the search.
+    """A text of the API that is stored as a property: at most 255 bytes, no control characters.
+
+    Raises Refusal.
+    """
+    # What can be printed has no control characters: that is asked first, as it costs a tenth of the
+    # search.
     is_plain = value.isprintable() and (spaces or " " not in value)
     if not is_plain and (_CONTROL if spaces else _CONTROL_OR_SPACE).search(value):
         what = "control characters" if spaces else "spaces or control characters"
         raise invalid_field(pointer, "invalid_format", f"must be without {what}")
-    if len(value) > 63 and len(value.encode("utf-8")) > MAX_FIELD_BYTES:  # one character is at most four bytes
-        raise invalid_field(pointer, "out_of_range", f"must be at most {MAX_FIELD_BYTES} bytes of UTF-8")
+    # one character is at most four bytes
+    if len(value) > 63 and len(value.encode("utf-8")) > MAX_FIELD_BYTES:
+        raise invalid_field(
+            pointer, "out_of_range", f"must be at most {MAX_FIELD_BYTES} bytes of UTF-8"
+        )
     return value
 
 
@@ -100,7 +132,11 @@ def properties_of(given: PayloadInput) -> dict[str, str]:
     for name, value in given.properties.items():
         place = f"/properties/{name.replace('~', '~0').replace('/', '~1')[:200]}"
         if not _PROPERTY_NAME.fullmatch(name):
-            raise invalid_field(place, "invalid_format", "a property name is 1 to 127 letters, digits, '_', '.' or '-'")
+            raise invalid_field(
+                place,
+                "invalid_format",
+                "a property name is 1 to 127 letters, digits, '_', '.' or '-'",
+            )
         if properties.is_reserved(name):
             raise invalid_field(place, "not_allowed", "the property name is reserved")
         if _CONTROL.search(value):
@@ -109,17 +145,24 @@ def properties_of(given: PayloadInput) -> dict[str, str]:
 
 
 def check_total(given: PayloadInput, own: dict[str, str]) -> None:
-    """Check the size of the properties with that of the key, the tag and the ordering key. Raises Refusal."""
+    """Check the size of the properties with that of the key, the tag and the ordering key.
+
+    Raises Refusal.
+    """
     named: tuple[str, ...] = ()
     if isinstance(given, MessageInput):
         named = (given.key or "", given.tag or "", given.ordering_key or "")
     total = sum(len(text.encode("utf-8")) for text in (*named, *own.keys(), *own.values()))
     if total > MAX_PROPERTIES_BYTES:
-        detail = f"properties, key, tag and ordering key take {total} bytes together, {MAX_PROPERTIES_BYTES} are allowed"
+        detail = (
+            f"properties, key, tag and ordering key take {total} bytes together, "
+            f"{MAX_PROPERTIES_BYTES} are allowed"
+        )
         raise invalid_field("/properties", "out_of_range", detail)
 
 
-# ---------------------------------------------------------------------------------------------------------- whole requests
+# --------------------------------------------------------------------------------------------------
+# whole requests
 
 
 class JudgedEntry(NamedTuple):
@@ -130,7 +173,10 @@ class JudgedEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch as it was given. Where a message cannot be decoded, its entry has the refusal, so that the others can go on."""
+    """A batch as it was given.
+
+    Where a message cannot be decoded, its entry has the refusal, so that the others can go on.
+    """
 
     is_atomic: bool
     entries: Sequence[BatchEntry | JudgedEntry]
@@ -165,14 +211,15 @@ def _judged(entry: LooseEntry) -> JudgedEntry:
         return JudgedEntry(entry.id, refusal)
 
 
-# ------------------------------------------------------------------------------------------------------ in another process
+# --------------------------------------------------------------------------------------------------
+# in another process
 
 
 class Made(NamedTuple):
     """What was made of a message's body and properties.
 
-    `place`: where the body was given. `levels`: so many arrays and objects of it are open at once, or a few more where they are
-    few.
+    `place`: where the body was given. `levels`: so many arrays and objects of it are open at once,
+    or a few more where they are few.
     """
 
     place: str
@@ -202,7 +249,8 @@ def make(given: PayloadInput) -> MadeMessage | MadeReply:
     body, own = _outcome(lambda: body_of(given, 0)), _outcome(lambda: _own(given))
     # No text but the payload may be so long: a cut one is refused in the same words.
     fields: dict[str, Any] = {
-        name: value[:_MAX_TEXT] if isinstance(value, str) else value for name, value in msgspec.structs.asdict(given).items()
+        name: value[:_MAX_TEXT] if isinstance(value, str) else value
+        for name, value in msgspec.structs.asdict(given).items()
     }
     fields |= {"payload": UNSET, "json": UNSET, "made": Made(place_of(given), body, levels, own)}
     if given.properties is not UNSET:

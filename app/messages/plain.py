@@ -1,7 +1,8 @@
-"""Plain messages: a body as text or JSON and, at most, a key and a tag, for a topic without a schema.
+"""Plain messages: a body as text or JSON and, at most, a key and a tag, for a topic without a
+schema.
 
-Most messages are plain. They are checked and made ready in a tenth of the time that `build.py` takes, which makes the same of
-them; a message that is not plain, or wrong, is left to it.
+Most messages are plain. They are checked and made ready in a tenth of the time that `build.py`
+takes, which makes the same of them; a message that is not plain, or wrong, is left to it.
 """
 
 from functools import lru_cache
@@ -50,7 +51,10 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) -> Plain | None:
-    """The message; None where `build.py` has to look at it. `depth`: how deep in the request it stands."""
+    """The message; None where `build.py` has to look at it.
+
+    `depth`: how deep in the request it stands.
+    """
     settings = topic.settings
     if topic.payload_schema is not None or kind not in settings.message_types:
         return None
@@ -83,7 +87,9 @@ def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) 
 
 @lru_cache(maxsize=4096)
 def _tag_item(tag: str) -> tuple[str, int] | None:
-    """The property item of a tag, and its hash for the queue entry; None where the tag is not plain."""
+    """The property item of a tag, and its hash for the queue entry; None where the tag is not
+    plain.
+    """
     if not tag.isprintable() or " " in tag or "|" in tag:
         return None
     return f"TAGS\x01{tag}\x02", queue_entry.tag_hash(tag)

@@ -1,7 +1,9 @@
-"""Plain messages of one topic, many at once: from decoded entries to rows of an append, and from their places to results.
+"""Plain messages of one topic, many at once: from decoded entries to rows of an append, and from
+their places to results.
 
-Entries are looked at by columns: all keys, all tags. Where one is not plain, all go the way of `build.py`, which makes the same
-records and answers; `tests/property/test_plain_rows.py` compares the two.
+Entries are looked at by columns: all keys, all tags. Where one is not plain, all go the way of
+`build.py`, which makes the same records and answers; `tests/property/test_plain_rows.py` compares
+the two.
 """
 
 import asyncio
@@ -74,9 +76,11 @@ def rows_of(
     depth: int,
     traceparent: str | None,
 ) -> list[Row] | None:
-    """Make a row of each message, under the rules of `build`; None where one is not plain or is to be refused.
+    """Make a row of each message, under the rules of `build`; None where one is not plain or is to
+    be refused.
 
-    `bodies_of`: of the form in which the messages came. `depth`: how deep in the request the value of a `json` field stands.
+    `bodies_of`: of the form in which the messages came. `depth`: how deep in the request the value
+    of a `json` field stands.
     """
     if topic.payload_schema is not None or "normal" not in topic.settings.message_types:
         return None
@@ -94,7 +98,9 @@ def rows_of(
     trace = "" if traceparent is None else f"{TRACEPARENT}\x01{traceparent}\x02"
     tag_hash = queue_entry.tag_hash
     rows: list[Row] = []
-    for message_id, key, tag, json, body, queue in zip(message_ids, keys, tags, jsons, bodies, queues, strict=True):
+    for message_id, key, tag, json, body, queue in zip(
+        message_ids, keys, tags, jsons, bodies, queues, strict=True
+    ):
         end = trace if json is UNSET else JSON_PROPERTY + trace
         if key is UNSET or tag is UNSET:
             key_item = "" if key is UNSET else f"KEYS\x01{key}\x02"
@@ -108,7 +114,9 @@ def rows_of(
     return rows
 
 
-def bodies_of(payloads: Sequence[str | UnsetType], jsons: Sequence[Raw | UnsetType], depth: int) -> list[bytes] | None:
+def bodies_of(
+    payloads: Sequence[str | UnsetType], jsons: Sequence[Raw | UnsetType], depth: int
+) -> list[bytes] | None:
     """The bodies to be stored; None where one is missing, given twice or wrong."""
     texts = _given(payloads)
     if len(texts) == len(payloads):
@@ -132,7 +140,9 @@ def _given(fields: Sequence[T | UnsetType]) -> list[T]:
     return [field for field in fields if field is not UNSET]
 
 
-async def append_rows(store: RowAppends, rows: Sequence[Row], *, durability: Durability | None) -> Placed:
+async def append_rows(
+    store: RowAppends, rows: Sequence[Row], *, durability: Durability | None
+) -> Placed:
     """Append rows as `MessageStore.append` does messages, with what that raises."""
     answer: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
 
@@ -149,7 +159,12 @@ async def append_rows(store: RowAppends, rows: Sequence[Row], *, durability: Dur
 
 
 def answer_of(
-    entry_ids: Sequence[str | UnsetType], message_ids: Sequence[str], rows: Sequence[Row], placed: Placed, *, status: int
+    entry_ids: Sequence[str | UnsetType],
+    message_ids: Sequence[str],
+    rows: Sequence[Row],
+    placed: Placed,
+    *,
+    status: int,
 ) -> str:
     """The JSON of a `BatchSendResult` with a receipt for each row. The rows are of one topic."""
     results = ",".join(results_of(entry_ids, message_ids, rows, placed, status=status))
@@ -157,18 +172,31 @@ def answer_of(
 
 
 def results_of(
-    entry_ids: Sequence[str | UnsetType], message_ids: Sequence[str], rows: Sequence[Row], placed: Placed, *, status: int
+    entry_ids: Sequence[str | UnsetType],
+    message_ids: Sequence[str],
+    rows: Sequence[Row],
+    placed: Placed,
+    *,
+    status: int,
 ) -> list[str]:
     """The JSON of a `BatchResult` with a receipt for each row. The rows are of one topic."""
     queues = [row[0] for row in rows]
     durability = Durability.SYNCED if placed.durable else Durability.BUFFERED
     topic = f'","topic":"{queues[0].topic}","queue_id":'
-    end = f'"stored_at":"{codec.rfc3339(placed.stored_at_ms)}","durability":"{durability.value}","deduplicated":false}}}}'
+    end = (
+        f'"stored_at":"{codec.rfc3339(placed.stored_at_ms)}","durability":"{durability.value}",'
+        f'"deduplicated":false}}}}'
+    )
     return [
         f'{{"status":{status}{entry_id},"receipt":{{"message_id":"{message_id}{topic}{number},'
         f'"queue_offset":{queue_offset},"log_offset":{log_offset},{end}'
         for entry_id, message_id, (_, number), queue_offset, log_offset in zip(
-            _id_fields(entry_ids), message_ids, queues, placed.queue_offsets, placed.log_offsets, strict=True
+            _id_fields(entry_ids),
+            message_ids,
+            queues,
+            placed.queue_offsets,
+            placed.log_offsets,
+            strict=True,
         )
     ]
 
@@ -178,4 +206,7 @@ def _id_fields(entry_ids: Sequence[str | UnsetType]) -> list[str]:
     given = "".join(_given(entry_ids))
     if given.isascii() and given.isprintable() and '"' not in given and "\\" not in given:
         return ["" if entry_id is UNSET else f',"id":"{entry_id}"' for entry_id in entry_ids]
-    return ["" if entry_id is UNSET else f',"id":{codec.encode(entry_id).decode()}' for entry_id in entry_ids]
+    return [
+        "" if entry_id is UNSET else f',"id":{codec.encode(entry_id).decode()}'
+        for entry_id in entry_ids
+    ]

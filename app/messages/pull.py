@@ -1,4 +1,7 @@
-"""Pulling: a piece of a queue by offset or time, nothing remembered. Waits for what is not there yet, if asked to."""
+"""Pulling: a piece of a queue by offset or time, nothing remembered.
+
+Waits for what is not there yet, if asked to.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -48,11 +51,15 @@ _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the 
         "overloaded",
     ],
 )
-async def pull(services: Services, call: Call, topic_name: str, queue_id: int, query: PullQuery) -> Reply | Waiting:
-    """Read a queue from an offset. Nothing is remembered; with `wait_ms` the answer waits for something new.
+async def pull(
+    services: Services, call: Call, topic_name: str, queue_id: int, query: PullQuery
+) -> Reply | Waiting:
+    """Read a queue from an offset.
 
-    With `Accept: application/vnd.escrowmq.records` the answer is the records as they are stored (docs/formats.md); `payload`
-    has no meaning for them.
+    Nothing is remembered; with `wait_ms` the answer waits for something new.
+
+    With `Accept: application/vnd.escrowmq.records` the answer is the records as they are stored
+    (docs/formats.md); `payload` has no meaning for them.
     """
     topic = services.topics.get(topic_name)
     queue = topic.queue(queue_id)
@@ -60,7 +67,9 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int, q
     offset = await _first_offset(services.store, queue, query, bounds)
     wanted = compile_filter("tag", query.tag, pointer="/query/tag")
     deadline_ms = services.clock.monotonic_ms() + query.wait_ms
-    pull = _Pull(services, call, queue, query, wanted, call.preferred(MEDIA_TYPES), offset, deadline_ms)
+    pull = _Pull(
+        services, call, queue, query, wanted, call.preferred(MEDIA_TYPES), offset, deadline_ms
+    )
     return await _look(pull, offset)
 
 
@@ -78,7 +87,9 @@ class _Pull(NamedTuple):
 
 
 async def _look(pull: _Pull, at: int) -> Reply | Waiting:
-    """The answer with what there is from `at` on; a wait where that is nothing and there is time."""
+    """The answer with what there is from `at` on; a wait where that is nothing and there is
+    time.
+    """
     services, call, queue, query, wanted, media_type, offset, deadline_ms = pull
     found, at = await _read(services, call, queue, at, query, wanted)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
@@ -91,11 +102,17 @@ async def _look(pull: _Pull, at: int) -> Reply | Waiting:
         parts = frames.parts_of_page(found, at, bounds, result)
     else:
         parts = _parts_of_page(found, query.payload, at, bounds, result)
-    return await call.answer_joined(sum([len(record.data) for record in found]), parts, _VARIES, media_type)
+    return await call.answer_joined(
+        sum([len(record.data) for record in found]), parts, _VARIES, media_type
+    )
 
 
 def _parts_of_page(
-    found: Sequence[StoredRecord], form: PayloadForm, next_offset: int, bounds: OffsetRange, result: str
+    found: Sequence[StoredRecord],
+    form: PayloadForm,
+    next_offset: int,
+    bounds: OffsetRange,
+    result: str,
 ) -> Iterator[bytes]:
     """The JSON of a `MessagePage`."""
     yield BEGIN_OF_PAGE
@@ -105,10 +122,16 @@ def _parts_of_page(
 
 def end_of_page(next_offset: int, bounds: OffsetRange, result: str) -> bytes:
     """The JSON of a `MessagePage` behind its messages."""
-    return b'],"next_offset":%d,"min_offset":%d,"max_offset":%d,"result":"%b"}' % (next_offset, *bounds, result.encode())
+    return b'],"next_offset":%d,"min_offset":%d,"max_offset":%d,"result":"%b"}' % (
+        next_offset,
+        *bounds,
+        result.encode(),
+    )
 
 
-async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, bounds: OffsetRange) -> int:
+async def _first_offset(
+    store: MessageStore, queue: QueueId, query: PullQuery, bounds: OffsetRange
+) -> int:
     if query.from_ is not UNSET:
         if query.offset is not UNSET:
             errors = [FieldError("/query/from", "not_allowed", "there is an offset as well")]
@@ -142,6 +165,8 @@ async def _read(
         )
     except CorruptRecord as damage:
         context = {"offset": str(at), "next_offset": str(at + 1)}
-        raise Refusal("record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context) from damage
+        raise Refusal(
+            "record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context
+        ) from damage
     call.share.hold(sum([len(record.data) for record in found]))
     return found, at

@@ -1,6 +1,7 @@
 """What goes in and out: messages, receipts, pages of a queue.
 
-Limits stand here, on the fields, so that the decoder enforces them and the OpenAPI document shows them.
+Limits stand here, on the fields, so that the decoder enforces them and the OpenAPI document shows
+them.
 """
 
 from typing import Annotated, Literal
@@ -16,9 +17,18 @@ MAX_BODY_BYTES = 16 << 20
 MAX_WAIT_MS = 30_000
 MAX_DELAY_MS = 1 << 53
 
-WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS, description="How long to wait if there is nothing yet, in milliseconds.")]
+WaitMs = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=MAX_WAIT_MS,
+        description="How long to wait if there is nothing yet, in milliseconds.",
+    ),
+]
 PayloadForm = Literal["auto", "utf8", "base64", "omit"]
-Timestamp = Annotated[str, Meta(description="RFC 3339, UTC, milliseconds.", extra_json_schema={"format": "date-time"})]
+Timestamp = Annotated[
+    str, Meta(description="RFC 3339, UTC, milliseconds.", extra_json_schema={"format": "date-time"})
+]
 Offset = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
 
 
@@ -27,14 +37,18 @@ class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
 
     payload: Annotated[str, Meta(description="The body, as text or base64.")] | UnsetType = UNSET
     payload_encoding: Literal["utf8", "base64"] = "utf8"
-    json: Annotated[Raw, Meta(description="The body as a JSON value; stored without whitespace.")] | UnsetType = UNSET
+    json: (
+        Annotated[Raw, Meta(description="The body as a JSON value; stored without whitespace.")]
+        | UnsetType
+    ) = UNSET
     content_type: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     properties: (
         Annotated[
             dict[str, str],
             Meta(
                 description=(
-                    "Properties of the sender. Names and values, with key, tag and ordering key, may have 16 KiB in total."
+                    "Properties of the sender. Names and values, with key, tag and ordering key, "
+                    "may have 16 KiB in total."
                 ),
             ),
         ]
@@ -45,32 +59,63 @@ class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
 class MessageInput(PayloadInput, forbid_unknown_fields=True, kw_only=True, gc=False):
     """A message to send. Its body is either `payload` or `json`, never both."""
 
-    key: Annotated[str, Meta(min_length=1, max_length=255, description="A business key; 255 bytes, no spaces.")] | UnsetType = (
-        UNSET
-    )
+    key: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=255, description="A business key; 255 bytes, no spaces."),
+        ]
+        | UnsetType
+    ) = UNSET
     tag: (
-        Annotated[str, Meta(min_length=1, max_length=255, description="For filters; 255 bytes, no spaces, no |.")] | UnsetType
+        Annotated[
+            str,
+            Meta(
+                min_length=1, max_length=255, description="For filters; 255 bytes, no spaces, no |."
+            ),
+        ]
+        | UnsetType
     ) = UNSET
     ordering_key: (
         Annotated[
-            str, Meta(min_length=1, max_length=255, description="Messages with the same ordering key stay in order; 255 bytes.")
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                description="Messages with the same ordering key stay in order; 255 bytes.",
+            ),
         ]
         | UnsetType
     ) = UNSET
     queue_id: Annotated[int, Meta(ge=0, le=1_023)] | UnsetType = UNSET
     delay_ms: (
-        Annotated[int, Meta(ge=0, le=MAX_DELAY_MS, description="Delay before delivery, at most the topic's max_delay_ms.")]
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=MAX_DELAY_MS,
+                description="Delay before delivery, at most the topic's max_delay_ms.",
+            ),
+        ]
         | UnsetType
     ) = UNSET
     deliver_at: Timestamp | UnsetType = UNSET
     delay_level: (
         Annotated[
-            int, Meta(ge=1, le=18, description="Delay as a level of RocketMQ: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, ... 2 h.")
+            int,
+            Meta(
+                ge=1,
+                le=18,
+                description="Delay as a level of RocketMQ: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, ... "
+                "2 h.",
+            ),
         ]
         | UnsetType
     ) = UNSET
     require_durability: (
-        Annotated[Literal["synced", "buffered"], Meta(description="Minimum durability before the response is sent.")]
+        Annotated[
+            Literal["synced", "buffered"],
+            Meta(description="Minimum durability before the response is sent."),
+        ]
         | UnsetType
     ) = UNSET
 
@@ -84,7 +129,8 @@ class ReplyInput(PayloadInput, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 min_length=1,
                 max_length=1_024,
-                description="Receipt handle of the request message, which is acknowledged in the same step.",
+                description="Receipt handle of the request message, which is acknowledged in the "
+                "same step.",
             ),
         ]
         | UnsetType
@@ -92,19 +138,29 @@ class ReplyInput(PayloadInput, forbid_unknown_fields=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, kw_only=True, gc=False):
-    """Where a message was stored, and how durably. A delayed message has a schedule, and no queue offset yet."""
+    """Where a message was stored, and how durably. A delayed message has a schedule, and no queue
+    offset yet.
+    """
 
     message_id: str
     topic: str
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
-    schedule_id: Annotated[str, Meta(description="For a delayed message: the id to reschedule or cancel it.")] | UnsetType = (
-        UNSET
-    )
+    schedule_id: (
+        Annotated[
+            str, Meta(description="For a delayed message: the id to reschedule or cancel it.")
+        ]
+        | UnsetType
+    ) = UNSET
     deliver_at: Timestamp | UnsetType = UNSET
     log_offset: Offset | UnsetType = UNSET
     stored_at: Timestamp
-    durability: Annotated[str, Meta(description="synced: survives a power loss. buffered: survives a crash of the process.")]
+    durability: Annotated[
+        str,
+        Meta(
+            description="synced: survives a power loss. buffered: survives a crash of the process."
+        ),
+    ]
     deduplicated: bool = False
 
 
@@ -113,7 +169,14 @@ class BatchEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
 
     message: MessageInput
     id: (
-        Annotated[str, Meta(min_length=1, max_length=255, description="An id chosen by the client, returned with the result.")]
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                description="An id chosen by the client, returned with the result.",
+            ),
+        ]
         | UnsetType
     ) = UNSET
 
@@ -167,7 +230,9 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
-    payload_encoding: Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType = UNSET
+    payload_encoding: (
+        Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType
+    ) = UNSET
     content_type: str | UnsetType = UNSET
     properties: dict[str, str]
     born_at: Timestamp
@@ -175,21 +240,28 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
 
 
 class KnownMessage(msgspec.Struct, kw_only=True):
-    """A stored message. A delayed message has a schedule until its delivery, and no queue offset."""
+    """A stored message. A delayed message has a schedule until its delivery, and no queue
+    offset.
+    """
 
     message_id: str
     topic: str
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
-    schedule_id: Annotated[str, Meta(description="For a delayed message: the id to reschedule or cancel it.")] | UnsetType = (
-        UNSET
-    )
+    schedule_id: (
+        Annotated[
+            str, Meta(description="For a delayed message: the id to reschedule or cancel it.")
+        ]
+        | UnsetType
+    ) = UNSET
     deliver_at: Timestamp | UnsetType = UNSET
     key: str | UnsetType = UNSET
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
-    payload_encoding: Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType = UNSET
+    payload_encoding: (
+        Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType
+    ) = UNSET
     content_type: str | UnsetType = UNSET
     properties: dict[str, str]
     born_at: Timestamp
@@ -201,20 +273,38 @@ class MessageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     payload: Annotated[
         PayloadForm,
-        Meta(description="Encoding of the body in the response. auto: utf8 if the body is valid UTF-8, otherwise base64."),
+        Meta(
+            description="Encoding of the body in the response. auto: utf8 if the body is valid "
+            "UTF-8, otherwise base64."
+        ),
     ] = "auto"
 
 
-class QueryMessagesQuery(MessageQuery, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
+class QueryMessagesQuery(
+    MessageQuery, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}
+):
     """Which messages to find."""
 
     topic: str
     key: Annotated[str, Meta(min_length=1, max_length=255, description="The whole key.")]
     from_: (
-        Annotated[str, Meta(description="Stored at or after this time.", extra_json_schema={"format": "date-time"})] | UnsetType
+        Annotated[
+            str,
+            Meta(
+                description="Stored at or after this time.",
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
+        | UnsetType
     ) = UNSET
     to: (
-        Annotated[str, Meta(description="Stored at or before this time.", extra_json_schema={"format": "date-time"})]
+        Annotated[
+            str,
+            Meta(
+                description="Stored at or before this time.",
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
         | UnsetType
     ) = UNSET
     page_size: PageSize = DEFAULT_PAGE_SIZE
@@ -235,7 +325,8 @@ class TraceEvent(msgspec.Struct, kw_only=True):
     event: Annotated[
         str,
         Meta(
-            description="born, stored, queued, indexed, leased, extended, acked, nacked, expired, dead_lettered, discarded, "
+            description="born, stored, queued, indexed, leased, extended, acked, nacked, expired, "
+            "dead_lettered, discarded, "
             "skipped, damaged, redriven or reset."
         ),
     ]
@@ -243,8 +334,12 @@ class TraceEvent(msgspec.Struct, kw_only=True):
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
     group: str | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="For a lease: the attempt, from 1.")] | UnsetType = UNSET
-    worker: Annotated[str, Meta(description="For a lease: the worker, if it gave a name.")] | UnsetType = UNSET
+    attempt: Annotated[int, Meta(description="For a lease: the attempt, from 1.")] | UnsetType = (
+        UNSET
+    )
+    worker: (
+        Annotated[str, Meta(description="For a lease: the worker, if it gave a name.")] | UnsetType
+    ) = UNSET
 
 
 class Trace(msgspec.Struct, kw_only=True):
@@ -254,21 +349,27 @@ class Trace(msgspec.Struct, kw_only=True):
     topic: str
     items: list[TraceEvent]
     told_until: (
-        Annotated[Timestamp, Meta(description="The trace ends at this time: later events were too many to search.")] | UnsetType
+        Annotated[
+            Timestamp,
+            Meta(description="The trace ends at this time: later events were too many to search."),
+        ]
+        | UnsetType
     ) = UNSET
 
 
 class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
     """Where to read and how much."""
 
-    offset: Annotated[int, Meta(ge=0, description="The first offset to read. Default: the beginning of the queue.")] | (
-        UnsetType
-    ) = UNSET
+    offset: Annotated[
+        int,
+        Meta(ge=0, description="The first offset to read. Default: the beginning of the queue."),
+    ] | (UnsetType) = UNSET
     from_: (
         Annotated[
             str,
             Meta(
-                description="Instead of an offset: start at the first message stored at or after this time. RFC 3339.",
+                description="Instead of an offset: start at the first message stored at or after "
+                "this time. RFC 3339.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
@@ -276,18 +377,33 @@ class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename
     ) = UNSET
     max_messages: Annotated[int, Meta(ge=1, le=1_000)] = 32
     max_bytes: Annotated[
-        int, Meta(ge=1, le=MAX_BODY_BYTES, description="Maximum size of all bodies; at least one message is returned.")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_BODY_BYTES,
+            description="Maximum size of all bodies; at least one message is returned.",
+        ),
     ] = 1 << 20
     wait_ms: WaitMs = 0
-    tag: Annotated[str, Meta(max_length=4_096, description="Only messages with this tag: `paid`, `paid || created`, `*`.")] = (
-        "*"
-    )
+    tag: Annotated[
+        str,
+        Meta(
+            max_length=4_096,
+            description="Only messages with this tag: `paid`, `paid || created`, `*`.",
+        ),
+    ] = "*"
     payload: Annotated[
         PayloadForm,
-        Meta(description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, otherwise base64."),
+        Meta(
+            description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, "
+            "otherwise base64."
+        ),
     ] = "auto"
     out_of_range: (
-        Annotated[Literal["earliest", "latest"], Meta(description="Where to continue if the offset is out of range.")]
+        Annotated[
+            Literal["earliest", "latest"],
+            Meta(description="Where to continue if the offset is out of range."),
+        ]
         | UnsetType
     ) = UNSET
 

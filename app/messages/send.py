@@ -39,26 +39,44 @@ from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.message import Appended, Durability, Message
 
 _SEND_PROBLEMS = (
-    "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large", "idempotency_key_reused",
-    "rate_limited", "unsupported_combination", "reserved_topic", "not_supported_by_engine", *WRITING,
+    "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large",
+    "idempotency_key_reused",
+    "rate_limited", "unsupported_combination", "reserved_topic", "not_supported_by_engine",
+    *WRITING,
 )  # fmt: skip
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 3 * 255}  # percent-encoded
 _RAW_HEADERS = (
     IDEMPOTENCY_KEY,
     HeaderParameter(
-        "Message-Key", ("The key. This header and the other texts are ASCII; percent-encode other characters as UTF-8."), _TEXT
+        "Message-Key",
+        (
+            "The key. This header and the other texts are ASCII; percent-encode other characters "
+            "as UTF-8."
+        ),
+        _TEXT,
     ),
     HeaderParameter("Message-Tag", "The tag.", _TEXT),
     HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", _TEXT),
-    HeaderParameter("Message-Queue-Id", "The queue.", {"type": "integer", "minimum": 0, "maximum": 1_023}),
+    HeaderParameter(
+        "Message-Queue-Id", "The queue.", {"type": "integer", "minimum": 0, "maximum": 1_023}
+    ),
     HeaderParameter(
         "Message-Delay-Ms",
         "Delay before delivery, in milliseconds.",
         {"type": "integer", "minimum": 0, "maximum": MAX_DELAY_MS},
     ),
-    # Without `format: date-time`: a generator that makes times of such texts puts none into a header, and leaves the route out.
-    HeaderParameter("Message-Deliver-At", "Delivery time, RFC 3339.", {"type": "string", "minLength": 1, "maxLength": 64}),
-    HeaderParameter("Message-Delay-Level", "Delay as a level of RocketMQ.", {"type": "integer", "minimum": 1, "maximum": 18}),
+    # Without `format: date-time`: a generator that makes times of such texts puts none into a
+    # header, and leaves the route out.
+    HeaderParameter(
+        "Message-Deliver-At",
+        "Delivery time, RFC 3339.",
+        {"type": "string", "minLength": 1, "maxLength": 64},
+    ),
+    HeaderParameter(
+        "Message-Delay-Level",
+        "Delay as a level of RocketMQ.",
+        {"type": "integer", "minimum": 1, "maximum": 18},
+    ),
     HeaderParameter(
         "Message-Require-Durability",
         "Minimum durability before the response is sent.",
@@ -76,7 +94,16 @@ _MAX_ERRORS = 50  # field errors in one problem; the first ones tell enough
 # Message-* headers of the raw route, and the field that each one is.
 _RAW_FIELDS = {
     f"message-{name.replace('_', '-')}": name
-    for name in ("key", "tag", "ordering_key", "queue_id", "delay_ms", "deliver_at", "delay_level", "require_durability")
+    for name in (
+        "key",
+        "tag",
+        "ordering_key",
+        "queue_id",
+        "delay_ms",
+        "deliver_at",
+        "delay_level",
+        "require_durability",
+    )
 }
 _RAW_PROPERTY = "message-property-"
 
@@ -98,7 +125,12 @@ def limit_raw(services: Services, topic_name: str) -> RequestLimit:
     "sendMessage",
     tag="messages",
     body=MessageInput,
-    example={"key": "8812", "tag": "created", "json": {"order_id": 8812, "total": "19.90"}, "properties": {"source": "shop"}},
+    example={
+        "key": "8812",
+        "tag": "created",
+        "json": {"order_id": 8812, "total": "19.90"},
+        "properties": {"source": "shop"},
+    },
     answers={201: Receipt, 202: Receipt},
     answer_headers=_SENT,
     headers=[IDEMPOTENCY_KEY],
@@ -106,7 +138,10 @@ def limit_raw(services: Services, topic_name: str) -> RequestLimit:
     limit=limit,
 )
 async def send(services: Services, call: Call, topic_name: str, given: MessageInput) -> Reply:
-    """Send a message. 202 means that the message is stored, but the requested sync takes longer than the limit."""
+    """Send a message.
+
+    202 means that the message is stored, but the requested sync takes longer than the limit.
+    """
     topic = services.topics.to_use(topic_name)
     return await _send_one(services, call, topic, given, raw_body=None)
 
@@ -143,14 +178,24 @@ def _form_of(call: Call) -> Form:
     body=BatchInput,
     body_types=[message_pack.MEDIA_TYPE],
     decode=_decode_batch,
-    example={"entries": [{"id": "a", "message": {"json": {"n": 1}}}, {"id": "b", "message": {"payload": "two"}}]},
+    example={
+        "entries": [
+            {"id": "a", "message": {"json": {"n": 1}}},
+            {"id": "b", "message": {"payload": "two"}},
+        ]
+    },
     answers={201: BatchSendResult, 207: BatchSendResult},
     answer_headers=_SENT[1:],
     headers=[IDEMPOTENCY_KEY],
     problems=_SEND_PROBLEMS,
 )
-async def send_batch(services: Services, call: Call, topic_name: str, given: Batch | PlainBatch) -> Reply:
-    """Send up to 1,000 messages in one append. All or none; with `atomic: false` each as it can, and 207 where one cannot."""
+async def send_batch(
+    services: Services, call: Call, topic_name: str, given: Batch | PlainBatch
+) -> Reply:
+    """Send up to 1,000 messages in one append.
+
+    All or none; with `atomic: false` each as it can, and 207 where one cannot.
+    """
     topic = services.topics.to_use(topic_name)
     if isinstance(given, PlainBatch):
         answer = await _send_plain_batch(services, call, topic, given)
@@ -178,11 +223,17 @@ async def send_batch(services: Services, call: Call, topic_name: str, given: Bat
     if before is not None:
         return await _batch_again(services, entries, before)
     messages, refused = make()
-    durability = strongest_of([entry.message for entry in entries if isinstance(entry.message, MessageInput)])
+    durability = strongest_of(
+        [entry.message for entry in entries if isinstance(entry.message, MessageInput)]
+    )
     places = await append_all(
-        services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
+        services, request, topic, messages, durability, status=207 if refused else 201,
+        refused=refused
     )  # fmt: skip
-    receipts = {index: receipt_of(message, place) for (index, message), place in zip(messages.items(), places, strict=True)}
+    receipts = {
+        index: receipt_of(message, place)
+        for (index, message), place in zip(messages.items(), places, strict=True)
+    }
     status = status_of(services, places[0], durability) if places else 201
     return _batch_reply(services, entries, receipts, refused, status=status, replayed=False)
 
@@ -206,16 +257,27 @@ async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
     """
     topic = services.topics.to_use(topic_name)
     try:
-        return await _send_one(services, call, topic, _from_headers(call.headers), raw_body=call.body)
+        return await _send_one(
+            services, call, topic, _from_headers(call.headers), raw_body=call.body
+        )
     except Refusal as refusal:
-        refusal.errors = [msgspec.structs.replace(error, pointer=_header_of(error.pointer)) for error in refusal.errors]
+        refusal.errors = [
+            msgspec.structs.replace(error, pointer=_header_of(error.pointer))
+            for error in refusal.errors
+        ]
         raise
 
 
 def _build_entries(
-    entries: _Entries, message_ids: Sequence[str], topic: Topic, now_ms: int, traceparent: str | None
+    entries: _Entries,
+    message_ids: Sequence[str],
+    topic: Topic,
+    now_ms: int,
+    traceparent: str | None,
 ) -> tuple[dict[int, Message], dict[int, Refusal]]:
-    """The messages of a batch and the refusals of the entries of which none can be made, by index."""
+    """The messages of a batch and the refusals of the entries of which none can be made, by
+    index.
+    """
     messages: dict[int, Message] = {}
     refusals: dict[int, Refusal] = {}
     pending = []
@@ -242,15 +304,20 @@ def _build_entries(
     return messages, refusals
 
 
-# ------------------------------------------------------------------------------------------------------------- appending
+# --------------------------------------------------------------------------------------------------
+# appending
 
 
-async def _keyed(call: Call, operation: str, topic: Topic, *, is_raw: bool = False) -> KeyedRequest | None:
+async def _keyed(
+    call: Call, operation: str, topic: Topic, *, is_raw: bool = False
+) -> KeyedRequest | None:
     """What makes the request repeatable; None where it has no Idempotency-Key."""
     key = call.idempotency_key
     if key is None:
         return None
-    return KeyedRequest(f"{operation} {topic.name}", key, await call.work(lambda: _fingerprint(call, is_raw=is_raw)))
+    return KeyedRequest(
+        f"{operation} {topic.name}", key, await call.work(lambda: _fingerprint(call, is_raw=is_raw))
+    )
 
 
 def _fingerprint(call: Call, *, is_raw: bool) -> str:
@@ -262,9 +329,17 @@ def _fingerprint(call: Call, *, is_raw: bool) -> str:
     return digest.hexdigest()
 
 
-async def _sent_before(services: Services, request: KeyedRequest | None, topic: Topic) -> Sent | None:
-    """Asked before anything is built: what was taken once is answered again, whatever has changed meanwhile."""
-    return None if request is None else await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+async def _sent_before(
+    services: Services, request: KeyedRequest | None, topic: Topic
+) -> Sent | None:
+    """Asked before anything is built: what was taken once is answered again, whatever has changed
+    meanwhile.
+    """
+    return (
+        None
+        if request is None
+        else await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+    )
 
 
 async def append_all(
@@ -281,7 +356,9 @@ async def append_all(
     if request is None:
         places = await _append(services, topic, list(messages.values()), durability)
     else:
-        places = await begin_keyed(services, request, topic, messages, durability, status=status, refused=refused)
+        places = await begin_keyed(
+            services, request, topic, messages, durability, status=status, refused=refused
+        )
     services.metrics.messages_in.inc(len(messages))
     return places
 
@@ -301,13 +378,18 @@ def begin_keyed(
     async def append(all_: Sequence[Message]) -> list[Appended]:
         return await _append(services, topic, all_, durability)
 
-    return services.sent_keys.append(request, topic.name, messages, append, status=status, refused=refused)
+    return services.sent_keys.append(
+        request, topic.name, messages, append, status=status, refused=refused
+    )
 
 
 async def _append(
     services: Services, topic: Topic, messages: Sequence[Message], durability: Durability | None
 ) -> list[Appended]:
-    """The append has begun when this first waits, but where the topic is being deleted. Raises UnknownTopic."""
+    """The append has begun when this first waits, but where the topic is being deleted.
+
+    Raises UnknownTopic.
+    """
     if not any(map(scheduled_message.is_delayed, messages)):
         return await services.store.append(messages, durability=durability)
     async with services.topics.using([topic.name]):
@@ -315,14 +397,25 @@ async def _append(
         return await services.store.append(messages, durability=durability)
 
 
-async def _send_one(services: Services, call: Call, topic: Topic, given: MessageInput, *, raw_body: bytes | None) -> Reply:
+async def _send_one(
+    services: Services, call: Call, topic: Topic, given: MessageInput, *, raw_body: bytes | None
+) -> Reply:
     is_raw = raw_body is not None
-    request = await _keyed(call, "sendMessageRaw" if is_raw else "sendMessage", topic, is_raw=is_raw)
+    request = await _keyed(
+        call, "sendMessageRaw" if is_raw else "sendMessage", topic, is_raw=is_raw
+    )
     now_ms = services.clock.wall_ms()
     message_id, traceparent = services.identifiers.new("msg"), call.traceparent
 
     def make() -> Message:
-        built = build(given, topic, message_id=message_id, now_ms=now_ms, raw_body=raw_body, traceparent=traceparent)
+        built = build(
+            given,
+            topic,
+            message_id=message_id,
+            now_ms=now_ms,
+            raw_body=raw_body,
+            traceparent=traceparent,
+        )
         return scheduled_message.put_off(built, now_ms)
 
     make = await call.ahead(make)
@@ -334,7 +427,9 @@ async def _send_one(services: Services, call: Call, topic: Topic, given: Message
     if before is not None:
         ((stored, place),) = await services.sent_keys.find(before)
         receipt = receipt_of(stored, place, deduplicated=True)
-        return reply(before.status, receipt, _send_headers(services, replayed=True) | _location(receipt))
+        return reply(
+            before.status, receipt, _send_headers(services, replayed=True) | _location(receipt)
+        )
     message = make()
     durability = DURABILITY[given.require_durability]
     (place,) = await append_all(services, request, topic, {0: message}, durability)
@@ -379,7 +474,8 @@ def receipt_of(message: Message, place: Appended, *, deduplicated: bool = False)
     return receipt
 
 
-# ----------------------------------------------------------------------------------------------------------------- batch
+# --------------------------------------------------------------------------------------------------
+# batch
 
 
 def _refuse_twin_ids(entries: _Entries) -> None:
@@ -387,12 +483,16 @@ def _refuse_twin_ids(entries: _Entries) -> None:
     for index, entry in enumerate(entries):
         if entry.id is not UNSET:
             if entry.id in seen:
-                raise invalid_field(f"/entries/{index}/id", "not_allowed", f"two entries have the id {entry.id}")
+                raise invalid_field(
+                    f"/entries/{index}/id", "not_allowed", f"two entries have the id {entry.id}"
+                )
             seen.add(entry.id)
 
 
 def _refused_entry(error: Refusal | MessagingError, index: int) -> Refusal:
-    """Raises the refusal of the whole body where that is no JSON: it shows only here when it stands in a `json` field."""
+    """Raises the refusal of the whole body where that is no JSON: it shows only here when it stands
+    in a `json` field.
+    """
     refusal = as_refusal(error)
     if refusal.code == "malformed_request":
         raise refusal
@@ -400,10 +500,19 @@ def _refused_entry(error: Refusal | MessagingError, index: int) -> Refusal:
 
 
 def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:
-    """Why an atomic batch is refused: the first reason, with the fields of all that have the same one."""
+    """Why an atomic batch is refused: the first reason, with the fields of all that have the same
+    one.
+    """
     first, *others = refusals
-    errors = [error for refusal in (first, *others) if refusal.code == first.code for error in refusal.errors][:_MAX_ERRORS]
-    return Refusal(first.code, first.detail, errors=errors, context=first.context, headers=first.headers)
+    errors = [
+        error
+        for refusal in (first, *others)
+        if refusal.code == first.code
+        for error in refusal.errors
+    ][:_MAX_ERRORS]
+    return Refusal(
+        first.code, first.detail, errors=errors, context=first.context, headers=first.headers
+    )
 
 
 def strongest_of(given: Iterable[MessageInput | PlainSend]) -> Durability | None:
@@ -414,20 +523,36 @@ def strongest_of(given: Iterable[MessageInput | PlainSend]) -> Durability | None
     return Durability.BUFFERED if asked == {"buffered"} else None
 
 
-async def _send_plain_batch(services: Services, call: Call, topic: Topic, batch: PlainBatch) -> Reply | None:
+async def _send_plain_batch(
+    services: Services, call: Call, topic: Topic, batch: PlainBatch
+) -> Reply | None:
     """Append the batch and answer; None where it is not plain after all, and nothing was done."""
     store, entries = services.row_store, batch.entries
     entry_ids = [entry.id for entry in entries]
     given_ids = [entry_id for entry_id in entry_ids if entry_id is not UNSET]
-    if store is None or not services.topics.knows(topic.name) or len(set(given_ids)) < len(given_ids):
+    if (
+        store is None
+        or not services.topics.knows(topic.name)
+        or len(set(given_ids)) < len(given_ids)
+    ):
         return None
     messages = [entry.message for entry in entries]
     message_ids = services.identifiers.many("msg", len(entries))
-    now_ms, traceparent, bodies_of = services.clock.wall_ms(), call.traceparent, _form_of(call).bodies_of
+    now_ms, traceparent, bodies_of = (
+        services.clock.wall_ms(),
+        call.traceparent,
+        _form_of(call).bodies_of,
+    )
     rows = await call.thread.run(
         _cost_of(call, entries),
         lambda: plain_rows.rows_of(
-            messages, topic, message_ids, bodies_of, now_ms=now_ms, depth=BATCH_DEPTH, traceparent=traceparent
+            messages,
+            topic,
+            message_ids,
+            bodies_of,
+            now_ms=now_ms,
+            depth=BATCH_DEPTH,
+            traceparent=traceparent,
         ),
     )
     if rows is None:
@@ -474,7 +599,8 @@ def _batch_reply(
     return reply(207 if refused else 201, body, _send_headers(services, replayed=replayed))
 
 
-# ------------------------------------------------------------------------------------------------------------------- raw
+# --------------------------------------------------------------------------------------------------
+# raw
 
 
 def _from_headers(headers: Mapping[str, str]) -> MessageInput:
@@ -507,7 +633,11 @@ def _header_of(pointer: str) -> str:
         return pointer
     if field == "properties":
         return f"/headers/{_RAW_PROPERTY}{rest}"
-    return "/headers/content-type" if field == "content_type" else f"/headers/message-{field.replace('_', '-')}"
+    return (
+        "/headers/content-type"
+        if field == "content_type"
+        else f"/headers/message-{field.replace('_', '-')}"
+    )
 
 
 def _percent_decoded(text: str, pointer: str) -> str:
@@ -518,4 +648,6 @@ def _percent_decoded(text: str, pointer: str) -> str:
 
 
 def _not_ascii(pointer: str) -> str:
-    raise invalid_field(pointer, "invalid_format", "must be ASCII; write other characters as percent-encoded UTF-8")
+    raise invalid_field(
+        pointer, "invalid_format", "must be ASCII; write other characters as percent-encoded UTF-8"
+    )

@@ -18,7 +18,10 @@ class Splitter(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Are there entries that `feed` has not returned, as they were many? It does when it is given nothing."""
+        """Are there entries that `feed` has not returned, as they were many?
+
+        It does when it is given nothing.
+        """
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
         """The entries that end in this chunk."""
@@ -51,7 +54,10 @@ class LineSplitter:
             return []
         lines = [self._take()]
         # Most of the empty ones are left out first: there may be thousands.
-        lines += [part if len(part) <= self._max_line_bytes else None for part in filter(None, others[:-1])]
+        lines += [
+            part if len(part) <= self._max_line_bytes else None
+            for part in filter(None, others[:-1])
+        ]
         self._add(others[-1])
         return [line for line in lines if line is None or line.strip()]
 
@@ -76,11 +82,15 @@ class LineSplitter:
 
 
 class ValueSplitter:
-    """Values of MessagePack, one behind the other. Each byte is looked at once, however many pieces a value comes in."""
+    """Values of MessagePack, one behind the other.
+
+    Each byte is looked at once, however many pieces a value comes in.
+    """
 
     def __init__(self, max_value_bytes: int) -> None:
         self._max_value_bytes = max_value_bytes
-        self._data = bytearray()  # what has come of a value that has not ended; nothing where it is too long
+        # what has come of a value that has not ended; nothing where it is too long
+        self._data = bytearray()
         self._at = 0  # where to go on, in or behind the data
         self._left = 1  # values to go over, until this one ends
         self._is_too_long = False
@@ -106,7 +116,10 @@ class ValueSplitter:
                 at, left, _ = message_pack.skip(data, at, left, size)
             except NoValue as found:
                 place = found.at - begin + self._gone
-                detail = f"the body is not MessagePack: no value begins with 0xc1 (byte {place} of the value)"
+                detail = (
+                    f"the body is not MessagePack: no value begins with 0xc1 (byte {place} "
+                    "of the value)"
+                )
                 self._broken = Refusal("malformed_request", detail)
                 break
             if left or at > size:

@@ -1,9 +1,9 @@
-"""Sending by stream: lines of JSON in, and for each of them, in their order, one line that says what became of it. The lines in
-may be values of MessagePack as well.
+"""Sending by stream: lines of JSON in, and for each of them, in their order, one line that says
+what became of it. The lines in may be values of MessagePack as well.
 
-Lines are taken as they come and appended in their order; answers wait in a window. When that is full nothing is read from the
-socket, and the client has to wait: it must read answers while it sends. A line that is wrong is answered with its problem, and
-the stream goes on.
+Lines are taken as they come and appended in their order; answers wait in a window. When that is
+full nothing is read from the socket, and the client has to wait: it must read answers while it
+sends. A line that is wrong is answered with its problem, and the stream goes on.
 """
 
 import asyncio
@@ -57,12 +57,14 @@ Answer = BatchResult | Awaitable[BatchResult]
 async def send_stream(
     services: Services, call: Call, topic_name: str, chunks: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Send messages for as long as you like, a line of JSON each. A line in is as an entry of a batch,
-    `{"id":"1","message":{...}}`; a line out is as a result of a batch, with a receipt or a problem, one for each line in and in
-    their order. The status 200 says nothing about the lines. Read while you write: at most 1,000 lines are taken before their
-    answers are. With an Idempotency-Key, that key and the id of a line make the line repeatable.
+    """Send messages for as long as you like, a line of JSON each. A line in is as an entry of a
+    batch, `{"id":"1","message":{...}}`; a line out is as a result of a batch, with a receipt or a
+    problem, one for each line in and in their order. The status 200 says nothing about the lines.
+    Read while you write: at most 1,000 lines are taken before their answers are. With an
+    Idempotency-Key, that key and the id of a line make the line repeatable.
     """
-    # The answers end with the body, or when the service stops: a line without an answer was not taken.
+    # The answers end with the body, or when the service stops: a line without an answer was not
+    # taken.
     media_type = call.headers.get("content-type", JSON_LINES).partition(";")[0].strip().lower()
     form = form_of(media_type, OF_STREAM)
     stream = _Stream(services, call, form, await services.topics.get_or_create(topic_name))
@@ -88,7 +90,8 @@ async def send_stream(
         stopping.cancel()
 
 
-# ---------------------------------------------------------------------------------------------------------------- stream
+# --------------------------------------------------------------------------------------------------
+# stream
 
 
 class _Line(NamedTuple):
@@ -137,7 +140,10 @@ class _Stream:
         self._has_room = asyncio.Event()
 
     async def take(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read lines for as long as some come. What was taken when this is cancelled is answered still."""
+        """Read lines for as long as some come.
+
+        What was taken when this is cancelled is answered still.
+        """
         splitter = self._form.splitter(self._max_line_bytes)
         try:
             async for chunk in chunks:
@@ -148,7 +154,8 @@ class _Stream:
                     splitter.check()
                     coming_bytes = max(0, len(chunk) - start - _SPLIT_BYTES)
                     self._call.share.hold(self._open_bytes + splitter.held_bytes + coming_bytes)
-                    await asyncio.sleep(0)  # many lines are blank, it may be, and have waited for nothing
+                    # many lines are blank, it may be, and have waited for nothing
+                    await asyncio.sleep(0)
             await self._take_lines(splitter.end())
         finally:
             self.pieces.put_nowait(None)
@@ -167,7 +174,8 @@ class _Stream:
             length = len(line or b"")
             if piece and (len(piece) == _PIECE_LINES or size + length > _PIECE_BYTES):
                 await self._begin(piece, size)
-                await asyncio.sleep(0)  # where all of its lines were wrong it has waited for nothing
+                # where all of its lines were wrong it has waited for nothing
+                await asyncio.sleep(0)
                 piece, size = [], 0
             piece.append(line)
             size += length
@@ -176,12 +184,15 @@ class _Stream:
 
     async def _begin(self, lines: Sequence[bytes | None], size: int) -> None:
         """Wait for room in the window, and begin to append them."""
-        while self._open_lines and (self._open_lines + len(lines) > WINDOW_LINES or self._open_bytes + size > _WINDOW_BYTES):
+        while self._open_lines and (
+            self._open_lines + len(lines) > WINDOW_LINES or self._open_bytes + size > _WINDOW_BYTES
+        ):
             self._has_room.clear()
             await self._has_room.wait()
         self._open_lines += len(lines)
         self._open_bytes += size
-        # Each append begins before that of the next piece, so that the messages keep the order of their lines.
+        # Each append begins before that of the next piece, so that the messages keep the order of
+        # their lines.
         if self._key is None:
             plain = await self._services.body_thread.run(size, lambda: self._plain(lines, size))
             if plain is not None:
@@ -190,29 +201,50 @@ class _Stream:
                 answers = _as_lines(self._append_together(await self._build_all(lines, size)))
             self.pieces.put_nowait(_Piece(len(lines), size, asyncio.ensure_future(answers)))
         else:
-            beginning = asyncio.ensure_future(self._append_by_key(await self._judge_all(lines, size)))
-            self.pieces.put_nowait(_Piece(len(lines), size, asyncio.ensure_future(_as_lines(_ended(beginning)))))
+            beginning = asyncio.ensure_future(
+                self._append_by_key(await self._judge_all(lines, size))
+            )
+            self.pieces.put_nowait(
+                _Piece(len(lines), size, asyncio.ensure_future(_as_lines(_ended(beginning))))
+            )
             await asyncio.wait({beginning})
 
-    async def _judge_all(self, lines: Sequence[bytes | None], size: int) -> list[_Line | BatchResult]:
-        return await self._services.body_thread.run(size, lambda: [self._judge(line) for line in lines])
+    async def _judge_all(
+        self, lines: Sequence[bytes | None], size: int
+    ) -> list[_Line | BatchResult]:
+        return await self._services.body_thread.run(
+            size, lambda: [self._judge(line) for line in lines]
+        )
 
     def _judge(self, line: bytes | None) -> _Line | BatchResult:
         if line is None:
             return _refused(
-                UNSET, too_large("bytes", self._max_line_bytes, f"a {self._form.unit} may have {self._max_line_bytes} bytes")
+                UNSET,
+                too_large(
+                    "bytes",
+                    self._max_line_bytes,
+                    f"a {self._form.unit} may have {self._max_line_bytes} bytes",
+                ),
             )
         entry_id: str | UnsetType = UNSET
         try:
-            entry = self._services.body_thread.read_now(self._form.read_entry, line, self._call.max_values)
+            entry = self._services.body_thread.read_now(
+                self._form.read_entry, line, self._call.max_values
+            )
             entry_id, given = entry.id, entry.message
             if isinstance(given, Refusal):
                 raise given.under("/message")
             if self._key is not None and entry_id is UNSET:
-                raise invalid_field("/id", "missing", f"in a stream with an Idempotency-Key every {self._form.unit} has an id")
+                raise invalid_field(
+                    "/id",
+                    "missing",
+                    f"in a stream with an Idempotency-Key every {self._form.unit} has an id",
+                )
         except Refusal as refusal:
             return _refused(entry_id, refusal)
-        return _Line(entry_id, given, sha256(line).hexdigest() if self._key is not None else "", len(line))
+        return _Line(
+            entry_id, given, sha256(line).hexdigest() if self._key is not None else "", len(line)
+        )
 
     def _built(self, line: _Line, message_id: str) -> Message:
         """Raises Refusal."""
@@ -228,11 +260,15 @@ class _Stream:
             )
         except (Refusal, MessagingError) as error:
             refusal = as_refusal(error)
-            # What is no JSON shows only here when it stands in a `json` field; it is the line's, not the message's.
-            raise refusal if refusal.code == "malformed_request" else refusal.under("/message") from error
+            # What is no JSON shows only here when it stands in a `json` field; it is the line's,
+            # not the message's.
+            raise (
+                refusal if refusal.code == "malformed_request" else refusal.under("/message")
+            ) from error
         return scheduled_message.put_off(built, now_ms)
 
-    # --------------------------------------------------------------------------------------------------------- without key
+    # ----------------------------------------------------------------------------------------------
+    # without key
 
     def _plain(self, lines: Sequence[bytes | None], size: int) -> _Plain | None:
         """The lines, where all are plain."""
@@ -270,17 +306,27 @@ class _Stream:
         except RejectedError:
             return await _as_lines(self._append_together(await self._build_all(lines, size)))
         except MessagingError as error:
-            return b"".join([codec.encode(_refused(entry_id, error)) + b"\n" for entry_id in entry_ids])
+            return b"".join(
+                [codec.encode(_refused(entry_id, error)) + b"\n" for entry_id in entry_ids]
+            )
         services.metrics.messages_in.inc(len(rows))
         status = 202 if is_late(services, placed.durable, durability) else 201
-        return ("\n".join(plain_rows.results_of(entry_ids, message_ids, rows, placed, status=status)) + "\n").encode()
+        return (
+            "\n".join(plain_rows.results_of(entry_ids, message_ids, rows, placed, status=status))
+            + "\n"
+        ).encode()
 
-    async def _build_all(self, lines: Sequence[bytes | None], size: int) -> list[_Built | BatchResult]:
+    async def _build_all(
+        self, lines: Sequence[bytes | None], size: int
+    ) -> list[_Built | BatchResult]:
         judged = await self._judge_all(lines, size)
         message_ids = self._services.identifiers.many("msg", len(lines))
 
         def build_all() -> list[_Built | BatchResult | _Line]:
-            return [self._build_now(line, message_id) for line, message_id in zip(judged, message_ids, strict=True)]
+            return [
+                self._build_now(line, message_id)
+                for line, message_id in zip(judged, message_ids, strict=True)
+            ]
 
         built = await self._services.body_thread.run(size, build_all)
         return [
@@ -288,7 +334,9 @@ class _Stream:
             for one, message_id in zip(built, message_ids, strict=True)
         ]
 
-    def _build_now(self, line: _Line | BatchResult, message_id: str) -> _Built | BatchResult | _Line:
+    def _build_now(
+        self, line: _Line | BatchResult, message_id: str
+    ) -> _Built | BatchResult | _Line:
         """The line itself where a check must be made in the process of schemas first."""
         if isinstance(line, BatchResult):
             return line
@@ -310,14 +358,20 @@ class _Stream:
 
     async def _append_together(self, built: Sequence[_Built | BatchResult]) -> list[BatchResult]:
         """All that can be, in one append."""
-        answers = {index: answer for index, answer in enumerate(built) if isinstance(answer, BatchResult)}
+        answers = {
+            index: answer for index, answer in enumerate(built) if isinstance(answer, BatchResult)
+        }
         lines = {index: one.line for index, one in enumerate(built) if isinstance(one, _Built)}
         if lines:
-            messages = {index: one.message for index, one in enumerate(built) if isinstance(one, _Built)}
+            messages = {
+                index: one.message for index, one in enumerate(built) if isinstance(one, _Built)
+            }
             answers |= await self._append(lines, messages)
         return [answers[index] for index in range(len(built))]
 
-    async def _append(self, lines: dict[int, _Line], messages: dict[int, Message]) -> dict[int, BatchResult]:
+    async def _append(
+        self, lines: dict[int, _Line], messages: dict[int, Message]
+    ) -> dict[int, BatchResult]:
         """By index. Where the engine refuses them together, each is tried by itself."""
         durability = strongest_of([lines[index].given for index in messages])
         try:
@@ -340,11 +394,17 @@ class _Stream:
             for (index, message), place in zip(messages.items(), places, strict=True)
         }
 
-    # ------------------------------------------------------------------------------------------------------------ with key
+    # ----------------------------------------------------------------------------------------------
+    # with key
 
     async def _append_by_key(self, judged: Sequence[_Line | BatchResult]) -> list[Answer]:
-        """Each line is a request of its own, known by the stream's key and its id. Returns once every append has begun."""
-        return [await self._append_once(line) if isinstance(line, _Line) else line for line in judged]
+        """Each line is a request of its own, known by the stream's key and its id.
+
+        Returns once every append has begun.
+        """
+        return [
+            await self._append_once(line) if isinstance(line, _Line) else line for line in judged
+        ]
 
     async def _append_once(self, line: _Line) -> Answer:
         try:
@@ -362,22 +422,43 @@ class _Stream:
             except MessagingError as error:
                 return _refused(line.id, error)
             services.metrics.messages_in.inc()
-            return BatchResult(id=line.id, status=status_of(services, place, durability), receipt=receipt_of(message, place))
+            return BatchResult(
+                id=line.id,
+                status=status_of(services, place, durability),
+                receipt=receipt_of(message, place),
+            )
 
         return appended()
 
-    async def _begin_once(self, line: _Line) -> BatchResult | tuple[Message, Awaitable[list[Appended]]]:
-        """Result of the line before, or the append that has begun. Raises Refusal, MessagingError, ChecksPending."""
+    async def _begin_once(
+        self, line: _Line
+    ) -> BatchResult | tuple[Message, Awaitable[list[Appended]]]:
+        """Result of the line before, or the append that has begun.
+
+        Raises Refusal, MessagingError, ChecksPending.
+        """
         services, topic = self._services, self._topic
-        request = KeyedRequest(f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print)
+        request = KeyedRequest(
+            f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print
+        )
         message_id = services.identifiers.new("msg")
-        make = await services.body_thread.ahead(line.byte_count, lambda: self._built(line, message_id))
-        before = await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+        make = await services.body_thread.ahead(
+            line.byte_count, lambda: self._built(line, message_id)
+        )
+        before = await services.sent_keys.sent_before(
+            request, window_ms=topic.settings.dedup_window_ms
+        )
         if before is not None:
             ((stored, place),) = await services.sent_keys.find(before)
-            return BatchResult(id=line.id, status=before.status, receipt=receipt_of(stored, place, deduplicated=True))
+            return BatchResult(
+                id=line.id,
+                status=before.status,
+                receipt=receipt_of(stored, place, deduplicated=True),
+            )
         message = make()
-        return message, begin_keyed(services, request, topic, {0: message}, strongest_of([line.given]))
+        return message, begin_keyed(
+            services, request, topic, {0: message}, strongest_of([line.given])
+        )
 
 
 def _refused(entry_id: str | UnsetType, error: Refusal | MessagingError) -> BatchResult:
@@ -390,4 +471,6 @@ async def _as_lines(answers: Awaitable[Sequence[BatchResult]]) -> bytes:
 
 
 async def _ended(beginning: "asyncio.Future[list[Answer]]") -> list[BatchResult]:
-    return [answer if isinstance(answer, BatchResult) else await answer for answer in await beginning]
+    return [
+        answer if isinstance(answer, BatchResult) else await answer for answer in await beginning
+    ]

@@ -1,7 +1,8 @@
-"""Messages as JSON: a struct of one message, and the JSON of many, joined from the parts of their records.
+"""Messages as JSON: a struct of one message, and the JSON of many, joined from the parts of their
+records.
 
-Most records have plain properties (`properties.match_plain`), of which nothing needs an escape in JSON. Any other message is
-decoded and encoded by its struct; both ways make the same bytes.
+Most records have plain properties (`properties.match_plain`), of which nothing needs an escape in
+JSON. Any other message is decoded and encoded by its struct; both ways make the same bytes.
 """
 
 import binascii
@@ -26,8 +27,10 @@ M = TypeVar("M", bound=Message | KnownMessage)
 _AT_ONCE = 64  # messages whose JSON is one part, unless it takes more than
 _PART_BYTES = 256 << 10
 _BASE64_PIECE = 3 << 18
-_BETWEEN = b"\x7f"  # bodies that become JSON together: hardly ever in one, and written in JSON as it is
-_KEPT_REST = 128  # bytes of other properties that are kept with their JSON: many messages have the same
+# bodies that become JSON together: hardly ever in one, and written in JSON as it is
+_BETWEEN = b"\x7f"
+# bytes of other properties that are kept with their JSON: many messages have the same
+_KEPT_REST = 128
 
 
 def message_view(
@@ -58,7 +61,10 @@ def message_view(
 
 
 def payload_view(body: bytes, form: PayloadForm) -> tuple[str | None, str | None]:
-    """(payload, payload_encoding). A body that is no UTF-8 is never mangled: it comes as base64, whatever was asked for."""
+    """(payload, payload_encoding).
+
+    A body that is no UTF-8 is never mangled: it comes as base64, whatever was asked for.
+    """
     if form == "omit":
         return None, None
     if form != "base64":
@@ -67,12 +73,20 @@ def payload_view(body: bytes, form: PayloadForm) -> tuple[str | None, str | None
         except UnicodeDecodeError:
             pass
     pieces = range(0, len(body), _BASE64_PIECE)  # each holds the GIL
-    text = b"".join([binascii.b2a_base64(body[start : start + _BASE64_PIECE], newline=False) for start in pieces])
+    text = b"".join(
+        [
+            binascii.b2a_base64(body[start : start + _BASE64_PIECE], newline=False)
+            for start in pieces
+        ]
+    )
     return text.decode("ascii"), "base64"
 
 
 def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
-    """The JSON of each message, but for its last brace, so that fields can follow. Bodies are small."""
+    """The JSON of each message, but for its last brace, so that fields can follow.
+
+    Bodies are small.
+    """
     found: list[bytes] = []
     keep, join = found.append, b"".join
     match, encode, rfc3339 = properties.match_plain, codec.encode, codec.rfc3339
@@ -96,7 +110,10 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
             continue
         if record.queue is not queue:
             queue = record.queue
-            place = b'","topic":%b,"queue_id":%d,"queue_offset":' % (encode(queue.topic), queue.number)
+            place = b'","topic":%b,"queue_id":%d,"queue_offset":' % (
+                encode(queue.topic),
+                queue.number,
+            )
         if record.born_at_ms != born_at_ms:
             born_at_ms = record.born_at_ms
             born = rfc3339(born_at_ms).encode()
@@ -107,17 +124,38 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
             keys = b'%d,"key":"%b","tag":"%b"' % (record.queue_offset, key, tag)
         else:
             keys = b"%d" % record.queue_offset
-            keys += b',"key":"%b"' % key if key is not None else b',"tag":"%b"' % tag if tag is not None else b""
+            keys += (
+                b',"key":"%b"' % key
+                if key is not None
+                else b',"tag":"%b"' % tag
+                if tag is not None
+                else b""
+            )
         ordering_key, behind_payload = rest
-        keep(join((b'{"message_id":"', message_id, place, keys, ordering_key, payload, behind_payload, born, stored)))
+        keep(
+            join(
+                (
+                    b'{"message_id":"',
+                    message_id,
+                    place,
+                    keys,
+                    ordering_key,
+                    payload,
+                    behind_payload,
+                    born,
+                    stored,
+                )
+            )
+        )
     return found
 
 
 def joined(columns: Columns, *ends: _Column) -> bytes | None:
-    """The JSON of messages with `auto` or `utf8` payloads, with commas between them; None unless all are plain.
+    """The JSON of messages with `auto` or `utf8` payloads, with commas between them; None unless
+    all are plain.
 
-    `ends`: pieces that make what is in `parts_of_list`, each of all or of each. Made column by column, in half the time of
-    `json_of`.
+    `ends`: pieces that make what is in `parts_of_list`, each of all or of each. Made column by
+    column, in half the time of `json_of`.
     """
     matched = properties.match_all_plain(columns.properties)
     if matched is None:
@@ -139,14 +177,32 @@ def joined(columns: Columns, *ends: _Column) -> bytes | None:
     else:
         attributes = [[b"".join((b',"key":"', key, b'"')) if key else b"" for key in keys]]
         attributes.append([b"".join((b',"tag":"', tag, b'"')) if tag else b"" for tag in tags])
-    place, offsets = _each(columns.queues, _place), codec.encode(list(columns.queue_offsets))[1:-1].split(b",")
+    place, offsets = (
+        _each(columns.queues, _place),
+        codec.encode(list(columns.queue_offsets))[1:-1].split(b","),
+    )
     times = _each(list(zip(columns.born_at_ms, columns.stored_at_ms, strict=True)), _times)
-    parts = [b',{"message_id":"', ids, place, offsets, *attributes, front, b'"', payloads, b'"', behind, times, *ends]
+    parts = [
+        b',{"message_id":"',
+        ids,
+        place,
+        offsets,
+        *attributes,
+        front,
+        b'"',
+        payloads,
+        b'"',
+        behind,
+        times,
+        *ends,
+    ]
     return _interleaved(parts, len(matched))[1:]
 
 
 def _interleaved(columns: Iterable["_Column"], count: int) -> bytes:
-    """The first item of each column, the second of each and so on; a column of items has so many."""
+    """The first item of each column, the second of each and so on; a column of items has so
+    many.
+    """
     merged: list[Sequence[bytes]] = []
     constant = b""  # all that is the same for all messages, since the column before
     for column in columns:
@@ -186,8 +242,11 @@ def _times(times: tuple[int, int]) -> bytes:
     return f'{born}","stored_at":"{stored}"'.encode()
 
 
-def parts_of_list(records: Sequence[StoredRecord], form: PayloadForm, ends: Sequence[bytes] = ()) -> Iterator[bytes]:
-    """The JSON of their messages, with commas between them, in parts of which none takes long to make.
+def parts_of_list(
+    records: Sequence[StoredRecord], form: PayloadForm, ends: Sequence[bytes] = ()
+) -> Iterator[bytes]:
+    """The JSON of their messages, with commas between them, in parts of which none takes long to
+    make.
 
     `ends`: more fields of each, with a comma before them and the brace behind them.
     """
@@ -210,7 +269,8 @@ def parts_of_list(records: Sequence[StoredRecord], form: PayloadForm, ends: Sequ
 
 
 def _rest(raw: bytes) -> tuple[bytes, bytes] | None:
-    """What is in front of and behind the payload in the JSON, by the properties behind id, key and tag.
+    """What is in front of and behind the payload in the JSON, by the properties behind id, key and
+    tag.
 
     None where the record must be decoded.
     """
@@ -221,7 +281,10 @@ def _rest(raw: bytes) -> tuple[bytes, bytes] | None:
     ordering_key, content_type = reserved.get(ORDERING_KEY), reserved.get(properties.CONTENT_TYPE)
     front = b"" if ordering_key is None else b',"ordering_key":' + codec.encode(ordering_key)
     behind = b"" if content_type is None else b',"content_type":' + codec.encode(content_type)
-    return front + b',"payload":', b',"payload_encoding":"utf8"%b,"properties":%b,"born_at":"' % (behind, codec.encode(own))
+    return front + b',"payload":', b',"payload_encoding":"utf8"%b,"properties":%b,"born_at":"' % (
+        behind,
+        codec.encode(own),
+    )
 
 
 _kept_rest = lru_cache(maxsize=1_024)(_rest)

@@ -47,7 +47,13 @@ _CONCURRENCY = 4
     body_is_optional=True,
     answers={201: ProducerGroup, 200: ProducerGroup},
     headers=[IF_MATCH],
-    problems=["check_conflict", "reserved_topic", "revision_mismatch", "check_url_refused", "storage_full"],
+    problems=[
+        "check_conflict",
+        "reserved_topic",
+        "revision_mismatch",
+        "check_url_refused",
+        "storage_full",
+    ],
 )
 async def put(services: Services, call: Call, name: str, given: ProducerGroupInput) -> Reply:
     """Create or update a producer group.
@@ -94,15 +100,30 @@ async def get(services: Services, _: Call, name: str) -> Reply:
     answer_headers=["ETag"],
     answers={200: ProducerGroup},
     headers=[IF_MATCH],
-    problems=["producer_group_not_found", "reserved_topic", "revision_mismatch", "unsupported_combination", "storage_full"],
+    problems=[
+        "producer_group_not_found",
+        "reserved_topic",
+        "revision_mismatch",
+        "unsupported_combination",
+        "storage_full",
+    ],
 )
-async def rotate_secret(services: Services, call: Call, name: str, _given: RotateSecretInput) -> Reply:
-    """Rotate the signing secret of checks. Returns the new secret. For one day checks are signed with both."""
+async def rotate_secret(
+    services: Services, call: Call, name: str, _given: RotateSecretInput
+) -> Reply:
+    """Rotate the signing secret of checks. Returns the new secret. For one day checks are signed
+    with both.
+    """
     services.producer_groups.check_name(name)
     overlap_ms = services.webhooks.options.secret_overlap_ms
-    group = await services.producer_groups.rotate_secret(name, overlap_ms=overlap_ms, check=call.check_if_match)
+    group = await services.producer_groups.rotate_secret(
+        name, overlap_ms=overlap_ms, check=call.check_if_match
+    )
     if group is None:
-        raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll, which needs no secret")
+        raise Refusal(
+            "unsupported_combination",
+            f"producer group {name} has check_mode poll, which needs no secret",
+        )
     return _answer_with(services, group, shows_secret=True)
 
 
@@ -115,7 +136,12 @@ async def rotate_secret(services: Services, call: Call, name: str, _given: Rotat
     example={},
     body_is_optional=True,
     answers={200: CheckTestResult},
-    problems=["producer_group_not_found", "reserved_topic", "unsupported_combination", "too_many_waiting"],
+    problems=[
+        "producer_group_not_found",
+        "reserved_topic",
+        "unsupported_combination",
+        "too_many_waiting",
+    ],
 )
 async def try_endpoint(services: Services, call: Call, name: str, _given: CheckTestInput) -> Reply:
     """Test the check endpoint of a producer.
@@ -125,9 +151,15 @@ async def try_endpoint(services: Services, call: Call, name: str, _given: CheckT
     """
     group = services.producer_groups.get(name)
     if group.webhook is None:
-        raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll: it has no endpoint to test")
+        raise Refusal(
+            "unsupported_combination",
+            f"producer group {name} has check_mode poll: it has no endpoint to test",
+        )
     if group.webhook.disabled_at_ms is not None:
-        raise Refusal("unsupported_combination", "the endpoint said 410; put the producer group again to have it asked")
+        raise Refusal(
+            "unsupported_combination",
+            "the endpoint said 410; put the producer group again to have it asked",
+        )
     async with services.parked(call):
         cases = await services.tester.run(name)
     found = [
@@ -154,7 +186,9 @@ async def try_endpoint(services: Services, call: Call, name: str, _given: CheckT
     answers={200: CheckList},
     problems=["reserved_topic", "too_many_waiting", *WRITING],
 )
-async def receive_checks(services: Services, call: Call, name: str, given: ReceiveChecksInput) -> Reply:
+async def receive_checks(
+    services: Services, call: Call, name: str, given: ReceiveChecksInput
+) -> Reply:
     """Receive checks to answer, under a lease.
 
     A check that is not answered before its lease ends comes again with the same id.
@@ -165,7 +199,9 @@ async def receive_checks(services: Services, call: Call, name: str, given: Recei
     checks = await receive(name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=0)
     if not checks and given.wait_ms:
         async with services.parked(call):
-            checks = await receive(name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=given.wait_ms)
+            checks = await receive(
+                name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=given.wait_ms
+            )
     now_ms = services.clock.wall_ms()
     return reply(200, CheckList(checks=[_check_view(check, now_ms) for check in checks]))
 
@@ -176,7 +212,15 @@ async def receive_checks(services: Services, call: Call, name: str, given: Recei
     "answerChecks",
     tag="checks",
     body=AnswersInput,
-    example={"answers": [{"check_id": "chk_1_order-8812", "decision": "commit", "evidence": {"row": "order_outbox:8812"}}]},
+    example={
+        "answers": [
+            {
+                "check_id": "chk_1_order-8812",
+                "decision": "commit",
+                "evidence": {"row": "order_outbox:8812"},
+            }
+        ]
+    },
     answers={200: AnswersResult, 207: AnswersResult},
     problems=["producer_group_not_found", "reserved_topic"],
 )
@@ -184,11 +228,15 @@ async def answer_checks(services: Services, _: Call, name: str, given: AnswersIn
     """Answer checks. 207 means that at least one answer was rejected; its result has the reason."""
     services.producer_groups.check_name(name)
     for index, answer in enumerate(given.answers):
-        if answer.evidence is not UNSET and len(codec.encode(answer.evidence)) > _MAX_EVIDENCE_BYTES:
+        if (
+            answer.evidence is not UNSET
+            and len(codec.encode(answer.evidence)) > _MAX_EVIDENCE_BYTES
+        ):
             detail = f"must be at most {_MAX_EVIDENCE_BYTES} bytes of JSON"
             raise invalid_field(f"/answers/{index}/evidence", "out_of_range", detail)
     services.producer_groups.get(name)
-    # Together, so that one sync serves them all; the answers to one transaction still come one after another.
+    # Together, so that one sync serves them all; the answers to one transaction still come one
+    # after another.
     results = await asyncio.gather(*[_answer(services, name, answer) for answer in given.answers])
     rejected = sum(result.problem is not UNSET for result in results)
     body = AnswersResult(accepted=len(results) - rejected, rejected=rejected, results=list(results))
@@ -211,16 +259,24 @@ async def _answer(services: Services, name: str, given: AnswerInput) -> AnswerRe
     return AnswerResult(check_id=given.check_id, status=200, state=transaction.state.value)
 
 
-def _webhook_settings(given: ProducerGroupInput, old: registry.WebhookSettings | None) -> registry.WebhookSettings | None:
+def _webhook_settings(
+    given: ProducerGroupInput, old: registry.WebhookSettings | None
+) -> registry.WebhookSettings | None:
     """The settings with the fields that are given; None for checks by poll. Raises Refusal."""
     is_polled = given.check_mode == "poll" if given.check_mode is not UNSET else old is None
     if is_polled:
         for field in ("check_url", "timeout_ms", "concurrency"):
             if getattr(given, field) is not UNSET:
-                raise invalid_field(f"/{field}", "not_allowed", f"{field} goes with check_mode webhook")
+                raise invalid_field(
+                    f"/{field}", "not_allowed", f"{field} goes with check_mode webhook"
+                )
         return None
     if old is not None:
-        fields = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET}
+        fields = {
+            name: value
+            for name, value in msgspec.structs.asdict(given).items()
+            if value is not UNSET
+        }
         fields.pop("check_mode", None)
         return msgspec.structs.replace(old, **fields)
     if given.check_url is UNSET:
@@ -233,17 +289,31 @@ def _webhook_settings(given: ProducerGroupInput, old: registry.WebhookSettings |
 
 
 def _check_conflicts(given: ProducerGroupInput, old: registry.WebhookSettings) -> None:
-    """Raise Refusal where the request would send the checks of the group to another place, or give up its secret."""
+    """Raise Refusal where the request would send the checks of the group to another place, or give
+    up its secret.
+    """
     conflicts = []
     if given.check_mode == "poll":
         conflicts.append(differs("/check_mode", "webhook", "poll", code="check_conflict"))
     if given.check_url not in (UNSET, old.check_url):
-        conflicts.append(differs("/check_url", old.check_url, given.check_url, code="check_conflict"))
+        conflicts.append(
+            differs("/check_url", old.check_url, given.check_url, code="check_conflict")
+        )
     if conflicts:
-        raise Refusal("check_conflict", "without If-Match a PUT does not change where checks are sent", errors=conflicts)
+        raise Refusal(
+            "check_conflict",
+            "without If-Match a PUT does not change where checks are sent",
+            errors=conflicts,
+        )
 
 
-def _answer_with(services: Services, group: registry.ProducerGroup, *, status: int = 200, shows_secret: bool = False) -> Reply:
+def _answer_with(
+    services: Services,
+    group: registry.ProducerGroup,
+    *,
+    status: int = 200,
+    shows_secret: bool = False,
+) -> Reply:
     body = ProducerGroup(
         producer_group=group.producer_group,
         check_mode=group.check_mode,
@@ -275,7 +345,9 @@ def _check_view(check: LeasedCheck, now_ms: int) -> Check:
         prepared_at=codec.rfc3339(transaction.prepared_at_ms),
         age_ms=max(0, now_ms - transaction.prepared_at_ms),
         messages=[
-            CheckMessage(message_id=message.message_id, topic=message.queue.topic, key=message.key or UNSET)
+            CheckMessage(
+                message_id=message.message_id, topic=message.queue.topic, key=message.key or UNSET
+            )
             for message in transaction.messages
         ],
         lease_expires_at=codec.rfc3339(check.lease_expires_at_ms),

@@ -15,18 +15,29 @@ class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     Omitted fields keep their value; in a new group, and with `If-Match`, they get their default.
     """
 
-    check_mode: Annotated[Literal["poll", "webhook"], Meta(description="Default: poll.")] | UnsetType = UNSET
+    check_mode: (
+        Annotated[Literal["poll", "webhook"], Meta(description="Default: poll.")] | UnsetType
+    ) = UNSET
     check_url: (
         Annotated[
             str,
-            Meta(min_length=1, max_length=2_048, description="URL that checks are sent to: https, a public address, port 443."),
+            Meta(
+                min_length=1,
+                max_length=2_048,
+                description="URL that checks are sent to: https, a public address, port 443.",
+            ),
         ]
         | UnsetType
     ) = UNSET
     timeout_ms: (
         Annotated[
             int,
-            Meta(ge=1, le=60_000, description="Limit for one attempt, from the DNS lookup to the last byte. Default: 15000."),
+            Meta(
+                ge=1,
+                le=60_000,
+                description="Limit for one attempt, from the DNS lookup to the last byte. "
+                "Default: 15000.",
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -36,7 +47,8 @@ class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
             Meta(
                 ge=1,
                 le=1_000,
-                description="Maximum number of concurrent checks to the host, of all groups. Default: 4.",
+                description="Maximum number of concurrent checks to the host, of all groups. "
+                "Default: 4.",
             ),
         ]
         | UnsetType
@@ -52,7 +64,11 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
     timeout_ms: int | UnsetType = UNSET
     concurrency: int | UnsetType = UNSET
     signing_secret: (
-        Annotated[str, Meta(description="Returned only once, in the response to the request that created it.")] | UnsetType
+        Annotated[
+            str,
+            Meta(description="Returned only once, in the response to the request that created it."),
+        ]
+        | UnsetType
     ) = UNSET
     previous_secret_expires_at: (
         Annotated[
@@ -68,7 +84,8 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="The endpoint answered 410 at this time. It is not called again until the group is updated.",
+                description="The endpoint answered 410 at this time. It is not called again until "
+                "the group is updated.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
@@ -91,10 +108,18 @@ class CheckTestCase(msgspec.Struct, kw_only=True):
 
     case: Annotated[
         str,
-        Meta(description="never_seen, asked_again, very_old, wrong_signature or old_timestamp; later releases may add others."),
+        Meta(
+            description="never_seen, asked_again, very_old, wrong_signature or old_timestamp; "
+            "later releases may add others."
+        ),
     ]
     expected: str
-    got: Annotated[str, Meta(description="commit, rollback or unknown; or the reason why there was no valid answer.")]
+    got: Annotated[
+        str,
+        Meta(
+            description="commit, rollback or unknown; or the reason why there was no valid answer."
+        ),
+    ]
     passed: bool
     latency_ms: Annotated[int, Meta(description="Absent if nothing was sent.")] | UnsetType = UNSET
 
@@ -129,7 +154,11 @@ class Check(msgspec.Struct, kw_only=True):
     transaction_id: str
     business_key: str | UnsetType = UNSET
     answer_number: Annotated[
-        int, Meta(description="From 1: the number of this answer, counted since the transaction was begun or resumed.")
+        int,
+        Meta(
+            description="From 1: the number of this answer, counted since the transaction was "
+            "begun or resumed."
+        ),
     ]
     prepared_at: Timestamp
     age_ms: int
@@ -148,9 +177,19 @@ class AnswerInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     check_id: Annotated[str, Meta(min_length=1, max_length=255)]
     decision: Literal["commit", "rollback", "unknown"]
-    evidence: Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")] | UnsetType = UNSET
+    evidence: (
+        Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")]
+        | UnsetType
+    ) = UNSET
     recheck_after_ms: (
-        Annotated[int, Meta(ge=0, le=86_400_000, description="Delay before the next check, instead of the interval.")]
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=86_400_000,
+                description="Delay before the next check, instead of the interval.",
+            ),
+        ]
         | UnsetType
     ) = UNSET
 

@@ -1,1 +1,4 @@
-"""What people configured, in SQL: topics, groups, producer groups. What happened is in the log alone."""
+"""What people configured, in SQL: topics, groups, producer groups.
+
+What happened is in the log alone.
+"""

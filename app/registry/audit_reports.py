@@ -1,4 +1,7 @@
-"""Reports of audits as they were asked for, and what came of them: rows in SQL. What they say lies in files."""
+"""Reports of audits as they were asked for, and what came of them: rows in SQL.
+
+What they say lies in files.
+"""
 
 from typing import Any
 
@@ -47,11 +50,16 @@ class AuditReportRows:
 
     async def load(self) -> list[AuditReport]:
         query = select(table).order_by(table.c.created_at_ms, table.c.report_id)
-        return [AuditReport(**row) for row in await self._database.run(lambda connection: rows(connection, query))]
+        return [
+            AuditReport(**row)
+            for row in await self._database.run(lambda connection: rows(connection, query))
+        ]
 
     async def add(self, report: AuditReport) -> None:
         values = _to_row(report)
-        await self._database.run(lambda connection: _execute(connection, insert(table).values(**values)))
+        await self._database.run(
+            lambda connection: _execute(connection, insert(table).values(**values))
+        )
 
     async def change(self, report: AuditReport) -> None:
         values = _to_row(report)

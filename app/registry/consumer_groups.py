@@ -75,10 +75,12 @@ class ConsumerGroups:
         *,
         begin: Callable[[GroupRules], Awaitable[None]],
     ) -> tuple[ConsumerGroup, bool]:
-        """Create or change a group; (the group, was it created now). Raises as `check_name`, StorageFull.
+        """Create or change a group; (the group, was it created now).
 
-        `new_rules` gets the group as it is, None where it does not exist, and may refuse by raising; then, before the rules
-        are visible, comes `begin`.
+        Raises as `check_name`, StorageFull.
+
+        `new_rules` gets the group as it is, None where it does not exist, and may refuse by
+        raising; then, before the rules are visible, comes `begin`.
         """
         self.check_name(name)
         async with self._changing:
@@ -95,7 +97,11 @@ class ConsumerGroups:
 
     def subscribed_to(self, topic: str) -> list[ConsumerGroup]:
         """By name."""
-        return [group for group in self.all() if any(one.topic == topic for one in group.rules.subscriptions)]
+        return [
+            group
+            for group in self.all()
+            if any(one.topic == topic for one in group.rules.subscriptions)
+        ]
 
     async def unsubscribe(self, topic: str) -> None:
         """End every subscription of a deleted topic."""
@@ -113,10 +119,16 @@ class ConsumerGroups:
             return self._groups.get(name) or await self._insert(name, GroupRules())
 
     def _check_limit(self) -> None:
-        check_limit(len(self._groups) + 1, self._limits.max_groups, "consumer groups", pointer="/group")
+        check_limit(
+            len(self._groups) + 1, self._limits.max_groups, "consumer groups", pointer="/group"
+        )
 
-    async def delete(self, name: str, *, check: Callable[[int | None], None], end: Callable[[], Awaitable[None]]) -> None:
-        """Delete a group. `end` comes last, before a group of the name can be created again. Raises UnknownGroup.
+    async def delete(
+        self, name: str, *, check: Callable[[int | None], None], end: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Delete a group.
+
+        `end` comes last, before a group of the name can be created again. Raises UnknownGroup.
 
         `check` gets the group's revision and may refuse by raising.
         """
@@ -139,8 +151,14 @@ class ConsumerGroups:
 
     async def _change(self, group: ConsumerGroup, rules: GroupRules) -> ConsumerGroup:
         old = msgspec.to_builtins(group.rules)
-        changed = await self._update(msgspec.structs.replace(group, rules=rules, revision=group.revision + 1))
-        changes = {field: (old[field], new) for field, new in msgspec.to_builtins(rules).items() if old[field] != new}
+        changed = await self._update(
+            msgspec.structs.replace(group, rules=rules, revision=group.revision + 1)
+        )
+        changes = {
+            field: (old[field], new)
+            for field, new in msgspec.to_builtins(rules).items()
+            if old[field] != new
+        }
         log.info("group_changed", group=group.name, revision=changed.revision, changes=changes)
         return changed
 
@@ -164,6 +182,10 @@ def _to_row(group: ConsumerGroup) -> dict[str, Any]:
 
 
 def _from_row(row: dict[str, Any]) -> ConsumerGroup:
-    name, created_at_ms, revision = row.pop("consumer_group"), row.pop("created_at_ms"), row.pop("revision")
+    name, created_at_ms, revision = (
+        row.pop("consumer_group"),
+        row.pop("created_at_ms"),
+        row.pop("revision"),
+    )
     rules = msgspec.convert({"subscriptions": row.pop("topics"), **row}, GroupRules)
     return ConsumerGroup(name=name, rules=rules, created_at_ms=created_at_ms, revision=revision)

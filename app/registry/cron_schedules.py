@@ -1,4 +1,7 @@
-"""Cron schedules as they were configured: rows in SQL. What has come of them is in the log (`scheduler/cron_service.py`)."""
+"""Cron schedules as they were configured: rows in SQL.
+
+What has come of them is in the log (`scheduler/cron_service.py`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +23,10 @@ class CronSchedules:
     async def load(self) -> list[CronSchedule]:
         """In the order in which they were made."""
         query = select(table).order_by(table.c.created_at_ms, table.c.schedule_id)
-        return [_from_row(row) for row in await self._database.run(lambda connection: rows(connection, query))]
+        return [
+            _from_row(row)
+            for row in await self._database.run(lambda connection: rows(connection, query))
+        ]
 
     async def add(self, schedule: CronSchedule) -> None:
         row = _to_row(schedule)
@@ -34,7 +40,9 @@ class CronSchedules:
         row = _to_row(schedule)
 
         def save(connection: Connection) -> None:
-            connection.execute(update(table).where(table.c.schedule_id == schedule.schedule_id).values(**row))
+            connection.execute(
+                update(table).where(table.c.schedule_id == schedule.schedule_id).values(**row)
+            )
 
         await self._database.run(save)
 
@@ -47,8 +55,13 @@ class CronSchedules:
 
 def _to_row(schedule: CronSchedule) -> dict[str, Any]:
     values = msgspec.structs.asdict(schedule)
-    return values | {"message": schedule.message.decode("utf-8"), "catch_up": schedule.catch_up.value}
+    return values | {
+        "message": schedule.message.decode("utf-8"),
+        "catch_up": schedule.catch_up.value,
+    }
 
 
 def _from_row(row: dict[str, Any]) -> CronSchedule:
-    return CronSchedule(**row | {"message": row["message"].encode("utf-8"), "catch_up": CatchUp(row["catch_up"])})
+    return CronSchedule(
+        **row | {"message": row["message"].encode("utf-8"), "catch_up": CatchUp(row["catch_up"])}
+    )

@@ -1,11 +1,13 @@
 """The registry's database: one connection, one thread, migrated when it is opened.
 
-A registry has an identity, a row that is made with its tables: by it another database that takes its place is known, at a start
-and while the service runs. A SQLite file that was deleted or replaced would take every change and keep none, since the open
-connection still has the old file, so that is asked before and after each change.
+A registry has an identity, a row that is made with its tables: by it another database that takes
+its place is known, at a start and while the service runs. A SQLite file that was deleted or
+replaced would take every change and keep none, since the open connection still has the old file, so
+that is asked before and after each change.
 
-One connection, because older SQLite libraries have a bug that two writing ones can meet (fixed in 3.51.3). The rest of the
-settings are for durability: write-ahead log, FULL sync, no memory map (a full disk would kill the process).
+One connection, because older SQLite libraries have a bug that two writing ones can meet (fixed in
+3.51.3). The rest of the settings are for durability: write-ahead log, FULL sync, no memory map (a
+full disk would kill the process).
 """
 
 import asyncio
@@ -42,9 +44,11 @@ from storage.errors import RegistryUnavailable, StorageFull
 T = TypeVar("T")
 
 _DISK_FULL = "53100"  # PostgreSQL's disk_full
-_OPENING = int.from_bytes(b"escrowmq", "big")  # PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
+# PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
+_OPENING = int.from_bytes(b"escrowmq", "big")
 
-_INSTALLED = Path(__file__).resolve().parent / "migrations"  # where the wheel has them, see setup.py
+# where the wheel has them, see setup.py
+_INSTALLED = Path(__file__).resolve().parent / "migrations"
 MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2] / "alembic"
 
 # The revision that the tables of the code have, which a test compares with alembic's own answer.
@@ -89,7 +93,8 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.identity = ""  # known once it is open
-        self.lost: str | None = None  # why it is no longer the registry that was opened, if it is not
+        # why it is no longer the registry that was opened, if it is not
+        self.lost: str | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         is_sqlite = url.startswith("sqlite")
         self._engine = create_engine(url, **(_SQLITE if is_sqlite else _SERVER))
@@ -102,7 +107,10 @@ class Database:
         self._file_bytes = 0
 
     async def open(self) -> None:
-        """Bring the schema up to date. Raises RegistryUnavailable, StorageFull; DatabaseError where the file is damaged."""
+        """Bring the schema up to date.
+
+        Raises RegistryUnavailable, StorageFull; DatabaseError where the file is damaged.
+        """
         self.identity = await self._call(self._open)
 
     async def check(self) -> str | None:
@@ -116,7 +124,8 @@ class Database:
     async def run(self, work: Callable[[Connection], T]) -> T:
         """`work` in a transaction of its own; committed, and durable, on return.
 
-        Raises StorageFull: nothing was changed; RegistryUnavailable: it may have been, if the connection was lost at the end.
+        Raises StorageFull: nothing was changed; RegistryUnavailable: it may have been, if the
+        connection was lost at the end.
         """
         return await self._call(partial(self._change, work))
 
@@ -140,7 +149,9 @@ class Database:
             result = self._in_transaction(work)
         except DatabaseError as error:
             if _sqlite_code(error) in _DAMAGED:
-                raise RegistryUnavailable("the database that holds topics, groups and schedules is damaged") from error
+                raise RegistryUnavailable(
+                    "the database that holds topics, groups and schedules is damaged"
+                ) from error
             raise
         self._refuse_if_lost()
         return result
@@ -152,7 +163,11 @@ class Database:
             raise RegistryUnavailable(self.lost)
 
     def _check(self) -> None:
-        self.lost = self._in_transaction(self._other_tables) if self._path is None else self._other_file(self._path)
+        self.lost = (
+            self._in_transaction(self._other_tables)
+            if self._path is None
+            else self._other_file(self._path)
+        )
 
     def _other_file(self, path: str) -> str | None:
         try:
@@ -182,16 +197,23 @@ class Database:
 
 def rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
     """The rows as plain dictionaries."""
-    return [{str(name): value for name, value in row.items()} for row in connection.execute(query).mappings()]
+    return [
+        {str(name): value for name, value in row.items()}
+        for row in connection.execute(query).mappings()
+    ]
 
 
 def bring_up_to_date(connection: Connection) -> str:
-    """Make the tables of a new database, migrate those of an older one; one process after the other. Returns its identity."""
-    if connection.dialect.name == "postgresql":  # of SQLite the transaction has been the only one since it began
+    """Make the tables of a new database, migrate those of an older one; one process after the
+    other. Returns its identity.
+    """
+    # of SQLite the transaction has been the only one since it began
+    if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
     known = inspect(connection).get_table_names()
     if not known:
-        # What alembic's cookbook says of new databases: the tables as they are now, and not by way of each that they once were.
+        # What alembic's cookbook says of new databases: the tables as they are now, and not by way
+        # of each that they once were.
         metadata.create_all(connection)
         _VERSION.create(connection)
         connection.execute(_VERSION.insert().values(version_num=HEAD))
@@ -206,7 +228,8 @@ def bring_up_to_date(connection: Connection) -> str:
 
 def migrate(connection: Connection, revision: str) -> None:
     """Bring the schema to a revision, upwards or (by "base" or an older one) downwards."""
-    from alembic.config import Config  # 250 ms of a start, most of which find everything as it must be
+    # 250 ms of a start, most of which find everything as it must be
+    from alembic.config import Config
 
     from alembic import command
 
@@ -220,13 +243,22 @@ def migrate(connection: Connection, revision: str) -> None:
 
 
 def refused(error: DatabaseError, database: str) -> Exception:
-    """The error that a failed statement becomes: what may pass is RegistryUnavailable, a full disk StorageFull."""
+    """The error that a failed statement becomes: what may pass is RegistryUnavailable, a full disk
+    StorageFull.
+    """
     code = _sqlite_code(error)
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
         return StorageFull()
     if code in _PASSING:
-        return RegistryUnavailable(f"the database that holds topics, groups and schedules is not available: {_PASSING[code]}")
-    return RegistryUnavailable() if database != "sqlite" and isinstance(error, OperationalError) else error
+        return RegistryUnavailable(
+            "the database that holds topics, groups and schedules is not available: "
+            f"{_PASSING[code]}"
+        )
+    return (
+        RegistryUnavailable()
+        if database != "sqlite" and isinstance(error, OperationalError)
+        else error
+    )
 
 
 def _sqlite_code(error: DatabaseError) -> int | None:

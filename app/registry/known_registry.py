@@ -1,7 +1,8 @@
 """The identity of the registry that a store was last used with, kept beside the store.
 
-A store whose registry was deleted, emptied or exchanged would start with topics taken back from the log, and without any of its
-groups, subscriptions, schedules and secrets, of which the log has no copy. So a start compares the two.
+A store whose registry was deleted, emptied or exchanged would start with topics taken back from the
+log, and without any of its groups, subscriptions, schedules and secrets, of which the log has no
+copy. So a start compares the two.
 """
 
 from pathlib import Path
@@ -13,7 +14,10 @@ _NAME = "registry-id"
 
 
 def is_another(store_dir: Path, identity: str) -> bool:
-    """Was the store last used with a registry of another identity? False for a store that was used with none."""
+    """Was the store last used with a registry of another identity?
+
+    False for a store that was used with none.
+    """
     known = durable.read_whole(OsVfs(), store_dir / _NAME)
     return known is not None and known.strip() != identity.encode()
 

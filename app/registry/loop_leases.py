@@ -1,7 +1,8 @@
 """Leases of loops: rows in SQL, for engines whose store several processes serve.
 
-When a lease ends is said and asked by the database's clock alone, so the clocks of machines are never compared. How long a
-lease is used without asking is measured by a monotonic clock of this process, from before it asked.
+When a lease ends is said and asked by the database's clock alone, so the clocks of machines are
+never compared. How long a lease is used without asking is measured by a monotonic clock of this
+process, from before it asked.
 """
 
 from collections.abc import Callable
@@ -63,7 +64,11 @@ class LoopLease:
             return
 
         def end(connection: Connection) -> None:
-            connection.execute(update(table).where(table.c.loop == self._loop, table.c.token == held).values(expires_at_ms=0))
+            connection.execute(
+                update(table)
+                .where(table.c.loop == self._loop, table.c.token == held)
+                .values(expires_at_ms=0)
+            )
 
         await self._database.run(end)
 
@@ -87,7 +92,11 @@ class LoopLease:
         token = last if lease["expires_at_ms"] > now_ms else last + 1
         changed = connection.execute(
             update(table)
-            .where(table.c.loop == self._loop, table.c.token == last, table.c.expires_at_ms == lease["expires_at_ms"])
+            .where(
+                table.c.loop == self._loop,
+                table.c.token == last,
+                table.c.expires_at_ms == lease["expires_at_ms"],
+            )
             .values(token=token, **ours)
         )
         return token if changed.rowcount == 1 else None

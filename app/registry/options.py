@@ -11,7 +11,9 @@ class LimitOptions:
     """Limits on what clients create. Lowering one removes nothing that exists."""
 
     max_topics: int = 10_000
-    max_queues: int = 65_536  # of all topics, about 500 bytes each; those of deleted topics count whose offsets are remembered
+    # of all topics, about 500 bytes each; those of deleted topics count whose offsets are
+    # remembered
+    max_queues: int = 65_536
     max_groups: int = 10_000
     max_producer_groups: int = 10_000
 

@@ -1,9 +1,10 @@
 """What the JSON of a topic's messages must be: a JSON Schema, compiled once.
 
-References to anything outside of the schema are refused, and nothing is ever fetched. Patterns are those that can be matched in
-time linear in the text (no look-around, no back-references). The size of a schema is limited when it is set, and the cost of a
-check has a bound (`schema_size.py`): a check that is cheap for certain runs on the event loop, any other in a process with a
-limit of CPU time (`schema_process.py`).
+References to anything outside of the schema are refused, and nothing is ever fetched. Patterns are
+those that can be matched in time linear in the text (no look-around, no back-references). The size
+of a schema is limited when it is set, and the cost of a check has a bound (`schema_size.py`): a
+check that is cheap for certain runs on the event loop, any other in a process with a limit of CPU
+time (`schema_process.py`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -53,8 +54,8 @@ class PayloadSchema:
     def check(self, body: bytes, *, pointer: str) -> None:
         """Check a document. `pointer`: where it was given.
 
-        Raises Refusal where it is no JSON or not what the schema wants, and ChecksPending where only the process may check it:
-        `until_checked` does so and comes again.
+        Raises Refusal where it is no JSON or not what the schema wants, and ChecksPending where
+        only the process may check it: `until_checked` does so and comes again.
         """
         if self._compiled.is_cheap_for(body):
             errors = self._compiled.errors(body)
@@ -65,8 +66,13 @@ class PayloadSchema:
                 raise ChecksPending([Check(self, body, key)])
             errors = found
         if errors:
-            errors = [FieldError(f"{pointer}{error.pointer}"[:_MAX_SHOWN], error.code, error.detail) for error in errors]
-            raise Refusal("validation_failed", f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
+            errors = [
+                FieldError(f"{pointer}{error.pointer}"[:_MAX_SHOWN], error.code, error.detail)
+                for error in errors
+            ]
+            raise Refusal(
+                "validation_failed", f"{errors[0].pointer}: {errors[0].detail}", errors=errors
+            )
 
     async def errors_by_process(self, body: bytes) -> list[FieldError]:
         """The errors of a document. Raises Refusal overloaded."""
@@ -74,7 +80,10 @@ class PayloadSchema:
 
 
 class Check(NamedTuple):
-    """A document that must be checked in the process. `key`: names the document and the schema; made beside the loop."""
+    """A document that must be checked in the process.
+
+    `key`: names the document and the schema; made beside the loop.
+    """
 
     schema: PayloadSchema
     body: bytes
@@ -82,7 +91,9 @@ class Check(NamedTuple):
 
 
 class RefusedSchema:
-    """A stored schema that is not taken any more: no message of its topic is, until it is changed."""
+    """A stored schema that is not taken any more: no message of its topic is, until it is
+    changed.
+    """
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -94,7 +105,8 @@ class RefusedSchema:
 
 
 async def until_checked(build: Callable[[], Awaitable[T]]) -> T:
-    """The value of `build`, which is called again after each check that had to be made in the process of schemas.
+    """The value of `build`, which is called again after each check that had to be made in the
+    process of schemas.
 
     It changes nothing before its messages are built, and does not wait between that and the append.
     """
@@ -119,17 +131,23 @@ class Compiled:
     def __init__(self, text: bytes, pointer: str) -> None:
         """Raises Refusal."""
         if len(text) > MAX_SCHEMA_BYTES:
-            raise invalid_field(pointer, "out_of_range", f"a schema has at most {MAX_SCHEMA_BYTES} bytes")
+            raise invalid_field(
+                pointer, "out_of_range", f"a schema has at most {MAX_SCHEMA_BYTES} bytes"
+            )
         schema = codec.read_json(text, depth=2)
         if not isinstance(schema, dict | bool):
             raise invalid_field(pointer, "wrong_type", "a JSON Schema is an object, true or false")
         try:
             self.size = measure(schema)
         except SchemaTooLarge as error:
-            raise invalid_field(pointer, "limit_reached", f"the schema is too large: {error}") from None
+            raise invalid_field(
+                pointer, "limit_reached", f"the schema is too large: {error}"
+            ) from None
         options = jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
         try:
-            self._validator = jsonschema_rs.validator_for(schema, pattern_options=options, offline=True, mask=_MASK)
+            self._validator = jsonschema_rs.validator_for(
+                schema, pattern_options=options, offline=True, mask=_MASK
+            )
         except (ValueError, jsonschema_rs.ReferencingError) as error:
             reason = getattr(error, "message", str(error)).partition("\n")[0]
             detail = f"is no JSON Schema that is taken: {reason}"[:_MAX_SHOWN]
@@ -148,7 +166,10 @@ class Compiled:
         if self._validator.is_valid(value):
             return []
         if self._steps(body) <= _ALL_ERRORS_STEPS:
-            return [_field_error(error) for error in islice(self._validator.iter_errors(value), _MAX_ERRORS)]
+            return [
+                _field_error(error)
+                for error in islice(self._validator.iter_errors(value), _MAX_ERRORS)
+            ]
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:

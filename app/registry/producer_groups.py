@@ -62,7 +62,9 @@ class ProducerGroup(msgspec.Struct, frozen=True, kw_only=True):
 class ProducerGroups:
     """Registry of producer groups. Event loop only."""
 
-    def __init__(self, database: Database, clock: Clock, vault: Vault, limits: LimitOptions) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, vault: Vault, limits: LimitOptions
+    ) -> None:
         self._database = database
         self._clock = clock
         self._vault = vault
@@ -72,7 +74,9 @@ class ProducerGroups:
 
     async def open(self) -> None:
         """Raises CannotOpen where a secret was encrypted with a key that is not there."""
-        for row in await self._database.run(lambda connection: rows(connection, select(producer_groups))):
+        for row in await self._database.run(
+            lambda connection: rows(connection, select(producer_groups))
+        ):
             group = self._from_row(row)
             self._groups[group.producer_group] = group
 
@@ -100,7 +104,10 @@ class ProducerGroups:
             check_name(name, what="producer group", pointer="/producer_group")
 
     async def get_or_create(self, name: str) -> tuple[ProducerGroup, bool]:
-        """(the group, was it made now); a new one is polled. Raises ReservedName, InvalidRequest."""
+        """(the group, was it made now); a new one is polled.
+
+        Raises ReservedName, InvalidRequest.
+        """
         known = self.find(name)
         if known is not None:
             return known, False
@@ -112,10 +119,12 @@ class ProducerGroups:
     async def put(
         self, name: str, new_settings: Callable[[ProducerGroup | None], WebhookSettings | None]
     ) -> tuple[ProducerGroup, bool, bool]:
-        """Create or change a group; (the group, was it created now, has it a new secret). Raises as `find`.
+        """Create or change a group; (the group, was it created now, has it a new secret).
 
-        `new_settings` gets the group as it is, None where it does not exist, and may refuse by raising; it returns None for
-        checks by poll.
+        Raises as `find`.
+
+        `new_settings` gets the group as it is, None where it does not exist, and may refuse by
+        raising; it returns None for checks by poll.
         """
         self.check_name(name)
         async with self._changing:
@@ -138,7 +147,9 @@ class ProducerGroups:
     async def rotate_secret(
         self, name: str, *, overlap_ms: int, check: Callable[[int | None], None]
     ) -> ProducerGroup | None:  # fmt: skip
-        """A new secret; the one before it signs too for the time of the overlap. None where it has no webhook.
+        """A new secret; the one before it signs too for the time of the overlap.
+
+        None where it has no webhook.
 
         `check` as for `put`. Raises as `get`.
         """
@@ -156,7 +167,10 @@ class ProducerGroups:
             return await self._change(group, changed)
 
     async def disable(self, name: str, settings: WebhookSettings) -> bool:
-        """Ask no more at this endpoint, which is gone. False where another one was named meanwhile."""
+        """Ask no more at this endpoint, which is gone.
+
+        False where another one was named meanwhile.
+        """
         async with self._changing:
             webhook = self.webhook_of(name)
             if webhook is None or webhook.settings != settings:
@@ -166,8 +180,15 @@ class ProducerGroups:
             return True
 
     async def _create(self, name: str, webhook: Webhook | None) -> ProducerGroup:
-        check_limit(len(self._groups) + 1, self._limits.max_producer_groups, "producer groups", pointer="/producer_group")
-        group = ProducerGroup(producer_group=name, created_at_ms=self._clock.wall_ms(), webhook=webhook)
+        check_limit(
+            len(self._groups) + 1,
+            self._limits.max_producer_groups,
+            "producer groups",
+            pointer="/producer_group",
+        )
+        group = ProducerGroup(
+            producer_group=name, created_at_ms=self._clock.wall_ms(), webhook=webhook
+        )
         row = self._to_row(group)
 
         def save(connection: Connection) -> None:
@@ -183,12 +204,19 @@ class ProducerGroups:
 
         def save(connection: Connection) -> None:
             name = producer_groups.c.producer_group
-            connection.execute(update(producer_groups).where(name == group.producer_group).values(**row))
+            connection.execute(
+                update(producer_groups).where(name == group.producer_group).values(**row)
+            )
 
         await self._database.run(save)
         self._groups[group.producer_group] = changed
         fields = _differing(group.webhook, webhook)
-        log.info("producer_group_changed", producer_group=group.producer_group, revision=changed.revision, fields=fields)
+        log.info(
+            "producer_group_changed",
+            producer_group=group.producer_group,
+            revision=changed.revision,
+            fields=fields,
+        )
         return changed
 
     def _to_row(self, group: ProducerGroup) -> dict[str, Any]:
@@ -200,7 +228,9 @@ class ProducerGroups:
             secret = self._vault.open(row["signing_secret"])
             assert secret is not None
             webhook = Webhook(
-                settings=msgspec.convert({name: row[name] for name in WebhookSettings.__struct_fields__}, WebhookSettings),
+                settings=msgspec.convert(
+                    {name: row[name] for name in WebhookSettings.__struct_fields__}, WebhookSettings
+                ),
                 signing_secret=secret,
                 previous_secret=self._vault.open(row["previous_secret"]),
                 previous_secret_until_ms=row["previous_secret_until_ms"],
@@ -217,10 +247,16 @@ class ProducerGroups:
 def _differing(old: Webhook | None, new: Webhook | None) -> list[str]:
     """Names of the fields that differ. A URL may hold a secret, so the values are not logged."""
     before, after = (
-        {} if webhook is None else {**msgspec.structs.asdict(webhook), **msgspec.structs.asdict(webhook.settings)}
+        {}
+        if webhook is None
+        else {**msgspec.structs.asdict(webhook), **msgspec.structs.asdict(webhook.settings)}
         for webhook in (old, new)
     )
-    return sorted(name for name in before | after if name != "settings" and before.get(name) != after.get(name))
+    return sorted(
+        name
+        for name in before | after
+        if name != "settings" and before.get(name) != after.get(name)
+    )
 
 
 def _columns(group: ProducerGroup, vault: Vault) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
-"""Check documents against schemas in a process of its own, with a limit of CPU time and memory for each check.
+"""Check documents against schemas in a process of its own, with a limit of CPU time and memory for
+each check.
 
-The process is started with the first check that needs it, answers one at a time, and ends when the service does. A check over
-the limit ends the process; the next one starts another.
+The process is started with the first check that needs it, answers one at a time, and ends when the
+service does. A check over the limit ends the process; the next one starts another.
 """
 
 import asyncio
@@ -40,12 +41,15 @@ class SchemaProcess:
         self._process: Process | None = None
 
     async def errors(self, schema: bytes, document: bytes) -> list[FieldError]:
-        """The errors of a document, none where it is right; one of code limit_reached where the check was over a limit.
+        """The errors of a document, none where it is right; one of code limit_reached where the
+        check was over a limit.
 
         Raises Refusal overloaded where many checks wait or the process ended for another reason.
         """
         if self._waiting >= _MAX_WAITING:
-            raise Refusal("overloaded", f"{self._waiting} documents wait to be checked against schemas")
+            raise Refusal(
+                "overloaded", f"{self._waiting} documents wait to be checked against schemas"
+            )
         self._waiting += 1
         try:
             async with self._turn:
@@ -76,16 +80,25 @@ class SchemaProcess:
             log.warning("schema_check_ended", status=status)
             if status in _OVER_A_LIMIT:
                 limits = f"{self._cpu_seconds} s of CPU time or {MEMORY_BYTES >> 30} GiB"
-                detail = f"to check the document against the topic's schema takes more than {limits}"
+                detail = (
+                    f"to check the document against the topic's schema takes more than {limits}"
+                )
                 return [FieldError("", "limit_reached", detail)]
-            raise Refusal("overloaded", "the process that checks documents against schemas has ended") from None
-        except BaseException:  # the client has left: an answer that is still to come is not the next one's
+            raise Refusal(
+                "overloaded", "the process that checks documents against schemas has ended"
+            ) from None
+        # the client has left: an answer that is still to come is not the next one's
+        except BaseException:
             await asyncio.shield(self._end(process))
             raise
 
     async def _end(self, process: Process) -> int:
         self._process = None
-        if process.returncode is None and process.stdout is not None and not process.stdout.at_eof():
+        if (
+            process.returncode is None
+            and process.stdout is not None
+            and not process.stdout.at_eof()
+        ):
             with suppress(ProcessLookupError):
                 process.kill()
         return await process.wait()

@@ -1,9 +1,12 @@
-"""The size of a JSON Schema with its references unfolded, and from it a bound for the cost of a check. Pure.
+"""The size of a JSON Schema with its references unfolded, and from it a bound for the cost of a
+check. Pure.
 
-A small schema can keep a check busy for years: `anyOf` of two references to one place doubles with each level, and a schema
-that refers to itself twice below a value doubles with each level of the document. So a schema has three figures: `places`, how
-many keywords judge one value at most, each as often as references lead to it; `branching`, how many times more often a part of
-a value is judged than the value; `text`, the cost of keywords that look at each byte. A schema over a limit is refused.
+A small schema can keep a check busy for years: `anyOf` of two references to one place doubles with
+each level, and a schema that refers to itself twice below a value doubles with each level of the
+document. So a schema has three figures: `places`, how many keywords judge one value at most, each
+as often as references lead to it; `branching`, how many times more often a part of a value is
+judged than the value; `text`, the cost of keywords that look at each byte. A schema over a limit is
+refused.
 """
 
 import re
@@ -14,10 +17,16 @@ from urllib.parse import unquote
 
 MAX_PLACES = 50_000
 MAX_UNFOLDED = 100_000
-MAX_PATTERNS = 80_000  # what all patterns cost to compile, a character with its repetitions written out as 1: 30 to 70 ms
+# what all patterns cost to compile, a character with its repetitions written out as 1: 30 to 70 ms
+MAX_PATTERNS = 80_000
 
-# Keywords with schemas for the same value, and for its parts: one schema, a list of them, a map of them.
-_SAME = (("not", "if", "then", "else"), ("allOf", "anyOf", "oneOf"), ("dependentSchemas", "dependencies"))
+# Keywords with schemas for the same value, and for its parts: one schema, a list of them, a map of
+# them.
+_SAME = (
+    ("not", "if", "then", "else"),
+    ("allOf", "anyOf", "oneOf"),
+    ("dependentSchemas", "dependencies"),
+)
 _EACH_PART = (
     (
         "additionalProperties",
@@ -32,7 +41,18 @@ _EACH_PART = (
     ("patternProperties",),
 )
 _NAMED_PARTS = ((), (), ("properties",))  # of all of them one judges a part
-_NOT_JUDGED = ("$defs", "definitions", "default", "examples", "title", "description", "$comment", "$schema", "$id", "$anchor")
+_NOT_JUDGED = (
+    "$defs",
+    "definitions",
+    "default",
+    "examples",
+    "title",
+    "description",
+    "$comment",
+    "$schema",
+    "$id",
+    "$anchor",
+)
 _STRUCTURE = {"$ref", *_NOT_JUDGED, *chain.from_iterable(_SAME + _EACH_PART + _NAMED_PARTS)}
 _REFERENCES_ELSEWHERE = ("$dynamicRef", "$recursiveRef")
 _TEXT_KEYWORDS = {"format": 4, "uniqueItems": 2, "multipleOf": 1}
@@ -49,9 +69,11 @@ class SchemaTooLarge(Exception):
 
 
 class SchemaSize(NamedTuple):
-    """`unfolded`: how many keywords there are with all references unfolded; None where they never end.
+    """`unfolded`: how many keywords there are with all references unfolded; None where they never
+    end.
 
-    `is_known` is false where only the library finds what a reference leads to: nothing bounds a check then.
+    `is_known` is false where only the library finds what a reference leads to: nothing bounds a
+    check then.
     """
 
     places: int = 1
@@ -61,7 +83,9 @@ class SchemaSize(NamedTuple):
     is_known: bool = True
 
     def cost(self, *, values: int, size_bytes: int, depth: int) -> int:
-        """An upper bound for the steps of a check of a document with so many values, bytes and levels."""
+        """An upper bound for the steps of a check of a document with so many values, bytes and
+        levels.
+        """
         repeated: int = max(1, self.branching) ** depth
         places = self.places * repeated
         if self.unfolded is not None:
@@ -78,14 +102,18 @@ def measure(schema: dict[str, Any] | bool) -> SchemaSize:
     for node in _objects(schema):
         patterns += sum(_EACH_PATTERN + pattern_cost(pattern) for pattern in _patterns(node))
         is_known &= not any(name in node for name in _REFERENCES_ELSEWHERE)
-        is_known &= node is schema or not any(isinstance(node.get(name), str) for name in ("$id", "id"))  # another base
+        # another base
+        is_known &= node is schema or not any(
+            isinstance(node.get(name), str) for name in ("$id", "id")
+        )
         for name in ("$anchor", "$dynamicAnchor"):
             if isinstance(node.get(name), str):
                 is_known &= anchors.setdefault(node[name], node) is node
     if patterns > MAX_PATTERNS:
         raise SchemaTooLarge(
             f"its patterns have more than {MAX_PATTERNS} characters with repetitions written out,"
-            f" {_COMPILED_WIDE_CLASS} for a dot and {_COMPILED_UNICODE_CLASS:,} for a class as \\p{{L}}"
+            f" {_COMPILED_WIDE_CLASS} for a dot and {_COMPILED_UNICODE_CLASS:,} for a class as "
+            f"\\p{{L}}"
         )
     graph = _Graph(schema, anchors)
     size = graph.size(schema, graph.visit(schema))
@@ -107,7 +135,9 @@ class _Graph:
     def __init__(self, root: dict[str, Any], anchors: dict[str, Any]) -> None:
         self._root = root
         self._anchors = anchors
-        self._own_id = next((root[name] for name in ("$id", "id") if isinstance(root.get(name), str)), "").removesuffix("#")
+        self._own_id = next(
+            (root[name] for name in ("$id", "id") if isinstance(root.get(name), str)), ""
+        ).removesuffix("#")
         self._is_known = True
 
     def visit(self, root: Any) -> dict[int, _Node]:
@@ -133,20 +163,33 @@ class _Graph:
             node = nodes[key]
             below = [id(one) for one in node.same]
             places[key] = node.weight + node.times * sum(places[one] for one in below)
-            branching[key] = len(node.each_part) + bool(node.named_parts) + node.times * sum(branching[one] for one in below)
+            branching[key] = (
+                len(node.each_part)
+                + bool(node.named_parts)
+                + node.times * sum(branching[one] for one in below)
+            )
             text[key] = node.text + node.times * sum(text[one] for one in below)
         largest = max(places.values())
         if largest > MAX_PLACES:
-            raise SchemaTooLarge(f"with its references unfolded more than {MAX_PLACES} keywords judge one value")
-        all_first, has_cycle = _ordered(nodes, lambda node: [*node.same, *node.each_part, *node.named_parts])
+            raise SchemaTooLarge(
+                f"with its references unfolded more than {MAX_PLACES} keywords judge one value"
+            )
+        all_first, has_cycle = _ordered(
+            nodes, lambda node: [*node.same, *node.each_part, *node.named_parts]
+        )
         unfolded: dict[int, int] = {}
-        for key in all_first:  # a reference back counts as one: the document's depth is what limits it
+        # a reference back counts as one: the document's depth is what limits it
+        for key in all_first:
             node = nodes[key]
             below_same = sum(unfolded.get(id(one), 1) for one in node.same)
-            below_parts = sum(unfolded.get(id(one), 1) for one in chain(node.each_part, node.named_parts))
+            below_parts = sum(
+                unfolded.get(id(one), 1) for one in chain(node.each_part, node.named_parts)
+            )
             unfolded[key] = node.weight + node.times * below_same + below_parts
         if unfolded[id(root)] > MAX_UNFOLDED:
-            raise SchemaTooLarge(f"with its references unfolded it has more than {MAX_UNFOLDED} keywords")
+            raise SchemaTooLarge(
+                f"with its references unfolded it has more than {MAX_UNFOLDED} keywords"
+            )
         return SchemaSize(
             places=largest,
             branching=max(branching.values()),
@@ -166,10 +209,19 @@ class _Graph:
         text = sum(weight for name, weight in _TEXT_KEYWORDS.items() if name in schema)
         text += sum(1 + pattern_length(pattern) // _PATTERN_STEP for pattern in _patterns(schema))
         weight = 1 + sum(_count(value) for name, value in schema.items() if name not in _STRUCTURE)
-        return _Node(same, list(_schemas(schema, _EACH_PART)), list(_schemas(schema, _NAMED_PARTS)), weight, text, times)
+        return _Node(
+            same,
+            list(_schemas(schema, _EACH_PART)),
+            list(_schemas(schema, _NAMED_PARTS)),
+            weight,
+            text,
+            times,
+        )
 
     def _target(self, reference: str) -> Any:
-        """The schema that a reference leads to; a schema without keywords where only the library finds it."""
+        """The schema that a reference leads to; a schema without keywords where only the library
+        finds it.
+        """
         base, _, fragment = reference.partition("#")
         fragment = unquote(fragment)
         if base not in ("", self._own_id):
@@ -194,13 +246,17 @@ class _Graph:
 
 
 def pattern_length(pattern: str) -> int:
-    """How many characters a regular expression has where each repeated part is written as often as it may be repeated."""
+    """How many characters a regular expression has where each repeated part is written as often as
+    it may be repeated.
+    """
     return _written_out(pattern, unicode_class=_UNICODE_CLASS, wide_class=0)
 
 
 def pattern_cost(pattern: str) -> int:
     """The same with the classes that take long to compile counted for what they take."""
-    return _written_out(pattern, unicode_class=_COMPILED_UNICODE_CLASS, wide_class=_COMPILED_WIDE_CLASS)
+    return _written_out(
+        pattern, unicode_class=_COMPILED_UNICODE_CLASS, wide_class=_COMPILED_WIDE_CLASS
+    )
 
 
 def _written_out(pattern: str, *, unicode_class: int, wide_class: int) -> int:
@@ -237,13 +293,19 @@ _TOKEN = re.compile(
 )
 
 
-def _ordered(nodes: dict[int, _Node], edges: Callable[[_Node], list[Any]]) -> tuple[list[int], bool]:
-    """The nodes, each behind those that it leads to, and whether one leads back to itself; such an edge is passed over."""
+def _ordered(
+    nodes: dict[int, _Node], edges: Callable[[_Node], list[Any]]
+) -> tuple[list[int], bool]:
+    """The nodes, each behind those that it leads to, and whether one leads back to itself; such an
+    edge is passed over.
+    """
     done: dict[int, None] = {}
     under_way: set[int] = set()
     has_cycle = False
     for start in nodes:
-        stack = [(start, iter([id(one) for one in edges(nodes[start])]))] if start not in done else []
+        stack = (
+            [(start, iter([id(one) for one in edges(nodes[start])]))] if start not in done else []
+        )
         under_way.add(start)
         while stack:
             key, left = stack[-1]

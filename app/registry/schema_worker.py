@@ -1,4 +1,6 @@
-"""The process that checks documents against schemas, started by `schema_process.py`; its argument is the limit of CPU time."""
+"""The process that checks documents against schemas, started by `schema_process.py`; its argument
+is the limit of CPU time.
+"""
 
 import os
 import resource

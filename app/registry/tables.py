@@ -1,14 +1,33 @@
-"""The tables of the registry. alembic/versions says how they came to be; a test says that the two agree."""
+"""The tables of the registry. alembic/versions says how they came to be; a test says that the two
+agree.
+"""
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text, false
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    false,
+)
 
 metadata = MetaData(
-    naming_convention={"pk": "pk_%(table_name)s", "uq": "uq_%(table_name)s_%(column_0_name)s", "ix": "ix_%(column_0_label)s"}
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(column_0_label)s",
+    }
 )
 
 # Times are wall milliseconds. Names are case-sensitive, as they are in the log.
 # One row: what tells this registry from every other one.
-registry_identity = Table("registry_identity", metadata, Column("identity", String(32), primary_key=True))
+registry_identity = Table(
+    "registry_identity", metadata, Column("identity", String(32), primary_key=True)
+)
 
 topics = Table(
     "topics",
@@ -20,7 +39,8 @@ topics = Table(
     Column("max_message_bytes", BigInteger, nullable=False),
     Column("dedup_window_ms", BigInteger, nullable=False),
     Column("max_delay_ms", BigInteger, nullable=False),
-    Column("schema", JSON(none_as_null=True)),  # {kind, mode, json}, where json is the text of the schema
+    # {kind, mode, json}, where json is the text of the schema
+    Column("schema", JSON(none_as_null=True)),
     Column("is_being_deleted", Boolean, nullable=False, server_default=false()),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
@@ -88,7 +108,8 @@ loop_leases = Table(
     Column("expires_at_ms", BigInteger, nullable=False),
 )
 
-# What came of audits that were asked for; dropped ones stay for a while, so that they are known to have been there.
+# What came of audits that were asked for; dropped ones stay for a while, so that they are known to
+# have been there.
 audit_reports = Table(
     "audit_reports",
     metadata,
@@ -97,7 +118,8 @@ audit_reports = Table(
     Column("begun_from_ms", BigInteger),
     Column("begun_to_ms", BigInteger),
     Column("producer_group", String(127)),
-    Column("checks", String(255), nullable=False, server_default=""),  # an earlier version asked for none
+    # an earlier version asked for none
+    Column("checks", String(255), nullable=False, server_default=""),
     Column("state", String(16), nullable=False),
     Column("starts", Integer, nullable=False),
     Column("exit_status", Integer),

@@ -1,7 +1,9 @@
-"""Counts the changes under way that name a topic, so that its deletion sees all of them or comes before them.
+"""Counts the changes under way that name a topic, so that its deletion sees all of them or comes
+before them.
 
-A transaction, a delayed message or a schedule names a topic that is not the queue it is stored in: the store cannot refuse it
-once the topic is deleted. While a deletion is decided, new ones wait; those that have begun end first.
+A transaction, a delayed message or a schedule names a topic that is not the queue it is stored in:
+the store cannot refuse it once the topic is deleted. While a deletion is decided, new ones wait;
+those that have begun end first.
 """
 
 import asyncio
@@ -18,7 +20,10 @@ class TopicUses:
         self._closed: dict[str, asyncio.Event] = {}
 
     def begin(self, topics: Collection[str]) -> bool:
-        """Keep the deletion of these topics waiting until `end`. False where one of them is being deleted: nothing is done."""
+        """Keep the deletion of these topics waiting until `end`.
+
+        False where one of them is being deleted: nothing is done.
+        """
         if self._closed and any(topic in self._closed for topic in topics):
             return False
         for topic in topics:
@@ -37,7 +42,10 @@ class TopicUses:
 
     @asynccontextmanager
     async def using(self, topics: Collection[str]) -> AsyncIterator[None]:
-        """Keep the deletion of these topics waiting. Only inside is it known whether they exist, until the block ends."""
+        """Keep the deletion of these topics waiting.
+
+        Only inside is it known whether they exist, until the block ends.
+        """
         topics = frozenset(topics)
         while not self.begin(topics):
             await next(self._closed[topic] for topic in topics if topic in self._closed).wait()

@@ -28,9 +28,11 @@ MessageType = Literal["normal", "fifo", "delayed", "transactional"]
 ENFORCE = "enforce"
 ALL_TYPES: tuple[MessageType, ...] = ("normal", "fifo", "delayed", "transactional")
 
-NAME_PATTERN = f"^{names.NAME_PATTERN}$"  # for the OpenAPI document: the refusal of a wrong name says more
+# for the OpenAPI document: the refusal of a wrong name says more
+NAME_PATTERN = f"^{names.NAME_PATTERN}$"
 DAY_MS = 86_400_000
-_COMPILED_AT_ONCE_BYTES = 2 << 10  # of a schema on the event loop; measuring and compiling takes a millisecond per KiB
+# of a schema on the event loop; measuring and compiling takes a millisecond per KiB
+_COMPILED_AT_ONCE_BYTES = 2 << 10
 MIB = 1 << 20
 
 
@@ -70,8 +72,17 @@ class Topic:
         self._next_queue = 0
         self.adopt(settings, payload_schema, revision=revision)
 
-    def adopt(self, settings: TopicSettings, payload_schema: PayloadSchema | RefusedSchema | None, *, revision: int) -> None:
-        """Replace the settings of this topic, for every holder of the object. `payload_schema`: the schema that is enforced."""
+    def adopt(
+        self,
+        settings: TopicSettings,
+        payload_schema: PayloadSchema | RefusedSchema | None,
+        *,
+        revision: int,
+    ) -> None:
+        """Replace the settings of this topic, for every holder of the object.
+
+        `payload_schema`: the schema that is enforced.
+        """
         self.payload_schema = payload_schema
         self.settings = settings
         self.revision = revision
@@ -89,7 +100,9 @@ class Topic:
         """Raises UnknownQueue."""
         count = len(self._queues)
         if not 0 <= number < count:
-            raise UnknownQueue(f"topic {self.name} has queues 0 to {count - 1}, there is no queue {number}")
+            raise UnknownQueue(
+                f"topic {self.name} has queues 0 to {count - 1}, there is no queue {number}"
+            )
         return self._queues[number]
 
     def next_queue(self) -> QueueId:
@@ -141,12 +154,26 @@ class Topics:
             topics = self._deleting if values.pop("is_being_deleted") else self._topics
             settings = msgspec.convert(values, TopicSettings)
             schema = self._stored_schema(settings)
-            topics[settings.topic] = Topic(settings, schema, created_at_ms=created_at_ms, revision=revision)
+            topics[settings.topic] = Topic(
+                settings, schema, created_at_ms=created_at_ms, revision=revision
+            )
             await self._store.create_topic(settings.topic, queue_count=settings.queues)
-        stored: Mapping[str, int] = await self._store.topics() if isinstance(self._store, TopicListing) else {}
+        stored: Mapping[str, int] = (
+            await self._store.topics() if isinstance(self._store, TopicListing) else {}
+        )
         for name, queue_count in stored.items():
-            if name not in self._topics and name not in self._deleting and not names.is_reserved_name(name):
-                await self._add(self._new(TopicSettings(topic=name, queues=queue_count, retention_ms=self._retention_ms)))
+            if (
+                name not in self._topics
+                and name not in self._deleting
+                and not names.is_reserved_name(name)
+            ):
+                await self._add(
+                    self._new(
+                        TopicSettings(
+                            topic=name, queues=queue_count, retention_ms=self._retention_ms
+                        )
+                    )
+                )
                 log.warning("topic_taken_back", topic=name, queues=queue_count)
 
     def all(self) -> list[Topic]:
@@ -154,7 +181,9 @@ class Topics:
         return [self._topics[name] for name in sorted(self._topics)]
 
     def retention_ms_of(self, name: str) -> int:
-        """Of the topic, or what it would be if the topic was made now and nothing was said of it."""
+        """Of the topic, or what it would be if the topic was made now and nothing was said
+        of it.
+        """
         known = self._topics.get(name)
         return self._retention_ms if known is None else known.settings.retention_ms
 
@@ -174,7 +203,10 @@ class Topics:
         return topic
 
     def to_use(self, name: str) -> Topic:
-        """As `get`. Where topics are made as they are used it may be one that does not exist before `ensure`."""
+        """As `get`.
+
+        Where topics are made as they are used it may be one that does not exist before `ensure`.
+        """
         topic = self._topics.get(name)
         if topic is None and self._creates_on_use:
             check_name(name)
@@ -184,7 +216,8 @@ class Topics:
     async def ensure(self, topic: Topic) -> None:
         """It exists from now on: what is stored for it has been found right.
 
-        Raises UnknownTopic where it was deleted since it was looked up, and topics are not made as they are used.
+        Raises UnknownTopic where it was deleted since it was looked up, and topics are not made as
+        they are used.
         """
         if topic.name not in self._topics:
             if not self._creates_on_use:
@@ -200,22 +233,30 @@ class Topics:
         return self.get(name)
 
     async def create(self, settings: TopicSettings) -> tuple[Topic, bool]:
-        """(the topic, was it made now). Raises TopicExists where it exists with other settings, and as `get` does."""
+        """(the topic, was it made now).
+
+        Raises TopicExists where it exists with other settings, and as `get` does.
+        """
         check_name(settings.topic)
         async with self._creating:
             known = self._topics.get(settings.topic)
             if known is None:
                 self._check_limits(settings.queues)
                 schema = await self._compiled_schema(settings)
-                return await self._add(Topic(settings, schema, created_at_ms=self._clock.wall_ms(), revision=1)), True
+                return await self._add(
+                    Topic(settings, schema, created_at_ms=self._clock.wall_ms(), revision=1)
+                ), True
         if known.settings != settings:
             raise TopicExists(settings.topic, _differences(known.settings, settings))
         return known, False
 
     async def change(self, name: str, changed: Callable[[Topic], TopicSettings]) -> Topic:
-        """`changed`: what the settings are to be; it may refuse. Where nothing changes the revision stays.
+        """`changed`: what the settings are to be; it may refuse.
 
-        Queues are added, never taken away. Raises InvalidRequest, Refusal, and as `get` does; nothing was changed then.
+        Where nothing changes the revision stays.
+
+        Queues are added, never taken away. Raises InvalidRequest, Refusal, and as `get` does;
+        nothing was changed then.
         """
         async with self._creating:
             topic = self.get(name)
@@ -232,7 +273,9 @@ class Topics:
 
             def save(connection: Connection) -> None:
                 row = msgspec.to_builtins(settings)
-                connection.execute(update(table).where(table.c.topic == name).values(**row, revision=revision))
+                connection.execute(
+                    update(table).where(table.c.topic == name).values(**row, revision=revision)
+                )
 
             await self._database.run(save)
             await self._store.create_topic(name, queue_count=settings.queues)
@@ -244,7 +287,10 @@ class Topics:
         return sorted(self._deleting)
 
     def using(self, names: Collection[str]) -> AbstractAsyncContextManager[None]:
-        """Keep these topics from being deleted while something is stored that names them. Whether they exist: ask inside."""
+        """Keep these topics from being deleted while something is stored that names them.
+
+        Whether they exist: ask inside.
+        """
         return self._uses.using(names)
 
     def begin_use(self, name: str) -> bool:
@@ -257,8 +303,9 @@ class Topics:
     async def begin_deletion(self, name: str, check: Callable[[Topic], Awaitable[None]]) -> None:
         """Make the topic unknown, after a restart too. Raises as `get`.
 
-        `check` may refuse by raising: what it finds to name the topic is all there is. The topic is known until its deletion is
-        on disk: else a client could get 404 and find it again after a crash.
+        `check` may refuse by raising: what it finds to name the topic is all there is. The topic is
+        known until its deletion is on disk: else a client could get 404 and find it again after a
+        crash.
         """
         async with self._creating, self._uses.closed(name):
             await check(self.get(name))
@@ -269,7 +316,9 @@ class Topics:
     async def end_deletion(self, name: str) -> None:
         """Forget the topic; one of the name may be created from now on."""
         async with self._creating:
-            await self._database.run(lambda connection: connection.execute(delete(table).where(table.c.topic == name)))
+            await self._database.run(
+                lambda connection: connection.execute(delete(table).where(table.c.topic == name))
+            )
             del self._deleting[name]
 
     def _check_limits(self, queues: int) -> None:
@@ -279,12 +328,21 @@ class Topics:
         self._check_queues(queues)
 
     def _check_queues(self, more: int) -> None:
-        known = sum([topic.settings.queues for topic in (*self._topics.values(), *self._deleting.values())])
+        known = sum(
+            [topic.settings.queues for topic in (*self._topics.values(), *self._deleting.values())]
+        )
         deleted = self._store.deleted_queues() if isinstance(self._store, TopicDeletion) else 0
-        check_limit(known + deleted + more, self._limits.max_queues, "queues of all topics", pointer="/queues")
+        check_limit(
+            known + deleted + more,
+            self._limits.max_queues,
+            "queues of all topics",
+            pointer="/queues",
+        )
 
     def _new(self, settings: TopicSettings) -> Topic:
-        return Topic(settings, self._schema(settings), created_at_ms=self._clock.wall_ms(), revision=1)
+        return Topic(
+            settings, self._schema(settings), created_at_ms=self._clock.wall_ms(), revision=1
+        )
 
     async def _compiled_schema(self, settings: TopicSettings) -> PayloadSchema | None:
         """As `_schema`, beside the event loop where the schema is large. Raises Refusal."""
@@ -293,14 +351,22 @@ class Topics:
         return await asyncio.to_thread(self._schema, settings)
 
     def _schema(self, settings: TopicSettings) -> PayloadSchema | None:
-        """The schema that is enforced; one that is not enforced must be right too. Raises Refusal."""
+        """The schema that is enforced; one that is not enforced must be right too.
+
+        Raises Refusal.
+        """
         if settings.schema is None:
             return None
-        compiled = PayloadSchema(settings.schema.json.encode(), pointer="/schema/json", process=self.schema_process)
+        compiled = PayloadSchema(
+            settings.schema.json.encode(), pointer="/schema/json", process=self.schema_process
+        )
         return compiled if settings.schema.mode == ENFORCE else None
 
     def _stored_schema(self, settings: TopicSettings) -> PayloadSchema | RefusedSchema | None:
-        """The schema of a stored topic. A limit may be younger than the schema: that keeps no service from its start."""
+        """The schema of a stored topic.
+
+        A limit may be younger than the schema: that keeps no service from its start.
+        """
         try:
             return self._schema(settings)
         except Refusal as refusal:
@@ -311,11 +377,18 @@ class Topics:
     async def _add(self, topic: Topic) -> Topic:
         settings = topic.settings
         if topic.name in self._deleting:
-            raise Refusal("topic_in_use", f"topic {topic.name} is being deleted; DELETE it again to finish that")
+            raise Refusal(
+                "topic_in_use",
+                f"topic {topic.name} is being deleted; DELETE it again to finish that",
+            )
 
         def save(connection: Connection) -> None:
             row = msgspec.to_builtins(settings)
-            connection.execute(insert(table).values(**row, created_at_ms=topic.created_at_ms, revision=topic.revision))
+            connection.execute(
+                insert(table).values(
+                    **row, created_at_ms=topic.created_at_ms, revision=topic.revision
+                )
+            )
 
         # SQL first: a topic that only the store knows would come back with the defaults.
         await self._database.run(save)

@@ -1,7 +1,7 @@
 """Secrets at rest: encrypted where the operator gave a key, as they are where none was given.
 
-A sealed one is `fernet:` and a Fernet token (AES-128-CBC with HMAC-SHA256). The first key seals; all of them open, so a key is
-replaced by putting a new one in front.
+A sealed one is `fernet:` and a Fernet token (AES-128-CBC with HMAC-SHA256). The first key seals;
+all of them open, so a key is replaced by putting a new one in front.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,18 @@ class CannotOpen(Exception):
 
 class Vault:
     def __init__(self, keys: Sequence[SecretStr] = ()) -> None:
-        self._fernet = MultiFernet([Fernet(key.get_secret_value()) for key in keys]) if keys else None
+        self._fernet = (
+            MultiFernet([Fernet(key.get_secret_value()) for key in keys]) if keys else None
+        )
 
     def seal(self, secret: SecretStr | None) -> str | None:
         """As it is stored."""
         if secret is None:
             return None
         text = secret.get_secret_value()
-        return text if self._fernet is None else _SEALED + self._fernet.encrypt(text.encode()).decode()
+        return (
+            text if self._fernet is None else _SEALED + self._fernet.encrypt(text.encode()).decode()
+        )
 
     def open(self, stored: str | None) -> SecretStr | None:
         """Raises CannotOpen. One that was stored before there was a key is taken as it is."""

@@ -13,7 +13,8 @@ from storage.option_checks import require_at_least
 class AuditOptions:
     """Reports of audits, each made by a process beside the service, one at a time."""
 
-    # What is run instead of this installation's own `escrowmq`, with `audit run ...` behind it: spark-submit, for one.
+    # What is run instead of this installation's own `escrowmq`, with `audit run ...` behind it:
+    # spark-submit, for one.
     program: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()
     kept_reports: int = 20  # that have ended; the oldest go
     max_queued: int = 10  # that wait for their turn

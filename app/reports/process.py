@@ -1,7 +1,7 @@
 """The process that makes a report: started, listened to, ended with all that it has started.
 
-It leads a process group of its own, so that Java goes with it, and it reads from a pipe of ours: when that closes, because the
-service was killed, it ends by itself.
+It leads a process group of its own, so that Java goes with it, and it reads from a pipe of ours:
+when that closes, because the service was killed, it ends by itself.
 """
 
 import asyncio
@@ -16,8 +16,13 @@ _GRACE_STEPS = 30  # before it is killed
 _STEP_SECONDS = 0.1
 
 
-async def run(command: Sequence[str], *, folder: Path, errors: Path, on_line: Callable[[bytes], None]) -> int:
-    """Its exit status. `on_line` is given what it says on standard output, `errors` takes the rest. Cancelled, it is ended.
+async def run(
+    command: Sequence[str], *, folder: Path, errors: Path, on_line: Callable[[bytes], None]
+) -> int:
+    """Its exit status.
+
+    `on_line` is given what it says on standard output, `errors` takes the rest. Cancelled, it is
+    ended.
 
     Raises OSError where it cannot be started.
     """

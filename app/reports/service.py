@@ -1,7 +1,8 @@
-"""Reports of audits: asked for, made one at a time by a process of their own, kept until there are too many.
+"""Reports of audits: asked for, made one at a time by a process of their own, kept until there are
+too many.
 
-A report is a row in SQL and a folder of files. While one is made the row says running; a service that ends takes the process
-with it, and the next one restarts that report.
+A report is a row in SQL and a folder of files. While one is made the row says running; a service
+that ends takes the process with it, and the next one restarts that report.
 """
 
 import asyncio
@@ -33,7 +34,10 @@ _MADE = (0, 1, 4)  # exit statuses with which there is a report: clean, findings
 _MOST_STARTS = 3
 _MOST_DROPPED = 1_000  # of which it is known that they were there
 _REASON_CHARACTERS = 500
-_NEEDS_SPARK = "an audit needs Spark, which is not installed beside the service: `make audit`, or requirements-audit.lock"
+_NEEDS_SPARK = (
+    "an audit needs Spark, which is not installed beside the service: `make audit`, or "
+    "requirements-audit.lock"
+)
 
 log = structlog.get_logger()
 
@@ -63,7 +67,10 @@ class AuditReports:
         data_dir: Path,
         has_plots: bool = True,
     ) -> None:
-        """`program`: what makes reports; empty where there is none. `has_plots`: it can make a page of one, too."""
+        """`program`: what makes reports; empty where there is none.
+
+        `has_plots`: it can make a page of one, too.
+        """
         self._has_plots = has_plots
         self._rows = rows
         self._clock = clock
@@ -78,12 +85,16 @@ class AuditReports:
     async def open(self) -> None:
         """Take up what the last service left."""
         self._reports = {report.report_id: report for report in await self._rows.load()}
-        await asyncio.to_thread(_remove_strays, self._data_dir / FOLDER, {report.report_id for report in self})
+        await asyncio.to_thread(
+            _remove_strays, self._data_dir / FOLDER, {report.report_id for report in self}
+        )
         for report in self:
             if report.state == RUNNING and report.starts < _MOST_STARTS:
                 await self._change(report, state=QUEUED, started_at_ms=None)
             elif report.state == RUNNING:
-                await self._fail(report, f"the service ended {_MOST_STARTS} times while it was made")
+                await self._fail(
+                    report, f"the service ended {_MOST_STARTS} times while it was made"
+                )
         self._work_on()
 
     async def stop(self) -> None:
@@ -103,7 +114,10 @@ class AuditReports:
         if report is None:
             raise Refusal("report_not_found", f"report {report_id[:100]} does not exist")
         if report.dropped_at_ms is not None:
-            raise Refusal("report_expired", f"report {report_id} was dropped at {codec.rfc3339(report.dropped_at_ms)}")
+            raise Refusal(
+                "report_expired",
+                f"report {report_id} was dropped at {codec.rfc3339(report.dropped_at_ms)}",
+            )
         return report
 
     async def opened(self, report: AuditReport, pattern: str) -> BinaryIO:
@@ -111,11 +125,19 @@ class AuditReports:
 
         Raises Refusal report_not_found: the report has no such file, or not yet; report_expired.
         """
-        found = await asyncio.to_thread(_open, self._folder(report), pattern) if report.state == DONE else None
+        found = (
+            await asyncio.to_thread(_open, self._folder(report), pattern)
+            if report.state == DONE
+            else None
+        )
         if found is None:
             self.get(report.report_id)  # dropped since it was looked up
             what = f"is {report.state}" if report.state != DONE else "has no such file"
-            raise Refusal("report_not_found", f"report {report.report_id} {what}", context={"state": report.state})
+            raise Refusal(
+                "report_not_found",
+                f"report {report.report_id} {what}",
+                context={"state": report.state},
+            )
         return found
 
     def progress(self, report: AuditReport) -> Progress | None:
@@ -123,7 +145,14 @@ class AuditReports:
 
     def made_before(self, key: str | None, fingerprint: str) -> AuditReport | None:
         """By a request with the same Idempotency-Key. Raises IdempotencyKeyReused."""
-        found = next((one for one in self._reports.values() if key is not None and one.idempotency_key == key), None)
+        found = next(
+            (
+                one
+                for one in self._reports.values()
+                if key is not None and one.idempotency_key == key
+            ),
+            None,
+        )
         if found is not None and found.fingerprint != fingerprint:
             raise IdempotencyKeyReused(f"Idempotency-Key {key} was used with another body")
         return found
@@ -134,8 +163,11 @@ class AuditReports:
             raise NotSupportedByEngine(_NEEDS_SPARK)
         waiting = sum(one.state == QUEUED for one in self)
         if waiting >= self._options.max_queued:
-            raise Backpressure(f"{waiting} reports wait to be made, the limit is {self._options.max_queued}")
-        self._reports[report.report_id] = report  # before anything is awaited: a request with the same key finds it
+            raise Backpressure(
+                f"{waiting} reports wait to be made, the limit is {self._options.max_queued}"
+            )
+        # before anything is awaited: a request with the same key finds it
+        self._reports[report.report_id] = report
         try:
             await self._rows.add(report)
         except BaseException:
@@ -151,7 +183,8 @@ class AuditReports:
             await asyncio.wait({self._current[1]})
         await asyncio.to_thread(shutil.rmtree, self._folder(report), ignore_errors=True)
 
-    # ------------------------------------------------------------------------------------------------------- the work
+    # ----------------------------------------------------------------------------------------------
+    # the work
 
     def _work_on(self) -> None:
         if self._program and (self._working is None or self._working.done()):
@@ -172,13 +205,18 @@ class AuditReports:
         folder = self._folder(report)
         await asyncio.to_thread(_make_empty, folder)
         report = await self._change(
-            report, state=RUNNING, starts=report.starts + 1, started_at_ms=self._clock.wall_ms(), reason=None
+            report,
+            state=RUNNING,
+            starts=report.starts + 1,
+            started_at_ms=self._clock.wall_ms(),
+            reason=None,
         )
         log.info("report_begun", report_id=report.report_id)
         self._progress = Progress(0, 0)
         task = asyncio.create_task(
             process.run(
-                self._command(report), folder=self._data_dir, errors=folder / _ERRORS, on_line=self._note
+                self._command(report), folder=self._data_dir, errors=folder / _ERRORS,
+                on_line=self._note
             )
         )  # fmt: skip
         self._current = report.report_id, task
@@ -194,11 +232,15 @@ class AuditReports:
         if is_over_time:
             await self._fail(report, f"it took longer than {self._options.timeout_ms} ms")
         elif task.result() in _MADE and (folder / REPORT).is_file():
-            await self._change(report, state=DONE, exit_status=task.result(), finished_at_ms=self._clock.wall_ms())
+            await self._change(
+                report, state=DONE, exit_status=task.result(), finished_at_ms=self._clock.wall_ms()
+            )
             log.info("report_done", report_id=report.report_id, exit_status=task.result())
         else:
             said = await asyncio.to_thread(_last_words, folder / _ERRORS)
-            await self._fail(report, said or f"it ended with status {task.result()}", exit_status=task.result())
+            await self._fail(
+                report, said or f"it ended with status {task.result()}", exit_status=task.result()
+            )
 
     def _command(self, report: AuditReport) -> list[str]:
         """Run where the data lies, so that no path of this machine stands in a report."""
@@ -209,7 +251,13 @@ class AuditReports:
         command += ["--parquet", f"{folder}/{_ROWS}", "--parquet-files", "1"]
         if self._has_plots:
             command += ["--html", f"{folder}/{HTML}"]
-        command += ["--driver-memory", self._options.driver_memory, "--progress", "json", "--end-with-stdin"]
+        command += [
+            "--driver-memory",
+            self._options.driver_memory,
+            "--progress",
+            "json",
+            "--end-with-stdin",
+        ]
         if report.begun_from_ms is not None:
             command += ["--from", codec.rfc3339(report.begun_from_ms)]
         if report.begun_to_ms is not None:
@@ -223,16 +271,28 @@ class AuditReports:
             found = msgspec.json.decode(line, type=_Line)
             self._progress = Progress(found.tasks_done, found.tasks_known)
 
-    async def _fail(self, report: AuditReport, reason: str, *, exit_status: int | None = None) -> None:
+    async def _fail(
+        self, report: AuditReport, reason: str, *, exit_status: int | None = None
+    ) -> None:
         reason = reason[:_REASON_CHARACTERS]
-        await self._change(report, state=FAILED, reason=reason, exit_status=exit_status, finished_at_ms=self._clock.wall_ms())
+        await self._change(
+            report,
+            state=FAILED,
+            reason=reason,
+            exit_status=exit_status,
+            finished_at_ms=self._clock.wall_ms(),
+        )
         log.warning("report_failed", report_id=report.report_id, reason=reason)
 
     async def _drop_old(self) -> None:
         ended = [report for report in self if report.has_ended]
         for report in ended[: -self._options.kept_reports]:
             await self.drop(report)
-        dropped = [report.report_id for report in self._reports.values() if report.dropped_at_ms is not None]
+        dropped = [
+            report.report_id
+            for report in self._reports.values()
+            if report.dropped_at_ms is not None
+        ]
         for report_id in dropped[:-_MOST_DROPPED]:
             del self._reports[report_id]
             await self._rows.forget(report_id)

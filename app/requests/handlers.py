@@ -23,7 +23,9 @@ from storage.errors import UnknownTopic, UnsupportedCombination
 from storage.formats import properties
 from storage.message import Message
 
-_PREFER = HeaderParameter("Prefer", "`wait=10` is the same as `wait_ms`, in seconds.", {"type": "string"})
+_PREFER = HeaderParameter(
+    "Prefer", "`wait=10` is the same as `wait_ms`, in seconds.", {"type": "string"}
+)
 _KEPT = ("request_not_found", "message_expired", "record_corrupt", "not_supported_by_engine")
 
 
@@ -60,11 +62,17 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGN
     limit=limit,
 )
 async def ask(services: Services, call: Call, topic_name: str, given: RequestInput) -> Answer:
-    """Send a message that expects a reply. 202 means that there is no reply yet; get it later from the Location."""
+    """Send a message that expects a reply. 202 means that there is no reply yet; get it later from
+    the Location.
+    """
     topic = services.topics.to_use(topic_name)
     wait_ms = _wait_ms(call, given.wait_ms)
     key = call.idempotency_key
-    repeatable = None if key is None else RepeatableKey(key, await call.fingerprint(), topic.settings.dedup_window_ms)
+    repeatable = (
+        None
+        if key is None
+        else RepeatableKey(key, await call.fingerprint(), topic.settings.dedup_window_ms)
+    )
 
     make = await call.ahead(lambda: _message(services, call, topic, given.message))
     if not services.topics.knows(topic.name):
@@ -104,7 +112,9 @@ async def ask(services: Services, call: Call, topic_name: str, given: RequestInp
     problems=(*_KEPT, "too_many_waiting"),
 )
 async def get(services: Services, call: Call, request_id: str, query: RequestQuery) -> Answer:
-    """Get a request and its reply. With `wait_ms` the response waits until the request is closed."""
+    """Get a request and its reply. With `wait_ms` the response waits until the request is
+    closed.
+    """
     request = await _wait_until_closed(services, call, request_id, _wait_ms(call, query.wait_ms))
     return reply(200, await _view(services, request, query.payload))
 
@@ -135,9 +145,13 @@ async def cancel(services: Services, _: Call, request_id: str) -> Answer:
     problems=(*_KEPT, "request_closed", "idempotency_key_reused", "message_too_large", *WRITING),
 )
 async def answer(services: Services, call: Call, request_id: str, given: ReplyInput) -> Answer:
-    """Reply to a request, and acknowledge its message in the same step. A late reply is kept and marked as late."""
+    """Reply to a request, and acknowledge its message in the same step. A late reply is kept and
+    marked as late.
+    """
     request = await services.requests.get(request_id)
-    body, content_type, own = await call.work(lambda: build_reply(given, limit_bytes=_limit_bytes(services, request)))
+    body, content_type, own = await call.work(
+        lambda: build_reply(given, limit_bytes=_limit_bytes(services, request))
+    )
     outcome = await services.requests.reply(
         request_id,
         ReplyBody(body, content_type, own),
@@ -154,10 +168,15 @@ async def answer(services: Services, call: Call, request_id: str, given: ReplyIn
         late=stored.late,
         settled=stored.settled,
     )
-    return reply(200, result, services.pressure_header() | ({"Idempotency-Replayed": "true"} if outcome.replayed else {}))
+    return reply(
+        200,
+        result,
+        services.pressure_header() | ({"Idempotency-Replayed": "true"} if outcome.replayed else {}),
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------
+# helpers
 
 
 def _message(services: Services, call: Call, topic: Topic, given: MessageInput) -> Message:
@@ -171,13 +190,17 @@ def _message(services: Services, call: Call, topic: Topic, given: MessageInput) 
             traceparent=call.traceparent,
         )
     except Refusal as refusal:
-        raise refusal if refusal.code == "malformed_request" else refusal.under("/message") from None
+        raise (
+            refusal if refusal.code == "malformed_request" else refusal.under("/message")
+        ) from None
     if properties.SCHEDULE_ID in message.system:
         raise UnsupportedCombination("a request is not delayed: its deadline counts from now")
     return message
 
 
-async def _wait_until_closed(services: Services, call: Call, request_id: str, wait_ms: int) -> Request:
+async def _wait_until_closed(
+    services: Services, call: Call, request_id: str, wait_ms: int
+) -> Request:
     deadline_ms = services.clock.monotonic_ms() + wait_ms
     while True:
         request = await services.requests.get(request_id)
@@ -216,7 +239,9 @@ async def _view(services: Services, request: Request, form: PayloadForm) -> Requ
 
 
 def _wait_ms(call: Call, given: int | UnsetType) -> int:
-    """`Prefer: wait=10` says it in seconds (RFC 7240); a preference that cannot be kept is kept as far as it can."""
+    """`Prefer: wait=10` says it in seconds (RFC 7240); a preference that cannot be kept is kept as
+    far as it can.
+    """
     preferred = _WAIT.search(call.headers.get("prefer", ""))
     if given is not UNSET:
         return given

@@ -14,9 +14,10 @@ class RequestInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A message that expects a reply, and the time allowed for it."""
 
     message: MessageInput
-    timeout_ms: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS, description="Time allowed for the reply, in milliseconds.")] = (
-        30_000
-    )
+    timeout_ms: Annotated[
+        int,
+        Meta(ge=1, le=MAX_TIMEOUT_MS, description="Time allowed for the reply, in milliseconds."),
+    ] = 30_000
     wait_ms: WaitMs | UnsetType = UNSET
 
 
@@ -31,7 +32,9 @@ class Reply(msgspec.Struct, kw_only=True):
 
     message_id: str
     payload: str | UnsetType = UNSET
-    payload_encoding: Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType = UNSET
+    payload_encoding: (
+        Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType
+    ) = UNSET
     content_type: str | UnsetType = UNSET
     properties: dict[str, str]
     replied_at: Timestamp
@@ -46,11 +49,19 @@ class RequestView(msgspec.Struct, kw_only=True):
     message_id: str
     asked_at: Timestamp
     expires_at: Annotated[Timestamp, Meta(description="Deadline for the reply.")]
-    closed_at: Annotated[Timestamp, Meta(description="Time at which it was closed.")] | UnsetType = UNSET
+    closed_at: (
+        Annotated[Timestamp, Meta(description="Time at which it was closed.")] | UnsetType
+    ) = UNSET
     reply: Reply | UnsetType = UNSET
-    latency_ms: Annotated[int, Meta(description="Time between the request and its reply.")] | UnsetType = UNSET
+    latency_ms: (
+        Annotated[int, Meta(description="Time between the request and its reply.")] | UnsetType
+    ) = UNSET
     late_reply_at: (
-        Annotated[Timestamp, Meta(description="Time of a reply after the deadline; the reply is kept as `reply`.")] | UnsetType
+        Annotated[
+            Timestamp,
+            Meta(description="Time of a reply after the deadline; the reply is kept as `reply`."),
+        ]
+        | UnsetType
     ) = UNSET
 
 
@@ -61,4 +72,10 @@ class ReplyResult(msgspec.Struct, kw_only=True):
     message_id: Annotated[str, Meta(description="Message id of the reply.")]
     state: Annotated[str, Meta(description="replied, or timed_out if the reply was late.")]
     late: bool
-    settled: Annotated[bool, Meta(description="True if the request message was acknowledged; false if its lease had ended.")]
+    settled: Annotated[
+        bool,
+        Meta(
+            description="True if the request message was acknowledged; false if its lease had "
+            "ended."
+        ),
+    ]

@@ -1,1 +1,3 @@
-"""Schedules: look at delayed messages, move them, cancel them; and send messages again and again, as cron does."""
+"""Schedules: look at delayed messages, move them, cancel them; and send messages again and again,
+as cron does.
+"""

@@ -11,11 +11,25 @@ from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.registry.topics import DAY_MS
 from app.schedules import occurrence
-from app.schedules.schemas import CronInput, Firing, Occurrence, OccurrenceList, RescheduleInput, Schedule
+from app.schedules.schemas import (
+    CronInput,
+    Firing,
+    Occurrence,
+    OccurrenceList,
+    RescheduleInput,
+    Schedule,
+)
 from app.services import Services
 from scheduler import cron_log
 from scheduler.cron_line import CronLine
-from scheduler.cron_schedule import CatchUp, CountRestarted, CronParked, CronSchedule, Fired, Skipped
+from scheduler.cron_schedule import (
+    CatchUp,
+    CountRestarted,
+    CronParked,
+    CronSchedule,
+    Fired,
+    Skipped,
+)
 from scheduler.cron_table import CronItem
 from storage.errors import MessagingError
 
@@ -102,7 +116,9 @@ async def create(services: Services, call: Call, given: CronInput) -> Reply:
 
 
 async def _made(services: Services, item: CronItem, *, is_repeated: bool) -> Reply:
-    headers = {"Location": f"/v1/schedules/{item.schedule_id}"} | ({"Idempotency-Replayed": "true"} if is_repeated else {})
+    headers = {"Location": f"/v1/schedules/{item.schedule_id}"} | (
+        {"Idempotency-Replayed": "true"} if is_repeated else {}
+    )
     return await _answer(services, item, status=201, headers=headers)
 
 
@@ -114,15 +130,26 @@ async def occurrences(services: Services, item: CronItem, count: int) -> Reply:
     line = item.line
     if line is None:
         state = item.state.replace("_", " ")
-        raise Refusal("unsupported_combination", f"schedule {item.schedule.schedule_id} is {state}, it has no times")
+        raise Refusal(
+            "unsupported_combination",
+            f"schedule {item.schedule.schedule_id} is {state}, it has no times",
+        )
     moments = await _upcoming(line, services.clock.wall_ms(), count)
     return reply(200, _occurrences(item.schedule.cron, item.schedule.time_zone, line, moments))
 
 
 async def change(services: Services, call: Call, item: CronItem, given: RescheduleInput) -> Reply:
     if given.deliver_at is not UNSET:
-        raise invalid_field("/deliver_at", "not_allowed", "the times of a cron schedule follow from cron and time_zone")
-    message = None if given.message is UNSET else await call.work(lambda: _changed_message(services, item.schedule, given))
+        raise invalid_field(
+            "/deliver_at",
+            "not_allowed",
+            "the times of a cron schedule follow from cron and time_zone",
+        )
+    message = (
+        None
+        if given.message is UNSET
+        else await call.work(lambda: _changed_message(services, item.schedule, given))
+    )
 
     def edit(old: CronSchedule) -> CronSchedule:
         call.check_if_match(old.revision)
@@ -142,7 +169,9 @@ async def change(services: Services, call: Call, item: CronItem, given: Reschedu
 
 
 async def cancel(services: Services, call: Call, item: CronItem) -> Reply:
-    cancelled = await services.cron.cancel(item.schedule_id, check=lambda schedule: call.check_if_match(schedule.revision))
+    cancelled = await services.cron.cancel(
+        item.schedule_id, check=lambda schedule: call.check_if_match(schedule.revision)
+    )
     return await _answer(services, cancelled)
 
 
@@ -170,7 +199,9 @@ async def _answer(
 ) -> Reply:  # fmt: skip
     shown = view(item)
     shown.message = occurrence.read(item.schedule.message)
-    shown.recent_firings = [_firing(one) for one in await services.cron.recent(item.schedule_id, count=_RECENT)]
+    shown.recent_firings = [
+        _firing(one) for one in await services.cron.recent(item.schedule_id, count=_RECENT)
+    ]
     return reply(status, shown, {"ETag": f'"{item.schedule.revision}"', **(headers or {})})
 
 
@@ -178,7 +209,10 @@ def _firing(firing: cron_log.Firing) -> Firing:
     mark = firing.mark
     shown = Firing(event=str(mark.__struct_config__.tag), at=codec.rfc3339(firing.at_ms))
     if isinstance(mark, Skipped):
-        shown.skipped_from, shown.skipped_to = codec.rfc3339(mark.since_ms), codec.rfc3339(mark.settled_ms)
+        shown.skipped_from, shown.skipped_to = (
+            codec.rfc3339(mark.since_ms),
+            codec.rfc3339(mark.settled_ms),
+        )
         return shown
     if isinstance(mark, CountRestarted):
         return shown
@@ -204,7 +238,9 @@ def _changed_message(services: Services, schedule: CronSchedule, given: Reschedu
 def _check_fires(moments: list[int]) -> None:
     if not moments:
         detail = "the line names no moment of the next fifty years"
-        raise Refusal("validation_failed", detail, errors=[FieldError("/cron", "not_allowed", detail)])
+        raise Refusal(
+            "validation_failed", detail, errors=[FieldError("/cron", "not_allowed", detail)]
+        )
 
 
 async def _upcoming(line: CronLine, after_ms: int, count: int) -> list[int]:
@@ -213,5 +249,8 @@ async def _upcoming(line: CronLine, after_ms: int, count: int) -> list[int]:
 
 
 def _occurrences(cron: str, time_zone: str, line: CronLine, moments: list[int]) -> OccurrenceList:
-    items = [Occurrence(at=codec.rfc3339(moment_ms), local=line.as_local(moment_ms)) for moment_ms in moments]
+    items = [
+        Occurrence(at=codec.rfc3339(moment_ms), local=line.as_local(moment_ms))
+        for moment_ms in moments
+    ]
     return OccurrenceList(cron=cron, time_zone=time_zone, description=line.in_words, items=items)

@@ -1,4 +1,6 @@
-"""Schedules over HTTP: look at, list, move, cancel. For those of kind cron cron_handlers.py answers."""
+"""Schedules over HTTP: look at, list, move, cancel. For those of kind cron cron_handlers.py
+answers.
+"""
 
 import re
 
@@ -48,29 +50,42 @@ async def list_(services: Services, _: Call, query: ListSchedulesQuery) -> Reply
     topic = None if query.topic is UNSET else query.topic
     if topic is not None:
         check_name(topic, pointer="/query/topic")
-    due_before_ms = LAST_MS if query.due_before is UNSET else codec.parse_time(query.due_before, "/query/due_before")
+    due_before_ms = (
+        LAST_MS
+        if query.due_before is UNSET
+        else codec.parse_time(query.due_before, "/query/due_before")
+    )
     after = "" if query.page_token is UNSET else pages.decode_token("schedules", query.page_token)
 
     def is_wanted_cron(item: CronItem) -> bool:
         return (
             item.state in states
             and topic in (None, item.schedule.topic)
-            and (query.due_before is UNSET or (item.next_ms is not None and item.next_ms < due_before_ms))
+            and (
+                query.due_before is UNSET
+                or (item.next_ms is not None and item.next_ms < due_before_ms)
+            )
         )
 
     page = SchedulePage(items=[])
     position = _position(after)
     if query.kind != "message" and position is None:
-        crons = services.cron.table.search(after=after, count=query.page_size, wanted=is_wanted_cron)
+        crons = services.cron.table.search(
+            after=after, count=query.page_size, wanted=is_wanted_cron
+        )
         page.items += map(cron_handlers.view, crons)
     if len(page.items) == query.page_size:
         page.next_page_token = pages.encode_token("schedules", page.items[-1].schedule_id)
     elif query.kind != "cron":
         wanted = Wanted([state for state in ScheduleState if state in states], topic, due_before_ms)
-        found = await services.schedules.page(wanted, after=position, max_items=query.page_size - len(page.items))
+        found = await services.schedules.page(
+            wanted, after=position, max_items=query.page_size - len(page.items)
+        )
         page.items += map(_view, found.items)
         if found.end is not None:
-            page.next_page_token = pages.encode_token("schedules", f"{found.end.due_ms}.{found.end.place}")
+            page.next_page_token = pages.encode_token(
+                "schedules", f"{found.end.due_ms}.{found.end.place}"
+            )
     return reply(200, page)
 
 
@@ -100,12 +115,17 @@ async def get(services: Services, _: Call, schedule_id: str) -> Reply:
     answers={200: OccurrenceList},
     problems=["schedule_not_found", "unsupported_combination"],
 )
-async def list_occurrences(services: Services, _: Call, schedule_id: str, query: ListOccurrencesQuery) -> Reply:
+async def list_occurrences(
+    services: Services, _: Call, schedule_id: str, query: ListOccurrencesQuery
+) -> Reply:
     """List the next times of a cron schedule."""
     cron = services.cron.table.get(schedule_id)
     if cron is None:
         await services.schedules.get(schedule_id)
-        raise Refusal("unsupported_combination", f"schedule {schedule_id} is a message's, which has one time: deliver_at")
+        raise Refusal(
+            "unsupported_combination",
+            f"schedule {schedule_id} is a message's, which has one time: deliver_at",
+        )
     return await cron_handlers.occurrences(services, cron, query.count)
 
 
@@ -133,21 +153,29 @@ async def list_occurrences(services: Services, _: Call, schedule_id: str, query:
     limit=cron_handlers.limit,
 )
 async def change(services: Services, call: Call, schedule_id: str, given: RescheduleInput) -> Reply:
-    """Change the time of a delayed message, or a cron schedule. The change is durable when the response is sent."""
+    """Change the time of a delayed message, or a cron schedule. The change is durable when the
+    response is sent.
+    """
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.change(services, call, cron, given)
     for name in ("cron", "time_zone", "message", "catch_up", "paused"):
         if getattr(given, name) is not UNSET:
-            raise invalid_field(f"/{name}", "not_allowed", f"{name} goes with a schedule of kind cron")
+            raise invalid_field(
+                f"/{name}", "not_allowed", f"{name} goes with a schedule of kind cron"
+            )
     if given.deliver_at is UNSET:
         raise invalid_field("/deliver_at", "missing", "a message is moved to a time")
     due_ms = codec.parse_time(given.deliver_at, "/deliver_at")
     item = await services.schedules.get(schedule_id)
     if services.topics.knows(item.topic):
-        check_delay_limit(due_ms - services.clock.wall_ms(), services.topics.get(item.topic), "/deliver_at")
+        check_delay_limit(
+            due_ms - services.clock.wall_ms(), services.topics.get(item.topic), "/deliver_at"
+        )
     return _answer(
-        await services.schedules.move(schedule_id, max(0, due_ms), check=lambda item: call.check_if_match(item.revision))
+        await services.schedules.move(
+            schedule_id, max(0, due_ms), check=lambda item: call.check_if_match(item.revision)
+        )
     )
 
 
@@ -170,13 +198,19 @@ async def cancel(services: Services, call: Call, schedule_id: str) -> Reply:
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.cancel(services, call, cron)
-    return _answer(await services.schedules.cancel(schedule_id, check=lambda item: call.check_if_match(item.revision)))
+    return _answer(
+        await services.schedules.cancel(
+            schedule_id, check=lambda item: call.check_if_match(item.revision)
+        )
+    )
 
 
 def _states(given: str) -> frozenset[str]:
     words = frozenset(word.strip() for word in given.split(","))
     if not words <= _STATES:
-        raise invalid_field("/query/state", "not_allowed", f"a state is one of {', '.join(sorted(_STATES))}")
+        raise invalid_field(
+            "/query/state", "not_allowed", f"a state is one of {', '.join(sorted(_STATES))}"
+        )
     return words
 
 

@@ -21,21 +21,36 @@ CronText = Annotated[
     ),
 ]
 ZoneText = Annotated[
-    str, Meta(min_length=1, max_length=64, description="A time zone of the IANA database, for example Europe/Berlin.")
+    str,
+    Meta(
+        min_length=1,
+        max_length=64,
+        description="A time zone of the IANA database, for example Europe/Berlin.",
+    ),
 ]
-_CATCH_UP = "What to do about missed occurrences: skip all of them, send the last one (once), or send the last hundred (all)."
+_CATCH_UP = (
+    "What to do about missed occurrences: skip all of them, send the last one (once), or "
+    "send the last hundred (all)."
+)
 
 
 class Firing(msgspec.Struct, kw_only=True):
     """An event of a cron schedule."""
 
     event: Annotated[str, Meta(description="fired, skipped, set_aside or counted_anew.")]
-    at: Annotated[str, Meta(description="Time of the event.", extra_json_schema={"format": "date-time"})]
+    at: Annotated[
+        str, Meta(description="Time of the event.", extra_json_schema={"format": "date-time"})
+    ]
     occurrence: (
-        Annotated[str, Meta(description="The scheduled time.", extra_json_schema={"format": "date-time"})] | UnsetType
+        Annotated[
+            str, Meta(description="The scheduled time.", extra_json_schema={"format": "date-time"})
+        ]
+        | UnsetType
     ) = UNSET
     message_id: str | UnsetType = UNSET
-    reason: Annotated[str, Meta(description="Reason why its message could not be sent.")] | UnsetType = UNSET
+    reason: (
+        Annotated[str, Meta(description="Reason why its message could not be sent.")] | UnsetType
+    ) = UNSET
     skipped_from: Timestamp | UnsetType = UNSET
     skipped_to: Timestamp | UnsetType = UNSET
 
@@ -57,12 +72,18 @@ class Schedule(msgspec.Struct, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
-    state: Annotated[str, Meta(description="scheduled, delivered, cancelled or set_aside; for kind cron also paused.")]
+    state: Annotated[
+        str,
+        Meta(
+            description="scheduled, delivered, cancelled or set_aside; for kind cron also paused."
+        ),
+    ]
     reason: (
         Annotated[
             str,
             Meta(
-                description="Why it was set aside: its message could not be delivered, or its next time could not be computed."
+                description="Why it was set aside: its message could not be delivered, or its "
+                "next time could not be computed."
             ),
         ]
         | UnsetType
@@ -74,11 +95,15 @@ class Schedule(msgspec.Struct, kw_only=True):
     catch_up: str | UnsetType = UNSET
     created_at: Timestamp | UnsetType = UNSET
     message: MessageInput | UnsetType = UNSET
-    recent_firings: Annotated[list[Firing], Meta(description="The last ten, newest first.")] | UnsetType = UNSET
+    recent_firings: (
+        Annotated[list[Firing], Meta(description="The last ten, newest first.")] | UnsetType
+    ) = UNSET
 
 
 class CronInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message to send at every time that matches a cron line. It cannot have a delay of its own."""
+    """A message to send at every time that matches a cron line. It cannot have a delay of
+    its own.
+    """
 
     cron: CronText
     time_zone: ZoneText = "UTC"
@@ -93,7 +118,9 @@ class Occurrence(msgspec.Struct, kw_only=True):
     """A time at which a cron schedule sends its message."""
 
     at: Timestamp
-    local: Annotated[str, Meta(description="The same time in the schedule's time zone, with UTC offset.")]
+    local: Annotated[
+        str, Meta(description="The same time in the schedule's time zone, with UTC offset.")
+    ]
 
 
 class OccurrenceList(msgspec.Struct, kw_only=True):
@@ -127,7 +154,13 @@ class ListSchedulesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     kind: Literal["message", "cron"] | UnsetType = UNSET
     topic: Annotated[str, Meta(min_length=1, max_length=127)] | UnsetType = UNSET
     due_before: (
-        Annotated[str, Meta(description="Due before this time. RFC 3339.", extra_json_schema={"format": "date-time"})]
+        Annotated[
+            str,
+            Meta(
+                description="Due before this time. RFC 3339.",
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
         | UnsetType
     ) = UNSET
     state: Annotated[str, Meta(max_length=100, description="Comma-separated states.")] = "scheduled"

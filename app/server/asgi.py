@@ -10,7 +10,10 @@ from app.testing.options import CUT
 
 
 async def answer(app: ASGIApp, request: Request, *, can_cut: bool = False) -> None:
-    """Let the application answer the request. `can_cut`: it may cut the connection, with the extension `CUT`."""
+    """Let the application answer the request.
+
+    `can_cut`: it may cut the connection, with the extension `CUT`.
+    """
 
     async def receive() -> Message:
         body = await request.receive()

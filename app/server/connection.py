@@ -1,7 +1,8 @@
 """HTTP/1.1 connections: requests in, answers out, one after another.
 
-A client that is silent or dribbles must not hold a connection, nor one that does not read its answer; a head must not grow
-without end; and what is not HTTP gets a problem document as any other refusal.
+A client that is silent or dribbles must not hold a connection, nor one that does not read its
+answer; a head must not grow without end; and what is not HTTP gets a problem document as any other
+refusal.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ _MOST_KEPT_BYTES = 64 << 20  # of requests that have not begun, over all connect
 _KEPT_OF_EACH_BYTES = 16 << 10  # so many of them a connection may keep in any case
 _WAITING_BYTES = 512  # that a request takes which waits behind another
 _FIRST_BYTES = 4 << 10  # of what has arrived with a head, which is kept while its request lasts
-_CHUNK_HEAD_BYTES = 32  # a size and the ends of lines; what chunk extensions and trailers may take is the limit of the head
+# a size and the ends of lines; what chunk extensions and trailers may take is the limit of the head
+_CHUNK_HEAD_BYTES = 32
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
 Answering = Callable[[Request], Awaitable[None]]
@@ -50,8 +52,9 @@ class HttpServer:
         *,
         take: HotTake = lambda connection, data: False,
     ) -> None:
-        """`answer`: answers one request. `take`: is asked first, about what arrives on a connection that has no request in
-        progress; where it takes the data, it answers by `Connection.answer_held`.
+        """`answer`: answers one request. `take`: is asked first, about what arrives on a connection
+        that has no request in progress; where it takes the data, it answers by
+        `Connection.answer_held`.
         """
         self.options = options
         self.counted = connections
@@ -92,11 +95,13 @@ class Connection(asyncio.Protocol):
         self._parser = _new_parser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._current: Request | None = None  # the request that is being answered
-        self._is_held = False  # one is being answered that came and goes as bytes (`HttpServer.take`)
+        # one is being answered that came and goes as bytes (`HttpServer.take`)
+        self._is_held = False
         self._ends_held = False  # and it is the last one
         self._on_lost: Callable[[], None] | None = None  # of what waits and is held
         self._kept_bytes = 0  # of those that the server counts
-        self._behind = b""  # what has arrived and is not read before the requests so far have been begun
+        # what has arrived and is not read before the requests so far have been begun
+        self._behind = b""
         self._first = b""  # what has arrived with the beginning of the request that is being read
         self._waiting: deque[Request] = deque()  # those that were sent behind it, the oldest first
         self._arriving: Request | None = None  # the newest one
@@ -104,7 +109,8 @@ class Connection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None  # done when the client has taken enough
         self._is_writing_paused = False
         self._deadline = Deadline(server.loop, self._close_late)
-        self._timeout_ms: int | None = None  # what the deadline becomes when what has arrived is read; 0: none
+        # what the deadline becomes when what has arrived is read; 0: none
+        self._timeout_ms: int | None = None
         self._unread: asyncio.TimerHandle | None = None
         # Of the head and the body that are being received:
         self._target = b""
@@ -117,7 +123,8 @@ class Connection(asyncio.Protocol):
         self._is_in_body = False
         self._is_stream = False  # the body may go on for as long as it moves
 
-    # --------------------------------------------------------------------------------------------------- the connection
+    # ----------------------------------------------------------------------------------------------
+    # the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -137,8 +144,8 @@ class Connection(asyncio.Protocol):
         self.resume_writing()
         self._transport.close()
         self.server.counted.lost(self)
-        # These refer to the connection. Its memory would wait for the garbage collector, and a client that opens one connection
-        # after another would take hundreds of megabytes meanwhile.
+        # These refer to the connection. Its memory would wait for the garbage collector, and a
+        # client that opens one connection after another would take hundreds of megabytes meanwhile.
         self._parser = self._current = self._arriving = None
         self._waiting.clear()
         self._behind = b""  # its request may be in progress for long
@@ -161,7 +168,9 @@ class Connection(asyncio.Protocol):
             self._current.keep_alive = False
 
     def close(self) -> None:
-        """Close it when everything that was written is sent; a client that does not take that is cut off."""
+        """Close it when everything that was written is sent; a client that does not take that is
+        cut off.
+        """
         self._transport.close()
         if self._unread is None and (unread_bytes := self._transport.get_write_buffer_size()):
             self._watch(unread_bytes)
@@ -176,10 +185,14 @@ class Connection(asyncio.Protocol):
 
     def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
         """The service's and the client's."""
-        own, peer = self._transport.get_extra_info("sockname"), self._transport.get_extra_info("peername")
+        own, peer = (
+            self._transport.get_extra_info("sockname"),
+            self._transport.get_extra_info("peername"),
+        )
         return own and (own[0], own[1]), peer and (peer[0], peer[1])
 
-    # ---------------------------------------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------------------------
+    # reading
 
     def data_received(self, data: bytes) -> None:
         if self._is_held or self._behind:
@@ -195,7 +208,9 @@ class Connection(asyncio.Protocol):
             self._first = b""
 
     def _read(self, data: bytes) -> None:
-        """Read what has arrived, but no further than to requests that wait: as objects they take twenty times the memory."""
+        """Read what has arrived, but no further than to requests that wait: as objects they take
+        twenty times the memory.
+        """
         for at in range(0, len(data), _AT_ONCE_BYTES):
             if self._waiting:
                 self._behind = data[at:]
@@ -214,7 +229,10 @@ class Connection(asyncio.Protocol):
             self._note_kept()
 
     def _note_kept(self) -> None:
-        """Count what is kept of requests that have not begun. Where that is too much, a client with much of it is cut off."""
+        """Count what is kept of requests that have not begun.
+
+        Where that is too much, a client with much of it is cut off.
+        """
         head_bytes = self._received_bytes if self._is_in_head else 0
         self._count_kept(len(self._behind) + len(self._waiting) * _WAITING_BYTES + head_bytes)
         if self.server.kept_bytes > _MOST_KEPT_BYTES and self._kept_bytes > _KEPT_OF_EACH_BYTES:
@@ -229,7 +247,10 @@ class Connection(asyncio.Protocol):
         self._framing_bytes += len(data) if was_in_body else 0
         self._feed(data)
         options = self.server.options
-        if self._is_in_body and self._framing_bytes > options.max_head_bytes + _CHUNK_HEAD_BYTES * self._chunks:
+        if (
+            self._is_in_body
+            and self._framing_bytes > options.max_head_bytes + _CHUNK_HEAD_BYTES * self._chunks
+        ):
             self._end_reading()
         if was_in_head and self._is_in_head:  # a header that does not end is not reported either
             self._received_bytes += len(data)
@@ -262,8 +283,9 @@ class Connection(asyncio.Protocol):
                 self._parser.feed_data(data)
                 data = b""
             except httptools.HttpParserUpgrade as upgrade:
-                # Java's client asks for HTTP/2 with every first request, and the parser would take the body for that. We
-                # stay with HTTP/1.1, as RFC 9110 (7.8) allows: the request is read again without the question.
+                # Java's client asks for HTTP/2 with every first request, and the parser would take
+                # the body for that. We stay with HTTP/1.1, as RFC 9110 (7.8) allows: the request is
+                # read again without the question.
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self._parser = _new_parser(self)
             except httptools.HttpParserError:
@@ -274,7 +296,9 @@ class Connection(asyncio.Protocol):
         lines = [b"%s %s HTTP/1.1" % (self._parser.get_method(), self._target)]
         for name, value in self._headers:
             if name == b"connection":
-                value = b", ".join(word for word in value.split(b",") if word.strip().lower() not in _OF_AN_UPGRADE)
+                value = b", ".join(
+                    word for word in value.split(b",") if word.strip().lower() not in _OF_AN_UPGRADE
+                )
             if name not in _OF_AN_UPGRADE:
                 lines.append(b"%s: %s" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
@@ -291,7 +315,8 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + len(": \r\n"))
-        if self._is_in_head:  # a trailer is ignored: a gateway in front has judged the head alone (RFC 9110, 6.5.1)
+        # a trailer is ignored: a gateway in front has judged the head alone (RFC 9110, 6.5.1)
+        if self._is_in_head:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -309,7 +334,9 @@ class Connection(asyncio.Protocol):
             raise ValueError("HTTP/1.0 has no chunks")  # RFC 9112, 6.1
         self._take_host_of_target()
         keep_alive = http_version != "1.0" and parser.should_keep_alive()
-        request = Request(self, method, self._target, self._headers, http_version, keep_alive=keep_alive)
+        request = Request(
+            self, method, self._target, self._headers, http_version, keep_alive=keep_alive
+        )
         request.arrived_with, self._first = self._first, b""
         self._is_in_body = True
         self._is_stream = takes_a_stream(method, request.path)
@@ -322,14 +349,19 @@ class Connection(asyncio.Protocol):
             self._waiting.append(request)
 
     def _take_host_of_target(self) -> None:
-        """Replace the value of the one Host header by the authority of a target in absolute form (RFC 9112, 3.2.2)."""
+        """Replace the value of the one Host header by the authority of a target in absolute form
+        (RFC 9112, 3.2.2).
+        """
         if self._target.startswith((b"/", b"*")):
             return
         target = httptools.parse_url(self._target)
         hosts = [at for at, (name, _) in enumerate(self._headers) if name == b"host"]
         if target.host is not None and len(hosts) == 1:
             host = b"[%s]" % target.host if b":" in target.host else target.host
-            self._headers[hosts[0]] = (b"host", host if target.port is None else b"%s:%d" % (host, target.port))
+            self._headers[hosts[0]] = (
+                b"host",
+                host if target.port is None else b"%s:%d" % (host, target.port),
+            )
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
@@ -350,7 +382,8 @@ class Connection(asyncio.Protocol):
         request = self._arriving
         if request is None:
             return
-        if not self._parser.should_keep_alive():  # a trailer may say so: the parser takes nothing that follows
+        # a trailer may say so: the parser takes nothing that follows
+        if not self._parser.should_keep_alive():
             request.keep_alive = False
         if not request.is_answered:
             request.end()
@@ -366,7 +399,8 @@ class Connection(asyncio.Protocol):
         """What has arrived is not HTTP: answer what came before it, or the client, and close."""
         newest = self._arriving
         if newest is not None and newest is not self._current and newest.has_more and self._waiting:
-            # It broke off in the body of a request that still waits behind others: that one is never begun.
+            # It broke off in the body of a request that still waits behind others: that one is
+            # never begun.
             self._waiting.pop()
             newest = self._arriving = self._waiting[-1] if self._waiting else self._current
         if newest is not None and not newest.is_answered and not newest.has_more:
@@ -375,7 +409,11 @@ class Connection(asyncio.Protocol):
             return
         most = self.server.options.max_head_bytes
         is_too_large = max(self._head_bytes, self._received_bytes) > most
-        detail = f"the head has more than {most} bytes" if is_too_large else "the request is not HTTP/1.1"
+        detail = (
+            f"the head has more than {most} bytes"
+            if is_too_large
+            else "the request is not HTTP/1.1"
+        )
         self._refuse(Refusal("malformed_request", detail))
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -384,13 +422,17 @@ class Connection(asyncio.Protocol):
         self._timeout_ms = None
         if self._transport.is_closing():
             return
-        if self._current is None or not self._current.has_begun:  # else it would become a part of that answer
+        # else it would become a part of that answer
+        if self._current is None or not self._current.has_begun:
             headers, body = refused(refusal)
             lines = [b"%b: %b\r\n" % header for header in headers]
-            self._transport.write(b"".join([STATUS_LINES[refusal.kind.status], *lines, b"\r\n", body]))
+            self._transport.write(
+                b"".join([STATUS_LINES[refusal.kind.status], *lines, b"\r\n", body])
+            )
         self.close()
 
-    # -------------------------------------------------------------------------------------------------------- answering
+    # ----------------------------------------------------------------------------------------------
+    # answering
 
     def _start(self, request: Request) -> None:
         self._current = request
@@ -398,7 +440,9 @@ class Connection(asyncio.Protocol):
         if server.counted.serves(self, request.path):
             server.run(request, server.answer(request))
             return
-        refusal = Refusal("overloaded", "as many connections are open as may be; this one is closed")
+        refusal = Refusal(
+            "overloaded", "as many connections are open as may be; this one is closed"
+        )
         headers, body = refused(refusal)
         request.begin(refusal.kind.status, headers)
         request.write(body)
@@ -423,11 +467,14 @@ class Connection(asyncio.Protocol):
             self._read_behind()
 
     def is_served(self) -> bool:
-        """May anything be asked over this connection (`Connections.serves`), whose client takes its answers?"""
+        """May anything be asked over this connection (`Connections.serves`), whose client takes its
+        answers?
+        """
         return not self._is_writing_paused and self.server.counted.serves(self, "")
 
     def hold(self, on_lost: Callable[[], None] | None = None) -> None:
-        """A request has been taken, which is answered by `answer_held`; what arrives waits behind it.
+        """A request has been taken, which is answered by `answer_held`; what arrives waits behind
+        it.
 
         `on_lost`: called when the client leaves before, of a request that waits for long.
         """
@@ -454,7 +501,9 @@ class Connection(asyncio.Protocol):
             self._read_behind()
 
     def answer_now(self, answer: bytes) -> None:
-        """Answer a request that is complete and was never held; the connection waits for the next one."""
+        """Answer a request that is complete and was never held; the connection waits for the next
+        one.
+        """
         transport = self._transport
         if transport.is_closing():
             return
@@ -463,7 +512,9 @@ class Connection(asyncio.Protocol):
         self._deadline.set(KEEP_ALIVE_MS)
 
     def read_again(self, data: bytes) -> None:
-        """Have the request that is held, of which these are the bytes, answered in the ordinary way."""
+        """Have the request that is held, of which these are the bytes, answered in the ordinary
+        way.
+        """
         self._is_held = False
         self._on_lost = None
         if self._transport.is_closing():
@@ -506,7 +557,9 @@ class Connection(asyncio.Protocol):
             self._unread = None
 
     def _cut_unread(self, unread_bytes: int) -> None:
-        """A slow reader is one thing, a client that takes nothing another: its answer would stay here for ever."""
+        """A slow reader is one thing, a client that takes nothing another: its answer would stay
+        here for ever.
+        """
         left_bytes = self._transport.get_write_buffer_size()
         if left_bytes < unread_bytes:
             self._watch(left_bytes)
@@ -514,25 +567,37 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _close_late(self) -> None:
-        if self._is_reading_paused:  # we are late, not the client: it waits behind a request that it sent before
+        # we are late, not the client: it waits behind a request that it sent before
+        if self._is_reading_paused:
             self._deadline.set(self.server.options.body_timeout_ms)
         elif not self._transport.is_closing():
             self.close()
 
 
 def refused(refusal: Refusal) -> tuple[Headers, bytes]:
-    """The headers and the body of an answer that belongs to no request and is the last one of its connection."""
+    """The headers and the body of an answer that belongs to no request and is the last one of its
+    connection.
+    """
     body = codec.encode(document(refusal, request_id=secrets.token_hex(8)))
-    headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), "connection": "close", **refusal.headers}
+    headers = {
+        "content-type": MEDIA_TYPE,
+        "content-length": str(len(body)),
+        "connection": "close",
+        **refusal.headers,
+    }
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
 
 
 def _unread_bytes(transport: asyncio.Transport) -> int:
     """Bytes that the kernel has of what the client sent."""
-    return int.from_bytes(fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+    return int.from_bytes(
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)),
+        sys.byteorder,
+    )
 
 
 def _new_parser(protocol: Connection) -> Any:
     parser = httptools.HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # a request behind the last one is not answered, that is all
+    # a request behind the last one is not answered, that is all
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser

@@ -7,8 +7,9 @@ from collections.abc import Callable
 class Deadline:
     """Calls `on_expired` when its time has come. Event loop only.
 
-    To set it later, or not at all, is no more than an assignment: the timer that runs finds out when it ends. A connection
-    moves its deadline with every request, and a timer for each would cost more than the rest of reading it.
+    To set it later, or not at all, is no more than an assignment: the timer that runs finds out
+    when it ends. A connection moves its deadline with every request, and a timer for each would
+    cost more than the rest of reading it.
     """
 
     __slots__ = ("_at", "_loop", "_on_expired", "_timer", "_timer_at")

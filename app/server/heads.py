@@ -1,7 +1,9 @@
-"""Heads of requests that are known: the same bytes were read, routed and let in before, so that they need not be again.
+"""Heads of requests that are known: the same bytes were read, routed and let in before, so that
+they need not be again.
 
-A client that sends again and again sends the same head again and again. What it means follows from its bytes alone, for as long
-as the service runs: rules of admission do not change, and nothing that does (a topic, say) is remembered here.
+A client that sends again and again sends the same head again and again. What it means follows from
+its bytes alone, for as long as the service runs: rules of admission do not change, and nothing that
+does (a topic, say) is remembered here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +16,10 @@ _MOST_BYTES = 1 << 10  # of a head
 # Headers that change nothing of how an operation is done or answered, once the request is let in.
 _HARMLESS = frozenset(
     (
-        "accept", "accept-encoding", "accept-language", "authorization", "cache-control", "content-length", "content-type",
-        "host", "origin", "pragma", "referer", "sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site", "user-agent",
+        "accept", "accept-encoding", "accept-language", "authorization", "cache-control",
+        "content-length", "content-type",
+        "host", "origin", "pragma", "referer", "sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site",
+        "user-agent",
     )
 )  # fmt: skip
 
@@ -25,7 +29,9 @@ def is_harmless(headers: Mapping[str, str]) -> bool:
     connection = headers.get("connection")
     if connection is not None and connection.lower() != "keep-alive":
         return False
-    return headers.get("content-type", "application/json") == "application/json" and _are_harmless(headers)
+    return headers.get("content-type", "application/json") == "application/json" and _are_harmless(
+        headers
+    )
 
 
 def _are_harmless(names: Iterable[str]) -> bool:
@@ -33,7 +39,10 @@ def _are_harmless(names: Iterable[str]) -> bool:
 
 
 class KnownHeads(Generic[T]):
-    """What each head means, by its bytes. At most so many; beyond that it begins again. Event loop only."""
+    """What each head means, by its bytes.
+
+    At most so many; beyond that it begins again. Event loop only.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, T] = {}

@@ -1,8 +1,9 @@
 """Operations that are asked for so often that they have a way of their own beside their handler.
 
-A hot operation takes a request whose head is known (`app/server/heads.py`) and whose body has come with it, or leaves it
-untouched, and then the ordinary way answers. What it takes in one turn of the loop it does together: ids, one append, metrics.
-It gives the answers that the handler gives, for the plain requests that it takes.
+A hot operation takes a request whose head is known (`app/server/heads.py`) and whose body has come
+with it, or leaves it untouched, and then the ordinary way answers. What it takes in one turn of the
+loop it does together: ids, one append, metrics. It gives the answers that the handler gives, for
+the plain requests that it takes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,10 @@ _OK = 200
 
 
 class Held(Protocol):
-    """A connection whose request a hot operation has taken. It waits for exactly one of these calls."""
+    """A connection whose request a hot operation has taken.
+
+    It waits for exactly one of these calls.
+    """
 
     def answer_held(self, answer: bytes) -> None:
         """Send head and body of the answer; the connection may have been lost since."""
@@ -50,7 +54,10 @@ class HotOperation(Protocol):
         """Are its answers so long that they are compressed for a client that takes that?"""
 
     def take(self, asked: "Asked", connection: Held, data: bytes, body_at: int) -> bool:
-        """Take a request, whose body begins at `body_at`. False: nothing was done, and it is not plain enough."""
+        """Take a request, whose body begins at `body_at`.
+
+        False: nothing was done, and it is not plain enough.
+        """
 
 
 class Asked(NamedTuple):
@@ -63,18 +70,27 @@ class Asked(NamedTuple):
 
 
 HotAnswer = Callable[[bytes], bytes | Waiting | None]
-"""The answer to a request, head and body, made at once, or its wait. None: nothing has changed, the handler is to answer."""
+"""The answer to a request, head and body, made at once, or its wait.
+
+None: nothing has changed, the handler is to answer.
+"""
 
 
 class HotRead(Protocol):
-    """An operation whose answers are most often made of what memory has, without a task and the objects of a request."""
+    """An operation whose answers are most often made of what memory has, without a task and the
+    objects of a request.
+    """
 
     def answering(self, headers: Mapping[str, str]) -> HotAnswer:
-        """What answers requests for the operation that have these headers, which are harmless (`heads.is_harmless`)."""
+        """What answers requests for the operation that have these headers, which are harmless
+        (`heads.is_harmless`).
+        """
 
 
 class HotParts(NamedTuple):
-    """What hot operations need of the service. `soon`: calls something later in this turn of the loop.
+    """What hot operations need of the service.
+
+    `soon`: calls something later in this turn of the loop.
 
     `default_lines`: of the head of every answer.
     """
@@ -118,9 +134,9 @@ class HotTurn(Generic[T]):
         tells_pressure: bool,
         max_bytes: int = _MAX_BYTES,
     ) -> None:
-        """`do`: does what was taken, and answers by `answer` or `refuse`; the time is when the first of it was taken. Where it
-        raises at once, it has done nothing, and `let_go` gives back what was held. `tells_pressure`: of the operation.
-        `max_bytes`: of a request that is taken.
+        """`do`: does what was taken, and answers by `answer` or `refuse`; the time is when the
+        first of it was taken. Where it raises at once, it has done nothing, and `let_go` gives back
+        what was held. `tells_pressure`: of the operation. `max_bytes`: of a request that is taken.
         """
         self._parts = parts
         self._operation_id = operation_id
@@ -139,10 +155,14 @@ class HotTurn(Generic[T]):
     def has_room(self, data: bytes) -> bool:
         """May a request be taken, as far as its length is concerned?"""
         bodies, byte_count = self._parts.bodies, len(data)
-        return byte_count <= self._max_bytes and bodies.used_bytes + byte_count <= bodies.limit_bytes
+        return (
+            byte_count <= self._max_bytes and bodies.used_bytes + byte_count <= bodies.limit_bytes
+        )
 
     def add(self, taken: T) -> None:
-        """It is done at the end of this turn, never before this returns: its connection is not held yet."""
+        """It is done at the end of this turn, never before this returns: its connection is not held
+        yet.
+        """
         byte_count = len(taken.data)
         if not self._newest or self._newest_bytes + byte_count > _MAX_TURN_BYTES:
             self._newest, self._newest_bytes = [], 0
@@ -159,11 +179,15 @@ class HotTurn(Generic[T]):
         try:
             self._do(self._parts.get_services(), taken, begun)
         except Exception as error:  # noqa: BLE001
-            # One of them may be the reason, a topic that was deleted since, say: each finds out for itself.
+            # One of them may be the reason, a topic that was deleted since, say: each finds out for
+            # itself.
             self.leave(taken, error)
 
     def leave(self, taken: list[T], error: Exception | None = None) -> None:
-        """Leave requests of which nothing was done to their handlers. `error`: what was raised, if anything was."""
+        """Leave requests of which nothing was done to their handlers.
+
+        `error`: what was raised, if anything was.
+        """
         if error is not None and not isinstance(error, MessagingError):
             log.error("hot_operation_failed", operation=self._operation_id, exc_info=error)
         self._let_go(taken)
@@ -172,7 +196,9 @@ class HotTurn(Generic[T]):
             one.connection.read_again(one.data)
 
     def ending(self, taken: Sequence[T], then: Callable[[R], None]) -> Callable[[R], None]:
-        """`then`, which answers; if it raises, the connections are closed, as their clients would wait for ever."""
+        """`then`, which answers; if it raises, the connections are closed, as their clients would
+        wait for ever.
+        """
 
         def end(result: R) -> None:
             try:
@@ -184,8 +210,17 @@ class HotTurn(Generic[T]):
 
         return end
 
-    def answer(self, taken: Sequence[T], status: int, headers: Iterable[str], bodies: Iterable[str], begun: float) -> None:
-        """Answer each with its own headers, each line with its end, and its own body, of JSON that is ASCII."""
+    def answer(
+        self,
+        taken: Sequence[T],
+        status: int,
+        headers: Iterable[str],
+        bodies: Iterable[str],
+        begun: float,
+    ) -> None:
+        """Answer each with its own headers, each line with its end, and its own body, of JSON that
+        is ASCII.
+        """
         lines = b"".join([STATUS_LINES[status], *self._parts.default_lines()]).decode("ascii")
         ids, at = urandom(_ID_BYTES * len(taken)).hex(), 0
         self._release(taken)
@@ -195,7 +230,9 @@ class HotTurn(Generic[T]):
                 f"request-id: {ids[at : at + 2 * _ID_BYTES]}\r\n\r\n{body}".encode("ascii")
             )
             at += 2 * _ID_BYTES
-        self._parts.metrics.requests.note(self._operation_id, status, perf_counter() - begun, len(taken))
+        self._parts.metrics.requests.note(
+            self._operation_id, status, perf_counter() - begun, len(taken)
+        )
 
     def answer_encoded(self, taken: Sequence[T], bodies: Iterable[bytes], begun: float) -> None:
         """Answer each with 200 and its own body, of JSON."""
@@ -203,22 +240,31 @@ class HotTurn(Generic[T]):
         ids, at = urandom(_ID_BYTES * len(taken)).hex().encode("ascii"), 0
         self._release(taken)
         for one, body in zip(taken, bodies, strict=True):
-            head = b"content-length: %d\r\ncontent-type: application/json\r\nrequest-id: %b\r\n\r\n" % (
-                len(body),
-                ids[at : at + 2 * _ID_BYTES],
+            head = (
+                b"content-length: %d\r\ncontent-type: application/json\r\nrequest-id: %b\r\n\r\n"
+                % (
+                    len(body),
+                    ids[at : at + 2 * _ID_BYTES],
+                )
             )
             one.connection.answer_held(b"".join((lines, head, body)))
             at += 2 * _ID_BYTES
-        self._parts.metrics.requests.note(self._operation_id, _OK, perf_counter() - begun, len(taken))
+        self._parts.metrics.requests.note(
+            self._operation_id, _OK, perf_counter() - begun, len(taken)
+        )
 
-    def refuse(self, services: Services, taken: Sequence[T], error: Exception, begun: float) -> None:
+    def refuse(
+        self, services: Services, taken: Sequence[T], error: Exception, begun: float
+    ) -> None:
         """Tell each why it was not done."""
         self._release(taken)
         for one in taken:
             request_id = answering.request_id_of({})
             refusal = answering.refusal_of(error, path=one.asked.path, request_id=request_id)
             refusal.headers |= services.pressure_header() if self._tells_pressure else {}
-            headers, body = answering.problem_of(refusal, path=one.asked.path, request_id=request_id)
+            headers, body = answering.problem_of(
+                refusal, path=one.asked.path, request_id=request_id
+            )
             status = refusal.kind.status
             headers.append((b"request-id", request_id.encode("ascii")))
             one.connection.answer_held(head_of(status, self._parts.default_lines(), headers) + body)

@@ -1,8 +1,10 @@
-"""Operations that the server answers itself, without ASGI, FastAPI's routing and their messages for each piece.
+"""Operations that the server answers itself, without ASGI, FastAPI's routing and their messages for
+each piece.
 
-It takes what can be told from the head to be an ordinary request for an operation; whatever else there is (other paths and
-methods, streams, compressed bodies, faults that a test has switched on) goes to the ASGI application, over the same connection.
-Both ask the same handlers by `app.answering` and give equal answers.
+It takes what can be told from the head to be an ordinary request for an operation; whatever else
+there is (other paths and methods, streams, compressed bodies, faults that a test has switched on)
+goes to the ASGI application, over the same connection. Both ask the same handlers by
+`app.answering` and give equal answers.
 """
 
 import re
@@ -32,11 +34,13 @@ from app.tracebacks import drop_frames
 from storage.errors import TooManyWaiting
 
 _RESOURCE = 2  # the place in a path of what never varies: /v1/topics/...
-_Route = tuple[list[int], list[str], list[int], Operation]  # places whose text is given, these texts, variable places
+# places whose text is given, these texts, variable places
+_Route = tuple[list[int], list[str], list[int], Operation]
 
 _NUMBER = "queue_id"  # the one part of a path that is not text
 _LONGEST_NUMBER = 19
-_ANSWER_DEPENDS_ON = ("accept-encoding", answering.REQUEST_ID)  # headers that are read after the handler has been called
+# headers that are read after the handler has been called
+_ANSWER_DEPENDS_ON = ("accept-encoding", answering.REQUEST_ID)
 _PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_./-]*")  # that stands for itself
 _PLAIN_TARGET = re.compile(_PLAIN_PATH.pattern + rb"(?:\?[!-~]*)?")
 
@@ -56,13 +60,19 @@ class OperationLane:
         get_services: Callable[[], Services],
         is_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`operations`: in the order in which they are asked whether a path is theirs. `is_off`: take nothing for now."""
+        """`operations`: in the order in which they are asked whether a path is theirs.
+
+        `is_off`: take nothing for now.
+        """
         self.hot: dict[str, HotOperation] = {}  # by operation id
-        self.hot_read: tuple[str, HotRead] | None = None  # the one operation of this kind, behind its id
+        # the one operation of this kind, behind its id
+        self.hot_read: tuple[str, HotRead] | None = None
         self._known: KnownHeads[Asked] = KnownHeads()
-        # Heads of POST without their first line: the body's length, and whether the client takes compressed answers.
+        # Heads of POST without their first line: the body's length, and whether the client takes
+        # compressed answers.
         self._known_rests: KnownHeads[tuple[int, bool]] = KnownHeads()
-        self._known_reads: KnownHeads[HotAnswer] = KnownHeads()  # heads of GET without their first line
+        # heads of GET without their first line
+        self._known_reads: KnownHeads[HotAnswer] = KnownHeads()
         self._admission = admission
         self.bodies = bodies
         self.metrics = metrics
@@ -71,7 +81,9 @@ class OperationLane:
         self._routes = _routes(operations)
 
     def find(self, method: str, path: str) -> tuple[Operation, list[Any]] | None:
-        """The operation of a request and the variable parts of its path; None where ASGI is to answer."""
+        """The operation of a request and the variable parts of its path; None where ASGI is to
+        answer.
+        """
         given = path.split("/")
         form = method, len(given), given[_RESOURCE] if len(given) > _RESOURCE else ""
         routes = self._routes.get((*form, given[-1])) or self._routes.get((*form, None)) or []
@@ -88,7 +100,9 @@ class OperationLane:
         return None
 
     def take_bytes(self, connection: Connection, data: bytes) -> bool:
-        """Take what has arrived, where it is one request, whole, of a hot operation and with a head that is known."""
+        """Take what has arrived, where it is one request, whole, of a hot operation and with a head
+        that is known.
+        """
         head_bytes = data.find(b"\r\n\r\n")
         if head_bytes < 0:
             return False
@@ -110,7 +124,9 @@ class OperationLane:
         return is_taken
 
     def _answer_now(self, connection: Connection, data: bytes) -> bool:
-        """Answer a request without a body, where all but its line is known and it is that of a hot read."""
+        """Answer a request without a body, where all but its line is known and it is that of a hot
+        read.
+        """
         answering_it = self._known_reads.get(data[data.find(b"\r\n") + 2 : -4])
         if answering_it is None or self._is_off() or not connection.is_served():
             return False
@@ -187,14 +203,18 @@ class OperationLane:
         return OperationRequest(self, request, headers, *found)
 
     async def answer(self, asked: "OperationRequest", waited: Waiting | None = None) -> None:
-        """Have the operation answer the request, or park it. `waited`: the wait that is over, where it was parked before."""
+        """Have the operation answer the request, or park it.
+
+        `waited`: the wait that is over, where it was parked before.
+        """
         request, operation, headers = asked.request, asked.operation, asked.headers
         request_id = answering.request_id_of(headers)
         status = 500
         try:
             if waited is None:
                 self._admission.check(
-                    request.method, request.path, headers, http_version=request.http_version, has_limit=True
+                    request.method, request.path, headers, http_version=request.http_version,
+                    has_limit=True
                 )  # fmt: skip
                 reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
             elif request.is_gone:
@@ -226,13 +246,21 @@ class OperationLane:
     def end(self, asked: "OperationRequest", status: int) -> None:
         """The request is over: it was answered, or its client has left."""
         asked.share.close()
-        self.metrics.requests.note(asked.operation.operation_id, status, perf_counter() - asked.begun)
+        self.metrics.requests.note(
+            asked.operation.operation_id, status, perf_counter() - asked.begun
+        )
 
     def _learn(self, asked: "OperationRequest") -> None:
-        """Know the head of this request from now on, where it is that of a plain one for a hot operation."""
+        """Know the head of this request from now on, where it is that of a plain one for a hot
+        operation.
+        """
         request, headers, operation_id = asked.request, asked.headers, asked.operation.operation_id
         hot = self.hot.get(operation_id)
-        hot_read = self.hot_read[1] if self.hot_read is not None and self.hot_read[0] == operation_id else None
+        hot_read = (
+            self.hot_read[1]
+            if self.hot_read is not None and self.hot_read[0] == operation_id
+            else None
+        )
         if hot is None and hot_read is None:
             return
         head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
@@ -242,7 +270,8 @@ class OperationLane:
         target = _PLAIN_TARGET if hot is None else _PLAIN_PATH
         if request.http_version != "1.1" or not target.fullmatch(request.target):
             return
-        # It begins with the request's line and has a line for each header: not with empty lines, which the parser passes over.
+        # It begins with the request's line and has a line for each header: not with empty lines,
+        # which the parser passes over.
         line = b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.target)
         if not head.startswith(line) or head.count(b"\r\n") != len(request.headers):
             return
@@ -265,9 +294,11 @@ class OperationLane:
         return self._admission
 
 
-def _routes(operations: Iterable[Operation]) -> dict[tuple[str, int, str, str | None], list[_Route]]:
-    """By method, number of parts, resource and last part; under None those whose last part is variable, which are under each
-    last part, too, in the order of the table.
+def _routes(
+    operations: Iterable[Operation],
+) -> dict[tuple[str, int, str, str | None], list[_Route]]:
+    """By method, number of parts, resource and last part; under None those whose last part is
+    variable, which are under each last part, too, in the order of the table.
     """
     routes: dict[tuple[str, int, str, str | None], list[_Route]] = {}
     for operation in operations:
@@ -288,12 +319,30 @@ def _routes(operations: Iterable[Operation]) -> dict[tuple[str, int, str, str | 
 
 
 class OperationRequest:
-    """A request for an operation, as `app.answering.Incoming`. `begun`: when its head had arrived, by `perf_counter`."""
+    """A request for an operation, as `app.answering.Incoming`.
 
-    __slots__ = ("_lane", "_waiting", "begun", "headers", "operation", "parts", "query_string", "request", "share")
+    `begun`: when its head had arrived, by `perf_counter`.
+    """
+
+    __slots__ = (
+        "_lane",
+        "_waiting",
+        "begun",
+        "headers",
+        "operation",
+        "parts",
+        "query_string",
+        "request",
+        "share",
+    )
 
     def __init__(
-        self, lane: OperationLane, request: Request, headers: Mapping[str, str], operation: Operation, parts: list[Any]
+        self,
+        lane: OperationLane,
+        request: Request,
+        headers: Mapping[str, str],
+        operation: Operation,
+        parts: list[Any],
     ) -> None:
         self._lane = lane
         self.request = request
@@ -308,7 +357,9 @@ class OperationRequest:
     def begin_wait(self, waiting: Waiting) -> None:
         """The request is parked: it has no task until it is resumed."""
         self._waiting = waiting
-        self.headers = {name: self.headers[name] for name in _ANSWER_DEPENDS_ON if name in self.headers}
+        self.headers = {
+            name: self.headers[name] for name in _ANSWER_DEPENDS_ON if name in self.headers
+        }
         self.request.park(self._leave)
 
     def resume(self, waited: Waiting) -> None:
@@ -342,7 +393,9 @@ class OperationRequest:
             pass
 
 
-async def _refuse(error: Exception, request: Request, given: Mapping[str, str], request_id: str) -> int:
+async def _refuse(
+    error: Exception, request: Request, given: Mapping[str, str], request_id: str
+) -> int:
     """Tell the client of an error. The status. In a frame of its own, as in `app/middleware.py`."""
     path = request.raw_path.decode("ascii")
     refusal = answering.refusal_of(error, path=path, request_id=request_id)
@@ -361,7 +414,10 @@ async def _send(
     headers: Headers,
     reply: Reply | FileReply,
 ) -> None:
-    """Send an answer, compressed where the client takes that and it is worth it. `given`: the request's headers."""
+    """Send an answer, compressed where the client takes that and it is worth it.
+
+    `given`: the request's headers.
+    """
     named = (b"request-id", request_id.encode("ascii"))
     if takes_gzip(given) and may_be_worth_it(headers):
 
@@ -381,7 +437,8 @@ async def _send(
             left -= len(piece)
             await out({"type": "http.response.body", "body": piece, "more_body": left > 0})
         return
-    await request.drain()  # the next request waits until this answer is taken, so that unread ones do not fill the memory
+    # the next request waits until this answer is taken, so that unread ones do not fill the memory
+    await request.drain()
     if request.is_gone:
         return
     request.begin(status, [*headers, named])

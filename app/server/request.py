@@ -1,6 +1,7 @@
 """A request as it comes over a connection, and the answer that goes back.
 
-What answers it reads the body with `receive` and writes with `begin` and `write`, in this order; any of them may be left out.
+What answers it reads the body with `receive` and writes with `begin` and `write`, in this order;
+any of them may be left out.
 """
 
 import asyncio
@@ -19,7 +20,10 @@ _NOT_IN_A_NAME = re.compile(b'[\x00-\x1f\x7f()<>@,;:\\[\\]={} \t\\\\"]')
 _NOT_IN_A_VALUE = re.compile(b"[\x00-\x08\x0a-\x1f\x7f]")
 _WITHOUT_BODY = (204, 304)
 
-STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in http.HTTPStatus
+}
 
 
 def head_of(status: int, default_lines: list[bytes], headers: Headers) -> bytes:
@@ -68,18 +72,28 @@ class Wire(Protocol):
 class Request:
     """One request and its answer. Event loop only.
 
-    `target`: as it was sent; `path`: decoded. Names of `headers` are in lower case. `is_gone`: the client has left.
-    `arrived_with`: the bytes that the head came in, where they begin with it and hold all of it.
+    `target`: as it was sent; `path`: decoded. Names of `headers` are in lower case. `is_gone`: the
+    client has left. `arrived_with`: the bytes that the head came in, where they begin with it and
+    hold all of it.
     """
 
     __slots__ = (
-        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_on_gone", "_received", "_waiter",
-        "arrived_with", "connection", "has_begun", "has_more", "headers", "http_version", "is_answered", "is_gone",
+        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_on_gone",
+        "_received", "_waiter",
+        "arrived_with", "connection", "has_begun", "has_more", "headers", "http_version",
+        "is_answered", "is_gone",
         "keep_alive", "method", "path", "query_string", "raw_path", "target",
     )  # fmt: skip
 
     def __init__(
-        self, connection: Wire, method: str, target: bytes, headers: Headers, http_version: str, *, keep_alive: bool
+        self,
+        connection: Wire,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        http_version: str,
+        *,
+        keep_alive: bool,
     ) -> None:
         """Raises HttpParserError where the target is none."""
         self.connection = connection
@@ -96,8 +110,11 @@ class Request:
         self.path = unquote(path) if "%" in path else path
         self.has_more = True  # of the body
         self.is_gone = False
-        self._on_gone: Callable[[], None] | None = None  # called when the client leaves while the request is parked
-        self._expects_continue = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+        # called when the client leaves while the request is parked
+        self._on_gone: Callable[[], None] | None = None
+        self._expects_continue = any(
+            name == b"expect" and value.lower() == b"100-continue" for name, value in headers
+        )
         self._received = bytearray()
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
@@ -107,7 +124,8 @@ class Request:
         self._is_chunked = False
         self._left_bytes = 0  # of an answer of known length
 
-    # ------------------------------------------------------------------------------------------------- what has arrived
+    # ----------------------------------------------------------------------------------------------
+    # what has arrived
 
     def feed(self, piece: bytes) -> None:
         """More of the body has arrived."""
@@ -150,7 +168,8 @@ class Request:
         self.connection.run(self, answering)
 
     async def receive(self) -> bytes | None:
-        """What has arrived of the body since, once something has; `has_more` says whether that was all.
+        """What has arrived of the body since, once something has; `has_more` says whether that was
+        all.
 
         None where nothing is to come: the client has left, or the request is answered.
         """
@@ -172,12 +191,16 @@ class Request:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # ------------------------------------------------------------------------------------------------------- the answer
+    # ----------------------------------------------------------------------------------------------
+    # the answer
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Begin the answer; names of headers are in lower case. One without a Content-Length is sent in chunks.
+        """Begin the answer; names of headers are in lower case.
 
-        The head waits for the first piece of a body of known length, so that both go out in one call and one packet.
+        One without a Content-Length is sent in chunks.
+
+        The head waits for the first piece of a body of known length, so that both go out in one
+        call and one packet.
         """
         self.has_begun = True
         length: int | None = None
@@ -203,7 +226,9 @@ class Request:
             self.connection.write(head)
 
     def write(self, body: bytes, *, has_more: bool = False) -> None:
-        """Write a piece of the answer's body; without more to come it is the last one, and the next request has its turn."""
+        """Write a piece of the answer's body; without more to come it is the last one, and the next
+        request has its turn.
+        """
         if self._is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             self.connection.write(chunk if has_more else chunk + b"0\r\n\r\n")
@@ -217,7 +242,8 @@ class Request:
                 raise ValueError("the answer is shorter than its Content-Length")
         if not has_more:
             self.is_answered = True
-            self._received.clear()  # nothing of it is received any more, and the connection may be idle for long
+            # nothing of it is received any more, and the connection may be idle for long
+            self._received.clear()
             self._wake()
             self.connection.end_answer(self)
 

@@ -29,10 +29,15 @@ async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
         check_name(query.group, what="group", pointer="/query/group")
     after = "" if query.page_token is UNSET else pages.decode_token("tasks", query.page_token)
     now_ms = services.clock.wall_ms()
-    redrives = [view(task, now_ms) for task in services.delivery.table.tasks if query.group in (UNSET, task.group)]
+    redrives = [
+        view(task, now_ms)
+        for task in services.delivery.table.tasks
+        if query.group in (UNSET, task.group)
+    ]
     own = [view_own(task) for task in services.store_tasks] if query.group is UNSET else []
     found = sorted(
-        (task for task in [*redrives, *own] if task.task_id > after and task.state in states), key=lambda task: task.task_id
+        (task for task in [*redrives, *own] if task.task_id > after and task.state in states),
+        key=lambda task: task.task_id,
     )
     page = TaskPage(items=found[: query.page_size])
     if len(found) > query.page_size:
@@ -40,7 +45,14 @@ async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
     return reply(200, page)
 
 
-@operation("GET", "/v1/tasks/{task_id}", "getTask", tag="tasks", answers={200: Task}, problems=["task_not_found"])
+@operation(
+    "GET",
+    "/v1/tasks/{task_id}",
+    "getTask",
+    tag="tasks",
+    answers={200: Task},
+    problems=["task_not_found"],
+)
 async def get(services: Services, _: Call, task_id: str) -> Reply:
     """Get a task."""
     own = services.store_tasks.get(task_id)
@@ -50,7 +62,12 @@ async def get(services: Services, _: Call, task_id: str) -> Reply:
 
 
 @operation(
-    "DELETE", "/v1/tasks/{task_id}", "cancelTask", tag="tasks", answers={200: Task}, problems=["task_not_found", *WRITING]
+    "DELETE",
+    "/v1/tasks/{task_id}",
+    "cancelTask",
+    tag="tasks",
+    answers={200: Task},
+    problems=["task_not_found", *WRITING],
 )
 async def cancel(services: Services, _: Call, task_id: str) -> Reply:
     """Cancel a task. Keeps what it has done. A task that has ended does not change."""
@@ -58,11 +75,15 @@ async def cancel(services: Services, _: Call, task_id: str) -> Reply:
     if own is not None:
         await services.store_tasks.cancel(own)
         return reply(200, view_own(own))
-    return reply(200, view(await services.delivery.dead_letters.cancel(task_id), services.clock.wall_ms()))
+    return reply(
+        200, view(await services.delivery.dead_letters.cancel(task_id), services.clock.wall_ms())
+    )
 
 
 def view(task: delivery.Task, now_ms: int) -> Task:
-    failures = [TaskFailure(message_id=message_id, code="record_corrupt") for message_id in task.stubs]
+    failures = [
+        TaskFailure(message_id=message_id, code="record_corrupt") for message_id in task.stubs
+    ]
     failures += [
         TaskFailure(message_id=message_id, code="message_not_found")
         for message_id in task.failed_ids
@@ -95,7 +116,9 @@ def view_own(task: StoreTask) -> Task:
         failed=0,
         failures=[],
         failures_omitted=0,
-        findings=UNSET if task.findings is None else [StoreFinding.of(finding) for finding in task.findings],
+        findings=UNSET
+        if task.findings is None
+        else [StoreFinding.of(finding) for finding in task.findings],
         findings_omitted=UNSET if task.findings is None else task.findings_omitted,
         error=task.error or UNSET,
         created_at=codec.rfc3339(task.begun_at_ms),
@@ -107,4 +130,6 @@ def _states(given: str) -> frozenset[delivery.TaskState]:
     try:
         return frozenset(delivery.TaskState(word.strip()) for word in given.split(","))
     except ValueError:
-        raise invalid_field("/query/state", "not_allowed", f"a state is one of {', '.join(delivery.TaskState)}") from None
+        raise invalid_field(
+            "/query/state", "not_allowed", f"a state is one of {', '.join(delivery.TaskState)}"
+        ) from None

@@ -18,7 +18,8 @@ class TaskFailure(msgspec.Struct, kw_only=True, gc=False):
         str,
         Meta(
             description=(
-                "message_not_found: no dead letter has this id. record_corrupt: the message is damaged, and its body is lost."
+                "message_not_found: no dead letter has this id. record_corrupt: the message is "
+                "damaged, and its body is lost."
             ),
         ),
     ]
@@ -29,14 +30,23 @@ class StoreFinding(msgspec.Struct, kw_only=True, gc=False):
 
     code: str
     file: Annotated[str, Meta(description="Its path below the store's folder.")]
-    position: Annotated[int, Meta(description="Byte offset in the file; absent if the whole file is meant.")] | UnsetType = (
-        UNSET
-    )
-    place: Annotated[str, Meta(description="The same position as a log offset, a queue offset or an entry.")]
+    position: (
+        Annotated[
+            int, Meta(description="Byte offset in the file; absent if the whole file is meant.")
+        ]
+        | UnsetType
+    ) = UNSET
+    place: Annotated[
+        str, Meta(description="The same position as a log offset, a queue offset or an entry.")
+    ]
     found: str
     expected: str
     derived: Annotated[
-        bool, Meta(description="True if it can be rebuilt from the log; otherwise it is lost unless there is a copy.")
+        bool,
+        Meta(
+            description="True if it can be rebuilt from the log; otherwise it is lost unless "
+            "there is a copy."
+        ),
     ]
     remedy: Annotated[str, Meta(description="The action to take.")]
     places: Annotated[int, Meta(description="Number of positions that this finding stands for.")]
@@ -45,7 +55,11 @@ class StoreFinding(msgspec.Struct, kw_only=True, gc=False):
     def of(cls, finding: Finding) -> "StoreFinding":
         fields = finding._asdict()
         position = fields.pop("position")
-        return cls(derived=fields.pop("is_derived"), position=UNSET if position is None else position, **fields)
+        return cls(
+            derived=fields.pop("is_derived"),
+            position=UNSET if position is None else position,
+            **fields,
+        )
 
 
 class Task(msgspec.Struct, kw_only=True):
@@ -56,22 +70,47 @@ class Task(msgspec.Struct, kw_only=True):
 
     task_id: str
     kind: Annotated[str, Meta(description="redrive, verify_store or run_retention.")]
-    group: Annotated[str, Meta(description="For a redrive: the consumer group.")] | UnsetType = UNSET
+    group: Annotated[str, Meta(description="For a redrive: the consumer group.")] | UnsetType = (
+        UNSET
+    )
     state: Annotated[str, Meta(description="running, done, cancelled or failed.")]
     total: Annotated[
         int,
-        Meta(description="For a redrive: number of messages or ids, as known at the beginning. Otherwise: bytes of log."),
+        Meta(
+            description="For a redrive: number of messages or ids, as known at the beginning. "
+            "Otherwise: bytes of log."
+        ),
     ]
     done: Annotated[int, Meta(description="How much of the total is done.")]
-    failed: Annotated[int, Meta(description="Number of messages that failed; known when the task is done.")]
-    failures: Annotated[list[TaskFailure], Meta(description="Failed messages that were selected by id or are damaged.")]
-    failures_omitted: Annotated[int, Meta(description="Number of failed messages that are not listed in `failures`.")]
+    failed: Annotated[
+        int, Meta(description="Number of messages that failed; known when the task is done.")
+    ]
+    failures: Annotated[
+        list[TaskFailure],
+        Meta(description="Failed messages that were selected by id or are damaged."),
+    ]
+    failures_omitted: Annotated[
+        int, Meta(description="Number of failed messages that are not listed in `failures`.")
+    ]
     eta_ms: (
-        Annotated[int, Meta(description="While the task runs: estimated remaining time; absent until it is known.")] | UnsetType
+        Annotated[
+            int,
+            Meta(
+                description="While the task runs: estimated remaining time; absent until it is "
+                "known."
+            ),
+        ]
+        | UnsetType
     ) = UNSET
-    findings: Annotated[list[StoreFinding], Meta(description="For verify_store: the first 1,000 defects.")] | UnsetType = UNSET
+    findings: (
+        Annotated[
+            list[StoreFinding], Meta(description="For verify_store: the first 1,000 defects.")
+        ]
+        | UnsetType
+    ) = UNSET
     findings_omitted: (
-        Annotated[int, Meta(description="For verify_store: number of defects that are not listed.")] | UnsetType
+        Annotated[int, Meta(description="For verify_store: number of defects that are not listed.")]
+        | UnsetType
     ) = UNSET
     error: Annotated[str, Meta(description="Reason why the task failed.")] | UnsetType = UNSET
     created_at: Timestamp
@@ -88,7 +127,10 @@ class TaskPage(msgspec.Struct, kw_only=True):
 class ListTasksQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Query of the list of tasks."""
 
-    state: Annotated[str, Meta(min_length=1, max_length=100, description="Comma-separated states.")] | UnsetType = UNSET
+    state: (
+        Annotated[str, Meta(min_length=1, max_length=100, description="Comma-separated states.")]
+        | UnsetType
+    ) = UNSET
     group: Annotated[str, Meta(min_length=1, max_length=127)] | UnsetType = UNSET
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET

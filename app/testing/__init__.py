@@ -1,1 +1,4 @@
-"""What tests of our users may do to the service: move its clock, lose requests, let it crash. Off unless a setting says so."""
+"""What tests of our users may do to the service: move its clock, lose requests, let it crash.
+
+Off unless a setting says so.
+"""

@@ -8,7 +8,10 @@ from storage.clock import Clock
 
 
 class VirtualClock:
-    """The event loop's. Both times are moved together: a wait on either is over when it would be."""
+    """The event loop's.
+
+    Both times are moved together: a wait on either is over when it would be.
+    """
 
     def __init__(self, system: Clock, *, ahead_ms: int = 0) -> None:
         self._system = system

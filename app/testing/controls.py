@@ -1,4 +1,6 @@
-"""What the wiring is handed where tests may control the service: the clocks, the faults, the travel through time."""
+"""What the wiring is handed where tests may control the service: the clocks, the faults, the travel
+through time.
+"""
 
 from app.testing.clock import EngineClock, VirtualClock
 from app.testing.faults import Faults

@@ -28,14 +28,18 @@ class AdvanceInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ClockView(msgspec.Struct, kw_only=True):
-    """`ahead_ms`: of the system's clock; a start with ESCROWMQ_TESTING__CLOCK_AHEAD_MS goes on there."""
+    """`ahead_ms`: of the system's clock; a start with ESCROWMQ_TESTING__CLOCK_AHEAD_MS goes on
+    there.
+    """
 
     now: str
     ahead_ms: int
 
 
 class FaultInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A fault to switch on; `slow_check` has `ms`, 0 for no longer; the others have an operation and how often they strike."""
+    """A fault to switch on; `slow_check` has `ms`, 0 for no longer; the others have an operation
+    and how often they strike.
+    """
 
     fault: str
     operation: Annotated[str, Meta(description="An operationId.")] | UnsetType = UNSET
@@ -100,7 +104,9 @@ async def switch_on(request: Request) -> Response:
         known = ", ".join([*Fault, _SLOW_CHECK])
         raise invalid_field("/fault", "not_allowed", f"a fault is one of {known}")
     if given.operation is UNSET or given.operation not in OPERATIONS:
-        raise invalid_field("/operation", "not_allowed", "must be an operationId of the OpenAPI document")
+        raise invalid_field(
+            "/operation", "not_allowed", "must be an operationId of the OpenAPI document"
+        )
     faults.arm(given.operation, Fault(given.fault), 1 if given.times is UNSET else given.times)
     return _faults(_controls(request))
 
@@ -134,7 +140,10 @@ def _clock(controls: Controls) -> Response:
 
 def _faults(controls: Controls) -> Response:
     faults = controls.faults
-    items = [ArmedFault(fault=fault.value, operation=name, left=left) for (name, fault), left in faults.armed.items()]
+    items = [
+        ArmedFault(fault=fault.value, operation=name, left=left)
+        for (name, fault), left in faults.armed.items()
+    ]
     return _json(FaultsView(items=items, slow_check_ms=faults.slow_check_ms, struck=faults.struck))
 
 

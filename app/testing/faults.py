@@ -1,4 +1,6 @@
-"""Faults that a test switches on: a request is lost, or its answer; the process is killed; an answer to a check is slow."""
+"""Faults that a test switches on: a request is lost, or its answer; the process is killed; an
+answer to a check is slow.
+"""
 
 import os
 import signal
@@ -35,7 +37,8 @@ class Faults:
     """Which ones are on. The event loop's."""
 
     def __init__(self) -> None:
-        self.armed: dict[tuple[str, Fault], int] = {}  # operation id and fault: how many requests it still strikes
+        # operation id and fault: how many requests it still strikes
+        self.armed: dict[tuple[str, Fault], int] = {}
         self.struck = 0
         self.slow_check_ms = 0
 
@@ -61,14 +64,18 @@ class Faults:
 class FaultSwitches:
     """ASGI middleware around the routes."""
 
-    def __init__(self, app: ASGIApp, *, faults: Faults, routes: Iterable[BaseRoute], kill: Callable[[], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, faults: Faults, routes: Iterable[BaseRoute], kill: Callable[[], None]
+    ) -> None:
         self._app = app
         self._faults = faults
         self._routes = list(routes)
         self._kill = kill
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        operation_id = self._operation_id(scope) if self._faults.armed and scope["type"] == "http" else None
+        operation_id = (
+            self._operation_id(scope) if self._faults.armed and scope["type"] == "http" else None
+        )
         fault = None if operation_id is None else self._faults.take(operation_id)
         if fault is None:
             await self._app(scope, receive, send)
@@ -96,7 +103,11 @@ class SlowAnswers:
     """Sends a check and returns its answer late; decisions made meanwhile stand."""
 
     def __init__(
-        self, client: ProducerClient, faults: Faults, clock: VirtualClock, timeout_ms_of: Callable[[str], int]
+        self,
+        client: ProducerClient,
+        faults: Faults,
+        clock: VirtualClock,
+        timeout_ms_of: Callable[[str], int],
     ) -> None:
         """`timeout_ms_of`: how long an answer of this group may take."""
         self._client = client
@@ -117,7 +128,9 @@ class SlowAnswers:
         if slow_ms < timeout_ms:
             return outcome._replace(latency_ms=outcome.latency_ms + slow_ms)
         detail = f"no answer within {timeout_ms} ms"
-        return Failed(Failure.UNREACHABLE, detail, latency_ms=timeout_ms, is_timeout=True, blames_host=True)
+        return Failed(
+            Failure.UNREACHABLE, detail, latency_ms=timeout_ms, is_timeout=True, blames_host=True
+        )
 
     async def disable(self, group: str, host: str) -> None:
         await self._client.disable(group, host)

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
-CUT = "escrowmq.cut"  # an extension of the ASGI scope: call it, and the client sees its connection reset
+# an extension of the ASGI scope: call it, and the client sees its connection reset
+CUT = "escrowmq.cut"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlOptions:
-    enabled: bool = False  # /v1/dev is there; its own setting, so that no other one turns it on by the way
+    # /v1/dev is there; its own setting, so that no other one turns it on by the way
+    enabled: bool = False
     clock_ahead_ms: int = 0  # where the clock of an earlier start was
 
     def __post_init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Moves the clock from one thing that falls due to the next, and does each before it goes on: what a day does, at once."""
+"""Moves the clock from one thing that falls due to the next, and does each before it goes on: what
+a day does, at once.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,9 +28,11 @@ class TimeTravel:
         wall_moments: Sequence[Moment],
         monotonic_moments: Sequence[Moment],
     ) -> None:
-        """`acting`: the loops whose `run_once` says how much it did; `keeping`: all others, run once at the end.
+        """`acting`: the loops whose `run_once` says how much it did; `keeping`: all others, run
+        once at the end.
 
-        The moments: when the next thing falls due, in milliseconds of either clock; None where nothing will.
+        The moments: when the next thing falls due, in milliseconds of either clock; None where
+        nothing will.
         """
         self._clock = clock
         self._sender = sender
@@ -43,7 +47,9 @@ class TimeTravel:
         async with self._moving:
             await self._settle()
             until_ms = self._clock.ahead_ms + ms
-            while (step_ms := self._next_step_ms()) is not None and self._clock.ahead_ms + step_ms <= until_ms + _GRAIN_MS:
+            while (
+                step_ms := self._next_step_ms()
+            ) is not None and self._clock.ahead_ms + step_ms <= until_ms + _GRAIN_MS:
                 self._clock.move(step_ms)
                 await self._settle()
             self._clock.move(max(0, until_ms - self._clock.ahead_ms))
@@ -52,8 +58,13 @@ class TimeTravel:
                 await ticker.run_now()
 
     def _next_step_ms(self) -> int | None:
-        """From now to what falls due next. What is due already and was not done waits for something else than time."""
-        steps = _steps(self._wall_moments, self._clock.wall_ms()) + _steps(self._monotonic_moments, self._clock.monotonic_ms())
+        """From now to what falls due next.
+
+        What is due already and was not done waits for something else than time.
+        """
+        steps = _steps(self._wall_moments, self._clock.wall_ms()) + _steps(
+            self._monotonic_moments, self._clock.monotonic_ms()
+        )
         return min(steps, default=None)
 
     async def _settle(self) -> None:
@@ -68,4 +79,6 @@ class TimeTravel:
 
 
 def _steps(moments: Sequence[Moment], now_ms: int) -> list[int]:
-    return [at_ms - now_ms for moment in moments if (at_ms := moment()) is not None and at_ms > now_ms]
+    return [
+        at_ms - now_ms for moment in moments if (at_ms := moment()) is not None and at_ms > now_ms
+    ]

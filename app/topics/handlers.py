@@ -34,7 +34,13 @@ from storage.message import Appended, Message, QueueId
 
 
 @operation(
-    "GET", "/v1/topics", "listTopics", tag="topics", query=PageQuery, answers={200: TopicPage}, problems=["invalid_page_token"]
+    "GET",
+    "/v1/topics",
+    "listTopics",
+    tag="topics",
+    query=PageQuery,
+    answers={200: TopicPage},
+    problems=["invalid_page_token"],
 )
 async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     """List topics by name."""
@@ -66,7 +72,13 @@ async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     answers={201: Topic, 200: Topic},
     answer_headers=["Location", "ETag", "Idempotency-Replayed"],
     headers=[IDEMPOTENCY_KEY],
-    problems=["topic_exists", "reserved_topic", "idempotency_in_progress", "idempotency_key_reused", *WRITING],
+    problems=[
+        "topic_exists",
+        "reserved_topic",
+        "idempotency_in_progress",
+        "idempotency_key_reused",
+        *WRITING,
+    ],
 )
 async def create(services: Services, call: Call, given: TopicInput) -> Reply:
     """Create a topic.
@@ -76,9 +88,15 @@ async def create(services: Services, call: Call, given: TopicInput) -> Reply:
     """
     key = call.idempotency_key
     request = None if key is None else KeyedRequest("createTopic", key, await call.fingerprint())
-    before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
+    before = (
+        None
+        if request is None
+        else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
+    )
     if before is not None:
-        return _created(services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"})
+        return _created(
+            services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"}
+        )
     settings = _settings(services, given.topic, given)
     status = 200 if services.topics.knows(given.topic) else 201
 
@@ -95,13 +113,18 @@ async def create(services: Services, call: Call, given: TopicInput) -> Reply:
 
 
 def _settings(services: Services, name: str, given: TopicDefinition) -> registry.TopicSettings:
-    # A retention that is left out is the topic's own: the service's default may have changed since the topic was created.
+    # A retention that is left out is the topic's own: the service's default may have changed since
+    # the topic was created.
     said = {"retention_ms": services.topics.retention_ms_of(name), **_said(given)}
     return registry.TopicSettings(topic=name, **said)
 
 
 def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Reply:
-    return reply(status, _view(topic), {"Location": f"/v1/topics/{topic.name}", "ETag": f'"{topic.revision}"', **headers})
+    return reply(
+        status,
+        _view(topic),
+        {"Location": f"/v1/topics/{topic.name}", "ETag": f'"{topic.revision}"', **headers},
+    )
 
 
 @operation(
@@ -149,7 +172,10 @@ async def get(services: Services, _: Call, topic_name: str) -> Reply:
     "updateTopic",
     tag="topics",
     body=TopicChanges,
-    example={"max_delay_ms": 86_400_000, "schema": {"json": {"type": "object", "required": ["order_id"]}}},
+    example={
+        "max_delay_ms": 86_400_000,
+        "schema": {"json": {"type": "object", "required": ["order_id"]}},
+    },
     answers={200: Topic},
     answer_headers=["ETag"],
     headers=[IF_MATCH],
@@ -162,7 +188,9 @@ async def update(services: Services, call: Call, topic_name: str, given: TopicCh
     """
     known = services.topics.get(topic_name)
     if given.queues is not UNSET:
-        added = [QueueId(topic_name, number) for number in range(known.settings.queues, given.queues)]
+        added = [
+            QueueId(topic_name, number) for number in range(known.settings.queues, given.queues)
+        ]
         for group in services.consumer_groups.subscribed_to(topic_name):
             await services.delivery.check_new_queues(group.name, added)
 
@@ -214,9 +242,13 @@ async def delete(services: Services, call: Call, topic_name: str, query: DeleteT
 async def stats(services: Services, _: Call, topic_name: str) -> Reply:
     """Get the size of a topic and the groups that read it."""
     topic = services.topics.get(topic_name)
-    bounds = [await services.store.offsets(queue) for queue in await services.store.queues(topic.name)]
+    bounds = [
+        await services.store.offsets(queue) for queue in await services.store.queues(topic.name)
+    ]
     groups = [
-        group.name for group in services.consumer_groups.all() if topic.name in {one.topic for one in group.rules.subscriptions}
+        group.name
+        for group in services.consumer_groups.all()
+        if topic.name in {one.topic for one in group.rules.subscriptions}
     ]
     return reply(
         200,
@@ -262,7 +294,9 @@ async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
     answers={200: QueuePosition},
     problems=["topic_not_found", "queue_not_found", "reserved_topic"],
 )
-async def search_offset(services: Services, _: Call, topic_name: str, queue_id: int, query: OffsetQuery) -> Reply:
+async def search_offset(
+    services: Services, _: Call, topic_name: str, queue_id: int, query: OffsetQuery
+) -> Reply:
     """Find the first message stored at or after a time."""
     topic = services.topics.get(topic_name)
     queue = topic.queue(queue_id)
@@ -276,14 +310,22 @@ async def search_offset(services: Services, _: Call, topic_name: str, queue_id: 
 
 def _said(given: TopicDefinition | TopicChanges) -> dict[str, Any]:
     """The settings that were given, but the name. Raises Refusal."""
-    said = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET and name != "topic"}
+    said = {
+        name: value
+        for name, value in msgspec.structs.asdict(given).items()
+        if value is not UNSET and name != "topic"
+    }
     if given.message_types is not UNSET:
         if len(set(given.message_types)) < len(given.message_types):
             raise invalid_field("/message_types", "not_allowed", "a type stands twice")
-        said["message_types"] = tuple(kind for kind in registry.ALL_TYPES if kind in given.message_types)
+        said["message_types"] = tuple(
+            kind for kind in registry.ALL_TYPES if kind in given.message_types
+        )
     if given.schema is not UNSET:
         text = codec.compact(bytes(given.schema.json), depth=2).decode()
-        said["schema"] = registry.TopicSchema(kind=given.schema.kind, mode=given.schema.mode, json=text)
+        said["schema"] = registry.TopicSchema(
+            kind=given.schema.kind, mode=given.schema.mode, json=text
+        )
     return said
 
 
@@ -292,5 +334,7 @@ def _view(topic: registry.Topic) -> Topic:
     settings["message_types"] = list(topic.settings.message_types)
     schema = settings.pop("schema")
     if schema is not None:
-        settings["schema"] = TopicSchema(kind=schema.kind, mode=schema.mode, json=msgspec.Raw(schema.json.encode()))
+        settings["schema"] = TopicSchema(
+            kind=schema.kind, mode=schema.mode, json=msgspec.Raw(schema.json.encode())
+        )
     return Topic(**settings, created_at=codec.rfc3339(topic.created_at_ms), revision=topic.revision)

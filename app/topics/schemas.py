@@ -29,13 +29,15 @@ class TopicSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     kind: Literal["json_schema"] = "json_schema"
-    mode: Annotated[Literal["enforce", "off"], Meta(description="off: the schema is stored, and no message is rejected.")] = (
-        "enforce"
-    )
+    mode: Annotated[
+        Literal["enforce", "off"],
+        Meta(description="off: the schema is stored, and no message is rejected."),
+    ] = "enforce"
     json: Annotated[
         Raw,
         Meta(
-            description="A JSON Schema of up to 64 KiB, draft 2020-12 unless its `$schema` says 4, 6, 7 or 2019-09. References "
+            description="A JSON Schema of up to 64 KiB, draft 2020-12 unless its `$schema` says "
+            "4, 6, 7 or 2019-09. References "
             "stay inside of it; patterns have no look-around and no back-references."
         ),
     ]
@@ -46,7 +48,8 @@ class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     queues: Annotated[int, Meta(ge=1, le=1_024)] = 4
     message_types: Annotated[
-        list[MessageType], Meta(min_length=1, max_length=4, description="Types of messages that the topic accepts.")
+        list[MessageType],
+        Meta(min_length=1, max_length=4, description="Types of messages that the topic accepts."),
     ] = msgspec.field(default_factory=lambda: list(ALL_TYPES))
     retention_ms: (
         Annotated[
@@ -55,9 +58,12 @@ class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 ge=1,
                 le=_MAX_MS,
                 description=(
-                    "Minimum time for which messages are kept. Retention deletes whole segments of the "
-                    "log, which hold messages of all topics. The longest retention of any topic therefore "
-                    "applies to all topics, or the retention of the service if that is longer. Default: "
+                    "Minimum time for which messages are kept. Retention deletes whole segments "
+                    "of the "
+                    "log, which hold messages of all topics. The longest retention of any topic "
+                    "therefore "
+                    "applies to all topics, or the retention of the service if that is longer. "
+                    "Default: "
                     "the retention of the service, three days unless configured."
                 ),
             ),
@@ -65,7 +71,9 @@ class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
     max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] = 4 * MIB
-    dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key is remembered.")] = DAY_MS
+    dedup_window_ms: Annotated[
+        int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key is remembered.")
+    ] = DAY_MS
     max_delay_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 30 * DAY_MS
     schema: TopicSchema | UnsetType = UNSET
 
@@ -79,8 +87,13 @@ class TopicInput(TopicDefinition, forbid_unknown_fields=True, kw_only=True):
 class TopicChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Settings to change. Omitted fields keep their value."""
 
-    queues: Annotated[int, Meta(ge=1, le=1_024, description="The number of queues can only grow.")] | UnsetType = UNSET
-    message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4)] | UnsetType = UNSET
+    queues: (
+        Annotated[int, Meta(ge=1, le=1_024, description="The number of queues can only grow.")]
+        | UnsetType
+    ) = UNSET
+    message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4)] | UnsetType = (
+        UNSET
+    )
     retention_ms: Annotated[int, Meta(ge=1, le=_MAX_MS)] | UnsetType = UNSET
     max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] | UnsetType = UNSET
     dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] | UnsetType = UNSET
@@ -122,9 +135,15 @@ class TopicStats(msgspec.Struct, kw_only=True):
 
     topic: str
     queues: int
-    messages: Annotated[int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})]
+    messages: Annotated[
+        int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})
+    ]
     messages_ever: Annotated[
-        int, Meta(description="Number of messages ever stored, including expired ones.", extra_json_schema={"format": "int64"})
+        int,
+        Meta(
+            description="Number of messages ever stored, including expired ones.",
+            extra_json_schema={"format": "int64"},
+        ),
     ]
     groups: Annotated[list[str], Meta(description="Consumer groups that read the topic.")]
 
@@ -132,10 +151,15 @@ class TopicStats(msgspec.Struct, kw_only=True):
 class DeleteTopicQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How to delete a topic."""
 
-    dry_run: Annotated[bool, Meta(description="Return what would be deleted, and change nothing.")] = False
+    dry_run: Annotated[
+        bool, Meta(description="Return what would be deleted, and change nothing.")
+    ] = False
     force: Annotated[
         bool,
-        Meta(description="Roll back the open transactions that name the topic, and end its subscriptions and schedules."),
+        Meta(
+            description="Roll back the open transactions that name the topic, and end its "
+            "subscriptions and schedules."
+        ),
     ] = False
 
 
@@ -144,10 +168,17 @@ class TopicUse(msgspec.Struct, kw_only=True):
 
     topic: str
     queues: int
-    messages: Annotated[int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})]
+    messages: Annotated[
+        int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})
+    ]
     groups: Annotated[int, Meta(description="Number of consumer groups that read it.")]
-    open_transactions: Annotated[int, Meta(description="Number of undecided transactions with messages to it.")]
-    schedules: Annotated[int, Meta(description="Number of its delayed messages that wait, and of its cron schedules.")]
+    open_transactions: Annotated[
+        int, Meta(description="Number of undecided transactions with messages to it.")
+    ]
+    schedules: Annotated[
+        int,
+        Meta(description="Number of its delayed messages that wait, and of its cron schedules."),
+    ]
 
 
 class Queue(msgspec.Struct, kw_only=True):

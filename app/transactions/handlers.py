@@ -47,7 +47,12 @@ from txn.open_checks import check_now
 from txn.producer import Failed
 from txn.states import Resolver, TxnEvent, TxnState, next_state
 
-_DECIDING = ("transaction_not_found", "transaction_expired", "transaction_already_resolved", *WRITING)
+_DECIDING = (
+    "transaction_not_found",
+    "transaction_expired",
+    "transaction_already_resolved",
+    *WRITING,
+)
 
 
 _MESSAGE_DEPTH = 4  # of the value of a `json` field in a begin
@@ -64,7 +69,12 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
         "producer_group": "shop",
         "business_key": "order-8812",
         "messages": [{"topic": "orders", "message": {"key": "8812", "json": {"order_id": 8812}}}],
-        "check": {"first_after_ms": 10_000, "interval_ms": 30_000, "max_answers": 15, "on_exhausted": "hold"},
+        "check": {
+            "first_after_ms": 10_000,
+            "interval_ms": 30_000,
+            "max_answers": 15,
+            "on_exhausted": "hold",
+        },
     },
     answers={201: Transaction},
     answer_headers=["Location", "Store-Pressure", "Idempotency-Replayed"],
@@ -87,13 +97,19 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
     """Begin a transaction. Stores its messages. No consumer sees them before the commit."""
     key = call.idempotency_key
     if given.transaction_id is not UNSET and not names.is_valid_name(given.transaction_id):
-        detail = "a transaction id is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot"
+        detail = (
+            "a transaction id is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot"
+        )
         raise invalid_field("/transaction_id", "invalid_format", detail)
-    business_key = None if given.business_key is UNSET else check_text(given.business_key, "/business_key")
+    business_key = (
+        None if given.business_key is UNSET else check_text(given.business_key, "/business_key")
+    )
     services.producer_groups.check_name(given.producer_group)
     message_ids = services.identifiers.many("msg", len(given.messages))
     now_ms = services.clock.wall_ms()
-    messages = await call.work(lambda: _build_all(services, call, given.messages, message_ids, now_ms))
+    messages = await call.work(
+        lambda: _build_all(services, call, given.messages, message_ids, now_ms)
+    )
     # Only now, so that a refused request leaves no topic and no group behind.
     topics = {one.topic for one in given.messages}
     for name in topics:
@@ -118,7 +134,10 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
         for name in topics:
             services.topics.get(name)
         transaction, replayed = await services.transactions.begin(request)
-    headers = {"Location": f"/v1/transactions/{transaction.transaction_id}", **services.pressure_header()}
+    headers = {
+        "Location": f"/v1/transactions/{transaction.transaction_id}",
+        **services.pressure_header(),
+    }
     if replayed:
         headers["Idempotency-Replayed"] = "true"
     else:
@@ -143,13 +162,25 @@ async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Re
     group = query.producer_group
 
     def is_wanted(transaction: txn.Transaction) -> bool:
-        return transaction.prepared_at_ms <= begun_before_ms and (group is UNSET or transaction.producer_group == group)
+        return transaction.prepared_at_ms <= begun_before_ms and (
+            group is UNSET or transaction.producer_group == group
+        )
 
-    after = -1 if query.page_token is UNSET else pages.decode_number_token("transactions", query.page_token)
-    found = await services.transactions.search(after=after, states=states, wanted=is_wanted, most=query.page_size + 1)
-    page = TransactionPage(items=[_summary(transaction, now_ms) for transaction in found[: query.page_size]])
+    after = (
+        -1
+        if query.page_token is UNSET
+        else pages.decode_number_token("transactions", query.page_token)
+    )
+    found = await services.transactions.search(
+        after=after, states=states, wanted=is_wanted, most=query.page_size + 1
+    )
+    page = TransactionPage(
+        items=[_summary(transaction, now_ms) for transaction in found[: query.page_size]]
+    )
     if len(found) > query.page_size:
-        page.next_page_token = pages.encode_token("transactions", str(found[query.page_size - 1].sequence))
+        page.next_page_token = pages.encode_token(
+            "transactions", str(found[query.page_size - 1].sequence)
+        )
     return reply(200, page)
 
 
@@ -160,16 +191,27 @@ async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Re
     tag="transactions",
     query=GetTransactionQuery,
     answers={200: Transaction},
-    problems=["transaction_not_found", "transaction_expired", "too_many_waiting", "record_corrupt", "not_supported_by_engine"],
+    problems=[
+        "transaction_not_found",
+        "transaction_expired",
+        "too_many_waiting",
+        "record_corrupt",
+        "not_supported_by_engine",
+    ],
 )
-async def get(services: Services, call: Call, transaction_id: str, query: GetTransactionQuery) -> Reply:
+async def get(
+    services: Services, call: Call, transaction_id: str, query: GetTransactionQuery
+) -> Reply:
     """Get a transaction.
 
     With `wait_ms` the response waits until the transaction is decided or held. `as_of` returns its
     state at an earlier time.
     """
     if query.as_of is not UNSET:
-        return reply(200, transaction_view(await _as_of(services, transaction_id, query.as_of, query.wait_ms)))
+        return reply(
+            200,
+            transaction_view(await _as_of(services, transaction_id, query.as_of, query.wait_ms)),
+        )
     wait_ms = query.wait_ms
     if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
         async with services.parked(call):
@@ -183,7 +225,12 @@ async def get(services: Services, call: Call, transaction_id: str, query: GetTra
     "getTransactionHistory",
     tag="transactions",
     answers={200: TransactionHistory},
-    problems=["transaction_not_found", "transaction_expired", "record_corrupt", "not_supported_by_engine"],
+    problems=[
+        "transaction_not_found",
+        "transaction_expired",
+        "record_corrupt",
+        "not_supported_by_engine",
+    ],
 )
 async def history(services: Services, _: Call, transaction_id: str) -> Reply:
     """Get the history of a transaction. All events that the log holds, oldest first."""
@@ -230,7 +277,9 @@ async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
     problems=_DECIDING,
 )
 async def commit(services: Services, _: Call, transaction_id: str, _given: NothingInput) -> Reply:
-    """Commit a transaction. Consumers can see the messages when the response is sent. The first decision wins."""
+    """Commit a transaction. Consumers can see the messages when the response is sent. The first
+    decision wins.
+    """
     return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
 
 
@@ -270,20 +319,35 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
     dry_run = given.dry_run
     transaction = await services.transactions.get(transaction_id)
     if transaction.state.is_decided:
-        detail = f"transaction {transaction_id} is {transaction.state.replace('_', ' ')}; there is nothing to ask"
-        raise TransactionConflict(detail, state=transaction.state, resolved_by=transaction.resolved_by or "")
+        detail = (
+            f"transaction {transaction_id} is {transaction.state.replace('_', ' ')}; there "
+            "is nothing to ask"
+        )
+        raise TransactionConflict(
+            detail, state=transaction.state, resolved_by=transaction.resolved_by or ""
+        )
     group = services.producer_groups.find(transaction.producer_group)
     if group is None or group.webhook is None:
         if dry_run:
-            raise Refusal("unsupported_combination", "the group's checks are polled: a dry run needs a webhook")
+            raise Refusal(
+                "unsupported_combination",
+                "the group's checks are polled: a dry run needs a webhook",
+            )
         await services.transactions.make_due(transaction_id)
         return reply(200, CheckNowResult(state=transaction.state.value))
     if group.webhook.disabled_at_ms is not None:
         detail = "the endpoint said 410; put the producer group again to have it asked"
-        return reply(200, CheckNowResult(state=transaction.state.value, decision="none", reason="disabled", detail=detail))
+        return reply(
+            200,
+            CheckNowResult(
+                state=transaction.state.value, decision="none", reason="disabled", detail=detail
+            ),
+        )
     was = transaction.state
     async with services.parked(call):
-        outcome = await services.sender.ask_now(check_now(transaction, services.clock.wall_ms()), dry_run=dry_run)
+        outcome = await services.sender.ask_now(
+            check_now(transaction, services.clock.wall_ms()), dry_run=dry_run
+        )
     result = CheckNowResult(state=transaction.state.value)
     if isinstance(outcome, Failed):
         result.decision = "none"
@@ -331,11 +395,18 @@ async def resume(services: Services, _: Call, transaction_id: str, _given: Nothi
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
 
 
-# --------------------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------
+# helpers
 
 
-async def _decide(services: Services, transaction_id: str, state: TxnState, by: Resolver, reason: str | None) -> Reply:
-    decide = services.transactions.commit if state is TxnState.COMMITTED else services.transactions.rollback
+async def _decide(
+    services: Services, transaction_id: str, state: TxnState, by: Resolver, reason: str | None
+) -> Reply:
+    decide = (
+        services.transactions.commit
+        if state is TxnState.COMMITTED
+        else services.transactions.rollback
+    )
     try:
         outcome = await decide(transaction_id, by=by, reason=reason)
     except TransactionConflict:
@@ -345,14 +416,26 @@ async def _decide(services: Services, transaction_id: str, state: TxnState, by: 
 
 
 def _would_be(transaction: txn.Transaction, was: TxnState, decision: TxnEvent) -> TxnState:
-    """The state that an answer would lead to; the last unknown that there may be leads to another one too."""
+    """The state that an answer would lead to; the last unknown that there may be leads to another
+    one too.
+    """
     policy = transaction.policy
-    if decision is TxnEvent.UNKNOWN and was is TxnState.PREPARED and transaction.answers + 1 >= policy.max_answers:
-        decision = TxnEvent.ROLLBACK if policy.on_exhausted is OnExhausted.ROLLBACK else TxnEvent.CHECKS_EXHAUSTED
+    if (
+        decision is TxnEvent.UNKNOWN
+        and was is TxnState.PREPARED
+        and transaction.answers + 1 >= policy.max_answers
+    ):
+        decision = (
+            TxnEvent.ROLLBACK
+            if policy.on_exhausted is OnExhausted.ROLLBACK
+            else TxnEvent.CHECKS_EXHAUSTED
+        )
     return next_state(transaction.transaction_id, was, decision)
 
 
-async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: int) -> txn.Transaction:
+async def _as_of(
+    services: Services, transaction_id: str, moment: str, wait_ms: int
+) -> txn.Transaction:
     if wait_ms:
         raise invalid_field("/query/as_of", "not_allowed", "there is a wait_ms as well")
     at_ms = codec.parse_time(moment, "/query/as_of")
@@ -362,12 +445,18 @@ async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: 
 
 
 def _build_all(
-    services: Services, call: Call, given: Sequence[TransactionMessageInput], message_ids: Sequence[str], now_ms: int
+    services: Services,
+    call: Call,
+    given: Sequence[TransactionMessageInput],
+    message_ids: Sequence[str],
+    now_ms: int,
 ) -> list[Message]:
     messages, pending = [], []
     for index, (one, message_id) in enumerate(zip(given, message_ids, strict=True)):
         try:
-            messages.append(_build(services, call, one, index, message_id=message_id, now_ms=now_ms))
+            messages.append(
+                _build(services, call, one, index, message_id=message_id, now_ms=now_ms)
+            )
         except ChecksPending as checks:
             pending += checks.checks
     if pending:
@@ -376,7 +465,13 @@ def _build_all(
 
 
 def _build(
-    services: Services, call: Call, given: TransactionMessageInput, index: int, *, message_id: str, now_ms: int
+    services: Services,
+    call: Call,
+    given: TransactionMessageInput,
+    index: int,
+    *,
+    message_id: str,
+    now_ms: int,
 ) -> Message:
     place = f"/messages/{index}"
     try:
@@ -427,7 +522,9 @@ def transaction_view(transaction: txn.Transaction) -> Transaction:
         messages=[_message_view(transaction, message) for message in transaction.messages],
         prepared_at=codec.rfc3339(transaction.prepared_at_ms),
         first_check_at=codec.rfc3339(transaction.first_check_at_ms),
-        next_check_at=UNSET if transaction.state.is_decided else codec.rfc3339(transaction.next_check_at_ms),
+        next_check_at=UNSET
+        if transaction.state.is_decided
+        else codec.rfc3339(transaction.next_check_at_ms),
         answers=transaction.answers,
         last_answer=transaction.last_answer or UNSET,
         last_failure=transaction.last_failure or UNSET,
@@ -442,7 +539,9 @@ def transaction_view(transaction: txn.Transaction) -> Transaction:
 
 
 def _event_view(event: Event) -> TransactionEvent:
-    known = {name: value for name, value in msgspec.structs.asdict(event).items() if value is not None}
+    known = {
+        name: value for name, value in msgspec.structs.asdict(event).items() if value is not None
+    }
     return TransactionEvent(at=codec.rfc3339(known.pop("at_ms")), **known)
 
 

@@ -1,4 +1,6 @@
-"""Plain transactions: those that one turn of the loop begins in one append, and those that it decides in another."""
+"""Plain transactions: those that one turn of the loop begins in one append, and those that it
+decides in another.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -78,7 +80,16 @@ class HotBegins:
         if not plain.may_begin(len(self._turn) + 1) or not services.topics.begin_use(topic.name):
             return False
         key = None if one.message.key is UNSET else one.message.key
-        taken = _TakenBegin(connection, asked, data, services.topics, group.producer_group, topic.next_queue(), key, message)
+        taken = _TakenBegin(
+            connection,
+            asked,
+            data,
+            services.topics,
+            group.producer_group,
+            topic.next_queue(),
+            key,
+            message,
+        )
         self._turn.add(taken)
         return True
 
@@ -86,7 +97,9 @@ class HotBegins:
         def answer(found: Begun) -> None:
             _end_uses(taken)
             pressure = f"store-pressure: {services.pressure():.2f}\r\n"
-            headers = [f"location: /v1/transactions/{one.transaction_id}\r\n{pressure}" for one in asked]
+            headers = [
+                f"location: /v1/transactions/{one.transaction_id}\r\n{pressure}" for one in asked
+            ]
             self._turn.answer(taken, 201, headers, _begun_views(asked, found), begun)
             services.metrics.begun.inc(len(taken))
 
@@ -111,7 +124,9 @@ class HotBegins:
         plain = services.transactions.plain
         assert plain is not None
         turn = self._turn
-        plain.begin(asked, _POLICY, done=turn.ending(taken, answer), failed=turn.ending(taken, refuse))
+        plain.begin(
+            asked, _POLICY, done=turn.ending(taken, answer), failed=turn.ending(taken, refuse)
+        )
 
 
 def _end_uses(taken: Sequence[_TakenBegin]) -> None:
@@ -127,7 +142,8 @@ def _begun_views(asked: Sequence[PlainBegin], found: Begun) -> list[str]:
         f'"next_check_at":"{first_check}","answers":0,"checking":false,"late":false,"revision":1}}'
     )
     return [
-        f'{{"transaction_id":"{one.transaction_id}","state":"prepared","producer_group":"{one.producer_group}",'
+        f'{{"transaction_id":"{one.transaction_id}","state":"prepared",'
+        f'"producer_group":"{one.producer_group}",'
         f'"messages":[{{"message_id":"{one.message_id}","topic":"{one.queue.topic}"}}],{end}'
         for one in asked
     ]
@@ -142,7 +158,10 @@ class _TakenDecision(msgspec.Struct, gc=False):
 
 
 class HotDecisions:
-    """Takes plain commits or plain rollbacks, and answers them as `commit` and `rollback` do. Event loop only."""
+    """Takes plain commits or plain rollbacks, and answers them as `commit` and `rollback` do.
+
+    Event loop only.
+    """
 
     has_own_paths = True
     has_long_answers = False
@@ -162,7 +181,9 @@ class HotDecisions:
         except MessagingError:
             return False
         (transaction_id,) = asked.parts
-        kept = None if plain is None or not self._turn.has_room(data) else plain.take(transaction_id)
+        kept = (
+            None if plain is None or not self._turn.has_room(data) else plain.take(transaction_id)
+        )
         if plain is None or kept is None:
             return False
         self._turn.add(_TakenDecision(connection, asked, data, plain, kept))
@@ -170,13 +191,17 @@ class HotDecisions:
 
     def _decide(self, services: Services, taken: list[_TakenDecision], begun: float) -> None:
         def answer(found: Decided) -> None:
-            self._turn.answer(taken, 200, [""] * len(taken), _decision_views(found, self._state), begun)
+            self._turn.answer(
+                taken, 200, [""] * len(taken), _decision_views(found, self._state), begun
+            )
 
         taken[0].plain.decide(
             [one.kept for one in taken],
             self._state,
             done=self._turn.ending(taken, answer),
-            failed=self._turn.ending(taken, lambda error: self._turn.refuse(services, taken, error, begun)),
+            failed=self._turn.ending(
+                taken, lambda error: self._turn.refuse(services, taken, error, begun)
+            ),
         )
 
 
@@ -188,7 +213,8 @@ def _give_back(taken: Sequence[_TakenDecision]) -> None:
 def _decision_views(found: Decided, state: TxnState) -> list[str]:
     """As `Decision`, written as JSON."""
     middle = (
-        f'"state":"{state}","resolved_by":"{Resolver.PRODUCER}","resolved_at":"{codec.rfc3339(found.resolved_at_ms)}",'
+        f'"state":"{state}","resolved_by":"{Resolver.PRODUCER}",'
+        f'"resolved_at":"{codec.rfc3339(found.resolved_at_ms)}",'
         '"replayed":false,"messages":[{"message_id":"'
     )
     views = []

@@ -11,7 +11,12 @@ from app.topics.schemas import TopicName
 
 _MAX_MS = 1 << 53
 CheckMs = Annotated[int, Meta(ge=10, le=_MAX_MS)]
-Name = Annotated[str, Meta(min_length=1, max_length=127, description="Letters, digits, `_`, `-`, `.`; no leading dot.")]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1, max_length=127, description="Letters, digits, `_`, `-`, `.`; no leading dot."
+    ),
+]
 Reason = Annotated[str, Meta(max_length=1_024)]
 
 
@@ -27,7 +32,10 @@ class CheckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     first_after_ms: CheckMs = 10_000
     interval_ms: CheckMs = 30_000
-    max_answers: Annotated[int, Meta(ge=1, le=1_000, description="Number of `unknown` answers after which checking ends.")] = 15
+    max_answers: Annotated[
+        int,
+        Meta(ge=1, le=1_000, description="Number of `unknown` answers after which checking ends."),
+    ] = 15
     unreachable_limit_ms: Annotated[
         int, Meta(ge=1, le=_MAX_MS, description="Maximum time that a check may stay unanswered.")
     ] = 86_400_000
@@ -35,7 +43,9 @@ class CheckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class BeginInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A transaction to begin. Its messages are stored, and no consumer sees them before the commit."""
+    """A transaction to begin. Its messages are stored, and no consumer sees them before the
+    commit.
+    """
 
     producer_group: Name
     messages: Annotated[list[TransactionMessageInput], Meta(min_length=1, max_length=MAX_ENTRIES)]
@@ -45,7 +55,9 @@ class BeginInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TransactionMessage(msgspec.Struct, kw_only=True, gc=False):
-    """A message of a transaction. After the commit it has a queue offset, or a schedule if it is delayed."""
+    """A message of a transaction. After the commit it has a queue offset, or a schedule if it is
+    delayed.
+    """
 
     message_id: str
     topic: str
@@ -69,20 +81,32 @@ class Transaction(msgspec.Struct, kw_only=True):
             str,
             Meta(
                 description=(
-                    "For an open transaction: time of the next check. A held transaction is not checked until it is resumed."
+                    "For an open transaction: time of the next check. A held transaction is not "
+                    "checked until it is resumed."
                 ),
                 extra_json_schema={"format": "date-time"},
             ),
         ]
         | UnsetType
     ) = UNSET
-    answers: Annotated[int, Meta(description="Number of `unknown` answers since it was begun or resumed.")]
+    answers: Annotated[
+        int, Meta(description="Number of `unknown` answers since it was begun or resumed.")
+    ]
     last_answer: str | UnsetType = UNSET
-    last_failure: Annotated[str, Meta(description="Why the last attempt of the open check had no answer.")] | UnsetType = UNSET
-    hold_reason: Annotated[str, Meta(description="answers_exhausted or unreachable.")] | UnsetType = UNSET
-    checking: Annotated[bool, Meta(description="True if a check is waiting for the producer's answer.")]
+    last_failure: (
+        Annotated[str, Meta(description="Why the last attempt of the open check had no answer.")]
+        | UnsetType
+    ) = UNSET
+    hold_reason: (
+        Annotated[str, Meta(description="answers_exhausted or unreachable.")] | UnsetType
+    ) = UNSET
+    checking: Annotated[
+        bool, Meta(description="True if a check is waiting for the producer's answer.")
+    ]
     late: Annotated[bool, Meta(description="True if it was decided after it had been held.")]
-    resolved_by: Annotated[str, Meta(description="producer, check, operator or policy.")] | UnsetType = UNSET
+    resolved_by: (
+        Annotated[str, Meta(description="producer, check, operator or policy.")] | UnsetType
+    ) = UNSET
     resolved_at: Timestamp | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     revision: int
@@ -142,7 +166,10 @@ class GetTransactionQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
 class ListTransactionsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which transactions."""
 
-    state: Annotated[str, Meta(max_length=100, description="Comma-separated states. Default: all.")] | UnsetType = UNSET
+    state: (
+        Annotated[str, Meta(max_length=100, description="Comma-separated states. Default: all.")]
+        | UnsetType
+    ) = UNSET
     producer_group: Name | UnsetType = UNSET
     older_than_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 0
     page_size: PageSize = DEFAULT_PAGE_SIZE
@@ -156,17 +183,33 @@ class CheckNowInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CheckNowResult(msgspec.Struct, kw_only=True):
-    """The producer's answer. A group that polls is not called: its check becomes due immediately."""
+    """The producer's answer. A group that polls is not called: its check becomes due
+    immediately.
+    """
 
     state: Annotated[str, Meta(description="Current state of the transaction.")]
-    decision: Annotated[str, Meta(description="commit, rollback or unknown; none if there was no answer.")] | UnsetType = UNSET
-    would_change: Annotated[str, Meta(description="With dry_run: the change that the answer would have made.")] | UnsetType = (
-        UNSET
-    )
+    decision: (
+        Annotated[
+            str, Meta(description="commit, rollback or unknown; none if there was no answer.")
+        ]
+        | UnsetType
+    ) = UNSET
+    would_change: (
+        Annotated[
+            str, Meta(description="With dry_run: the change that the answer would have made.")
+        ]
+        | UnsetType
+    ) = UNSET
     latency_ms: int | UnsetType = UNSET
     evidence: dict[str, str] | UnsetType = UNSET
     reason: (
-        Annotated[str, Meta(description="Reason why there was no answer: timeout, unreachable, invalid or disabled.")]
+        Annotated[
+            str,
+            Meta(
+                description="Reason why there was no answer: timeout, unreachable, invalid or "
+                "disabled."
+            ),
+        ]
         | UnsetType
     ) = UNSET
     detail: str | UnsetType = UNSET
@@ -186,7 +229,9 @@ class TransactionEvent(msgspec.Struct, kw_only=True):
         ),
     ]
     log_offset: Offset | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="For a check: the attempt, from 1.")] | UnsetType = UNSET
+    attempt: Annotated[int, Meta(description="For a check: the attempt, from 1.")] | UnsetType = (
+        UNSET
+    )
     via: str | UnsetType = UNSET
     decision: str | UnsetType = UNSET
     latency_ms: int | UnsetType = UNSET

@@ -1,1 +1,3 @@
-"""Checks that are sent to the producer: where they may go, how they are signed, what counts as an answer."""
+"""Checks that are sent to the producer: where they may go, how they are signed, what counts as an
+answer.
+"""

@@ -1,7 +1,8 @@
 """Which addresses are out in the open, so that a check may be sent there. Pure.
 
-`ipaddress` alone is not enough: some of its versions call translated, site-local and multicast addresses global. What carries
-an IPv4 address inside is judged by that one, or refused where the way it goes is not known.
+`ipaddress` alone is not enough: some of its versions call translated, site-local and multicast
+addresses global. What carries an IPv4 address inside is judged by that one, or refused where the
+way it goes is not known.
 """
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -29,7 +30,8 @@ _CLOSED_V4 = tuple(
         "240.0.0.0/4",  # reserved, broadcast
     )
 )
-_OPEN_V6 = IPv6Network("2000::/3")  # global unicast; loopback, local, site-local, multicast, compatible ones lie outside
+# global unicast; loopback, local, site-local, multicast, compatible ones lie outside
+_OPEN_V6 = IPv6Network("2000::/3")
 _CLOSED_V6 = tuple(
     IPv6Network(text)
     for text in (

@@ -15,7 +15,9 @@ class Reach(Enum):
 
     ANY = "it is listed by name"
     PUBLIC = "public ones, and those in a listed network"
-    LISTED_NETWORK = "those in a listed network: it is not https on port 443, as it must be elsewhere"
+    LISTED_NETWORK = (
+        "those in a listed network: it is not https on port 443, as it must be elsewhere"
+    )
 
 
 class Allowed(NamedTuple):
@@ -25,14 +27,21 @@ class Allowed(NamedTuple):
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     def has_address(self, address: Address) -> bool:
-        """Does it lie in a listed network? One that is mapped into IPv6 is where its IPv4 address is."""
+        """Does it lie in a listed network?
+
+        One that is mapped into IPv6 is where its IPv4 address is.
+        """
         if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
         return any(address in network for network in self.networks)
 
     def fits(self, address: Address, reach: Reach) -> bool:
         """May a check be sent there?"""
-        return reach is Reach.ANY or self.has_address(address) or (reach is Reach.PUBLIC and is_public(address))
+        return (
+            reach is Reach.ANY
+            or self.has_address(address)
+            or (reach is Reach.PUBLIC and is_public(address))
+        )
 
 
 def read_allowed(texts: Iterable[str]) -> Allowed:
@@ -62,4 +71,6 @@ def _read_network(text: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(text)
     except ValueError:
-        raise ValueError(f"allowed_hosts holds {text}, which is no network, as 10.20.0.0/16 is one") from None
+        raise ValueError(
+            f"allowed_hosts holds {text}, which is no network, as 10.20.0.0/16 is one"
+        ) from None

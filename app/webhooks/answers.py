@@ -1,7 +1,8 @@
 """What counts as an answer to a check. Pure.
 
-Only status 200, `application/json` and a known decision is one; everything else is a try that gave no answer, whatever it says.
-A producer whose check failed and that says so with 200 and a text must never commit anything.
+Only status 200, `application/json` and a known decision is one; everything else is a try that gave
+no answer, whatever it says. A producer whose check failed and that says so with 200 and a text must
+never commit anything.
 """
 
 import json
@@ -33,7 +34,11 @@ class CheckQuestion(msgspec.Struct, kw_only=True):
     business_key: str | UnsetType = UNSET
     age_ms: int
     answer_number: Annotated[
-        int, Meta(description="From 1: the number of this answer, counted since the transaction was begun or resumed.")
+        int,
+        Meta(
+            description="From 1: the number of this answer, counted since the transaction was "
+            "begun or resumed."
+        ),
     ]
 
 
@@ -45,10 +50,20 @@ class CheckAnswer(msgspec.Struct, kw_only=True):
 
     decision: Literal["commit", "rollback", "unknown"]
     recheck_after_ms: (
-        Annotated[int, Meta(ge=0, le=86_400_000, description="Delay before the next check, instead of the interval.")]
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=86_400_000,
+                description="Delay before the next check, instead of the interval.",
+            ),
+        ]
         | UnsetType
     ) = UNSET
-    evidence: Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")] | UnsetType = UNSET
+    evidence: (
+        Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")]
+        | UnsetType
+    ) = UNSET
 
 
 def read_answer(answer: Answer, *, now_ms: int) -> Answered | Failed:
@@ -57,21 +72,30 @@ def read_answer(answer: Answer, *, now_ms: int) -> Answered | Failed:
         return _refused(answer, now_ms)
     content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        return _invalid(f"the content type is {_shown(content_type) or 'missing'}, not application/json")
+        return _invalid(
+            f"the content type is {_shown(content_type) or 'missing'}, not application/json"
+        )
     if answer.headers.get("content-encoding", "identity").strip().lower() != "identity":
         return _invalid("the body is encoded although no encoding was asked for")
     try:
-        found = json.loads(answer.body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+        found = json.loads(
+            answer.body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number
+        )
         if not isinstance(found, dict):
             return _invalid("the body is no JSON object")
         # Many libraries write null for what is absent.
-        given = msgspec.convert({name: value for name, value in found.items() if value is not None}, CheckAnswer)
+        given = msgspec.convert(
+            {name: value for name, value in found.items() if value is not None}, CheckAnswer
+        )
     except msgspec.ValidationError as error:
         wrong = field_error(str(error), CheckAnswer)
         return _invalid(f"the body is no answer: {_shown(f'{wrong.pointer}: {wrong.detail}')}")
     except (ValueError, RecursionError) as error:
         return _invalid(f"the body is no answer: {_shown(str(error))}")
-    if given.evidence is not UNSET and len(msgspec.json.encode(given.evidence)) > MAX_EVIDENCE_BYTES:
+    if (
+        given.evidence is not UNSET
+        and len(msgspec.json.encode(given.evidence)) > MAX_EVIDENCE_BYTES
+    ):
         return _invalid(f"the evidence is longer than {MAX_EVIDENCE_BYTES} bytes of JSON")
     return Answered(
         TxnEvent(given.decision),

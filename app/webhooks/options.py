@@ -23,7 +23,8 @@ class WebhookOptions:
         tuple[SecretStr, ...], BeforeValidator(from_json)
     ] = ()  # of secrets at rest; the first one seals
     secret_overlap_ms: int = 86_400_000  # a secret that was replaced signs too for so long
-    max_connections: int = 0  # checks on their way at once; 0: 256, or a 16th of the files that the process may open
+    # checks on their way at once; 0: 256, or a 16th of the files that the process may open
+    max_connections: int = 0
 
     def __post_init__(self) -> None:
         read_allowed(self.allowed_hosts)  # raises ValueError

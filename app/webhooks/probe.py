@@ -60,7 +60,9 @@ class _Question(NamedTuple):
 class CheckProbe:
     """The event loop's. Nothing is written, and no transaction is touched."""
 
-    def __init__(self, sender: CheckSender, webhooks: Webhooks, clock: Clock, identifiers: Identifiers) -> None:
+    def __init__(
+        self, sender: CheckSender, webhooks: Webhooks, clock: Clock, identifiers: Identifiers
+    ) -> None:
         self._sender = sender
         self._webhooks = webhooks
         self._clock = clock
@@ -70,7 +72,9 @@ class CheckProbe:
     async def run(self, group: str) -> list[Case]:
         """One case after another. Raises TooManyWaiting."""
         if self._running >= MOST_AT_ONCE:
-            raise TooManyWaiting(f"{self._running} endpoints are being tested, the limit is {MOST_AT_ONCE}")
+            raise TooManyWaiting(
+                f"{self._running} endpoints are being tested, the limit is {MOST_AT_ONCE}"
+            )
         self._running += 1
         questions = _questions(self._identifiers)
         cases: list[Case] = []
@@ -82,12 +86,17 @@ class CheckProbe:
                     cases.append(case)
         except TimeoutError:
             late = f"nothing within the {LIMIT_MS} ms that the test may take"
-            cases += [Case(question.case, question.expected, late, passed=False) for question in questions[len(cases) :]]
+            cases += [
+                Case(question.case, question.expected, late, passed=False)
+                for question in questions[len(cases) :]
+            ]
         finally:
             self._running -= 1
         return cases
 
-    async def _ask(self, group: str, question: _Question, before: TxnEvent | None) -> tuple[Case, TxnEvent | None]:
+    async def _ask(
+        self, group: str, question: _Question, before: TxnEvent | None
+    ) -> tuple[Case, TxnEvent | None]:
         """(what came of it, the decision that it was answered with)."""
         status: int | None = None
         latency_ms: int | None = None
@@ -97,7 +106,9 @@ class CheckProbe:
             began_ms = self._clock.monotonic_ms()
             secret = new_secret() if question.is_forged else None
             before_ms = question.signed_before_ms
-            answer = await self._webhooks.send_test(group, question.asked, secret=secret, signed_before_ms=before_ms)
+            answer = await self._webhooks.send_test(
+                group, question.asked, secret=secret, signed_before_ms=before_ms
+            )
             latency_ms = self._clock.monotonic_ms() - began_ms
             if isinstance(answer, Failed):
                 return answer
@@ -116,10 +127,19 @@ def _questions(identifiers: Identifiers) -> list[_Question]:
     no_commit, refusal = "unknown or rollback", "a status from 400 to 499"
     return [
         _Question("never_seen", no_commit, _about(young), _is_no_commit),
-        _Question("asked_again", "the same answer, or rollback after unknown", _about(young), _is_kept),
-        _Question("very_old", no_commit, _about(old, age_ms=_OLD_MS, answer_number=_OLD_ANSWER_NUMBER), _is_no_commit),
+        _Question(
+            "asked_again", "the same answer, or rollback after unknown", _about(young), _is_kept
+        ),
+        _Question(
+            "very_old",
+            no_commit,
+            _about(old, age_ms=_OLD_MS, answer_number=_OLD_ANSWER_NUMBER),
+            _is_no_commit,
+        ),
         _Question("wrong_signature", refusal, _about(forged), _is_refusal, is_forged=True),
-        _Question("old_timestamp", refusal, _about(replayed), _is_refusal, signed_before_ms=_HOUR_MS),
+        _Question(
+            "old_timestamp", refusal, _about(replayed), _is_refusal, signed_before_ms=_HOUR_MS
+        ),
     ]
 
 
@@ -136,7 +156,9 @@ def _is_refusal(came: _Came) -> bool:
     return came.status is not None and 400 <= came.status < 500
 
 
-def _about(transaction_id: str, *, age_ms: int = _YOUNG_MS, answer_number: int = 1) -> CheckQuestion:
+def _about(
+    transaction_id: str, *, age_ms: int = _YOUNG_MS, answer_number: int = 1
+) -> CheckQuestion:
     """A question as a check would ask it."""
     return CheckQuestion(
         check_id=f"chk_{answer_number}_{transaction_id}",

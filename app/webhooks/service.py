@@ -1,4 +1,7 @@
-"""Checks by webhook: where they may go, and how one is asked. What it becomes is for `txn/checkback.py`."""
+"""Checks by webhook: where they may go, and how one is asked.
+
+What it becomes is for `txn/checkback.py`.
+"""
 
 import ssl
 from collections.abc import Iterator, Sequence
@@ -14,7 +17,14 @@ from app.registry.producer_groups import ProducerGroups, Webhook
 from app.webhooks.allowed import read_allowed
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import MAX_ANSWER_BYTES, MOST_CONNECTIONS, AddressRefused, Answer, AnswerTooLong, WebhookTransport
+from app.webhooks.transport import (
+    MAX_ANSWER_BYTES,
+    MOST_CONNECTIONS,
+    AddressRefused,
+    Answer,
+    AnswerTooLong,
+    WebhookTransport,
+)
 from app.webhooks.urls import Target, UrlRefused, parse_url
 from client.webhooks import sign
 from storage.clock import Clock
@@ -41,24 +51,35 @@ class Webhooks:
         receiver_clock: Clock | None = None,
         transport: WebhookTransport | None = None,
     ) -> None:
-        """`receiver_clock`: signing time, where the own clock is virtual: receivers refuse old signatures."""
+        """`receiver_clock`: signing time, where the own clock is virtual: receivers refuse old
+        signatures.
+        """
         self.options = options
         self._groups = groups
         self._clock = clock
         self._receiver_clock = receiver_clock or clock
         self._metrics = metrics
         allowed = read_allowed(options.allowed_hosts)
-        self._transport = transport or WebhookTransport(allowed, most=options.max_connections or MOST_CONNECTIONS)
+        self._transport = transport or WebhookTransport(
+            allowed, most=options.max_connections or MOST_CONNECTIONS
+        )
         self._headers = {"Content-Type": "application/json", "User-Agent": f"escrowmq/{version}"}
         self._parse = lru_cache(_TARGETS_KEPT)(lambda text: parse_url(text, allowed))
 
     async def check_url(self, text: str) -> None:
-        """Raises Refusal check_url_refused. A name that has no address today is taken: it is looked up again at each check."""
+        """Raises Refusal check_url_refused.
+
+        A name that has no address today is taken: it is looked up again at each check.
+        """
         try:
             await self._transport.check(self._parse(text), timeout_ms=_LOOKUP_TIMEOUT_MS)
         except (UrlRefused, AddressRefused) as error:
             detail = f"a check may not be sent there: {error}"
-            raise Refusal("check_url_refused", detail, errors=[FieldError("/check_url", "not_allowed", detail)]) from None
+            raise Refusal(
+                "check_url_refused",
+                detail,
+                errors=[FieldError("/check_url", "not_allowed", detail)],
+            ) from None
 
     def route(self, group: str) -> Route | None:
         webhook = self._groups.webhook_of(group)
@@ -77,7 +98,9 @@ class Webhooks:
         outcome = outcome._replace(latency_ms=self._clock.monotonic_ms() - began_ms)
         if isinstance(outcome, Answered):
             self._metrics.checks_answered.labels(outcome.decision.value).inc()
-        self._metrics.checks_sent.labels("answered" if isinstance(outcome, Answered) else outcome.why.value).inc()
+        self._metrics.checks_sent.labels(
+            "answered" if isinstance(outcome, Answered) else outcome.why.value
+        ).inc()
         return outcome
 
     async def disable(self, group: str, host: str) -> None:
@@ -93,7 +116,8 @@ class Webhooks:
     ) -> Answer | Failed:
         """Send a question that no transaction needs; what came back, as it came.
 
-        `secret`: signed with it instead of the group's. `signed_before_ms`: how long ago, as it says.
+        `secret`: signed with it instead of the group's. `signed_before_ms`: how long ago, as it
+        says.
         """
         webhook = self._groups.webhook_of(group)
         if webhook is None:
@@ -106,10 +130,19 @@ class Webhooks:
         if webhook is None:
             return _NOT_ASKED
         answer = await self._post(webhook, question(check, self._clock.wall_ms()), None)
-        return answer if isinstance(answer, Failed) else read_answer(answer, now_ms=self._receiver_clock.wall_ms())
+        return (
+            answer
+            if isinstance(answer, Failed)
+            else read_answer(answer, now_ms=self._receiver_clock.wall_ms())
+        )
 
     async def _post(
-        self, webhook: Webhook, asked: CheckQuestion, secrets: Sequence[str] | None, *, signed_before_ms: int = 0
+        self,
+        webhook: Webhook,
+        asked: CheckQuestion,
+        secrets: Sequence[str] | None,
+        *,
+        signed_before_ms: int = 0,
     ) -> Answer | Failed:
         """`secrets`: None for those of the group."""
         timeout_ms = webhook.settings.timeout_ms
@@ -119,15 +152,23 @@ class Webhooks:
         signed = sign(secrets, webhook_id=asked.check_id, timestamp=signed_ms // 1000, body=body)
         try:
             target = self._parse(webhook.settings.check_url)
-            return await self._transport.post(target, self._headers | signed, body, timeout_ms=timeout_ms)
+            return await self._transport.post(
+                target, self._headers | signed, body, timeout_ms=timeout_ms
+            )
         except (UrlRefused, AddressRefused) as error:
             return Failed(Failure.UNREACHABLE, f"a check may not be sent there: {error}")
         except AnswerTooLong:
             return Failed(Failure.INVALID, f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         except TimeoutError:
-            return Failed(Failure.UNREACHABLE, f"no answer within {timeout_ms} ms", is_timeout=True, blames_host=True)
+            return Failed(
+                Failure.UNREACHABLE,
+                f"no answer within {timeout_ms} ms",
+                is_timeout=True,
+                blames_host=True,
+            )
         except (OSError, httpx.HTTPError) as error:
-            is_ours = any(is_out_of_files(one) for one in _causes(error))  # the host is not to blame for our descriptors
+            # the host is not to blame for our descriptors
+            is_ours = any(is_out_of_files(one) for one in _causes(error))
             return Failed(Failure.UNREACHABLE, _reason(error), blames_host=not is_ours)
 
     def _host(self, url: str) -> str:

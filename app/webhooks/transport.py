@@ -50,7 +50,13 @@ class Answer(NamedTuple):
 class CheckedBackend(httpcore.AsyncNetworkBackend):
     """Connects to addresses only that hosts of this reach may have."""
 
-    def __init__(self, resolve: Resolve, connector: httpcore.AsyncNetworkBackend, allowed: Allowed, reach: Reach) -> None:
+    def __init__(
+        self,
+        resolve: Resolve,
+        connector: httpcore.AsyncNetworkBackend,
+        allowed: Allowed,
+        reach: Reach,
+    ) -> None:
         self._resolve = resolve
         self._connector = connector
         self._allowed = allowed
@@ -68,7 +74,9 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         failure: Exception = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
             try:
-                return await self._connector.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await self._connector.connect_tcp(
+                    address, port, timeout, local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
         raise failure
@@ -82,8 +90,13 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         raise AddressRefused("a socket of this machine")
 
 
-async def find_addresses(resolve: Resolve, host: str, port: int, allowed: Allowed, reach: Reach) -> list[str]:
-    """The addresses of the host. Raises AddressRefused where one of them is closed to checks, OSError where there is none."""
+async def find_addresses(
+    resolve: Resolve, host: str, port: int, allowed: Allowed, reach: Reach
+) -> list[str]:
+    """The addresses of the host.
+
+    Raises AddressRefused where one of them is closed to checks, OSError where there is none.
+    """
     literal = parse_address(host)
     found = [host] if literal is not None else await resolve(host, port)
     if reach is not Reach.ANY:
@@ -111,18 +124,36 @@ class WebhookTransport:
         self._allowed = allowed
         connector = connector or httpcore.AnyIOBackend()
         tls = httpx.create_ssl_context(trust_env=False)
-        # A connection tells its backend neither the scheme nor the URL, so hosts of each reach have a transport of their own.
-        self._transports = {reach: _transport(CheckedBackend(self._resolve, connector, allowed, reach), tls) for reach in Reach}
+        # A connection tells its backend neither the scheme nor the URL, so hosts of each reach have
+        # a transport of their own.
+        self._transports = {
+            reach: _transport(CheckedBackend(self._resolve, connector, allowed, reach), tls)
+            for reach in Reach
+        }
 
     async def check(self, target: Target, *, timeout_ms: int) -> None:
-        """Raises AddressRefused where the name now leads to a place where no check may go; one without an address is taken."""
+        """Raises AddressRefused where the name now leads to a place where no check may go; one
+        without an address is taken.
+        """
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
-                await find_addresses(self._resolve, target.host, target.port, self._allowed, target.reach)
+                await find_addresses(
+                    self._resolve, target.host, target.port, self._allowed, target.reach
+                )
 
-    async def post(self, target: Target, headers: Mapping[str, str], body: bytes, *, timeout_ms: int) -> Answer:
-        """All of it within `timeout_ms`. Raises AddressRefused, AnswerTooLong, TimeoutError, OSError, httpx.HTTPError."""
-        sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close", **headers}
+    async def post(
+        self, target: Target, headers: Mapping[str, str], body: bytes, *, timeout_ms: int
+    ) -> Answer:
+        """All of it within `timeout_ms`.
+
+        Raises AddressRefused, AnswerTooLong, TimeoutError, OSError, httpx.HTTPError.
+        """
+        sent = {
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Connection": "close",
+            **headers,
+        }
         async with self._room, asyncio.timeout(timeout_ms / 1000):
             request = httpx.Request("POST", target.url, headers=sent, content=body)
             response = await self._transports[target.reach].handle_async_request(request)
@@ -134,17 +165,26 @@ class WebhookTransport:
                         raise AnswerTooLong
             finally:
                 await response.aclose()
-        return Answer(response.status_code, {name.lower(): value for name, value in response.headers.items()}, bytes(received))
+        return Answer(
+            response.status_code,
+            {name.lower(): value for name, value in response.headers.items()},
+            bytes(received),
+        )
 
     async def aclose(self) -> None:
         for transport in self._transports.values():
             await transport.aclose()
 
 
-def _transport(backend: httpcore.AsyncNetworkBackend, tls: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
-    """The transport and no client: nothing follows redirects, keeps cookies or reads the environment."""
+def _transport(
+    backend: httpcore.AsyncNetworkBackend, tls: ssl.SSLContext
+) -> httpx.AsyncHTTPTransport:
+    """The transport and no client: nothing follows redirects, keeps cookies or reads the
+    environment.
+    """
     transport = httpx.AsyncHTTPTransport(verify=tls, trust_env=False)
-    # httpx has no public place for a network backend; a test sees that connections come through ours.
+    # httpx has no public place for a network backend; a test sees that connections come through
+    # ours.
     transport._pool = httpcore.AsyncConnectionPool(
         ssl_context=tls, network_backend=backend, max_connections=None, max_keepalive_connections=0
     )
@@ -159,7 +199,9 @@ class SystemResolver:
     keeps a thread for half a minute.
     """
 
-    def __init__(self, *, most: int = _MOST_LOOKUPS, look_up: Callable[[str, int], list[str]] | None = None) -> None:
+    def __init__(
+        self, *, most: int = _MOST_LOOKUPS, look_up: Callable[[str, int], list[str]] | None = None
+    ) -> None:
         self._look_up = look_up or _look_up
         self._room = asyncio.Semaphore(most)
         self._under_way: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
@@ -169,7 +211,9 @@ class SystemResolver:
         name = host, port
         lookup = self._under_way.get(name)
         if lookup is None:
-            lookup = self._under_way[name] = asyncio.create_task(self._find(host, port), name=f"resolve-{host}")
+            lookup = self._under_way[name] = asyncio.create_task(
+                self._find(host, port), name=f"resolve-{host}"
+            )
             lookup.add_done_callback(lambda ended: self._ended(name, ended))
         return await asyncio.shield(lookup)
 

@@ -11,9 +11,12 @@ import httpx
 from app.webhooks.addresses import is_public, parse_address
 from app.webhooks.allowed import Allowed, Reach
 
-_HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_HOST = re.compile(
+    r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+)
 _AUTHORITY = re.compile(r"^[^:]*://([^/?#]*).*$", re.DOTALL)
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # as the last label, some resolvers read the whole as an IPv4 address
+# as the last label, some resolvers read the whole as an IPv4 address
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _LOCAL = ("localhost", "localdomain")
 _MAX_HOST = 253
 _PORTS = {"https": 443, "http": 80}
@@ -37,7 +40,8 @@ def parse_url(text: str, allowed: Allowed) -> Target:
 
     Raises UrlRefused. Listed hosts may be loopback, private, http, on any port.
     """
-    # Spaces, controls and backslashes are read differently by different parsers; so is whatever is not ASCII, outside a host.
+    # Spaces, controls and backslashes are read differently by different parsers; so is whatever is
+    # not ASCII, outside a host.
     if any(character <= " " or character in '\\<>"^`{|}\x7f' for character in text):
         raise UrlRefused("it holds characters that no URL has")
     try:
@@ -79,7 +83,8 @@ def _reach(scheme: str, host: str, port: int, allowed: Allowed) -> Reach:
     fault = _fault(scheme, host, port)
     if fault is None:
         return Reach.PUBLIC
-    # A name may still lead into a listed network, which its addresses will tell when they are looked up.
+    # A name may still lead into a listed network, which its addresses will tell when they are
+    # looked up.
     if address is not None or not allowed.networks:
         raise UrlRefused(fault)
     return Reach.LISTED_NETWORK

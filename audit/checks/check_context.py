@@ -1,4 +1,6 @@
-"""What the checks work with: the narrow rows of the log, read once and kept until the last is done; and what they hand back."""
+"""What the checks work with: the narrow rows of the log, read once and kept until the last is done;
+and what they hand back.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -20,10 +22,13 @@ from storage.formats.consumer_offsets import GroupQueue
 
 LISTED = 1_000  # findings of a kind
 
-_NUMBERS = ("segment", "log_offset", "record_bytes", "kind", "is_verified", "topic", "queue_id", "queue_offset", "sys_flag",
+_NUMBERS = ("segment", "log_offset", "record_bytes", "kind", "is_verified", "topic", "queue_id",
+"queue_offset", "sys_flag",
             "stored_ms", "born_at", "reconsume_times", "is_commit")  # fmt: skip
-_TEXTS = ("message_id", "transaction_id", "producer_group", "real_topic", "schedule_id", "decision", "event", "note", "facts",
-          "decided_by", "check_answer", "due_ms", "so_far", "attempts", "retry_topic", "origin_id", "origin_place",
+_TEXTS = ("message_id", "transaction_id", "producer_group", "real_topic", "schedule_id", "decision",
+"event", "note", "facts",
+          "decided_by", "check_answer", "due_ms", "so_far", "attempts", "retry_topic", "origin_id",
+          "origin_place",
           "check_times")  # fmt: skip
 # Few checks need these columns, and they are the long ones.
 _OF_FEW = ("message_id", "transaction_id", "producer_group")
@@ -40,13 +45,18 @@ class Found:
     _asked: list[DataFrame] = field(default_factory=list)
 
     def add(self, kind: str, rows: DataFrame, *, at: str = "log_offset") -> None:
-        """Each row is a finding of this kind, its columns the evidence, those without a value left out; in the order of `at`.
+        """Each row is a finding of this kind, its columns the evidence, those without a value left
+        out; in the order of `at`.
 
         They are counted when `settle` is called, all kinds in one job.
         """
         self.counts[kind] = 0
         self._asked.append(
-            rows.select(F.lit(kind).alias("kind"), F.col(at).alias("at"), F.to_json(F.struct("*")).alias("text"))
+            rows.select(
+                F.lit(kind).alias("kind"),
+                F.col(at).alias("at"),
+                F.to_json(F.struct("*")).alias("text"),
+            )
         )
 
     def settle(self, *, listed: int = LISTED) -> "Found":
@@ -55,7 +65,9 @@ class Found:
             everything = reduce(DataFrame.unionAll, self._asked)
             of_kind = Window.partitionBy("kind")
             number = F.row_number().over(of_kind.orderBy("at", "text"))
-            counted = everything.select("*", number.alias("number"), F.count(F.lit(1)).over(of_kind).alias("total"))
+            counted = everything.select(
+                "*", number.alias("number"), F.count(F.lit(1)).over(of_kind).alias("total")
+            )
             for row in counted.where(F.col("number") <= listed).orderBy("kind", "number").collect():
                 self.counts[row["kind"]] = row["total"]
                 self.items.append({"verdict": row["kind"], **json.loads(row["text"])})
@@ -66,7 +78,9 @@ class Found:
 class CheckContext:
     """Of one log. `release` when all checks are done."""
 
-    def __init__(self, spark: SparkSession, log: Log, *, split_bytes: int = log_range.SPLIT_BYTES) -> None:
+    def __init__(
+        self, spark: SparkSession, log: Log, *, split_bytes: int = log_range.SPLIT_BYTES
+    ) -> None:
         self.spark = spark
         self.log = log
         self._split_bytes = split_bytes
@@ -74,7 +88,11 @@ class CheckContext:
 
     def read(self, names: Sequence[str]) -> DataFrame:
         """The rows of the log with these columns, read again."""
-        reader = self.spark.read.format(NAME).option("log", encode_log(self.log)).schema(columns.schema_text(names))
+        reader = (
+            self.spark.read.format(NAME)
+            .option("log", encode_log(self.log))
+            .schema(columns.schema_text(names))
+        )
         return reader.option("splitMB", self._split_bytes / (1 << 20)).load()
 
     def keep(self, frame: DataFrame) -> DataFrame:
@@ -88,10 +106,11 @@ class CheckContext:
 
     @cached_property
     def rows(self) -> DataFrame:
-        """One row for each record and stretch: numbers of all, texts of those that something is asked about.
+        """One row for each record and stretch: numbers of all, texts of those that something is
+        asked about.
 
-        `id_hash`: of the id of a message that came into its topic by itself, whose text is not kept. `half_offsets` are there
-        where `asked_before` is.
+        `id_hash`: of the id of a message that came into its topic by itself, whose text is not
+        kept. `half_offsets` are there where `asked_before` is.
         """
         c = F.col
         is_message, is_half = c("kind") == columns.MESSAGE, c("kind") == columns.HALF
@@ -99,11 +118,17 @@ class CheckContext:
         made = {
             **{name: F.when(is_of_few, c(name)) for name in _OF_FEW},
             **{name: F.when(is_half, c(name)) for name in _OF_HALVES},
-            "id_hash": F.when(~is_of_few & c("message_id").isNotNull(), F.xxhash64("topic", "message_id")),
+            "id_hash": F.when(
+                ~is_of_few & c("message_id").isNotNull(), F.xxhash64("topic", "message_id")
+            ),
             "born_ms": F.unix_millis("born_at"),
         }
         by_number = () if self.asked_before is None else ("half_offsets",)
-        return self.keep(self.read((*_NUMBERS, *_TEXTS, *_OF_HALVES, *by_number)).withColumns(made).drop("born_at"))
+        return self.keep(
+            self.read((*_NUMBERS, *_TEXTS, *_OF_HALVES, *by_number))
+            .withColumns(made)
+            .drop("born_at")
+        )
 
     @cached_property
     def records(self) -> DataFrame:
@@ -116,7 +141,9 @@ class CheckContext:
 
     @cached_property
     def asked_before(self) -> int | None:
-        """The number of the first half that a broker has not done with; None where no broker says so."""
+        """The number of the first half that a broker has not done with; None where no broker says
+        so.
+        """
         progress = GroupQueue(names.ASKING_GROUP, names.HALF_TOPIC, 0)
         return (self.log.folder.metadata.consumers or {}).get(progress)
 
@@ -134,20 +161,27 @@ class CheckContext:
 
     @cached_property
     def copies(self) -> DataFrame:
-        """Messages on their way to a group once more, or among its dead letters: `group`, `origin`, `state`, `tries`.
+        """Messages on their way to a group once more, or among its dead letters: `group`, `origin`,
+        `state`, `tries`.
 
-        `state`: waiting, back (in the retry topic) or dead; `origin`: the place of the first delivery, or, of a broker's
-        copies, which do not say it, the message's id.
+        `state`: waiting, back (in the retry topic) or dead; `origin`: the place of the first
+        delivery, or, of a broker's copies, which do not say it, the message's id.
         """
         c = F.col
         is_waiting = (c("kind") == RETRY) & ~c("topic").startswith("%RETRY%")
         topic = F.when(is_waiting, c("real_topic")).otherwise(c("topic"))
-        found = self.records.where(c("kind").isin(RETRY, columns.DEAD_LETTER) & c("so_far").isNull())
-        by_place = F.when(c("origin_place").isNotNull(), F.concat_ws(" ", "retry_topic", "origin_place"))
+        found = self.records.where(
+            c("kind").isin(RETRY, columns.DEAD_LETTER) & c("so_far").isNull()
+        )
+        by_place = F.when(
+            c("origin_place").isNotNull(), F.concat_ws(" ", "retry_topic", "origin_place")
+        )
         made = {
             "group": F.regexp_replace(topic, "^%(RETRY|DLQ)%", ""),
             "origin": F.coalesce(by_place, "origin_id", "message_id"),
-            "state": F.when(is_waiting, "waiting").when(c("kind") == RETRY, "back").otherwise("dead"),
+            "state": F.when(is_waiting, "waiting")
+            .when(c("kind") == RETRY, "back")
+            .otherwise("dead"),
             "tries": F.coalesce("attempts", "reconsume_times"),
         }
         place = ("topic", "queue_id", "queue_offset", "message_id", "log_offset", "stored_ms")
@@ -156,7 +190,9 @@ class CheckContext:
     @cached_property
     def waiting(self) -> DataFrame:
         """The messages in delay topics."""
-        of_delay = F.col("kind").isin(DELAYED, DELAYED_AGAIN) | ((F.col("kind") == RETRY) & F.col("due_ms").isNotNull())
+        of_delay = F.col("kind").isin(DELAYED, DELAYED_AGAIN) | (
+            (F.col("kind") == RETRY) & F.col("due_ms").isNotNull()
+        )
         return self.records.where(of_delay)
 
     @cached_property

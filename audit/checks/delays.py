@@ -1,12 +1,12 @@
 """Did everything that was put off come once, and not before its time?
 
-This service marks in the log what it delivers, cancels, moves or stores again, by the place of the waiting message: so each
-of them is followed by itself, and marks are held against the messages that came. A broker marks nothing: what waited and what
-came are matched by message, topic and attempt.
+This service marks in the log what it delivers, cancels, moves or stores again, by the place of the
+waiting message: so each of them is followed by itself, and marks are held against the messages that
+came. A broker marks nothing: what waited and what came are matched by message, topic and attempt.
 
-Late is not lost: a service that was down, or out of room, delivers later. Lost is what was passed over: it was due more than a
-minute before something that was delivered, and the log goes on for ten minutes behind that. What is due and has not come by the
-end of the log is counted as overdue.
+Late is not lost: a service that was down, or out of room, delivers later. Lost is what was passed
+over: it was due more than a minute before something that was delivered, and the log goes on for ten
+minutes behind that. What is due and has not come by the end of the log is counted as overdue.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -19,7 +19,9 @@ from storage.formats.names import SCHEDULE_MARK_TOPIC
 
 GRACE_MS = 60_000
 _OFFSET_BITS = 44  # of a place, as scheduler/scheduled_message.py makes it
-_CAUGHT_UP_MS = 600_000  # so long after a delivery everything that was due before has come, however long the service was down
+# so long after a delivery everything that was due before has come, however long the service was
+# down
+_CAUGHT_UP_MS = 600_000
 _MARK = "event string, entries array<array<bigint>>, entry array<bigint>, due_ms bigint"
 _MESSAGE = ["message_id", "real_topic", "tries"]
 
@@ -29,10 +31,22 @@ def check(context: CheckContext) -> Found:
     followed = context.keep(_followed(context))
     c = F.col
     ends = followed.groupBy("end").count().orderBy("end").collect()
-    found.numbers = {"waited": sum(row["count"] for row in ends), "ends": {row["end"]: row["count"] for row in ends}}
-    delivered = followed.where(c("delivered_ms").isNotNull()).withColumn("late_ms", c("delivered_ms") - c("due_ms"))
-    found.numbers["lateness"] = histogram.by_stage(delivered.where(c("late_ms") >= 0), ["target"], "late_ms")
-    evidence: list[Column | str] = ["log_offset", "message_id", c("real_topic").alias("topic"), "due_ms"]
+    found.numbers = {
+        "waited": sum(row["count"] for row in ends),
+        "ends": {row["end"]: row["count"] for row in ends},
+    }
+    delivered = followed.where(c("delivered_ms").isNotNull()).withColumn(
+        "late_ms", c("delivered_ms") - c("due_ms")
+    )
+    found.numbers["lateness"] = histogram.by_stage(
+        delivered.where(c("late_ms") >= 0), ["target"], "late_ms"
+    )
+    evidence: list[Column | str] = [
+        "log_offset",
+        "message_id",
+        c("real_topic").alias("topic"),
+        "due_ms",
+    ]
     early = delivered.where(c("late_ms") < 0)
     found.add("delivered_early", early.select(*evidence, "delivered_ms", "mark_log_offset"))
     late = delivered.where(c("late_ms") > GRACE_MS)
@@ -46,19 +60,30 @@ def check(context: CheckContext) -> Found:
 
 
 def _followed(context: CheckContext) -> DataFrame:
-    """One row for each message that waits or waited, with its end: delivered, cancelled, put_back, set_aside, overdue, waiting
-    or lost."""
+    """One row for each message that waits or waited, with its end: delivered, cancelled, put_back,
+    set_aside, overdue, waiting or lost.
+    """
     c = F.col
     waiting = context.waiting.where(c("message_id").isNotNull()).select(
-        "log_offset", "message_id", "real_topic", _tries().alias("tries"), "due_ms", _place().alias("place")
+        "log_offset",
+        "message_id",
+        "real_topic",
+        _tries().alias("tries"),
+        "due_ms",
+        _place().alias("place"),
     )
     one = waiting.join(_marks(context), "place", "left").fillna(0, ["marked"])
     one = one.fillna(False, ["cancelled", "put_back", "set_aside"])
-    # Several copies of the same message and attempt, as of dead letters sent once more, can only be counted together.
+    # Several copies of the same message and attempt, as of dead letters sent once more, can only be
+    # counted together.
     together = one.groupBy(*_MESSAGE).agg(
         F.sum("marked").alias("marks"), F.count(F.when(~c("put_back"), 1)).alias("copies")
     )  # fmt: skip
-    joined = one.join(together, _MESSAGE).join(_arrivals(context, waiting), _MESSAGE, "left").fillna(0, ["arrived"])
+    joined = (
+        one.join(together, _MESSAGE)
+        .join(_arrivals(context, waiting), _MESSAGE, "left")
+        .fillna(0, ["arrived"])
+    )
     is_marked = c("marks") > 0
     has_come = F.when(is_marked, c("marked") > 0).otherwise((c("arrived") > 0) & ~c("put_back"))
     expected = F.when(is_marked, c("marks")).otherwise(F.greatest("copies", F.lit(1)))
@@ -69,7 +94,9 @@ def _followed(context: CheckContext) -> DataFrame:
         "real_topic",
         F.regexp_replace("real_topic", "^%RETRY%.*", "retries").alias("target"),
         F.coalesce("moved_due_ms", "due_ms").alias("due_ms"),
-        F.when(has_come, F.when(is_marked, c("marked_ms")).otherwise(c("arrived_ms"))).alias("delivered_ms"),
+        F.when(has_come, F.when(is_marked, c("marked_ms")).otherwise(c("arrived_ms"))).alias(
+            "delivered_ms"
+        ),
         "mark_log_offset",
         c("arrived").alias("deliveries"),
         (has_come & ((c("marked") > 1) | has_more)).alias("is_doubled"),
@@ -79,7 +106,9 @@ def _followed(context: CheckContext) -> DataFrame:
         "put_back",
         "set_aside",
     )
-    return found.withColumn("end", _end(_passed_over_before_ms(context, found), context.last_stored_ms))
+    return found.withColumn(
+        "end", _end(_passed_over_before_ms(context, found), context.last_stored_ms)
+    )
 
 
 def _passed_over_before_ms(context: CheckContext, found: DataFrame) -> int:
@@ -108,7 +137,9 @@ def _tries() -> Column:
 
 
 def _place() -> Column:
-    number = F.col("queue_id").cast("bigint") * 2 + F.when(F.col("topic") == SCHEDULE_TOPIC, 1).otherwise(0)
+    number = F.col("queue_id").cast("bigint") * 2 + F.when(
+        F.col("topic") == SCHEDULE_TOPIC, 1
+    ).otherwise(0)
     return F.call_function("shiftleft", number, F.lit(_OFFSET_BITS)) + F.col("queue_offset")
 
 
@@ -116,11 +147,17 @@ def _marks(context: CheckContext) -> DataFrame:
     """By place: how often it was marked as delivered, and what else became of it."""
     c = F.col
     noted = context.records.where((c("topic") == SCHEDULE_MARK_TOPIC) & c("note").isNotNull())
-    parsed = noted.select("log_offset", "stored_ms", F.from_json("note", _MARK).alias("mark")).select(
-        "log_offset", "stored_ms", "mark.*"
-    )
+    parsed = noted.select(
+        "log_offset", "stored_ms", F.from_json("note", _MARK).alias("mark")
+    ).select("log_offset", "stored_ms", "mark.*")
     several = F.coalesce("entries", F.array("entry"))
-    one = parsed.select("log_offset", "stored_ms", "event", c("due_ms").alias("to_ms"), F.explode(several).alias("of"))
+    one = parsed.select(
+        "log_offset",
+        "stored_ms",
+        "event",
+        c("due_ms").alias("to_ms"),
+        F.explode(several).alias("of"),
+    )
     one = one.withColumn("place", c("of")[1])
 
     def was(event: str) -> Column:
@@ -130,11 +167,13 @@ def _marks(context: CheckContext) -> DataFrame:
         F.count(F.when(was("delivered"), 1)).alias("marked"),
         F.min(F.when(was("delivered"), c("stored_ms"))).alias("marked_ms"),
         F.min(F.when(was("delivered"), c("log_offset"))).alias("mark_log_offset"),
-        F.max_by(F.when(was("moved"), c("to_ms")), F.when(was("moved"), c("log_offset"))).alias("moved_due_ms"),
+        F.max_by(F.when(was("moved"), c("to_ms")),
+        F.when(was("moved"), c("log_offset"))).alias("moved_due_ms"),
         F.max(was("cancelled")).alias("cancelled"),
         F.max(was("put_back")).alias("put_back"),
         # A later change of the schedule takes it up again.
-        (F.max(F.when(was("set_aside"), c("log_offset"))) > F.coalesce(F.max(F.when(was("moved"), c("log_offset"))), F.lit(-1)))
+        (F.max(F.when(was("set_aside"), c("log_offset"))) > F.coalesce(F.max(F.when(was("moved"),
+        c("log_offset"))), F.lit(-1)))
         .alias("set_aside"),
     )  # fmt: skip
 
@@ -142,10 +181,14 @@ def _marks(context: CheckContext) -> DataFrame:
 def _arrivals(context: CheckContext, waiting: DataFrame) -> DataFrame:
     """By message, topic and attempt: how often it came there, and when first."""
     c = F.col
-    is_there = ~c("kind").isin(columns.DELAYED, columns.DELAYED_AGAIN, columns.HALF) & c("due_ms").isNull()
+    is_there = (
+        ~c("kind").isin(columns.DELAYED, columns.DELAYED_AGAIN, columns.HALF) & c("due_ms").isNull()
+    )
     if context.has_brokers_records:
         # A broker leaves no sign on what has waited: it is known by its id.
-        rows = context.read(("kind", "message_id", "topic", "due_ms", "attempts", "reconsume_times", "stored_ms"))
+        rows = context.read(
+            ("kind", "message_id", "topic", "due_ms", "attempts", "reconsume_times", "stored_ms")
+        )
         rows = rows.join(waiting.select("message_id").distinct(), "message_id", "left_semi")
     else:
         rows = context.records.where(c("schedule_id").isNotNull())

@@ -51,7 +51,13 @@ def check(context: CheckContext) -> Found:
     skipped = leases.without_reset(skipped, context.resets, since="skipped_at")
     found.add(
         "handed_out_though_skipped",
-        skipped.select(*MESSAGE, "lease", "attempt", c("at").alias("log_offset"), c("skipped_at").alias("skipped_log_offset")),
+        skipped.select(
+            *MESSAGE,
+            "lease",
+            "attempt",
+            c("at").alias("log_offset"),
+            c("skipped_at").alias("skipped_log_offset"),
+        ),
     )
     found.numbers = {"groups": _by_group(context)}
     return found
@@ -60,8 +66,12 @@ def check(context: CheckContext) -> Found:
 def _look_for_repeats(context: CheckContext, found: Found) -> None:
     """Places of an id, by queue and time: a batch counts once."""
     c = F.col
-    identified = context.rows.where(c("id_hash").isNotNull()).withColumn("place", F.xxhash64("queue_id", "stored_ms"))
-    by_id = identified.groupBy("id_hash").agg(F.min("place").alias("least"), F.max("place").alias("most"))
+    identified = context.rows.where(c("id_hash").isNotNull()).withColumn(
+        "place", F.xxhash64("queue_id", "stored_ms")
+    )
+    by_id = identified.groupBy("id_hash").agg(
+        F.min("place").alias("least"), F.max("place").alias("most")
+    )
     repeated = by_id.where(c("least") < c("most")).select("id_hash")
     of_these = identified.join(repeated, "id_hash", "left_semi").groupBy("id_hash")
     several = of_these.agg(
@@ -75,11 +85,15 @@ def _look_for_repeats(context: CheckContext, found: Found) -> None:
     found.counts |= {"sent_twice": 0, "stored_twice": 0, kind: several.count()}
     rows = [row.asDict() for row in several.orderBy("log_offset").limit(_NAMED).collect()]
     ids = lookup.rows_at(context.log, [row["log_offset"] for row in rows], ["message_id"])
-    found.items += [{"verdict": kind, "message_id": ids[row["log_offset"]]["message_id"], **row} for row in rows]
+    found.items += [
+        {"verdict": kind, "message_id": ids[row["log_offset"]]["message_id"], **row} for row in rows
+    ]
 
 
 def _by_group(context: CheckContext) -> list[dict[str, Any]]:
-    """Messages handed out, how many of them again, and the causes; and how many were skipped, by which rule."""
+    """Messages handed out, how many of them again, and the causes; and how many were skipped, by
+    which rule.
+    """
     c = F.col
     is_again = (c("event") == "leased") & c("previous").isNotNull()
     cause = F.when(c("previous").isin(*SETTLED), "reset")
@@ -87,19 +101,33 @@ def _by_group(context: CheckContext) -> list[dict[str, Any]]:
         cause = cause.when(c("previous") == previous, name)
     handed = context.lease_steps.where(c("event") == "leased")
     groups: dict[str, dict[str, Any]] = {}
-    totals = handed.groupBy("group").agg(F.count(F.lit(1)).alias("handed_out"), F.count(F.when(is_again, 1)).alias("again"))
+    totals = handed.groupBy("group").agg(
+        F.count(F.lit(1)).alias("handed_out"), F.count(F.when(is_again, 1)).alias("again")
+    )
     for row in totals.orderBy("group").collect():
         groups[row["group"]] = {**row.asDict(), "causes": {}}
     causes = handed.where(is_again).groupBy("group", cause.alias("cause")).count()
     # A message that comes by the retry topic is another place, leased there for the first time.
     events = context.lease_events
     moved = events.where(c("event") == "retried").select("group", F.explode("runs").alias("run"))
-    refused = moved.groupBy("group").agg(F.sum(c("run")[3].cast("bigint")).alias("count")).withColumn("cause", F.lit("put_off"))
-    redriven = events.where(c("event") == "redriven").groupBy("group").agg(F.sum(F.size("offsets")).alias("count"))
-    everything = causes.unionByName(refused).unionByName(redriven.withColumn("cause", F.lit("redriven")))
+    refused = (
+        moved.groupBy("group")
+        .agg(F.sum(c("run")[3].cast("bigint")).alias("count"))
+        .withColumn("cause", F.lit("put_off"))
+    )
+    redriven = (
+        events.where(c("event") == "redriven")
+        .groupBy("group")
+        .agg(F.sum(F.size("offsets")).alias("count"))
+    )
+    everything = causes.unionByName(refused).unionByName(
+        redriven.withColumn("cause", F.lit("redriven"))
+    )
     for row in everything.orderBy("group", "cause").collect():
         _of(groups, row["group"])["causes"][row["cause"]] = row["count"]
-    skipped = context.skips.groupBy("group", "reason").agg(F.sum(c("end") - c("first")).alias("count"))
+    skipped = context.skips.groupBy("group", "reason").agg(
+        F.sum(c("end") - c("first")).alias("count")
+    )
     for row in skipped.orderBy("group", "reason").collect():
         _of(groups, row["group"]).setdefault("skipped", {})[row["reason"]] = row["count"]
     return [groups[name] for name in sorted(groups)]

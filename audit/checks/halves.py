@@ -1,11 +1,13 @@
 """Has every half message what its commit needs, and has a broker forgotten any?
 
-A half lies in queue 0 of the half topic, names its real topic and queue, its producer group and itself, bears the mark of a
-transaction and no transaction bits. Such bits anywhere else are of a message that no queue has.
+A half lies in queue 0 of the half topic, names its real topic and queue, its producer group and
+itself, bears the mark of a transaction and no transaction bits. Such bits anywhere else are of a
+message that no queue has.
 
-A broker asks about halves in their order and notes in `consumerOffset.json` before which one it has done with all. Each
-transaction with a half before that must be decided, set aside, or have a copy behind it. This service notes no such place:
-until it is decided, each half is asked about, or stored again before its segment goes.
+A broker asks about halves in their order and notes in `consumerOffset.json` before which one it has
+done with all. Each transaction with a half before that must be decided, set aside, or have a copy
+behind it. This service notes no such place: until it is decided, each half is asked about, or
+stored again before its segment goes.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -24,9 +26,14 @@ _MARK = "true"
 def check(context: CheckContext) -> Found:
     c = F.col
     found = Found(numbers={"halves": context.records.where(c("kind") == columns.HALF).count()})
-    suspects = context.records.where((c("kind") == columns.HALF) | (transaction_bits() == int(TransactionBits.PREPARED)))
+    suspects = context.records.where(
+        (c("kind") == columns.HALF) | (transaction_bits() == int(TransactionBits.PREPARED))
+    )
     wrong = suspects.withColumn("wrong", _wrong()).where(c("wrong") != "")
-    found.add("half_malformed", wrong.select("log_offset", "topic", "queue_id", "queue_offset", "message_id", "wrong"))
+    found.add(
+        "half_malformed",
+        wrong.select("log_offset", "topic", "queue_id", "queue_offset", "message_id", "wrong"),
+    )
     _look_for_forgotten(context, found)
     return found
 
@@ -60,14 +67,22 @@ def _look_for_forgotten(context: CheckContext, found: Found) -> None:
     c = F.col
     judged = context.keep(_ended(context, asked_before))
     ends = judged.groupBy("end").count().orderBy("end").collect()
-    found.numbers |= {"asked_before": asked_before, "ends": {row["end"]: row["count"] for row in ends}}
-    evidence: list[Column | str] = ["log_offset", "transaction_id", "queue_offset", F.lit(asked_before).alias("asked_before")]
+    found.numbers |= {
+        "asked_before": asked_before,
+        "ends": {row["end"]: row["count"] for row in ends},
+    }
+    evidence: list[Column | str] = [
+        "log_offset",
+        "transaction_id",
+        "queue_offset",
+        F.lit(asked_before).alias("asked_before"),
+    ]
     found.add("half_forgotten", judged.where(c("end") == "forgotten").select(*evidence))
 
 
 def _ended(context: CheckContext, asked_before: int) -> DataFrame:
-    """The transactions with a half that the broker has done with: decided, set_aside, asked_again, forgotten; or unknown, where
-    the op of a copy may lie before the log's beginning.
+    """The transactions with a half that the broker has done with: decided, set_aside, asked_again,
+    forgotten; or unknown, where the op of a copy may lie before the log's beginning.
     """
     c = F.col
     known = context.records.where(c("transaction_id").isNotNull())
@@ -81,10 +96,18 @@ def _ended(context: CheckContext, asked_before: int) -> DataFrame:
     )
     ops = context.records.where(c("kind") == columns.OP)
     numbers = ops.select(F.explode("half_offsets").alias("queue_offset"))
-    named = halves.join(numbers, "queue_offset", "left_semi").select("transaction_id", F.lit(True).alias("is_decision"))
+    named = halves.join(numbers, "queue_offset", "left_semi").select(
+        "transaction_id", F.lit(True).alias("is_decision")
+    )
     is_decision = (c("kind") == columns.OP) | (c("is_commit") & ~is_half)
-    others = known.where(is_decision | (c("kind") == columns.HELD)).select("transaction_id", is_decision.alias("is_decision"))
-    said = named.unionByName(others).groupBy("transaction_id").agg(F.max("is_decision").alias("is_decided"))
+    others = known.where(is_decision | (c("kind") == columns.HELD)).select(
+        "transaction_id", is_decision.alias("is_decision")
+    )
+    said = (
+        named.unionByName(others)
+        .groupBy("transaction_id")
+        .agg(F.max("is_decision").alias("is_decided"))
+    )
     end = (
         F.when(c("is_decided"), "decided")
         .when(c("is_decided").isNotNull(), "set_aside")
@@ -92,4 +115,8 @@ def _ended(context: CheckContext, asked_before: int) -> DataFrame:
         .when(c("begins_with_copy") & F.lit(context.log.begin > 0), "unknown")
         .otherwise("forgotten")
     )
-    return by_transaction.where(c("first") < asked_before).join(said, "transaction_id", "left").withColumn("end", end)
+    return (
+        by_transaction.where(c("first") < asked_before)
+        .join(said, "transaction_id", "left")
+        .withColumn("end", end)
+    )

@@ -1,7 +1,8 @@
 """Does the key index have every key of every record, and nothing else?
 
-What the index says is compared with what the log would have made it say: by number and a sum of hashes, and entry by entry
-where these differ. Up to where the index is; a service writes it after the log.
+What the index says is compared with what the log would have made it say: by number and a sum of
+hashes, and entry by entry where these differ. Up to where the index is; a service writes it after
+the log.
 """
 
 from pyspark.sql import DataFrame
@@ -20,7 +21,8 @@ def check(context: CheckContext) -> Found:
     found = Found(counts=dict.fromkeys(kinds_of("index"), 0))
     found.numbers = {"files": len(files)}
     unread = [file.name for file in files if not file.slots]
-    if unread:  # of a number of slots that nothing tells; what they have cannot be told from what is missing
+    # of a number of slots that nothing tells; what they have cannot be told from what is missing
+    if unread:
         found.counts["index_unreadable"] = len(unread)
         found.items = [{"verdict": "index_unreadable", "file": name} for name in unread]
     if not files or unread:
@@ -44,7 +46,9 @@ def _stretch(context: CheckContext, files: list[IndexFile]) -> tuple[int, int]:
 def _compare(context: CheckContext, known: DataFrame, begin: int, end: int, found: Found) -> None:
     c = F.col
     within = (c("log_offset") >= begin) & (c("log_offset") < end)
-    rows = context.read(("log_offset", "kind", "key_hashes")).where(within & ~c("kind").isin(*columns.STRETCHES))
+    rows = context.read(("log_offset", "kind", "key_hashes")).where(
+        within & ~c("kind").isin(*columns.STRETCHES)
+    )
     logged = rows.select("log_offset", F.explode("key_hashes").alias("key_hash"))
     known = known.where(within)
     log_print, index_print = _print(logged), _print(known)
@@ -52,7 +56,11 @@ def _compare(context: CheckContext, known: DataFrame, begin: int, end: int, foun
     if log_print == index_print:
         return
     sides = [frame.groupBy(*_ENTRY).agg(F.count(F.lit(1)).alias("n")) for frame in (logged, known)]
-    both = sides[0].withColumnRenamed("n", "keys").join(sides[1].withColumnRenamed("n", "entries"), _ENTRY, "full")
+    both = (
+        sides[0]
+        .withColumnRenamed("n", "keys")
+        .join(sides[1].withColumnRenamed("n", "entries"), _ENTRY, "full")
+    )
     both = context.keep(both.fillna(0))
     found.add("key_missing", both.where(c("keys") > c("entries")).select(*_ENTRY))
     wrong = both.where(c("entries") > c("keys")).select(*_ENTRY, c("entries").alias("entries"))
@@ -62,6 +70,8 @@ def _compare(context: CheckContext, known: DataFrame, begin: int, end: int, foun
 def _print(entries: DataFrame) -> tuple[int, int]:
     """How many, and what tells one set of them from another."""
     hashed = F.xxhash64(*_ENTRY).bitwiseAND((1 << 31) - 1)
-    row = entries.agg(F.count(F.lit(1)).alias("n"), F.coalesce(F.sum(hashed), F.lit(0)).alias("print")).first()
+    row = entries.agg(
+        F.count(F.lit(1)).alias("n"), F.coalesce(F.sum(hashed), F.lit(0)).alias("print")
+    ).first()
     assert row is not None
     return row["n"], row["print"]

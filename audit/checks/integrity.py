@@ -1,7 +1,8 @@
 """Is every byte of the log a record that is whole, in order of time?
 
-The reader has checked the checksum of every append, and of a broker's records the CRC of their bodies: what fails is a row of
-kind `damaged`, which the audit lists. Here stands what it comes to in each segment, and what lies beside the damage.
+The reader has checked the checksum of every append, and of a broker's records the CRC of their
+bodies: what fails is a row of kind `damaged`, which the audit lists. Here stands what it comes to
+in each segment, and what lies beside the damage.
 """
 
 from itertools import pairwise
@@ -24,8 +25,14 @@ def check(context: CheckContext) -> Found:
             F.count(F.when(is_record, 1)).alias("records"),
             F.sum(F.when(is_record, c("record_bytes")).otherwise(0)).alias("record_bytes"),
             F.count(F.when(c("kind") == columns.DAMAGED, 1)).alias("damaged_stretches"),
-            F.sum(F.when(c("kind").isin(columns.DAMAGED, columns.MISSING), c("record_bytes")).otherwise(0)).alias("lost_bytes"),
-            F.sum(F.when(c("kind") == columns.FILLER, c("record_bytes")).otherwise(0)).alias("filler_bytes"),
+            F.sum(
+                F.when(
+                    c("kind").isin(columns.DAMAGED, columns.MISSING), c("record_bytes")
+                ).otherwise(0)
+            ).alias("lost_bytes"),
+            F.sum(F.when(c("kind") == columns.FILLER, c("record_bytes")).otherwise(0)).alias(
+                "filler_bytes"
+            ),
             F.count(F.when(is_record & ~c("is_verified"), 1)).alias("unverified_records"),
             F.min("stored_ms").alias("first_stored_ms"),
             F.max("stored_ms").alias("last_stored_ms"),
@@ -45,7 +52,8 @@ def check(context: CheckContext) -> Found:
         "unverified_records": sum(one["unverified_records"] for one in segments),
     }
     unchecked = sum(one.is_compacted for one in context.log.folder.segments)
-    if unchecked:  # of these there are rows alone: their checksums were checked when the rows were made
+    # of these there are rows alone: their checksums were checked when the rows were made
+    if unchecked:
         found.numbers["segments_without_checksums"] = unchecked
     unverified = context.records.where(~c("is_verified"))
     found.add("unverified", unverified.select("log_offset", "record_bytes", "kind", "topic"))
@@ -57,7 +65,11 @@ def _compare_times(segments: list[dict[str, Any]], found: Found) -> None:
     """Nothing in the service goes by it, but an audit of a stretch of time does."""
     timed = [one for one in segments if "first_stored_ms" in one]
     back = [
-        {"verdict": "time_went_back", "segment": one["segment"], "stored_ms": one["first_stored_ms"]}
+        {
+            "verdict": "time_went_back",
+            "segment": one["segment"],
+            "stored_ms": one["first_stored_ms"],
+        }
         for before, one in pairwise(timed)
         if one["first_stored_ms"] < before["last_stored_ms"]
     ]

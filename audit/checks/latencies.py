@@ -5,8 +5,8 @@
     stored_to_handed    until a group was handed a message for the first time
     handed_to_settled   from the last lease to the acknowledgement
 
-Times are those of storage, to the millisecond; a log's time never goes back, so one whose clock was wrong for a while shows
-zeros.
+Times are those of storage, to the millisecond; a log's time never goes back, so one whose clock was
+wrong for a while shows zeros.
 """
 
 from functools import reduce
@@ -20,8 +20,12 @@ from audit.checks.check_context import CheckContext, Found
 
 def check(context: CheckContext) -> Found:
     c = F.col
-    sent = context.records.where(c("kind") == columns.MESSAGE).withColumn("ms", c("stored_ms") - c("born_ms"))
-    decided = context.timelines.where(c("decided_ms").isNotNull()).withColumn("ms", c("decided_ms") - c("begun_ms"))
+    sent = context.records.where(c("kind") == columns.MESSAGE).withColumn(
+        "ms", c("stored_ms") - c("born_ms")
+    )
+    decided = context.timelines.where(c("decided_ms").isNotNull()).withColumn(
+        "ms", c("decided_ms") - c("begun_ms")
+    )
     steps = context.lease_steps
     first = steps.where((c("event") == "leased") & c("previous").isNull() & (c("attempt") == 1))
     place = ["topic", "queue_id", "queue_offset"]

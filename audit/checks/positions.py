@@ -5,8 +5,8 @@ a broker are in `consumerOffset.json`; in this service the last commit of each g
 the log, and its lease events record leases, skips and resets. The progress of the delay queues is
 in `delayOffset.json` and `timercheck`, for both.
 
-Files are read before the log (`store_metadata.py`), so they say nothing that the log does not have yet. In
-a log that begins late, the end of a queue without a record is unknown.
+Files are read before the log (`store_metadata.py`), so they say nothing that the log does not have
+yet. In a log that begins late, the end of a queue without a record is unknown.
 """
 
 from collections.abc import Iterable
@@ -22,12 +22,16 @@ from audit.checks.leases import QUEUE
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.names import OFFSET_TOPIC, TIMER_TOPIC
 
-_COMMIT = "group string, topic string, queue int, offset bigint"  # as storage/local/group_offsets.py writes it
+# as storage/local/group_offsets.py writes it
+_COMMIT = "group string, topic string, queue int, offset bigint"
 _CHECKPOINT = "checkpoint"
 
 
 class Position(NamedTuple):
-    """`said_at`: where in the log, or else in which file. `is_all`: nothing else says where the group stands there."""
+    """`said_at`: where in the log, or else in which file.
+
+    `is_all`: nothing else says where the group stands there.
+    """
 
     group: str
     topic: str
@@ -51,14 +55,19 @@ def check(context: CheckContext) -> Found:
     found = Found(counts={"positions_unreadable": len(said.unreadable)})
     found.items = [{"verdict": "positions_unreadable", "file": file} for file in said.unreadable]
     _judge_checkpoint(context, found)
-    queues = {(one.topic, one.queue_id): Bounds(one.first, one.last + 1, one.last_at) for one in context.queues}
+    queues = {
+        (one.topic, one.queue_id): Bounds(one.first, one.last + 1, one.last_at)
+        for one in context.queues
+    }
     begins_late = context.log.begin > 0
     _judge_groups([*_of_broker(context), *_of_ours(context)], queues, begins_late, found)
     _judge_delays(context, queues, begins_late, found)
     return found
 
 
-def bounds_of(queues: dict[tuple[str, int], Bounds], topic: str, queue_id: int, *, begins_late: bool) -> Bounds | None:
+def bounds_of(
+    queues: dict[tuple[str, int], Bounds], topic: str, queue_id: int, *, begins_late: bool
+) -> Bounds | None:
     """None where it is not known. A log that begins at 0 has had everything."""
     known = queues.get((topic, queue_id))
     if known is None:
@@ -66,7 +75,8 @@ def bounds_of(queues: dict[tuple[str, int], Bounds], topic: str, queue_id: int, 
     return known if begins_late else known._replace(first=0)
 
 
-# ------------------------------------------------------------------------------------------------------ the checkpoint
+# --------------------------------------------------------------------------------------------------
+# the checkpoint
 
 
 def _judge_checkpoint(context: CheckContext, found: Found) -> None:
@@ -76,13 +86,26 @@ def _judge_checkpoint(context: CheckContext, found: Found) -> None:
         return
     newest_ms, limit = context.last_stored_ms, context.log.limit
     found.numbers["checkpoint"] = {"newest_stored_ms": newest_ms, **fields._asdict()}
-    times = {"physic_ms": fields.physic_ms, "logics_ms": fields.logics_ms, "index_ms": fields.index_ms}
+    times = {
+        "physic_ms": fields.physic_ms,
+        "logics_ms": fields.logics_ms,
+        "index_ms": fields.index_ms,
+    }
     places = {"master_flushed": fields.master_flushed, "confirm_offset": fields.confirm_offset}
-    # What is damaged at the log's end may have been newer; that it is damaged is a finding of its own.
-    ahead = {name: stated for name, stated in times.items() if stated > newest_ms and _ends_in_record(context)}
+    # What is damaged at the log's end may have been newer; that it is damaged is a finding of its
+    # own.
+    ahead = {
+        name: stated
+        for name, stated in times.items()
+        if stated > newest_ms and _ends_in_record(context)
+    }
     ahead |= {name: stated for name, stated in places.items() if stated > limit}
     evidence = {"file": _CHECKPOINT, "newest_stored_ms": newest_ms, "end_log_offset": limit}
-    _add(found, "checkpoint_ahead", ({"field": name, "stated": stated, **evidence} for name, stated in ahead.items()))
+    _add(
+        found,
+        "checkpoint_ahead",
+        ({"field": name, "stated": stated, **evidence} for name, stated in ahead.items()),
+    )
 
 
 def _ends_in_record(context: CheckContext) -> bool:
@@ -95,11 +118,15 @@ def _ends_in_record(context: CheckContext) -> bool:
     return row["lost"] is None or (row["record"] is not None and row["lost"] < row["record"])
 
 
-# ---------------------------------------------------------------------------------------------------------- the groups
+# --------------------------------------------------------------------------------------------------
+# the groups
 
 
 def _judge_groups(
-    positions: Iterable[Position], queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found
+    positions: Iterable[Position],
+    queues: dict[tuple[str, int], Bounds],
+    begins_late: bool,
+    found: Found,
 ) -> None:
     known = unknown = 0
     outside: list[dict[str, Any]] = []
@@ -122,7 +149,12 @@ def _judge_groups(
 
 
 def _present(one: Position) -> dict[str, Any]:
-    named = {"group": one.group, "topic": one.topic, "queue_id": one.queue_id, "position": one.position}
+    named = {
+        "group": one.group,
+        "topic": one.topic,
+        "queue_id": one.queue_id,
+        "position": one.position,
+    }
     said = {"file": one.file} if one.said_at is None else {"log_offset": one.said_at}
     return {**said, **named}
 
@@ -133,48 +165,76 @@ def _of_broker(context: CheckContext) -> Iterable[Position]:
 
 
 def _of_ours(context: CheckContext) -> Iterable[Position]:
-    """The last commit of each group, and the furthest offset in its lease events: its position now is no further.
+    """The last commit of each group, and the furthest offset in its lease events: its position now
+    is no further.
 
-    What a group had in a topic that was deleted since is no position any more, be the topic created again or not.
+    What a group had in a topic that was deleted since is no position any more, be the topic created
+    again or not.
     """
     c = F.col
     note = F.from_json("note", _COMMIT).alias("of")
-    commits = context.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select("log_offset", note)
-    committed = commits.select("of.group", "of.topic", c("of.queue").alias("queue_id"), c("of.offset").alias("position"),
+    commits = context.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select(
+        "log_offset", note
+    )
+    committed = commits.select("of.group", "of.topic", c("of.queue").alias("queue_id"),
+    c("of.offset").alias("position"),
                                c("log_offset").alias("at"))  # fmt: skip
-    deleted = committed.where(c("queue_id") < 0).groupBy("topic").agg(F.max("at").alias("deleted_at"))
+    deleted = (
+        committed.where(c("queue_id") < 0).groupBy("topic").agg(F.max("at").alias("deleted_at"))
+    )
     committed = _since_deletion(committed.where(c("queue_id") >= 0), deleted)
-    last = committed.groupBy(*QUEUE).agg(F.max_by("position", "at").alias("position"), F.max("at").alias("at"))
+    last = committed.groupBy(*QUEUE).agg(
+        F.max_by("position", "at").alias("position"), F.max("at").alias("at")
+    )
     told = _since_deletion(leases.ends(context.lease_events), deleted)
-    furthest = told.groupBy(*QUEUE).agg(F.max("position").alias("position"), F.max_by("at", "position").alias("at"))
-    by_leases = furthest.select(*QUEUE, "position", c("at").alias("said_at"), F.lit(False).alias("is_all"))
+    furthest = told.groupBy(*QUEUE).agg(
+        F.max("position").alias("position"), F.max_by("at", "position").alias("at")
+    )
+    by_leases = furthest.select(
+        *QUEUE, "position", c("at").alias("said_at"), F.lit(False).alias("is_all")
+    )
     by_commit = last.join(furthest.select(*QUEUE, F.lit(True).alias("has_leases")), QUEUE, "left")
-    by_commit = by_commit.select(*QUEUE, "position", c("at").alias("said_at"), c("has_leases").isNull().alias("is_all"))
+    by_commit = by_commit.select(
+        *QUEUE, "position", c("at").alias("said_at"), c("has_leases").isNull().alias("is_all")
+    )
     for row in by_leases.unionByName(by_commit).orderBy(*QUEUE, "is_all", "said_at").collect():
         yield Position(**row.asDict())
 
 
 def _since_deletion(rows: DataFrame, deleted: DataFrame) -> DataFrame:
-    """Those rows that lie behind the last deletion of their topic: of all others the topic does not have the queue any more."""
+    """Those rows that lie behind the last deletion of their topic: of all others the topic does not
+    have the queue any more.
+    """
     found = rows.join(F.broadcast(deleted), "topic", "left")
-    return found.where(F.col("deleted_at").isNull() | (F.col("at") > F.col("deleted_at"))).drop("deleted_at")
+    return found.where(F.col("deleted_at").isNull() | (F.col("at") > F.col("deleted_at"))).drop(
+        "deleted_at"
+    )
 
 
-# ----------------------------------------------------------------------------------------------------- the delay queues
+# --------------------------------------------------------------------------------------------------
+# the delay queues
 
 
-def _judge_delays(context: CheckContext, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found) -> None:
+def _judge_delays(
+    context: CheckContext, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found
+) -> None:
     """Check delay positions. Ours may fall behind: open messages are stored again."""
     said = context.log.folder.metadata
     may_fall_behind = said.levels is not None and said.levels.is_ours
     levels = said.levels.offsets if said.levels is not None else {}
-    stated = [(store_metadata.LEVELS, SCHEDULE_TOPIC, level - 1, offset) for level, offset in sorted(levels.items())]
+    stated = [
+        (store_metadata.LEVELS, SCHEDULE_TOPIC, level - 1, offset)
+        for level, offset in sorted(levels.items())
+    ]
     if said.timer_offset is not None:
         stated.append((store_metadata.TIMERS, TIMER_TOPIC, 0, said.timer_offset))
     outside = []
     for file, topic, queue_id, offset in stated:
         bounds = bounds_of(queues, topic, queue_id, begins_late=begins_late)
-        if bounds is not None and not (0 if may_fall_behind else bounds.first) <= offset <= bounds.end:
+        if (
+            bounds is not None
+            and not (0 if may_fall_behind else bounds.first) <= offset <= bounds.end
+        ):
             place = {"file": file, "topic": topic, "queue_id": queue_id, "position": offset}
             outside.append({**place, "first": bounds.first, "end": bounds.end})
     found.numbers["delay_positions"] = len(stated)

@@ -1,4 +1,6 @@
-"""What each queue has in the log, by one shuffle: from which offset to which, and sums that tell whether any is missing."""
+"""What each queue has in the log, by one shuffle: from which offset to which, and sums that tell
+whether any is missing.
+"""
 
 from typing import NamedTuple
 
@@ -13,7 +15,9 @@ PRIME = (1 << 31) - 1  # numbers are summed modulo it, so that no sum overflows
 
 
 class QueueSums(NamedTuple):
-    """`sum`, `squares`: of the offsets and of their squares, each modulo PRIME; `last_at`: log offset of the last."""
+    """`sum`, `squares`: of the offsets and of their squares, each modulo PRIME; `last_at`: log
+    offset of the last.
+    """
 
     topic: str
     queue_id: int
@@ -26,8 +30,12 @@ class QueueSums(NamedTuple):
 
 
 def numbered(records_: DataFrame) -> DataFrame:
-    """Those that have a place in their queue: a broker numbers neither prepared nor rolled-back messages."""
-    return records_.where(transaction_bits().isin(int(TransactionBits.NONE), int(TransactionBits.COMMIT)))
+    """Those that have a place in their queue: a broker numbers neither prepared nor rolled-back
+    messages.
+    """
+    return records_.where(
+        transaction_bits().isin(int(TransactionBits.NONE), int(TransactionBits.COMMIT))
+    )
 
 
 def transaction_bits() -> Column:

@@ -1,8 +1,10 @@
-"""Has every queue its offsets without gap or repeat, and do the consume queues say the same as the log?
+"""Has every queue its offsets without gap or repeat, and do the consume queues say the same as the
+log?
 
-Of each queue the number of offsets, their sum and that of their squares must be those of all from the first to the last. The
-entries of its consume queue are compared by their number and a sum of hashes, and one by one where these differ. Which of two
-neighbours in a queue lies first in the log is not asked.
+Of each queue the number of offsets, their sum and that of their squares must be those of all from
+the first to the last. The entries of its consume queue are compared by their number and a sum of
+hashes, and one by one where these differ. Which of two neighbours in a queue lies first in the log
+is not asked.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -29,7 +31,9 @@ def check(context: CheckContext) -> Found:
 
 
 def is_gapless(queue: QueueSums, begins: int | None) -> bool:
-    """Are there as many offsets as from the first (or `begins`) to the last, with the same sum and the same sum of squares?"""
+    """Are there as many offsets as from the first (or `begins`) to the last, with the same sum and
+    the same sum of squares?
+    """
     first, last = queue.first if begins is None else begins, queue.last
     if queue.records != last - first + 1:
         return False
@@ -42,7 +46,9 @@ def _squares(last: int) -> int:
     return last * (last + 1) * (2 * last + 1) // 6
 
 
-def _look_closer(context: CheckContext, counted: DataFrame, queues: list[tuple[str, int]], found: Found) -> None:
+def _look_closer(
+    context: CheckContext, counted: DataFrame, queues: list[tuple[str, int]], found: Found
+) -> None:
     if not queues:
         found.counts |= {"queue_gap": 0, "queue_repeat": 0}
         return
@@ -68,7 +74,8 @@ def _look_closer(context: CheckContext, counted: DataFrame, queues: list[tuple[s
     found.add("queue_repeat", repeats)
 
 
-# --------------------------------------------------------------------------------------------------- the consume queues
+# --------------------------------------------------------------------------------------------------
+# the consume queues
 
 
 def _compare_with_consume_queues(context: CheckContext, counted: DataFrame, found: Found) -> None:
@@ -79,9 +86,12 @@ def _compare_with_consume_queues(context: CheckContext, counted: DataFrame, foun
         return
     c = F.col
     fields = context.log.folder.metadata.fields
-    written_ms = 0 if fields is None else fields.logics_ms  # records stored before have their entries on disk
+    # records stored before have their entries on disk
+    written_ms = 0 if fields is None else fields.logics_ms
     known = context.spark.read.format(consume_queue_source.NAME).option("path", uri).load()
-    known = known.where((c("log_offset") >= context.log.begin) & (c("log_offset") < context.log.end)).drop("tag_hash")
+    known = known.where(
+        (c("log_offset") >= context.log.begin) & (c("log_offset") < context.log.end)
+    ).drop("tag_hash")
     known = known.withColumn("record_bytes", c("record_bytes").cast("bigint"))
     logged = counted.select(*QUEUE, "queue_offset", *_ENTRY, "stored_ms")
     differing = _differing(logged, known)
@@ -92,14 +102,18 @@ def _compare_with_consume_queues(context: CheckContext, counted: DataFrame, foun
         found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
         return
     queue_schema = "topic string, queue_id int"
-    these = context.spark.createDataFrame([(row["topic"], row["queue_id"]) for row in queues], queue_schema)
+    these = context.spark.createDataFrame(
+        [(row["topic"], row["queue_id"]) for row in queues], queue_schema
+    )
     place = [*QUEUE, "queue_offset"]
     ours = logged.join(F.broadcast(these), QUEUE)
     theirs = known.join(F.broadcast(these), QUEUE).select(
-        *place, c("log_offset").alias("entry_log_offset"), c("record_bytes").alias("entry_record_bytes")
+        *place,
+        c("log_offset").alias("entry_log_offset"),
+        c("record_bytes").alias("entry_record_bytes"),
     )
-    # Of a topic that was deleted the messages are in the log as long as it is, its queues are not; and of those that begin late
-    # the first entry says where.
+    # Of a topic that was deleted the messages are in the log as long as it is, its queues are not;
+    # and of those that begin late the first entry says where.
     bounds = theirs.groupBy(*QUEUE).agg(F.min("queue_offset").alias("first_entry"))
     missing = ours.join(theirs, place, "left_anti").join(bounds, QUEUE)
     missing = missing.where((c("stored_ms") < written_ms) & (c("queue_offset") >= c("first_entry")))
@@ -114,8 +128,13 @@ def _differing(logged: DataFrame, known: DataFrame) -> DataFrame:
     """The queues of which the two do not say the same."""
     # Sums of 31 bits: 2**32 of them do not overflow.
     print_ = F.sum(F.xxhash64("queue_offset", *_ENTRY).bitwiseAND((1 << 31) - 1)).alias("print")
-    sides = [frame.groupBy(*QUEUE).agg(F.count(F.lit(1)).alias("entries"), print_) for frame in (logged, known)]
+    sides = [
+        frame.groupBy(*QUEUE).agg(F.count(F.lit(1)).alias("entries"), print_)
+        for frame in (logged, known)
+    ]
     one, other = sides[0].alias("logged"), sides[1].alias("known")
     joined = one.join(other, QUEUE, "full")
-    same = F.col("logged.entries").eqNullSafe(F.col("known.entries")) & F.col("logged.print").eqNullSafe(F.col("known.print"))
+    same = F.col("logged.entries").eqNullSafe(F.col("known.entries")) & F.col(
+        "logged.print"
+    ).eqNullSafe(F.col("known.print"))
     return joined.where(~same).select(*QUEUE).orderBy(*QUEUE)

@@ -1,7 +1,9 @@
-"""Does everything that was put off for a group, or given up, lie where it is to lie, and do its attempts only rise?
+"""Does everything that was put off for a group, or given up, lie where it is to lie, and do its
+attempts only rise?
 
-A chain is what becomes of one message for one group: copies that wait in a delay topic, come back in the group's retry topic,
-and at last are settled or dead. Each move that the leases tell of must have its copy.
+A chain is what becomes of one message for one group: copies that wait in a delay topic, come back
+in the group's retry topic, and at last are settled or dead. Each move that the leases tell of must
+have its copy.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -19,7 +21,10 @@ def check(context: CheckContext) -> Found:
     _judge_attempts(context, found)
     _judge_moves(context, found)
     ends = _ends(context).groupBy("end").count().orderBy("end").collect()
-    found.numbers = {"chains": sum(row["count"] for row in ends), "ends": {row["end"]: row["count"] for row in ends}}
+    found.numbers = {
+        "chains": sum(row["count"] for row in ends),
+        "ends": {row["end"]: row["count"] for row in ends},
+    }
     return found
 
 
@@ -29,20 +34,35 @@ def _judge_attempts(context: CheckContext, found: Found) -> None:
     A dead letter that is sent again may begin at 1.
     """
     c = F.col
-    lower = context.lease_steps.where((c("event") == "leased") & (c("attempt") < c("attempt_before")))
+    lower = context.lease_steps.where(
+        (c("event") == "leased") & (c("attempt") < c("attempt_before"))
+    )
     lower = leases.without_reset(lower, context.resets, since="leased_at")
     in_place = lower.select(
-        "group", "topic", "queue_id", "queue_offset", c("attempt"), "attempt_before", c("at").alias("log_offset")
+        "group",
+        "topic",
+        "queue_id",
+        "queue_offset",
+        c("attempt"),
+        "attempt_before",
+        c("at").alias("log_offset"),
     )
     along = Window.partitionBy(*_CHAIN).orderBy("log_offset")
     before = {"tries_before": "tries", "state_before": "state", "copied_at": "log_offset"}
-    copies = context.copies.withColumns({name: F.lag(of).over(along) for name, of in before.items()})
-    went_down = copies.where((c("tries") < c("tries_before")) & (c("state_before") != "dead") & (c("state") != "dead"))
+    copies = context.copies.withColumns(
+        {name: F.lag(of).over(along) for name, of in before.items()}
+    )
+    went_down = copies.where(
+        (c("tries") < c("tries_before")) & (c("state_before") != "dead") & (c("state") != "dead")
+    )
     of_any_queue = context.resets.withColumn("topic", F.lit(None).cast("string"))
-    went_down = leases.without_reset(went_down.withColumn("at", c("log_offset")), of_any_queue, since="copied_at")
+    went_down = leases.without_reset(
+        went_down.withColumn("at", c("log_offset")), of_any_queue, since="copied_at"
+    )
     of_copies = went_down.select(
         "group", "topic", "queue_id", "queue_offset",
-        c("tries").cast("bigint").alias("attempt"), c("tries_before").cast("bigint").alias("attempt_before"), "log_offset",
+        c("tries").cast("bigint").alias("attempt"),
+        c("tries_before").cast("bigint").alias("attempt_before"), "log_offset",
     )  # fmt: skip
     found.add("attempts_went_down", in_place.unionByName(of_copies))
 
@@ -55,16 +75,30 @@ def _judge_moves(context: CheckContext, found: Found) -> None:
         "topic", "queue_id", "queue_offset", c("origin").alias("origin_of_copy"), "group"
     )
     of_origin = moved.join(back, MESSAGE, "left")
-    if context.log.begin:  # the copy that was handed out may lie before the log's beginning, and its origin with it
-        of_origin = of_origin.where(~c("topic").startswith("%RETRY%") | c("origin_of_copy").isNotNull())
+    # the copy that was handed out may lie before the log's beginning, and its origin with it
+    if context.log.begin:
+        of_origin = of_origin.where(
+            ~c("topic").startswith("%RETRY%") | c("origin_of_copy").isNotNull()
+        )
     own = F.concat_ws(" ", "topic", F.concat_ws(":", "queue_id", "queue_offset"))
-    moves = of_origin.select("group", F.coalesce("origin_of_copy", own).alias("origin"), "event", c("at").alias("log_offset"))
-    counted = moves.groupBy(*_CHAIN, "event").agg(F.count(F.lit(1)).alias("moves"), F.max("log_offset").alias("log_offset"))
+    moves = of_origin.select(
+        "group",
+        F.coalesce("origin_of_copy", own).alias("origin"),
+        "event",
+        c("at").alias("log_offset"),
+    )
+    counted = moves.groupBy(*_CHAIN, "event").agg(
+        F.count(F.lit(1)).alias("moves"), F.max("log_offset").alias("log_offset")
+    )
     stored = context.copies.where(c("state") != "back").withColumn(
         "event", F.when(c("state") == "waiting", "retried").otherwise("dead_lettered")
     )
     copies = stored.groupBy(*_CHAIN, "event").agg(F.count(F.lit(1)).alias("copies"))
-    lost = counted.join(copies, [*_CHAIN, "event"], "left").fillna(0, ["copies"]).where(c("copies") < c("moves"))
+    lost = (
+        counted.join(copies, [*_CHAIN, "event"], "left")
+        .fillna(0, ["copies"])
+        .where(c("copies") < c("moves"))
+    )
     lost = context.keep(lost)
     for event, kind in (("retried", "retry_lost"), ("dead_lettered", "dead_letter_lost")):
         found.add(kind, lost.where(c("event") == event).drop("event"))

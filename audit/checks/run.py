@@ -60,20 +60,33 @@ def run(
 ) -> dict[str, Found]:
     """Run the requested checks; the findings of each, in the order of CHECKS."""
     context = CheckContext(spark, log, split_bytes=split_bytes)
-    checks: dict[str, Check] = {**_CHECKS, "what_if": partial(what_if.check, policies=asked.policies)}
+    checks: dict[str, Check] = {
+        **_CHECKS,
+        "what_if": partial(what_if.check, policies=asked.policies),
+    }
     try:
-        return {name: check(context).settle() for name, check in checks.items() if name in asked.names}
+        return {
+            name: check(context).settle() for name, check in checks.items() if name in asked.names
+        }
     finally:
         context.release()
 
 
 def add_to(
-    report: dict[str, Any], found: Mapping[str, Found], *, counted: Callable[[str], bool] = FAULTY_KINDS.__contains__
+    report: dict[str, Any],
+    found: Mapping[str, Found],
+    *,
+    counted: Callable[[str], bool] = FAULTY_KINDS.__contains__,
 ) -> None:
-    """Into a report of outcomes: a part `checks` with the counts of every kind, and what is `counted` among its findings."""
+    """Into a report of outcomes: a part `checks` with the counts of every kind, and what is
+    `counted` among its findings.
+    """
     findings = report["findings"]
     report["checks"] = {
-        name: {"findings": {kind: one.counts.get(kind, 0) for kind in kinds_of(name)}, **one.numbers}
+        name: {
+            "findings": {kind: one.counts.get(kind, 0) for kind in kinds_of(name)},
+            **one.numbers,
+        }
         for name, one in found.items()
     }
     for one in found.values():
@@ -89,5 +102,7 @@ def add_to(
 def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item["verdict"]
     at = {name: item[name] for name in ("log_offset",) if name in item}
-    evidence = {name: value for name, value in item.items() if name not in ("verdict", "log_offset")}
+    evidence = {
+        name: value for name, value in item.items() if name not in ("verdict", "log_offset")
+    }
     return {"verdict": kind, "check": KINDS[kind].check, **at, "evidence": evidence}

@@ -41,7 +41,8 @@ def check(context: CheckContext, policies: tuple[Policy, ...] = POLICIES) -> Fou
 def _sums(policy: Policy, at: int) -> list[Column]:
     c = F.col
     open_ms = c("open_ms")
-    # Checks come first_after, first_after + interval, ...: so many of them lie before the moment of the decision.
+    # Checks come first_after, first_after + interval, ...: so many of them lie before the moment of
+    # the decision.
     before = F.when(open_ms <= policy.first_after_ms, 0).otherwise(
         F.floor((open_ms - 1 - policy.first_after_ms) / policy.interval_ms) + 1
     )
@@ -61,5 +62,8 @@ def _sums(policy: Policy, at: int) -> list[Column]:
 def _outcome(policy: Policy, row: Any, at: int) -> dict[str, Any]:
     return {
         **policy._asdict(),
-        **{name: row[f"{name}_{at}"] or 0 for name in ("checks", "held", "held_though_decided", "decided_later", "later_ms")},
+        **{
+            name: row[f"{name}_{at}"] or 0
+            for name in ("checks", "held", "held_though_decided", "decided_later", "later_ms")
+        },
     }

@@ -16,7 +16,11 @@ from storage.formats import record as records
 BATCH_RECORDS = 16_384
 
 _STORE_HOST_AT = 64  # bytes into a record
-_STRETCH_ROLES = {columns.DAMAGED: Role.DAMAGED, columns.MISSING: Role.DAMAGED, columns.FILLER: Role.FILLER}
+_STRETCH_ROLES = {
+    columns.DAMAGED: Role.DAMAGED,
+    columns.MISSING: Role.DAMAGED,
+    columns.FILLER: Role.FILLER,
+}
 _MADE = {**transaction_columns.COLUMNS, **other_columns.COLUMNS}
 assert {*_MADE, "segment"} == set(columns.COLUMNS)
 
@@ -27,16 +31,24 @@ def of_records(piece: Piece, segment_base: int, schema: pa.Schema) -> Iterable[p
         some = slice(at, at + BATCH_RECORDS)
         rows = Records(piece, piece.record_offsets[some], piece.record_bytes[some])
         if len(rows):
-            yield pa.RecordBatch.from_arrays([_column(rows, field, segment_base) for field in schema], schema=schema)
+            yield pa.RecordBatch.from_arrays(
+                [_column(rows, field, segment_base) for field in schema], schema=schema
+            )
         yield from of_stretches(rows.malformed, segment_base, schema)
 
 
 def _column(rows: Records, field: pa.Field, segment_base: int) -> pa.Array:
-    made = pa.array(np.full(len(rows), segment_base)) if field.name == "segment" else _MADE[field.name](rows)
+    made = (
+        pa.array(np.full(len(rows), segment_base))
+        if field.name == "segment"
+        else _MADE[field.name](rows)
+    )
     return made.cast(field.type)
 
 
-def of_stretches(found: Sequence[tuple[str, int, int, str]], segment_base: int, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
+def of_stretches(
+    found: Sequence[tuple[str, int, int, str]], segment_base: int, schema: pa.Schema
+) -> Iterable[pa.RecordBatch]:
     """Rows that are no record: (kind, log offset, length, why)."""
     if not found:
         return
@@ -50,14 +62,26 @@ def of_stretches(found: Sequence[tuple[str, int, int, str]], segment_base: int, 
         "role": [int(_STRETCH_ROLES[kind]) for kind, *_ in found],
     }
     arrays = [
-        pa.array(known[field.name], field.type) if field.name in known else pa.nulls(len(found), field.type) for field in schema
+        pa.array(known[field.name], field.type)
+        if field.name in known
+        else pa.nulls(len(found), field.type)
+        for field in schema
     ]
     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def row_at(window: bytes, offset: int, names: Sequence[str]) -> dict[str, Any] | None:
     """The record that the window is, as a row; None where its lengths do not add up."""
-    piece = Piece(What.RECORDS, offset, len(window), "", window, offset, np.array([offset]), np.array([len(window)]))
+    piece = Piece(
+        What.RECORDS,
+        offset,
+        len(window),
+        "",
+        window,
+        offset,
+        np.array([offset]),
+        np.array([len(window)]),
+    )
     for batch in of_records(piece, offset, columns.arrow_schema(names)):
         row: dict[str, Any] = batch.to_pylist()[0]
         return row if row.get("kind") != columns.DAMAGED else None

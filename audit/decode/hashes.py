@@ -1,4 +1,6 @@
-"""Hashes of texts, for numbers of fixed width in place of them: splitmix64 over words of eight bytes, 63 bits."""
+"""Hashes of texts, for numbers of fixed width in place of them: splitmix64 over words of eight
+bytes, 63 bits.
+"""
 
 from typing import Any
 
@@ -7,7 +9,11 @@ import numpy as np
 from audit.decode import spans
 from audit.decode.spans import Bytes, Spans
 
-_FIRST, _SECOND, _THIRD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_FIRST, _SECOND, _THIRD = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
 _EVERY_BIT = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 

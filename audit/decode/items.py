@@ -14,8 +14,9 @@ _VALUE_END = ord(properties.VALUE_END)
 class Items:
     """The properties of records, back to back; searched by name on demand.
 
-    `bounds`: where the properties of each record begin, and where the last end; `names`: of the properties, by column. Of a
-    name that stands twice the last counts, as RocketMQ reads it. An item without a value is none.
+    `bounds`: where the properties of each record begin, and where the last end; `names`: of the
+    properties, by column. Of a name that stands twice the last counts, as RocketMQ reads it. An
+    item without a value is none.
     """
 
     def __init__(self, data: Bytes, bounds: Ints, names: dict[str, str]) -> None:

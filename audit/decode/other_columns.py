@@ -1,4 +1,6 @@
-"""What a record says of itself, as columns: its header, its place, its texts, when it is due, what the service noted in it."""
+"""What a record says of itself, as columns: its header, its place, its texts, when it is due, what
+the service noted in it.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +18,8 @@ from storage.formats.delay_levels import DELAYS_MS, SCHEDULE_TOPIC
 from storage.formats.names import TIMER_TOPIC
 from storage.formats.scan import Ints
 
-_MOST_MS = np.iinfo(np.int64).max // 1000  # a time beyond is no date, and its microseconds would not fit
+# a time beyond is no date, and its microseconds would not fit
+_MOST_MS = np.iinfo(np.int64).max // 1000
 _EVENT = r'^\{"event":"(?P<event>[a-z_]+)"'
 _UNKNOWN_LEVEL_MS = 1_000
 _TIMER_SLOT_MS = 1_000  # of a broker's timer wheel
@@ -46,7 +49,11 @@ def _event(rows: Records) -> pa.Array:
 
 def _note(rows: Records) -> pa.Array:
     noted = np.flatnonzero(rows.lie_in(*columns.NOTED))
-    return _placed(spans.strings(rows.bodies(noted)), noted, len(rows)) if len(noted) else pa.nulls(len(rows), pa.string())
+    return (
+        _placed(spans.strings(rows.bodies(noted)), noted, len(rows))
+        if len(noted)
+        else pa.nulls(len(rows), pa.string())
+    )
 
 
 def _placed(values: pa.Array, places: Ints, count: int) -> pa.Array:

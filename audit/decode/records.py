@@ -1,6 +1,8 @@
-"""Some records of a window: where in its bytes the fields, texts and properties of each lie, and of what kind each is.
+"""Some records of a window: where in its bytes the fields, texts and properties of each lie, and of
+what kind each is.
 
-Records with IPv6 hosts, which few brokers write, have their fields further back and are gathered by their own positions.
+Records with IPv6 hosts, which few brokers write, have their fields further back and are gathered by
+their own positions.
 """
 
 from functools import cached_property
@@ -24,9 +26,12 @@ from storage.message import TransactionBits
 # formats/record.py with IPv4 hosts, up to and with body_bytes, and the part that IPv6 hosts move.
 _HEADER = np.dtype(
     [
-        ("total", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"),
-        ("log_offset", ">i8"), ("sys_flag", ">i4"), ("born_at", ">i8"), ("born_host", "V8"), ("stored_at", ">i8"),
-        ("store_host", "V8"), ("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_bytes", ">i4"),
+        ("total", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"),
+        ("flag", ">i4"), ("queue_offset", ">i8"),
+        ("log_offset", ">i8"), ("sys_flag", ">i4"), ("born_at", ">i8"), ("born_host", "V8"),
+        ("stored_at", ">i8"),
+        ("store_host", "V8"), ("reconsume_times", ">i4"), ("prepared_offset", ">i8"),
+        ("body_bytes", ">i4"),
     ]
 )  # fmt: skip
 _STORED_AT, _TAIL_AT = 56, 72
@@ -75,7 +80,10 @@ _INT = r"^[0-9]{1,9}$"  # a larger one is none
 
 
 class Records:
-    """`at`: where in the window each begins. `malformed`: those whose lengths do not add up, as `of_stretches` takes them."""
+    """`at`: where in the window each begins.
+
+    `malformed`: those whose lengths do not add up, as `of_stretches` takes them.
+    """
 
     def __init__(self, piece: Piece, offsets: Ints, lengths: Ints) -> None:
         self.window = piece.window
@@ -90,7 +98,8 @@ class Records:
     def __len__(self) -> int:
         return len(self.at)
 
-    # ------------------------------------------------------------------------------------------------- where things lie
+    # ----------------------------------------------------------------------------------------------
+    # where things lie
 
     def _find_fields(self) -> None:
         self._head = spans.values_at(self._raw, _HEADER, self.at)
@@ -103,7 +112,9 @@ class Records:
             both = born + np.where(flags & records.STORE_HOST_IPV6, _IPV6_MORE_BYTES, 0)
             tail = spans.values_at(self._raw, _TAIL, self.at + _TAIL_AT + both)
             self._moved = {name: tail[name] for name in _TAIL.names or ()}
-            self._moved["stored_at"] = spans.values_at(self._raw, np.dtype(">i8"), self.at + _STORED_AT + born)
+            self._moved["stored_at"] = spans.values_at(
+                self._raw, np.dtype(">i8"), self.at + _STORED_AT + born
+            )
             body_at = body_at + both
         self._find_texts(body_at)
 
@@ -119,25 +130,35 @@ class Records:
         self._bodies = body_at, topic_at
         self._topics = topic_at + width, topic_at + width + topic_bytes
         self._properties = self._topics[1] + 2, end
-        fits = (body_bytes >= 0) & (topic_bytes < 1 << 15) & (self._properties[0] <= end) & (end <= last + 1)
+        fits = (
+            (body_bytes >= 0)
+            & (topic_bytes < 1 << 15)
+            & (self._properties[0] <= end)
+            & (end <= last + 1)
+        )
         if not fits.all():
             self._set_apart(fits)
 
     def _set_apart(self, fits: Flags) -> None:
         """Records whose lengths do not add up: no correct writer gives them a right checksum."""
         why = "the lengths of the record do not add up"
-        for place, length in zip(self.at[~fits].tolist(), self.lengths[~fits].tolist(), strict=True):
+        for place, length in zip(
+            self.at[~fits].tolist(), self.lengths[~fits].tolist(), strict=True
+        ):
             self.malformed.append((columns.DAMAGED, self.window_offset + place, length, why))
         self.at, self.lengths, self._head = self.at[fits], self.lengths[fits], self._head[fits]
         self._moved = {name: values[fits] for name, values in self._moved.items()}
         every = self._bodies, self._topics, self._properties
-        self._bodies, self._topics, self._properties = ((begins[fits], ends[fits]) for begins, ends in every)
+        self._bodies, self._topics, self._properties = (
+            (begins[fits], ends[fits]) for begins, ends in every
+        )
 
     def field(self, name: str) -> Any:
         """Of the header, as it is stored: big-endian."""
         return self._moved.get(name, self._head[name])
 
-    # ------------------------------------------------------------------------------------------------- texts and numbers
+    # ----------------------------------------------------------------------------------------------
+    # texts and numbers
 
     @cached_property
     def properties(self) -> pa.Array:
@@ -147,9 +168,15 @@ class Records:
     @cached_property
     def items(self) -> Items:
         """Where in the properties the values stand that columns are made of."""
-        bounds = np.frombuffer(self.properties.buffers()[1], np.int32)[: len(self) + 1].astype(np.int64)
+        bounds = np.frombuffer(self.properties.buffers()[1], np.int32)[: len(self) + 1].astype(
+            np.int64
+        )
         held = self.properties.buffers()[2]
-        return Items(np.frombuffer(held, np.uint8)[: bounds[-1]] if held else np.empty(0, np.uint8), bounds, _NAMES)
+        return Items(
+            np.frombuffer(held, np.uint8)[: bounds[-1]] if held else np.empty(0, np.uint8),
+            bounds,
+            _NAMES,
+        )
 
     def texts(self, name: str) -> pa.Array:
         """The values of a property."""
@@ -177,7 +204,8 @@ class Records:
         found[some] = spans.stands(self._raw, self._bodies[0][some], text)
         return found
 
-    # ------------------------------------------------------------------------------------------------------------ kinds
+    # ----------------------------------------------------------------------------------------------
+    # kinds
 
     @cached_property
     def is_commit(self) -> Flags:
@@ -187,13 +215,19 @@ class Records:
     @cached_property
     def kinds(self) -> np.ndarray[Any, np.dtype[np.int8]]:
         """Of each record its place in `columns.KINDS`."""
-        of_topic = [_NUMBER_OF[columns.kind_of_topic(topic)] for topic in self.topics.dictionary.to_pylist()]
-        found: np.ndarray[Any, np.dtype[np.int8]] = np.array(of_topic, np.int8)[self.topics.indices.to_numpy()]
+        of_topic = [
+            _NUMBER_OF[columns.kind_of_topic(topic)] for topic in self.topics.dictionary.to_pylist()
+        ]
+        found: np.ndarray[Any, np.dtype[np.int8]] = np.array(of_topic, np.int8)[
+            self.topics.indices.to_numpy()
+        ]
         found[(found == _NUMBER_OF[columns.MESSAGE]) & self.is_commit] = _NUMBER_OF[columns.FINAL]
         delayed = np.flatnonzero(found == _NUMBER_OF[columns.DELAYED])
         if len(delayed):  # a retry waits in the delay topic, too
             targets = self.texts("real_topic").take(pa.array(delayed))
-            is_retry = pc.fill_null(pc.starts_with(targets, "%RETRY%"), False).to_numpy(zero_copy_only=False)
+            is_retry = pc.fill_null(pc.starts_with(targets, "%RETRY%"), False).to_numpy(
+                zero_copy_only=False
+            )
             found[delayed[self.items["so_far"][1][delayed] > 0]] = _NUMBER_OF[columns.DELAYED_AGAIN]
             found[delayed[is_retry]] = _NUMBER_OF[columns.RETRY]
         return found
@@ -206,13 +240,17 @@ class Records:
 
     def lie_in(self, *topics: str) -> Flags:
         """Which records are of these topics?"""
-        is_wanted = np.array([topic in topics for topic in self.topics.dictionary.to_pylist()], bool)
+        is_wanted = np.array(
+            [topic in topics for topic in self.topics.dictionary.to_pylist()], bool
+        )
         found: Flags = is_wanted[self.topics.indices.to_numpy()]
         return found
 
     @cached_property
     def lack_id(self) -> Flags:
-        """Of a transaction, and without the property that says which: a broker's, the message's own id says it."""
+        """Of a transaction, and without the property that says which: a broker's, the message's own
+        id says it.
+        """
         are_of_one = self.are(*_IDENTIFIED)
         are_of_one &= self.is_commit | ~self.are(*_WAITING)
         return np.asarray(are_of_one & (self.items["own_id"][1] == 0))

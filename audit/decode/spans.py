@@ -15,9 +15,12 @@ Spans = tuple[Ints, Ints]
 
 def values_at(raw: Bytes, kind: np.dtype[Any], places: Ints) -> Any:
     """The value of this type that begins at each place."""
-    # A view in which element i begins at byte i: taking elements of it copies whole records and nothing else.
+    # A view in which element i begins at byte i: taking elements of it copies whole records and
+    # nothing else.
     width = kind.itemsize
-    view: Any = np.ndarray((max(len(raw) - width + 1, 0),), np.dtype(f"V{width}"), raw, strides=(1,))
+    view: Any = np.ndarray(
+        (max(len(raw) - width + 1, 0),), np.dtype(f"V{width}"), raw, strides=(1,)
+    )
     return view[np.minimum(places, len(view) - 1)].view(kind)
 
 
@@ -35,20 +38,25 @@ def stands(data: Bytes, places: Ints, text: bytes) -> Flags:
     """Does the text stand at each place?"""
     if not len(places) or len(data) < len(text):
         return np.zeros(len(places), bool)
-    view: Any = np.ndarray((len(data) - len(text) + 1,), np.dtype(f"S{len(text)}"), data, strides=(1,))
+    view: Any = np.ndarray(
+        (len(data) - len(text) + 1,), np.dtype(f"S{len(text)}"), data, strides=(1,)
+    )
     found: Flags = (view[np.clip(places, 0, len(view) - 1)] == text) & (places < len(view))
     return found
 
 
 def slices(data: Bytes, spans: Spans) -> pa.Array:
     """The bytes of each span, which must ascend and not overlap."""
-    # The buffer as one array, by turns a wanted slot and one between: taking the wanted ones lets Arrow do the copying.
+    # The buffer as one array, by turns a wanted slot and one between: taking the wanted ones lets
+    # Arrow do the copying.
     begins, ends = spans
     count = len(begins)
     bounds = np.empty(2 * count + 1, np.int32)
     bounds[:-1:2], bounds[1::2] = begins, ends
     bounds[-1] = ends[-1] if count else 0
-    slots = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    slots = pa.Array.from_buffers(
+        pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    )
     return slots.take(pa.array(np.arange(count, dtype=np.int32) * 2))
 
 
@@ -65,12 +73,21 @@ def ascending(spans: Spans) -> Spans:
 def strings(data: pa.Array, is_there: Flags | None = None) -> pa.Array:
     """As text, without a copy; what is not UTF-8 as Java shows it."""
     count = len(data)
-    mask = None if is_there is None or is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little"))
+    mask = (
+        None
+        if is_there is None or is_there.all()
+        else pa.py_buffer(np.packbits(is_there, bitorder="little"))
+    )
     texts = pa.Array.from_buffers(pa.string(), count, [mask, *data.buffers()[1:]])
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        replaced = [None if raw is None else raw.decode("utf-8", "replace") for raw in data.to_pylist()]
+        replaced = [
+            None if raw is None else raw.decode("utf-8", "replace") for raw in data.to_pylist()
+        ]
         there = [True] * count if is_there is None else is_there.tolist()
-        return pa.array([text if known else None for text, known in zip(replaced, there, strict=True)], pa.string())
+        return pa.array(
+            [text if known else None for text, known in zip(replaced, there, strict=True)],
+            pa.string(),
+        )
     return texts

@@ -1,4 +1,6 @@
-"""What a record says about its transaction, as columns: what outcomes are worked out from (`audit/outcomes.py`)."""
+"""What a record says about its transaction, as columns: what outcomes are worked out from
+(`audit/outcomes.py`).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +33,11 @@ _NUMBER = rf"^[0-9]{{1,{_LONGEST_NUMBER}}}$"
 
 def _role(rows: Records) -> pa.Array:
     items = rows.items
-    is_op, is_final, has_waited = rows.are(columns.OP), rows.are(columns.FINAL), items["schedule_id"][1] > 0
+    is_op, is_final, has_waited = (
+        rows.are(columns.OP),
+        rows.are(columns.FINAL),
+        items["schedule_id"][1] > 0,
+    )
     names_half = rows.field("prepared_offset").astype(np.int64) > 0
     is_direct, waits = is_final & ~has_waited, rows.are(columns.DELAYED) & rows.are_identified
     found = {
@@ -55,7 +61,10 @@ def _role(rows: Records) -> pa.Array:
 
 
 def _are_ours(rows: Records, some: Flags) -> Flags:
-    """Of these finals: did this service write them? A broker that commits a half of ours copies its host and its unit."""
+    """Of these finals: did this service write them?
+
+    A broker that commits a half of ours copies its host and its unit.
+    """
     hosts = np.ascontiguousarray(rows.field("store_host")).view(np.uint64)
     begins, ends = rows.items["unit"]
     ours: Flags = some & (hosts == _OUR_HOST) & (ends - begins == _UNIT_TEXT_BYTES)
@@ -68,7 +77,11 @@ def _hexadecimals(data: Bytes, places: Ints) -> Ints:
     """The log offsets that stand at these places, as unit items have them."""
     if not len(places):
         return np.empty(0, np.int64)
-    raw = spans.values_at(data, np.dtype(f"S{_OFFSET_DIGITS}"), places).view(np.uint8).reshape(-1, _OFFSET_DIGITS)
+    raw = (
+        spans.values_at(data, np.dtype(f"S{_OFFSET_DIGITS}"), places)
+        .view(np.uint8)
+        .reshape(-1, _OFFSET_DIGITS)
+    )
     digits = (raw & 15) + 9 * (raw >> 6)
     found = np.zeros(len(places), np.int64)
     for column in digits.T:
@@ -78,13 +91,19 @@ def _hexadecimals(data: Bytes, places: Ints) -> Ints:
 
 def _transaction_id(rows: Records) -> pa.Array:
     own = rows.texts("own_id")
-    return pc.if_else(pa.array(rows.lack_id), rows.texts("message_id"), own) if rows.lack_id.any() else own
+    return (
+        pc.if_else(pa.array(rows.lack_id), rows.texts("message_id"), own)
+        if rows.lack_id.any()
+        else own
+    )
 
 
 def _message_hash(rows: Records) -> pa.Array:
     begins, ends = rows.items["message_id"]
     some = rows.are_identified
-    return pa.array(hashes(rows.items.padded, (begins * some, ends * some)) >> _HASH_SHIFT, mask=~some)
+    return pa.array(
+        hashes(rows.items.padded, (begins * some, ends * some)) >> _HASH_SHIFT, mask=~some
+    )
 
 
 def _group_hash(rows: Records) -> pa.Array:
@@ -105,7 +124,8 @@ def _message_count(rows: Records) -> pa.Array:
     at, end = begins[some] + len(_COUNT_PREFIX), ends[some]
     counts, is_digit = np.zeros(len(some), np.int64), np.ones(len(some), bool)
     for _ in range(_COUNT_DIGITS):
-        digits = data[np.minimum(at, len(data) - 1)] - np.uint8(_ZERO)  # what is below zero comes out above nine
+        # what is below zero comes out above nine
+        digits = data[np.minimum(at, len(data) - 1)] - np.uint8(_ZERO)
         is_digit &= (digits <= 9) & (at < end)
         if not is_digit.any():
             break
@@ -117,7 +137,9 @@ def _message_count(rows: Records) -> pa.Array:
 
 
 def _half_offsets(rows: Records) -> pa.Array:
-    """RocketMQ's rule: tag `d`, numbers with commas between or behind; what is no number is passed over."""
+    """RocketMQ's rule: tag `d`, numbers with commas between or behind; what is no number is passed
+    over.
+    """
     ops = np.flatnonzero(rows.are(columns.OP))
     items = pc.split_pattern(spans.strings(rows.bodies(ops)), ",")
     flat = items.flatten()

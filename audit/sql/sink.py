@@ -1,4 +1,6 @@
-"""A report into a database: all of it in one transaction, in place of what was there of the same report."""
+"""A report into a database: all of it in one transaction, in place of what was there of the same
+report.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,8 @@ from alembic import command
 from audit.sql.tables import counts, findings, groups, runs
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-_OPENING = int.from_bytes(b"emqaudit", "big")  # PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
+# PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
+_OPENING = int.from_bytes(b"emqaudit", "big")
 _OWN_COLUMNS = ("verdict", "check", "transaction_id", "producer_group", "log_offset")
 
 
@@ -61,7 +64,10 @@ class Sink:
                 for table, rows in made.items():
                     connection.execute(delete(table).where(table.c.report_id == report_id))
                     if rows:
-                        connection.execute(insert(table), [{"report_id": report_id, **_storable(row)} for row in rows])
+                        connection.execute(
+                            insert(table),
+                            [{"report_id": report_id, **_storable(row)} for row in rows],
+                        )
         except Exception as error:  # noqa: BLE001 - of a driver
             raise self._error(error) from None
 
@@ -93,7 +99,8 @@ def _secrets(url: str) -> list[str]:
     return sorted({url, str(password), written} - {""}, key=len, reverse=True)
 
 
-# ----------------------------------------------------------------------------------------------------- a report as rows
+# --------------------------------------------------------------------------------------------------
+# a report as rows
 
 
 def _run(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +137,12 @@ def _counts(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _groups(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for place, group in enumerate(report["producer_groups"]):
         for verdict, number in group["verdicts"].items():
-            yield {"place": place, "producer_group": group.get("producer_group"), "verdict": verdict, "number": number}
+            yield {
+                "place": place,
+                "producer_group": group.get("producer_group"),
+                "verdict": verdict,
+                "number": number,
+            }
 
 
 def _findings(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -150,4 +162,7 @@ def _findings(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
     """PostgreSQL has no text with a NUL, and an id may be anything."""
-    return {name: value.replace("\0", "\ufffd") if isinstance(value, str) else value for name, value in row.items()}
+    return {
+        name: value.replace("\0", "\ufffd") if isinstance(value, str) else value
+        for name, value in row.items()
+    }

@@ -1,8 +1,12 @@
-"""The tables that a report becomes. Times are texts as the API writes them, which sort as times do."""
+"""The tables that a report becomes.
+
+Times are texts as the API writes them, which sort as times do.
+"""
 
 from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text
 
-VERSION_TABLE = "audit_version"  # the registry may lie in the same database, with migrations of its own
+# the registry may lie in the same database, with migrations of its own
+VERSION_TABLE = "audit_version"
 
 metadata = MetaData(naming_convention={"pk": "pk_%(table_name)s"})
 

@@ -1,1 +1,3 @@
-"""Other brokers at equal durability, on the same machine and in the same run: `make bench-peers`."""
+"""Other brokers at equal durability, on the same machine and in the same run: `make
+bench-peers`.
+"""

@@ -19,7 +19,13 @@ from benchmarks.peers.table import show, write
 from benchmarks.report import show_machine
 from benchmarks.rows import PULL, Command, constant
 
-PEERS: dict[str, Peer] = {"redis": redis, "nats": nats, "rocketmq": rocketmq, "kafka": kafka, "rabbitmq": rabbitmq}
+PEERS: dict[str, Peer] = {
+    "redis": redis,
+    "nats": nats,
+    "rocketmq": rocketmq,
+    "kafka": kafka,
+    "rabbitmq": rabbitmq,
+}
 _WARM_SECONDS = 0.3
 
 
@@ -41,16 +47,33 @@ def own_rows(durability: str) -> dict[str, Own]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Measure beside other brokers.")
-    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"all of {', '.join(PEERS)} unless named")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that a figure is the median of (3)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description="Measure beside other brokers."
+    )
+    parser.add_argument(
+        "peers", nargs="*", metavar="PEER", help=f"all of {', '.join(PEERS)} unless named"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds that a figure is the median of (3)"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement (2)")
     parser.add_argument(
-        "--rows", type=lambda names: names.split(","), default=list(own_rows("synced")), help="single, batch, ..."
+        "--rows",
+        type=lambda names: names.split(","),
+        default=list(own_rows("synced")),
+        help="single, batch, ...",
     )
-    parser.add_argument("--durability", choices=["synced", "buffered"], help="only peers' settings of this durability")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this page, between its marks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
+    parser.add_argument(
+        "--durability",
+        choices=["synced", "buffered"],
+        help="only peers' settings of this durability",
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the table into this page, between its marks"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.peers if name not in PEERS]:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(PEERS)}")
@@ -64,13 +87,18 @@ def main() -> int:
     if given.write:
         write(given.write, machine, comparisons, absent)
     if given.json:
-        found = [{**asdict(one), "ratio": one.ratio, "cpu_ratio": one.cpu_ratio} for one in comparisons]
+        found = [
+            {**asdict(one), "ratio": one.ratio, "cpu_ratio": one.cpu_ratio} for one in comparisons
+        ]
         given.json.write_text(json.dumps({"comparisons": found, "absent": absent}, indent=2) + "\n")
     return 0
 
 
 def measure(given: argparse.Namespace) -> tuple[list[Comparison], dict[str, str]]:
-    """All comparisons, and why a peer is absent, by its name. Raises NotOffered where there is nothing to make load with."""
+    """All comparisons, and why a peer is absent, by its name.
+
+    Raises NotOffered where there is nothing to make load with.
+    """
     comparisons: list[Comparison] = []
     absent: dict[str, str] = {}
     with bench.opened() as opened:
@@ -90,7 +118,9 @@ def measure(given: argparse.Namespace) -> tuple[list[Comparison], dict[str, str]
     return comparisons, absent
 
 
-def _beside(opened: Bench, peer: Peer, version: str, setting: Setting, given: argparse.Namespace) -> list[Comparison]:
+def _beside(
+    opened: Bench, peer: Peer, version: str, setting: Setting, given: argparse.Namespace
+) -> list[Comparison]:
     """The peer with one setting and the service in turn."""
     sys.stderr.write(f"{peer.name} {version}, {setting.text}\n")
     directory = Path(tempfile.mkdtemp(dir=opened.directory)).resolve()
@@ -110,7 +140,9 @@ def _beside(opened: Bench, peer: Peer, version: str, setting: Setting, given: ar
                 )
                 for work in running.works
                 if work.row in given.rows
-                for theirs, ours in [_rounds(opened, running, work, own_rows(setting.durability)[work.row], given)]
+                for theirs, ours in [
+                    _rounds(opened, running, work, own_rows(setting.durability)[work.row], given)
+                ]
             ]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -124,14 +156,18 @@ def _rounds(
     _send(running, work, work.counts[0], warm_seconds=running.warm_seconds, seconds=given.seconds)
     for _ in range(given.rounds):
         for count, windows in theirs.items():
-            windows.append(_send(running, work, count, warm_seconds=_WARM_SECONDS, seconds=given.seconds))
+            windows.append(
+                _send(running, work, count, warm_seconds=_WARM_SECONDS, seconds=given.seconds)
+            )
         for count, windows in ours.items():
             windows.append(opened.run(own.command, count, given.seconds))
     return theirs, ours
 
 
 def _send(running: Running, work: Work, connections: int, **times: float) -> Window:
-    return running.load.run(running.pids, connections=connections, **running.command, **work.command, **times)
+    return running.load.run(
+        running.pids, connections=connections, **running.command, **work.command, **times
+    )
 
 
 if __name__ == "__main__":

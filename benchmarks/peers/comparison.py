@@ -18,7 +18,10 @@ Windows = Mapping[int, Sequence[Window]]  # by the number of connections, one of
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Medians at the number of connections with the highest rate. `rate` in messages a second, `cpu_us` for each message."""
+    """Medians at the number of connections with the highest rate.
+
+    `rate` in messages a second, `cpu_us` for each message.
+    """
 
     connections: int
     rate: float
@@ -31,7 +34,9 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`ratio`: the service's rate to the peer's; `cpu_ratio`: its CPU for each message to the peer's."""
+    """`ratio`: the service's rate to the peer's; `cpu_ratio`: its CPU for each message to the
+    peer's.
+    """
 
     peer: str
     version: str

@@ -1,4 +1,6 @@
-"""Peers in Java: their jars by Maven coordinates, and the load programs of `benchmarks/peers/java/`, compiled against them."""
+"""Peers in Java: their jars by Maven coordinates, and the load programs of
+`benchmarks/peers/java/`, compiled against them.
+"""
 
 import shutil
 import subprocess
@@ -12,7 +14,10 @@ SOURCE = Path(__file__).parent / "java"
 
 
 def jars(name: str, coordinates: Sequence[str]) -> str:
-    """A class path of these artifacts (group:artifact:version) and all that they need. Raises NotOffered."""
+    """A class path of these artifacts (group:artifact:version) and all that they need.
+
+    Raises NotOffered.
+    """
     missing = [tool for tool in ("java", "javac", "mvn") if not shutil.which(tool)]
     if missing:
         raise NotOffered(f"needs {', '.join(missing)}")
@@ -31,12 +36,31 @@ def jars(name: str, coordinates: Sequence[str]) -> str:
     return str(folder / "lib" / "*")
 
 
-def load(name: str, class_path: str, program: str, arguments: Sequence[str], *, options: Sequence[str], log: Path) -> Driver:
+def load(
+    name: str,
+    class_path: str,
+    program: str,
+    arguments: Sequence[str],
+    *,
+    options: Sequence[str],
+    log: Path,
+) -> Driver:
     """The load program, compiled now, started on the load's core."""
     classes = BUILT / "peers" / name / "classes"
     sources = [str(SOURCE / f"{each}.java") for each in ("Load", program)]
-    subprocess.run(["javac", "-nowarn", "-d", str(classes), "-cp", class_path, *sources], check=True)
-    command = ["java", "-Xms512m", "-Xmx512m", *options, "-cp", f"{classes}:{class_path}", program, *arguments]
+    subprocess.run(
+        ["javac", "-nowarn", "-d", str(classes), "-cp", class_path, *sources], check=True
+    )
+    command = [
+        "java",
+        "-Xms512m",
+        "-Xmx512m",
+        *options,
+        "-cp",
+        f"{classes}:{class_path}",
+        program,
+        *arguments,
+    ]
     return Driver(command, log=log)
 
 
@@ -44,6 +68,13 @@ def _pom(coordinates: Sequence[str]) -> str:
     dependencies = []
     for one in coordinates:
         parts = zip(("groupId", "artifactId", "version"), one.split(":"), strict=True)
-        dependencies.append("<dependency>" + "".join(f"<{tag}>{escape(part)}</{tag}>" for tag, part in parts) + "</dependency>")
-    own = "<modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>peers</artifactId><version>1</version>"
+        dependencies.append(
+            "<dependency>"
+            + "".join(f"<{tag}>{escape(part)}</{tag}>" for tag, part in parts)
+            + "</dependency>"
+        )
+    own = (
+        "<modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>"
+        "peers</artifactId><version>1</version>"
+    )
     return f"<project>{own}<dependencies>{''.join(dependencies)}</dependencies></project>\n"

@@ -12,7 +12,9 @@ from benchmarks.peers.peer import Running, Setting, Work, free_port, server, wai
 name = "Kafka"
 settings = (
     Setting(name="1", text="acks=all, log.flush.interval.messages=1", durability="synced"),
-    Setting(name="", text="acks=all, log.flush.interval.messages unset (default)", durability="buffered"),
+    Setting(
+        name="", text="acks=all, log.flush.interval.messages unset (default)", durability="buffered"
+    ),
 )
 _VERSION = "4.1.0"
 _COORDINATES = [
@@ -31,22 +33,40 @@ def version() -> str:
 
 @contextmanager
 def started(setting: Setting, directory: Path) -> Iterator[Running]:
-    class_path, log, file = java.jars("kafka", _COORDINATES), directory / "kafka.log", directory / "server.properties"
+    class_path, log, file = (
+        java.jars("kafka", _COORDINATES),
+        directory / "kafka.log",
+        directory / "server.properties",
+    )
     port, controller = free_port(), free_port()
     file.write_text(
-        f"process.roles=broker,controller\nnode.id=1\nlisteners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n"
-        f"controller.listener.names=CONTROLLER\ncontroller.quorum.bootstrap.servers=127.0.0.1:{controller}\n"
-        f"log.dirs={directory}/logs\noffsets.topic.replication.factor=1\ntransaction.state.log.replication.factor=1\n"
-        "transaction.state.log.min.isr=1\ntransaction.state.log.num.partitions=4\nauto.create.topics.enable=false\n"
+        f"process.roles=broker,controller\nnode.id=1\nlisteners=PLAINTEXT://127.0.0.1:{port},"
+        f"CONTROLLER://127.0.0.1:{controller}\n"
+        "controller.listener.names=CONTROLLER\n"
+        f"controller.quorum.bootstrap.servers=127.0.0.1:{controller}\n"
+        f"log.dirs={directory}/logs\noffsets.topic.replication.factor=1\n"
+        "transaction.state.log.replication.factor=1\n"
+        "transaction.state.log.min.isr=1\ntransaction.state.log.num.partitions=4\n"
+        "auto.create.topics.enable=false\n"
         + (f"log.flush.interval.messages={setting.name}\n" if setting.name else "")
     )
     tool = ["java", "-cp", class_path, "kafka.tools.StorageTool"]
-    identity = subprocess.run([*tool, "random-uuid"], capture_output=True, text=True, check=True).stdout.split()[-1]
-    subprocess.run([*tool, "format", "--standalone", "-t", identity, "-c", str(file)], capture_output=True, check=True)
+    identity = subprocess.run(
+        [*tool, "random-uuid"], capture_output=True, text=True, check=True
+    ).stdout.split()[-1]
+    subprocess.run(
+        [*tool, "format", "--standalone", "-t", identity, "-c", str(file)],
+        capture_output=True,
+        check=True,
+    )
     with server(["java", *_BROKER, "-cp", class_path, "kafka.Kafka", file], log) as pid:
         wait_for_port(port, pid, log)
         arguments = [f"127.0.0.1:{port}"]
-        with closing(java.load("kafka", class_path, "KafkaLoad", arguments, options=[], log=directory / "load.log")) as load:
+        with closing(
+            java.load(
+                "kafka", class_path, "KafkaLoad", arguments, options=[], log=directory / "load.log"
+            )
+        ) as load:
             message = {"tag": messages.TAG, "body": messages.PAYLOAD}
             works = (
                 Work(
@@ -68,4 +88,6 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
                     text="a transactional producer each; begin, send, commit",
                 ),
             )
-            yield Running(roots=[pid], load=load, command={}, works=works, warm_seconds=_WARM_SECONDS)
+            yield Running(
+                roots=[pid], load=load, command={}, works=works, warm_seconds=_WARM_SECONDS
+            )

@@ -21,7 +21,9 @@ _MODULE = "github.com/nats-io/nats-server/v2@v2.12.0"
 
 
 def version() -> str:
-    said = subprocess.run([_program(), "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [_program(), "--version"], capture_output=True, text=True, check=True
+    ).stdout
     load_program()
     return said.split()[-1].lstrip("v")
 
@@ -45,25 +47,44 @@ def _program() -> str:
 def started(setting: Setting, directory: Path) -> Iterator[Running]:
     port, log, file = free_port(), directory / "nats.log", directory / "nats.conf"
     file.write_text(
-        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{directory}/store", sync_interval: {setting.name} }}\n'
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{directory}/store", sync_interval: '
+        f"{setting.name} }}\n"
     )
     with server([_program(), "-c", file], log) as pid:
         wait_for_port(port, pid, log)
         _create_stream(port)
         with closing(Driver([str(load_program())])) as load:
-            message = {"body": messages.KEY + messages.TAG + messages.PAYLOAD, "work": "nats-publish", "topic": "load"}
+            message = {
+                "body": messages.KEY + messages.TAG + messages.PAYLOAD,
+                "work": "nats-publish",
+                "topic": "load",
+            }
             works = (
-                Work(row="single", command={**message, "size": 1}, counts=(64, 256), text="publish, acknowledged"),
-                Work(row="batch", command={**message, "size": 100}, counts=(8,), text="100 publishes in one write"),
+                Work(
+                    row="single",
+                    command={**message, "size": 1},
+                    counts=(64, 256),
+                    text="publish, acknowledged",
+                ),
+                Work(
+                    row="batch",
+                    command={**message, "size": 100},
+                    counts=(8,),
+                    text="100 publishes in one write",
+                ),
             )
             yield Running(roots=[pid], load=load, command={"port": port}, works=works)
 
 
 def _create_stream(port: int) -> None:
-    config = json.dumps({"name": "load", "subjects": ["load.*"], "storage": "file", "num_replicas": 1}).encode()
+    config = json.dumps(
+        {"name": "load", "subjects": ["load.*"], "storage": "file", "num_replicas": 1}
+    ).encode()
     with closing(socket.create_connection(("127.0.0.1", port), 10)) as connection:
         connection.sendall(b'CONNECT {"verbose":false}\r\nSUB _INBOX.create 1\r\n')
-        connection.sendall(b"PUB $JS.API.STREAM.CREATE.load _INBOX.create %d\r\n%s\r\n" % (len(config), config))
+        connection.sendall(
+            b"PUB $JS.API.STREAM.CREATE.load _INBOX.create %d\r\n%s\r\n" % (len(config), config)
+        )
         said = b""
         while b"MSG " not in said or not said.endswith(b"}\r\n"):
             said += connection.recv(1 << 16)

@@ -21,7 +21,10 @@ _STOP_SECONDS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to run the peer. `durability` is that of an answer in EscrowMQ's terms: synced or buffered."""
+    """One way to run the peer.
+
+    `durability` is that of an answer in EscrowMQ's terms: synced or buffered.
+    """
 
     name: str
     text: str  # for the table: the options that matter
@@ -30,7 +33,10 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The peer's counterpart of a row of EscrowMQ. `counts`: numbers of connections, or threads of its client, to try."""
+    """The peer's counterpart of a row of EscrowMQ.
+
+    `counts`: numbers of connections, or threads of its client, to try.
+    """
 
     row: str  # single, batch, transaction or pull
     command: Command
@@ -40,7 +46,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A peer that is ready. `warm_seconds`: of load before its first measurement of each work, for its compiler."""
+    """A peer that is ready.
+
+    `warm_seconds`: of load before its first measurement of each work, for its compiler.
+    """
 
     roots: Sequence[int]  # processes that it was started as
     load: Generator
@@ -62,14 +71,22 @@ class Peer(Protocol):
     def settings(self) -> Sequence[Setting]: ...
 
     def version(self) -> str:
-        """Fetch or build what is missing, where the machine has the tools for it. Raises NotOffered, which names it."""
+        """Fetch or build what is missing, where the machine has the tools for it.
+
+        Raises NotOffered, which names it.
+        """
 
     def started(self, setting: Setting, directory: Path) -> AbstractContextManager[Running]:
-        """Ready on the server's core, with its data in the directory (absolute). Nothing of it runs on afterwards."""
+        """Ready on the server's core, with its data in the directory (absolute).
+
+        Nothing of it runs on afterwards.
+        """
 
 
 @contextmanager
-def server(command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[int]:
+def server(
+    command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[int]:
     """The pid of a process on the server's core; afterwards it and its descendants have ended."""
     with log.open("ab") as output, on_core(SERVER_CORE):
         process = subprocess.Popen(
@@ -97,7 +114,10 @@ def server(command: Sequence[str | Path], log: Path, environment: Mapping[str, s
 
 
 def wait_for_port(port: int, pid: int, log: Path) -> None:
-    """Return once the port accepts. Raises RuntimeError when the process has ended or takes too long."""
+    """Return once the port accepts.
+
+    Raises RuntimeError when the process has ended or takes too long.
+    """
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -1,4 +1,6 @@
-"""RabbitMQ: one durable queue, persistent messages, publisher confirms, with RabbitMQ's own client in Java."""
+"""RabbitMQ: one durable queue, persistent messages, publisher confirms, with RabbitMQ's own client
+in Java.
+"""
 
 import re
 import shutil
@@ -24,12 +26,16 @@ _IN_ITS_FOLDER = re.compile(r"rabbitmq_server-([\d.]+)")
 def version() -> str:
     program = _program()
     java.jars("rabbitmq", _COORDINATES)
-    found = _IN_ITS_FOLDER.search(str(program.resolve()))  # rabbitmqctl would leave a port mapper behind
+    # rabbitmqctl would leave a port mapper behind
+    found = _IN_ITS_FOLDER.search(str(program.resolve()))
     return found[1] if found else "of an unknown version"
 
 
 def _program() -> Path:
-    """The server's own script: Debian's wrapper around it changes the user, who may not write here. Raises NotOffered."""
+    """The server's own script: Debian's wrapper around it changes the user, who may not write here.
+
+    Raises NotOffered.
+    """
     found = shutil.which("rabbitmq-server")
     if not found or not shutil.which("epmd"):
         raise NotOffered("needs rabbitmq-server")
@@ -41,7 +47,9 @@ def _program() -> Path:
 def started(setting: Setting, directory: Path) -> Iterator[Running]:
     root, class_path = directory, java.jars("rabbitmq", _COORDINATES)
     port, mapper, log = free_port(), free_port(), root / "rabbitmq.log"
-    (root / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\nlog.console.level = warning\n")
+    (root / "rabbitmq.conf").write_text(
+        f"listeners.tcp.1 = 127.0.0.1:{port}\nlog.console.level = warning\n"
+    )
     (root / "enabled_plugins").write_text("[].\n")
     environment = {
         "RABBITMQ_CONFIG_FILE": str(root / "rabbitmq.conf"),
@@ -63,9 +71,21 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
             wait_for_port(port, pid, log)
             arguments = [str(port), setting.name]
             with closing(
-                java.load("rabbitmq", class_path, "RabbitMqLoad", arguments, options=[], log=root / "load.log")
+                java.load(
+                    "rabbitmq",
+                    class_path,
+                    "RabbitMqLoad",
+                    arguments,
+                    options=[],
+                    log=root / "load.log",
+                )
             ) as load:
-                message = {"key": messages.KEY, "tag": messages.TAG, "body": messages.PAYLOAD, "work": "publish"}
+                message = {
+                    "key": messages.KEY,
+                    "tag": messages.TAG,
+                    "body": messages.PAYLOAD,
+                    "work": "publish",
+                }
                 works = (
                     Work(
                         row="single",
@@ -73,6 +93,13 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
                         counts=(64, 256),
                         text="publish, confirmed; a channel each",
                     ),
-                    Work(row="batch", command={**message, "size": 100}, counts=(8,), text="100 publishes, then their confirms"),
+                    Work(
+                        row="batch",
+                        command={**message, "size": 100},
+                        counts=(8,),
+                        text="100 publishes, then their confirms",
+                    ),
                 )
-                yield Running(roots=[pid], load=load, command={}, works=works, warm_seconds=_WARM_SECONDS)
+                yield Running(
+                    roots=[pid], load=load, command={}, works=works, warm_seconds=_WARM_SECONDS
+                )

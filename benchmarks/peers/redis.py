@@ -22,7 +22,9 @@ def version() -> str:
     if not shutil.which("redis-server"):
         raise NotOffered("needs redis-server")
     load_program()
-    said = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["redis-server", "--version"], capture_output=True, text=True, check=True
+    ).stdout
     return said.partition("v=")[2].split()[0]
 
 
@@ -42,12 +44,23 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
     with server(["redis-server", *arguments], log) as pid:
         wait_for_port(port, pid, log)
         with closing(Driver([str(load_program())])) as load:
-            message = {"key": messages.KEY, "tag": messages.TAG, "body": messages.PAYLOAD, "work": "redis-add", "topic": "load"}
+            message = {
+                "key": messages.KEY,
+                "tag": messages.TAG,
+                "body": messages.PAYLOAD,
+                "work": "redis-add",
+                "topic": "load",
+            }
             filled = {**message, "topic": "filled", "size": 100, "operations": FILLED // 100}
             load.run(lambda: [pid], port=port, connections=1, **filled)
             works = (
                 Work(row="single", command={**message, "size": 1}, counts=(64, 256), text="XADD"),
-                Work(row="batch", command={**message, "size": 100}, counts=(8,), text="100 XADD in one write"),
+                Work(
+                    row="batch",
+                    command={**message, "size": 100},
+                    counts=(8,),
+                    text="100 XADD in one write",
+                ),
                 Work(
                     row="pull",
                     command={"work": "redis-read", "topic": "filled", "size": 100},

@@ -14,7 +14,10 @@ settings = (
     Setting(name="ASYNC_FLUSH", text="flushDiskType ASYNC_FLUSH", durability="buffered"),
 )
 _VERSION = "5.3.3"
-_COORDINATES = [f"org.apache.rocketmq:rocketmq-{part}:{_VERSION}" for part in ("broker", "namesrv", "client", "tools")]
+_COORDINATES = [
+    f"org.apache.rocketmq:rocketmq-{part}:{_VERSION}"
+    for part in ("broker", "namesrv", "client", "tools")
+]
 _WARM_SECONDS = 10
 _OPENS = [
     f"--add-{how}=java.base/{package}=ALL-UNNAMED"
@@ -42,29 +45,64 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
     own = [*_OPENS, f"-Duser.home={root}", "-cp", class_path]
     environment = {"ROCKETMQ_HOME": str(root)}
     (root / "namesrv.conf").write_text(
-        f"listenPort={names}\nbindAddress=127.0.0.1\nkvConfigPath={root}/kv.json\nconfigStorePath={root}/namesrv.properties\n"
+        f"listenPort={names}\nbindAddress=127.0.0.1\nkvConfigPath={root}/kv.json\n"
+        f"configStorePath={root}/namesrv.properties\n"
     )
     (root / "broker.conf").write_text(
-        f"brokerClusterName=peers\nbrokerName=broker\nbrokerId=0\nnamesrvAddr=127.0.0.1:{names}\nbrokerIP1=127.0.0.1\n"
-        f"brokerIP2=127.0.0.1\nbindAddress=127.0.0.1\nlistenPort={broker}\nhaListenPort={free_port()}\nbrokerRole=ASYNC_MASTER\n"
-        f"flushDiskType={setting.name}\nstorePathRootDir={root}/store\nstorePathCommitLog={root}/store/commitlog\n"
+        f"brokerClusterName=peers\nbrokerName=broker\nbrokerId=0\nnamesrvAddr=127.0.0.1:{names}\n"
+        "brokerIP1=127.0.0.1\n"
+        f"brokerIP2=127.0.0.1\nbindAddress=127.0.0.1\nlistenPort={broker}\n"
+        f"haListenPort={free_port()}\nbrokerRole=ASYNC_MASTER\n"
+        f"flushDiskType={setting.name}\nstorePathRootDir={root}/store\n"
+        f"storePathCommitLog={root}/store/commitlog\n"
         "autoCreateTopicEnable=false\n"
     )
     log = root / "rocketmq.log"
-    namesrv = ["java", "-Xmx256m", *own, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(root / "namesrv.conf")]
+    namesrv = [
+        "java",
+        "-Xmx256m",
+        *own,
+        "org.apache.rocketmq.namesrv.NamesrvStartup",
+        "-c",
+        str(root / "namesrv.conf"),
+    ]
     with server(namesrv, log, environment) as names_pid:
         wait_for_port(names, names_pid, log)
-        command = ["java", *_BROKER, *own, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(root / "broker.conf")]
+        command = [
+            "java",
+            *_BROKER,
+            *own,
+            "org.apache.rocketmq.broker.BrokerStartup",
+            "-c",
+            str(root / "broker.conf"),
+        ]
         with server(command, log, environment) as broker_pid:
             wait_for_port(broker, broker_pid, log)
             addresses = [f"127.0.0.1:{names}", f"127.0.0.1:{broker}"]
             options = [*_OPENS, f"-Duser.home={root}", "-Drocketmq.client.logLevel=WARN"]
-            load = java.load("rocketmq", class_path, "RocketMqLoad", addresses, options=options, log=root / "load.log")
+            load = java.load(
+                "rocketmq",
+                class_path,
+                "RocketMqLoad",
+                addresses,
+                options=options,
+                log=root / "load.log",
+            )
             with closing(load):
                 message = {"tag": messages.TAG, "body": messages.PAYLOAD}
                 works = (
-                    Work(row="single", command={**message, "work": "single"}, counts=(64, 256), text="send"),
-                    Work(row="batch", command={**message, "work": "batch", "size": 100}, counts=(8,), text="a list of 100"),
+                    Work(
+                        row="single",
+                        command={**message, "work": "single"},
+                        counts=(64, 256),
+                        text="send",
+                    ),
+                    Work(
+                        row="batch",
+                        command={**message, "work": "batch", "size": 100},
+                        counts=(8,),
+                        text="a list of 100",
+                    ),
                     Work(
                         row="transaction",
                         command={**message, "work": "transaction"},
@@ -73,5 +111,6 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
                     ),
                 )
                 yield Running(
-                    roots=[names_pid, broker_pid], load=load, command={}, works=works, warm_seconds=_WARM_SECONDS
+                    roots=[names_pid, broker_pid], load=load, command={}, works=works,
+                    warm_seconds=_WARM_SECONDS
                 )  # fmt: skip

@@ -7,7 +7,12 @@ from benchmarks.peers.comparison import Comparison
 from benchmarks.pictures import draw_ratios
 from benchmarks.report import Column, markdown_table, number, replace_figures, show_table
 
-_TITLES = {"single": "single send", "batch": "batch of 100", "transaction": "begin + commit", "pull": "pull of 100"}
+_TITLES = {
+    "single": "single send",
+    "batch": "batch of 100",
+    "transaction": "begin + commit",
+    "pull": "pull of 100",
+}
 _COLUMNS = (
     Column("work", "left"),
     Column("peer", "left"),
@@ -25,7 +30,8 @@ _COLUMNS = (
 def show(comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> None:
     """Print all."""
     caption = (
-        "each at its best number of connections (in brackets); CPU of the server a message; ratios are EscrowMQ's to the peer's"
+        "each at its best number of connections (in brackets); CPU of the server a message; "
+        "ratios are EscrowMQ's to the peer's"
     )
     missing = "".join(f"; {peer} is absent: {reason}" for peer, reason in absent.items())
     for durability in ("synced", "buffered"):
@@ -35,7 +41,9 @@ def show(comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> None:
         show_table("Beside other brokers", "no peer" + missing, _COLUMNS, [])
 
 
-def write(page: Path, machine: str, comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> None:
+def write(
+    page: Path, machine: str, comparisons: Sequence[Comparison], absent: Mapping[str, str]
+) -> None:
     """Replace the figures of a page of the documentation."""
     picture = page.with_suffix(".svg")
     draw_ratios(picture, comparisons, _TITLES)
@@ -53,7 +61,11 @@ def _rows(comparisons: Sequence[Comparison], durability: str) -> list[list[str]]
 
 
 def _cells(one: Comparison) -> list[str]:
-    limited = [name for name, side in (("peer", one.peer_side), ("EscrowMQ", one.own_side)) if side.is_limited_by_load]
+    limited = [
+        name
+        for name, side in (("peer", one.peer_side), ("EscrowMQ", one.own_side))
+        if side.is_limited_by_load
+    ]
     note = f"; the load was the limit of {' and '.join(limited)}" if limited else ""
     note += f"; {one.peer_side.refused:,} refused" if one.peer_side.refused else ""
     goal = f"{number(one.goal)} {'✓' if one.ratio >= one.goal else '✗'}" if one.goal else ""

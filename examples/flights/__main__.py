@@ -36,25 +36,39 @@ _SETTLE_SECONDS = 120
 def main() -> int:
     options = _options()
     console = Console(highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # being told to end is the same as Ctrl-C
+    # being told to end is the same as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with _directory(options.data_dir) as directory:
             faults = Demo(options, directory, console).run()
     except KeyboardInterrupt:
         console.print("Interrupted. Everything that was started has been stopped.")
         return EXIT_INTERRUPTED
-    except (DataMissing, ServerFailed, ServiceGone, Refused, ProducerFailed, CheckerFailed, AuditFailed) as error:
+    except (
+        DataMissing,
+        ServerFailed,
+        ServiceGone,
+        Refused,
+        ProducerFailed,
+        CheckerFailed,
+        AuditFailed,
+    ) as error:
         console.print("The demo could not be carried through:", style="bold red")
         console.print(str(error), markup=False)
         return EXIT_FAILED
     if not faults:
-        console.print("It balances: every departed flight was delivered, and no other.", style="bold green")
+        console.print(
+            "It balances: every departed flight was delivered, and no other.", style="bold green"
+        )
         return 0
     console.print("It does NOT balance:", style="bold red")
     for fault in faults:
         console.print(f"  - {fault}", markup=False)
     if options.data_dir is None:
-        console.print(f"To look into it, keep the data: run it again with --seed {options.seed} --data-dir DIR.")
+        console.print(
+            f"To look into it, keep the data: run it again with --seed {options.seed} --data-dir "
+            "DIR."
+        )
     return EXIT_FAILED
 
 
@@ -71,7 +85,10 @@ class Demo:
         options, ledger_path = self._options, self._directory / "ledger.db"
         self._flights = read_flights(options.rows)
         rows = len(self._flights)
-        self._say(f"{rows:,} flights, {options.producers} producers, seed {options.seed}, data in {self._directory}")
+        self._say(
+            f"{rows:,} flights, {options.producers} producers, seed {options.seed}, data in "
+            f"{self._directory}"
+        )
         chaos = plan(
             options.seed,
             rows,
@@ -90,7 +107,9 @@ class Demo:
             self._service.create_topic()
             self._checker = Checker(self._server.url, ledger_path)
             stack.callback(self._checker.stop)
-            self._producers = Producers(self._flights, options.producers, chaos.fates, self._server.url, ledger_path)
+            self._producers = Producers(
+                self._flights, options.producers, chaos.fates, self._server.url, ledger_path
+            )
             stack.callback(self._producers.end)
             stack.callback(signals.ignore)  # called first
             self._checker.start()
@@ -99,7 +118,9 @@ class Demo:
             return self._balance()
 
     def _produce(self, server_kills: list[int]) -> None:
-        """All flights into the ledger; the service dies when it holds as many as `server_kills` says."""
+        """All flights into the ledger; the service dies when it holds as many as `server_kills`
+        says.
+        """
         begun = time.monotonic()
         due = list(server_kills)
         self._producers.start()
@@ -115,11 +136,15 @@ class Demo:
             display.show(self._ledger.written_count(), self._incidents())
         seconds = time.monotonic() - begun
         self._say(
-            f"All flights were handled in {seconds:,.0f} s, {len(self._flights) / seconds:,.0f} a second. {self._incidents()}"
+            f"All flights were handled in {seconds:,.0f} s, {len(self._flights) / seconds:,.0f} a "
+            f"second. {self._incidents()}"
         )
 
     def _settle(self) -> None:
-        """Wait until the checker has answered for the dead. What stays undecided is for the balance to say."""
+        """Wait until the checker has answered for the dead.
+
+        What stays undecided is for the balance to say.
+        """
         begun = time.monotonic()
         give_up = begun + _SETTLE_SECONDS
         while any(self._service.transactions("prepared,held")) and time.monotonic() < give_up:
@@ -138,7 +163,9 @@ class Demo:
             markers=self._ledger.markers(),
             states={one["transaction_id"]: one["state"] for one in transactions},
             delivered=delivered,
-            stated=WHOLE_FILE if (self._options.rows or WHOLE_FILE.flights) >= WHOLE_FILE.flights else None,
+            stated=WHOLE_FILE
+            if (self._options.rows or WHOLE_FILE.flights) >= WHOLE_FILE.flights
+            else None,
         )
         resolved_by = Counter(one["resolved_by"] for one in transactions if "resolved_by" in one)
         self._console.print(sheet(books))
@@ -156,7 +183,13 @@ class Demo:
     def _events(self, resolved_by: Counter[str], duplicates: int) -> Table:
         """What went wrong on the way, and who put it right."""
         answers = self._checker.answers
-        table = Table("what happened on the way", "", show_header=False, title="On the way", title_justify="left")
+        table = Table(
+            "what happened on the way",
+            "",
+            show_header=False,
+            title="On the way",
+            title_justify="left",
+        )
         table.columns[1].justify = "right"
         for what, count in {
             "producers killed with -9": self._producers.kill_count,
@@ -174,7 +207,9 @@ class Demo:
         return table
 
     def _incidents(self) -> Incidents:
-        return Incidents(self._producers.kill_count, self._server.kill_count, self._checker.answers.total())
+        return Incidents(
+            self._producers.kill_count, self._server.kill_count, self._checker.answers.total()
+        )
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
@@ -183,19 +218,43 @@ class Demo:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m examples.flights",
-        description="Every flight out of New York in 2013 as a transaction, while producers and the service are killed.",
-        epilog="Exit status: 0 it balances, 1 it does not or could not be carried through, 130 interrupted.",
+        description="Every flight out of New York in 2013 as a transaction, while producers and "
+        "the service are killed.",
+        epilog="Exit status: 0 it balances, 1 it does not or could not be carried through, 130 "
+        "interrupted.",
     )
-    parser.add_argument("--rows", type=_positive, help="only the first so many flights (all: 336,776)")
-    parser.add_argument("--seed", type=int, default=2013, help="where things go wrong (default: %(default)s)")
-    parser.add_argument("--producers", type=_positive, default=12, help="producer processes (default: %(default)s)")
-    parser.add_argument("--producer-kills", type=int, metavar="N", help="default: one in 2,000 flights, at least 4")
-    parser.add_argument("--server-kills", type=int, metavar="N", help="default: one in 40,000 flights, at least 2")
     parser.add_argument(
-        "--stalls", type=int, metavar="N", help="producers too slow to be waited for (one in 50,000, at least 1)"
+        "--rows", type=_positive, help="only the first so many flights (all: 336,776)"
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="keep everything there (default: a temporary directory)")
-    parser.add_argument("--audit", action="store_true", help="let Spark prove from the log what became of each transaction")
+    parser.add_argument(
+        "--seed", type=int, default=2013, help="where things go wrong (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--producers", type=_positive, default=12, help="producer processes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--producer-kills", type=int, metavar="N", help="default: one in 2,000 flights, at least 4"
+    )
+    parser.add_argument(
+        "--server-kills", type=int, metavar="N", help="default: one in 40,000 flights, at least 2"
+    )
+    parser.add_argument(
+        "--stalls",
+        type=int,
+        metavar="N",
+        help="producers too slow to be waited for (one in 50,000, at least 1)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep everything there (default: a temporary directory)",
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="let Spark prove from the log what became of each transaction",
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,6 @@
-"""What the audit says about the log of the demo: it knows nothing of the ledger, the service's answers or the consumer."""
+"""What the audit says about the log of the demo: it knows nothing of the ledger, the service's
+answers or the consumer.
+"""
 
 import json
 import subprocess
@@ -25,7 +27,10 @@ def audit(directory: Path) -> dict[str, int]:
     command = [str(program), "audit", "run", "--log", str(store), "--json", str(report), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != _CLEAN:
-        raise AuditFailed(f"the audit ended with status {done.returncode}: {done.stderr.strip() or 'see ' + str(report)}")
+        raise AuditFailed(
+            f"the audit ended with status {done.returncode}: "
+            f"{done.stderr.strip() or 'see ' + str(report)}"
+        )
     verdicts: dict[str, int] = json.loads(report.read_text("utf-8"))["verdicts"]
     return {name: count for name, count in verdicts.items() if count}
 

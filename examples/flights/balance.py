@@ -1,7 +1,8 @@
 """The balance: four books that were kept apart, compared flight by flight.
 
-The data says which flights departed. The ledger says what the application decided. The service says how its transactions ended.
-The consumer says what it was given. `find_faults` is pure, so that a test can cheat it.
+The data says which flights departed. The ledger says what the application decided. The service says
+how its transactions ended. The consumer says what it was given. `find_faults` is pure, so that a
+test can cheat it.
 """
 
 import json
@@ -26,7 +27,8 @@ class Books:
     markers: Mapping[str, Outcome]  # the ledger: what became of each transaction
     states: Mapping[str, str]  # the service: transactions and their states
     delivered: Sequence[Delivered]  # the consumer: messages, as they came
-    stated: Totals | None = None  # what is known about the data from elsewhere, where it is the whole file
+    # what is known about the data from elsewhere, where it is the whole file
+    stated: Totals | None = None
 
 
 def find_faults(books: Books) -> list[str]:
@@ -42,7 +44,10 @@ def _of_data(books: Books) -> Iterator[str]:
 
 def _of_ledger(books: Books) -> Iterator[str]:
     """Every flight is written once, in a transaction whose marker says what the data says."""
-    yield from _fault("flights are missing in the ledger", {flight.number for flight in books.flights} - books.written.keys())
+    yield from _fault(
+        "flights are missing in the ledger",
+        {flight.number for flight in books.flights} - books.written.keys(),
+    )
     wrong = []
     for flight in books.flights:
         entry = books.written.get(flight.number)
@@ -57,8 +62,13 @@ def _of_service(books: Books) -> Iterator[str]:
     states, markers = books.states, books.markers
     open_ones = {name for name, state in states.items() if state in ("prepared", "held")}
     yield from _fault("transactions are undecided", open_ones)
-    yield from _fault("transactions were decided without a marker in the ledger", states.keys() - markers.keys() - open_ones)
-    yield from _fault("transactions of the ledger are unknown to the service", markers.keys() - states.keys())
+    yield from _fault(
+        "transactions were decided without a marker in the ledger",
+        states.keys() - markers.keys() - open_ones,
+    )
+    yield from _fault(
+        "transactions of the ledger are unknown to the service", markers.keys() - states.keys()
+    )
     otherwise = {
         name
         for name, outcome in markers.items()
@@ -68,13 +78,19 @@ def _of_service(books: Books) -> Iterator[str]:
 
 
 def _of_delivery(books: Books) -> Iterator[str]:
-    """Exactly the departed flights; each under the one message id that its begin promised, with its own words."""
+    """Exactly the departed flights; each under the one message id that its begin promised, with its
+    own words.
+    """
     flights = {flight.number: flight for flight in books.flights}
     departed = {flight.number for flight in books.flights if flight.departed is not None}
     numbers = {message.number for message in books.delivered}
     yield from _fault("flights departed, but no message came", departed - numbers)
-    yield from _fault("flights never departed, but a message came", (numbers & flights.keys()) - departed)
-    yield from _fault("messages are about flights that the data does not hold", numbers - flights.keys())
+    yield from _fault(
+        "flights never departed, but a message came", (numbers & flights.keys()) - departed
+    )
+    yield from _fault(
+        "messages are about flights that the data does not hold", numbers - flights.keys()
+    )
     other_id, other_words = set(), set()
     for message in books.delivered:
         flight, entry = flights.get(message.number), books.written.get(message.number)
@@ -93,7 +109,9 @@ def _fault(what: str, who: Collection[int] | Collection[str]) -> Iterator[str]:
 
 
 def sheet(books: Books) -> Table:
-    """The balance sheet: what each book says about departed flights, cancelled ones, and all of them."""
+    """The balance sheet: what each book says about departed flights, cancelled ones, and all of
+    them.
+    """
     table = Table("", title="Balance sheet", title_justify="left")
     for column in ("departed", "cancelled", "all"):
         table.add_column(column, justify="right")
@@ -104,13 +122,21 @@ def sheet(books: Books) -> Table:
     table.add_row("data: flights", *_cells(found.departed, found.cancelled))
     table.add_row("ledger: flights written", *_split(books.written, departed))
     of_flights = [books.states.get(entry.transaction_id) for entry in books.written.values()]
-    table.add_row("service: committed, rolled back", *_cells(of_flights.count("committed"), of_flights.count("rolled_back")))
-    table.add_row("consumer: flights delivered", *_split({message.number for message in books.delivered}, departed))
+    table.add_row(
+        "service: committed, rolled back",
+        *_cells(of_flights.count("committed"), of_flights.count("rolled_back")),
+    )
+    table.add_row(
+        "consumer: flights delivered",
+        *_split({message.number for message in books.delivered}, departed),
+    )
     return table
 
 
 def duplicate_count(delivered: Iterable[Delivered]) -> int:
-    """Messages that came more than once under the same id: at-least-once delivery allows them, and a consumer can tell."""
+    """Messages that came more than once under the same id: at-least-once delivery allows them, and
+    a consumer can tell.
+    """
     counts = Counter(message.message_id for message in delivered)
     return counts.total() - len(counts)
 

@@ -1,7 +1,7 @@
 """What goes wrong, and where: a plan made before anything runs.
 
-The same seed gives the same plan. What a crash then meets, the requests under way when the service dies for example, is up to
-the machine; that is why the balance has to hold for every seed.
+The same seed gives the same plan. What a crash then meets, the requests under way when the service
+dies for example, is up to the machine; that is why the balance has to hold for every seed.
 """
 
 import random
@@ -28,12 +28,21 @@ class Chaos:
 
 
 def plan(seed: int, rows: int, *, producer_kills: int, server_kills: int, stalls: int) -> Chaos:
-    """Pure. Every third producer dies before its write, the others behind it; the server's deaths are spread over the run."""
+    """Pure.
+
+    Every third producer dies before its write, the others behind it; the server's deaths are spread
+    over the run.
+    """
     chance = random.Random(seed)
-    fates = [Fate.KILLED_BEFORE_WRITE if index % 3 == 2 else Fate.KILLED_AFTER_WRITE for index in range(producer_kills)]
+    fates = [
+        Fate.KILLED_BEFORE_WRITE if index % 3 == 2 else Fate.KILLED_AFTER_WRITE
+        for index in range(producer_kills)
+    ]
     fates += [Fate.STALLED_BEFORE_WRITE] * stalls
     met_at = chance.sample(range(1, rows + 1), min(len(fates), rows))
     return Chaos(
         fates=dict(zip(met_at, fates, strict=False)),
-        server_kills=[int(rows * (index + chance.random()) / server_kills) for index in range(server_kills)],
+        server_kills=[
+            int(rows * (index + chance.random()) / server_kills) for index in range(server_kills)
+        ],
     )

@@ -1,6 +1,7 @@
 """The checker: asks the service which transactions it wonders about, and answers from the ledger.
 
-It runs beside the producers and shares nothing with them but the database, so it answers for the dead ones as well.
+It runs beside the producers and shares nothing with them but the database, so it answers for the
+dead ones as well.
 """
 
 import threading
@@ -10,15 +11,19 @@ from pathlib import Path
 from examples.flights.ledger import Ledger, Outcome
 from examples.flights.service import Service
 
-# How old a transaction must be before one that the ledger has never seen is given up. In a real system this is longer than any
-# local transaction takes; being wrong about it costs a slow producer a second try, never a wrong message.
+# How old a transaction must be before one that the ledger has never seen is given up. In a real
+# system this is longer than any local transaction takes; being wrong about it costs a slow producer
+# a second try, never a wrong message.
 FENCE_AFTER_MS = 5_000
 
 UNKNOWN = "unknown"
 
 
 def judge(ledger: Ledger, transaction_id: str, age_ms: int) -> Outcome | None:
-    """What became of the transaction; None for "it may still be under way". Never "rollback" without a marker that says so."""
+    """What became of the transaction; None for "it may still be under way".
+
+    Never "rollback" without a marker that says so.
+    """
     outcome = ledger.outcome(transaction_id)
     if outcome is None and age_ms >= FENCE_AFTER_MS:
         outcome = ledger.fence(transaction_id)
@@ -30,7 +35,9 @@ class CheckerFailed(Exception):
 
 
 class Checker(threading.Thread):
-    """`answers` counts what was answered: commit, rollback, unknown, and refused (the producer decided in the meantime)."""
+    """`answers` counts what was answered: commit, rollback, unknown, and refused (the producer
+    decided in the meantime).
+    """
 
     def __init__(self, url: str, ledger_path: Path) -> None:
         super().__init__(name="checker", daemon=True)
@@ -54,7 +61,9 @@ class Checker(threading.Thread):
             raise CheckerFailed(f"the checker ended: {self._error!r}") from self._error
 
     def stop(self) -> None:
-        """Returns when the last poll has ended, or at once where the service does not answer any more."""
+        """Returns when the last poll has ended, or at once where the service does not answer any
+        more.
+        """
         self._is_stopping.set()
         self.join(timeout=3)
 

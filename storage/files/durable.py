@@ -1,4 +1,6 @@
-"""Small whole files, replaced atomically: after a crash there is the old content or the new, never a mixture."""
+"""Small whole files, replaced atomically: after a crash there is the old content or the new, never
+a mixture.
+"""
 
 from collections.abc import Iterable
 from pathlib import PurePath
@@ -7,11 +9,16 @@ from storage.files.vfs import Vfs
 
 
 def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None:
-    """Durable on return. `scratch` is a folder on the same file system where the new file is made."""
+    """Durable on return.
+
+    `scratch` is a folder on the same file system where the new file is made.
+    """
     replace_by_pieces(vfs, path, (data,), scratch=scratch)
 
 
-def replace_by_pieces(vfs: Vfs, path: PurePath, pieces: Iterable[bytes], *, scratch: PurePath) -> None:
+def replace_by_pieces(
+    vfs: Vfs, path: PurePath, pieces: Iterable[bytes], *, scratch: PurePath
+) -> None:
     """As `replace`, where the content is too large to be had in one piece."""
     made = scratch / path.name
     file = vfs.open(made, create=True)
@@ -46,10 +53,15 @@ def read_whole(vfs: Vfs, path: PurePath) -> bytes | None:
         file.close()
 
 
-def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath, with_space: bool) -> None:
-    """A file of zeros that appears under its name with its full length, or not at all. Durable on return.
+def make_sized(
+    vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath, with_space: bool
+) -> None:
+    """A file of zeros that appears under its name with its full length, or not at all.
 
-    `with_space`: space is allocated behind every byte (a store through a mapping must not meet a hole); else it is sparse.
+    Durable on return.
+
+    `with_space`: space is allocated behind every byte (a store through a mapping must not meet a
+    hole); else it is sparse.
     """
     made = scratch / f"{path.parent.name}-{path.name}"
     file = vfs.open(made, create=True)

@@ -1,11 +1,14 @@
-"""A file system that fails: a wrapper around another one whose calls raise OSError when a plan says so."""
+"""A file system that fails: a wrapper around another one whose calls raise OSError when a plan says
+so.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from storage.files.vfs import File, Lock, MappedRegion, Space, Vfs
 
-# Called before each call that reaches the disk, with its name ("write", "sync", ...) and the file's path; raises to fail it.
+# Called before each call that reaches the disk, with its name ("write", "sync", ...) and the file's
+# path; raises to fail it.
 Plan = Callable[[str, PurePath], None]
 
 

@@ -1,4 +1,6 @@
-"""Open files by path, at most so many at once: a store may have more files than a process may open."""
+"""Open files by path, at most so many at once: a store may have more files than a process
+may open.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -21,7 +23,10 @@ class Handle:
 
 
 class Handles:
-    """Threads may share it. A file in use is never closed under its user; the least recently used of the others goes first."""
+    """Threads may share it.
+
+    A file in use is never closed under its user; the least recently used of the others goes first.
+    """
 
     def __init__(self, vfs: Vfs, *, limit: int) -> None:
         """`limit`: files that are kept open. Files in use stay open beyond it."""
@@ -35,7 +40,10 @@ class Handles:
         return len(self._handles)
 
     def acquire(self, path: PurePath) -> Handle:
-        """Open the file, unless it is open, and keep it so until `release`. Raises FileNotFoundError, OSError."""
+        """Open the file, unless it is open, and keep it so until `release`.
+
+        Raises FileNotFoundError, OSError.
+        """
         handle = self.acquire_open(path)
         if handle is not None:
             return handle

@@ -1,13 +1,15 @@
 """Many files of one length as one address space, each named by the address of its first byte.
 
-A segment appears under its name with its full length and space behind every byte, so that a full disk cannot fail a later store
-into it. Stores and reads go through the file, but for reads near the end of what was written, where the mapping is known to be
-in memory (docs/decisions/0025).
+A segment appears under its name with its full length and space behind every byte, so that a full
+disk cannot fail a later store into it. Stores and reads go through the file, but for reads near the
+end of what was written, where the mapping is known to be in memory (docs/decisions/0025).
 
-Open and mapped are only the segments that are being written: `held`, from their first zeros until all of them is on disk. Of
-the others the most recently read ones are open, up to a limit, so that neither descriptors nor memory grow with the log.
+Open and mapped are only the segments that are being written: `held`, from their first zeros until
+all of them is on disk. Of the others the most recently read ones are open, up to a limit, so that
+neither descriptors nor memory grow with the log.
 
-The list of segments is replaced, never changed in place: the preparing thread adds and drops, every other thread reads.
+The list of segments is replaced, never changed in place: the preparing thread adds and drops, every
+other thread reads.
 """
 
 from collections import deque
@@ -57,11 +59,14 @@ class Segment:
         finally:
             self._handles.release(handle)
 
-    def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool) -> list[bytes]:
-        """The bytes at each (offset, length), up to the first one for which the disk would have to be asked.
+    def read_each_cached(
+        self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool
+    ) -> list[bytes]:
+        """The bytes at each (offset, length), up to the first one for which the disk would have to
+        be asked.
 
-        `buffer`: kept by the caller, at least as long as each of them. `is_hot`: all of them were stored a moment ago, so that
-        the mapping has them. The owner's thread.
+        `buffer`: kept by the caller, at least as long as each of them. `is_hot`: all of them were
+        stored a moment ago, so that the mapping has them. The owner's thread.
         """
         if is_hot and self.region is not None:
             return self.region.read_each(places)
@@ -73,8 +78,13 @@ class Segment:
         finally:
             self._handles.release(handle)
 
-    def read_ascending_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool) -> list[bytes]:
-        """As `read_each_cached`, of offsets that ascend. Where the page cache has all between them, the mapping serves, too."""
+    def read_ascending_cached(
+        self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool
+    ) -> list[bytes]:
+        """As `read_each_cached`, of offsets that ascend.
+
+        Where the page cache has all between them, the mapping serves, too.
+        """
         is_hot = is_hot or self._is_cached(places[0][0], sum(places[-1]))
         return self.read_each_cached(places, buffer, is_hot=is_hot)
 
@@ -82,16 +92,25 @@ class Segment:
         self, offsets: NDArray[np.int64], lengths: list[int], buffer: bytearray, *, is_hot: bool
     ) -> bytes:  # fmt: skip
         """As `read_ascending_cached`, one behind the other. All of them are in the file."""
-        if self.region is not None and (is_hot or self._is_cached(int(offsets[0]), int(offsets[-1]) + lengths[-1])):
+        if self.region is not None and (
+            is_hot or self._is_cached(int(offsets[0]), int(offsets[-1]) + lengths[-1])
+        ):
             return self.region.read_joined(offsets, lengths)
-        return b"".join(self.read_each_cached(list(zip(offsets.tolist(), lengths, strict=True)), buffer, is_hot=False))
+        return b"".join(
+            self.read_each_cached(
+                list(zip(offsets.tolist(), lengths, strict=True)), buffer, is_hot=False
+            )
+        )
 
     def _is_cached(self, begin: int, end: int) -> bool:
         return self.region is not None and self.region.is_cached(begin, end)
 
     @contextmanager
     def use(self) -> Iterator[File]:
-        """The open file, for as long as the block runs. Raises IndexError where the segment was dropped meanwhile."""
+        """The open file, for as long as the block runs.
+
+        Raises IndexError where the segment was dropped meanwhile.
+        """
         try:
             handle = self._handles.acquire(self.path)
         except FileNotFoundError:
@@ -104,7 +123,9 @@ class Segment:
             self._handles.release(handle)
 
     def hold(self) -> bool:
-        """Open and map it until `let_go`; False where that was done before. Before anything is written to it.
+        """Open and map it until `let_go`; False where that was done before.
+
+        Before anything is written to it.
 
         The handle that syncs what is stored must be open before the first store: a write-back error
         is reported to the handles that are open by then.
@@ -121,7 +142,10 @@ class Segment:
         return True
 
     def store(self, offset: int, data: bytes) -> None:
-        """Held ones only, and only over bytes that are written and on disk. Raises OSError, which is final."""
+        """Held ones only, and only over bytes that are written and on disk.
+
+        Raises OSError, which is final.
+        """
         assert self._held is not None, "zeros come before the first store"
         self._held.file.write(offset, data)
 
@@ -131,7 +155,8 @@ class Segment:
         self._held.file.sync()
 
     def let_go(self) -> Callable[[], None]:
-        """No more mapped, at once; what is returned closes the mapping and gives the file back, in any lane.
+        """No more mapped, at once; what is returned closes the mapping and gives the file back, in
+        any lane.
 
         All of it is on disk, or the store closes. The owner's thread.
         """
@@ -150,8 +175,12 @@ class Segment:
 class Segments:
     """The address space of one log."""
 
-    def __init__(self, vfs: Vfs, directory: PurePath, *, segment_bytes: int, max_open: int, scratch: PurePath) -> None:
-        """Looks at what is there. Raises UnknownFormat where a file does not belong, has another length, or one is missing.
+    def __init__(
+        self, vfs: Vfs, directory: PurePath, *, segment_bytes: int, max_open: int, scratch: PurePath
+    ) -> None:
+        """Looks at what is there.
+
+        Raises UnknownFormat where a file does not belong, has another length, or one is missing.
 
         `max_open`: files that are kept open for readers.
         """
@@ -161,7 +190,8 @@ class Segments:
         self._segment_bytes = segment_bytes
         self._segments: tuple[Segment, ...] = ()
         self._handles = Handles(vfs, limit=max_open)
-        self._held: deque[Segment] = deque()  # in log order: the prepare lane adds, the owner's thread takes
+        # in log order: the prepare lane adds, the owner's thread takes
+        self._held: deque[Segment] = deque()
         try:
             self._find_all()
         except BaseException:
@@ -199,14 +229,20 @@ class Segments:
         return segments[index]
 
     def add(self) -> Segment:
-        """Make the next segment, durable on return. Raises OSError (ENOSPC when the disk is full); nothing is left then."""
+        """Make the next segment, durable on return.
+
+        Raises OSError (ENOSPC when the disk is full); nothing is left then.
+        """
         base_offset = self.end_offset
         path = self._directory / names.file_name(base_offset)
-        durable.make_sized(self._vfs, path, self._segment_bytes, scratch=self._scratch, with_space=True)
+        durable.make_sized(
+            self._vfs, path, self._segment_bytes, scratch=self._scratch, with_space=True
+        )
         return self._open(base_offset)
 
     def drop_first(self) -> Segment:
-        """Remove the oldest segment, durably on return, so that no crash leaves a gap behind one that is still there.
+        """Remove the oldest segment, durably on return, so that no crash leaves a gap behind one
+        that is still there.
 
         Never the last one. The caller calls `close_dropped` after its last read.
         """
@@ -229,7 +265,10 @@ class Segments:
         segment.store(offset - segment.base_offset, data)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Within one segment; asks the disk where it must. Raises IndexError where there is none, or it was dropped."""
+        """Within one segment; asks the disk where it must.
+
+        Raises IndexError where there is none, or it was dropped.
+        """
         segment = self.find(offset)
         return segment.read(offset - segment.base_offset, length)
 
@@ -239,7 +278,8 @@ class Segments:
         return segment.read_cached(offset - segment.base_offset, length)
 
     def read_mapped(self, offset: int, length: int) -> bytes | None:
-        """As `read_cached`, through the mapping where there is one: only for what was stored a moment ago.
+        """As `read_cached`, through the mapping where there is one: only for what was stored a
+        moment ago.
 
         A cold page would stop every thread. The owner's thread.
         """
@@ -249,7 +289,10 @@ class Segments:
         return segment.region.read(offset - segment.base_offset, length)
 
     def fill_with_zeros(self, begin: int, end: int) -> None:
-        """Write zeros over [begin, end), which one segment holds, and wait until they are on disk. The prepare lane's."""
+        """Write zeros over [begin, end), which one segment holds, and wait until they are on disk.
+
+        The prepare lane's.
+        """
         segment = self.find(begin)
         if segment.hold():
             self._held.append(segment)
@@ -258,7 +301,8 @@ class Segments:
         # is well.
         filler = self._vfs.open(segment.path)
         try:
-            # In pieces: a write holds the file's lock in the kernel, and a store into the same file waits for it.
+            # In pieces: a write holds the file's lock in the kernel, and a store into the same file
+            # waits for it.
             for at in range(begin, end, len(_ZEROS)):
                 filler.write(at - segment.base_offset, _ZEROS[: end - at])
             filler.sync()
@@ -266,7 +310,10 @@ class Segments:
             filler.close()
 
     def flush(self, begin: int, end: int) -> None:
-        """Return once every byte of [begin, end) is on disk. A failure is final (files/vfs.py, File.sync)."""
+        """Return once every byte of [begin, end) is on disk.
+
+        A failure is final (files/vfs.py, File.sync).
+        """
         for segment in self._segments:
             if segment.base_offset < end and segment.end_offset > begin:
                 segment.sync()
@@ -295,11 +342,16 @@ class Segments:
                 continue
             if base_offset is None or base_offset % self._segment_bytes:
                 digits = f"20 digits, a multiple of {self._segment_bytes}"
-                raise UnknownFormat(path, found="this name", expected=digits, repair=f"--set-aside {name}")
+                raise UnknownFormat(
+                    path, found="this name", expected=digits, repair=f"--set-aside {name}"
+                )
             if expected is not None and base_offset != expected:
                 missing = names.file_name(expected)
                 raise UnknownFormat(
-                    path, found="a gap before this segment", expected=missing, repair=f"--blank-unit {expected}"
+                    path,
+                    found="a gap before this segment",
+                    expected=missing,
+                    repair=f"--blank-unit {expected}",
                 )
             self._open(base_offset)
             expected = base_offset + self._segment_bytes
@@ -310,7 +362,12 @@ class Segments:
             length = file.size()
         if length != self._segment_bytes:
             expected = f"{self._segment_bytes} (setting segment_bytes)"
-            raise UnknownFormat(path, found=f"{length} bytes", expected=expected, repair=f"--fit-segment {path.name}")
+            raise UnknownFormat(
+                path,
+                found=f"{length} bytes",
+                expected=expected,
+                repair=f"--fit-segment {path.name}",
+            )
         segment = Segment(self._handles, path, base_offset, length)
         self._segments = (*self._segments, segment)
         return segment

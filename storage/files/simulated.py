@@ -1,18 +1,22 @@
-"""A disk in memory that can lose power: what tests and simulations put in the place of the real one.
+"""A disk in memory that can lose power: what tests and simulations put in the place of the real
+one.
 
 What it models, so that a store which survives it may be trusted on a real disk:
 
-- a write or a store through a mapping reaches the page cache at once and the disk by 512-byte sectors, each at any time before
-  the file is synced, in any order, in any of the versions it had since the last sync;
-- the length of a file, and the names in a folder, are durable only once the file or the folder is synced; until then each
-  change is kept or lost by itself;
+- a write or a store through a mapping reaches the page cache at once and the disk by 512-byte
+  sectors, each at any time before the file is synced, in any order, in any of the versions it had
+  since the last sync;
+- the length of a file, and the names in a folder, are durable only once the file or the folder is
+  synced; until then each change is kept or lost by itself;
 - a sector is written whole and harms no other (docs/durability.md);
-- a file that is closed cannot be used, and only so many may be open (`max_open_files`), mappings among them;
-- a sync that fails tells so once to each open handle of the file: afterwards memory shows the new bytes, the disk holds the old
-  ones, and nothing will ever write them there, as Linux does it.
+- a file that is closed cannot be used, and only so many may be open (`max_open_files`), mappings
+  among them;
+- a sync that fails tells so once to each open handle of the file: afterwards memory shows the new
+  bytes, the disk holds the old ones, and nothing will ever write them there, as Linux does it.
 
-`cut_after` operations the power goes: that operation and all later ones raise PowerCut, and `after_power_cut` gives the disk as
-the next start finds it. `after_kill` gives it as a killed process leaves it: the page cache lives on, nothing more is durable.
+`cut_after` operations the power goes: that operation and all later ones raise PowerCut, and
+`after_power_cut` gives the disk as the next start finds it. `after_kill` gives it as a killed
+process leaves it: the page cache lives on, nothing more is durable.
 """
 
 import errno
@@ -29,11 +33,16 @@ SECTOR_BYTES = 512
 
 
 class PowerCut(BaseException):
-    """The power went. Not an Exception, so that no error handling of the code under test takes it for an error."""
+    """The power went.
+
+    Not an Exception, so that no error handling of the code under test takes it for an error.
+    """
 
 
 class _Inode:
-    """One file: what the page cache shows (`live`), what is on disk, and the versions of each sector in between."""
+    """One file: what the page cache shows (`live`), what is on disk, and the versions of each
+    sector in between.
+    """
 
     __slots__ = ("errors", "forgotten", "live", "on_disk", "pending", "sizes")
 
@@ -42,7 +51,8 @@ class _Inode:
         self.live = bytearray()
         self.on_disk = bytearray()
         self.pending: dict[int, list[bytes]] = {}
-        self.forgotten: set[int] = set()  # sectors that memory shows and a failed sync kept from the disk
+        # sectors that memory shows and a failed sync kept from the disk
+        self.forgotten: set[int] = set()
         self.sizes: list[int] = []
 
     def write(self, offset: int, data: bytes) -> None:
@@ -53,7 +63,9 @@ class _Inode:
         if data:
             for sector in range(offset // SECTOR_BYTES, (end - 1) // SECTOR_BYTES + 1):
                 begin = sector * SECTOR_BYTES
-                self.pending.setdefault(sector, []).append(bytes(self.live[begin : begin + SECTOR_BYTES]))
+                self.pending.setdefault(sector, []).append(
+                    bytes(self.live[begin : begin + SECTOR_BYTES])
+                )
 
     def resize(self, length: int) -> None:
         _set_length(self.live, length)
@@ -85,7 +97,8 @@ class _Inode:
         disk = bytearray(self.on_disk)
         if self.sizes and randomness.random() < 0.5:
             _set_length(disk, randomness.choice(self.sizes))
-        # Three kinds of cut, because each finds other mistakes: every sector by itself, all of them, nearly none.
+        # Three kinds of cut, because each finds other mistakes: every sector by itself, all of
+        # them, nearly none.
         kind = randomness.random()
         for sector, versions in self.pending.items():
             if kind < 0.6:
@@ -111,7 +124,9 @@ def _set_length(data: bytearray, length: int) -> None:
 
 
 class _Change:
-    """One change of a folder that its next sync makes durable: a name now means this file (None: nothing)."""
+    """One change of a folder that its next sync makes durable: a name now means this file (None:
+    nothing).
+    """
 
     __slots__ = ("inode", "name")
 
@@ -267,7 +282,10 @@ class SimulatedDisk:
         self.open_files += 1
 
     def operate(self) -> None:
-        """One operation that changes the disk is about to happen. Raises PowerCut when its time has come."""
+        """One operation that changes the disk is about to happen.
+
+        Raises PowerCut when its time has come.
+        """
         if self.cut_after is not None and self.operations >= self.cut_after:
             self.is_off = True
             self.on_cut()
@@ -297,7 +315,8 @@ class SimulatedDisk:
         """Bytes of a file that are on the simulated disk, without the page cache."""
         return bytes(self._folder(path.parent).live[path.name].on_disk)
 
-    # ------------------------------------------------------------------------------------------------------------- Vfs
+    # ----------------------------------------------------------------------------------------------
+    # Vfs
 
     def open(self, path: PurePath, *, create: bool = False) -> SimulatedFile:
         folder = self._folder(path.parent)
@@ -313,19 +332,26 @@ class SimulatedDisk:
         return SimulatedFile(self, inode)
 
     def make_directory(self, path: PurePath) -> None:
-        # Folders are durable at once: the store makes them before it promises anything, and syncs their parents.
+        # Folders are durable at once: the store makes them before it promises anything, and syncs
+        # their parents.
         for folder in (path, *path.parents):
             self._folders.setdefault(folder, _Folder())
 
     def list_directory(self, path: PurePath) -> list[str]:
-        folders = [folder.name for folder in self._folders if folder.parent == path and folder != path]
+        folders = [
+            folder.name for folder in self._folders if folder.parent == path and folder != path
+        ]
         return sorted([*self._folder(path).live, *folders])
 
     def exists(self, path: PurePath) -> bool:
-        return path in self._folders or (path.parent in self._folders and path.name in self._folders[path.parent].live)
+        return path in self._folders or (
+            path.parent in self._folders and path.name in self._folders[path.parent].live
+        )
 
     def identity(self, path: PurePath) -> tuple[int, int] | None:
-        found = self._folders.get(path) or (self._folders.get(path.parent, _Folder())).live.get(path.name)
+        found = self._folders.get(path) or (self._folders.get(path.parent, _Folder())).live.get(
+            path.name
+        )
         return None if found is None else (0, id(found))
 
     def rename(self, source: PurePath, target: PurePath) -> None:
@@ -353,7 +379,9 @@ class SimulatedDisk:
         return _SimulatedLock(self._locks, path)
 
     def space(self, path: PurePath) -> Space:
-        inodes = {id(inode): inode for folder in self._folders.values() for inode in folder.live.values()}
+        inodes = {
+            id(inode): inode for folder in self._folders.values() for inode in folder.live.values()
+        }
         used_bytes = self.used_by_others + sum(len(inode.live) for inode in inodes.values())
         return Space(used_bytes, max(0, self.total_bytes - used_bytes))
 

@@ -1,9 +1,11 @@
 """The operating system's files as a Protocol, and the real one.
 
-Everything below the seam that touches a file goes through a `Vfs`, so that tests can put a disk in its place that loses power
-at any sector (`simulated.py`) or fails any call (`faulty.py`). This is the one file of the lower floors that calls `os`.
+Everything below the seam that touches a file goes through a `Vfs`, so that tests can put a disk in
+its place that loses power at any sector (`simulated.py`) or fails any call (`faulty.py`). This is
+the one file of the lower floors that calls `os`.
 
-What is assumed of a disk stands in docs/durability.md: a completed sync is durable, a write does not harm bytes outside it.
+What is assumed of a disk stands in docs/durability.md: a completed sync is durable, a write does
+not harm bytes outside it.
 """
 
 import ctypes
@@ -34,13 +36,19 @@ class Space(NamedTuple):
 
     @property
     def used_ratio(self) -> float:
-        """Rounded up to whole percents. Source: RocketMQ UtilAll#getDiskPartitionSpaceUsedPercent."""
+        """Rounded up to whole percents.
+
+        Source: RocketMQ UtilAll#getDiskPartitionSpaceUsedPercent.
+        """
         total_bytes = self.used_bytes + self.usable_bytes
         return -(-100 * self.used_bytes // total_bytes) / 100 if total_bytes else 1.0
 
 
 class MappedRegion(Protocol):
-    """A file held in memory, to be read. No view of it leaves this room: a live one would keep it from closing."""
+    """A file held in memory, to be read.
+
+    No view of it leaves this room: a live one would keep it from closing.
+    """
 
     def read(self, offset: int, length: int) -> bytes: ...
 
@@ -51,7 +59,9 @@ class MappedRegion(Protocol):
         """The bytes at these places, which are within the file, one behind the other."""
 
     def is_cached(self, begin: int, end: int) -> bool:
-        """Has the page cache all bytes from `begin` to `end`, so that a read of them does not wait for the disk?"""
+        """Has the page cache all bytes from `begin` to `end`, so that a read of them does not wait
+        for the disk?
+        """
 
     def close(self) -> None: ...
 
@@ -68,23 +78,29 @@ class File(Protocol):
         """As `read`, but None where the disk would have to be asked."""
 
     def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray) -> list[bytes]:
-        """The bytes at each (offset, length), up to the first one for which the disk would have to be asked.
+        """The bytes at each (offset, length), up to the first one for which the disk would have to
+        be asked.
 
-        Offsets that ascend, with little between one and the next, are read together. `buffer`: kept by the caller, since to
-        make one takes longer than to read; as long as each of the lengths at least.
+        Offsets that ascend, with little between one and the next, are read together. `buffer`: kept
+        by the caller, since to make one takes longer than to read; as long as each of the lengths
+        at least.
         """
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         """(begin, end) of all there is from `offset` on that may hold anything but zeros.
 
-        All at once: reading one range makes the kernel read ahead into the hole behind it, which then counts as data.
+        All at once: reading one range makes the kernel read ahead into the hole behind it, which
+        then counts as data.
         """
 
     def write(self, offset: int, data: bytes) -> None:
         """All of it, or OSError."""
 
     def allocate(self, length: int) -> None:
-        """Give the file this length with space behind every byte; new bytes read as zeros. ENOSPC when there is none."""
+        """Give the file this length with space behind every byte; new bytes read as zeros.
+
+        ENOSPC when there is none.
+        """
 
     def extend(self, length: int) -> None:
         """Give the file this length without space behind it: a hole, which reads as zeros."""
@@ -134,7 +150,10 @@ class Vfs(Protocol):
         """Return once the names in the folder are on disk."""
 
     def lock(self, path: PurePath) -> Lock:
-        """Own the folder, or the file from its first byte, until closed. BlockingIOError while another process does."""
+        """Own the folder, or the file from its first byte, until closed.
+
+        BlockingIOError while another process does.
+        """
 
     def space(self, path: PurePath) -> Space: ...
 
@@ -147,14 +166,18 @@ def is_disk_full(error: Exception) -> bool:
 
 
 def is_out_of_files(error: Exception) -> bool:
-    """The process, or the system, may open no more files: nothing is wrong with the disk, and it passes by itself."""
+    """The process, or the system, may open no more files: nothing is wrong with the disk, and it
+    passes by itself.
+    """
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-# ---------------------------------------------------------------------------------------------------------- the real one
+# --------------------------------------------------------------------------------------------------
+# the real one
 
 
-# Called with the interpreter's lock held: to give it up and take it again takes longer than the call.
+# Called with the interpreter's lock held: to give it up and take it again takes longer than the
+# call.
 _mincore = getattr(ctypes.PyDLL(None), "mincore", None)
 _MOST_PAGES = 1_024  # that are asked about in one call
 
@@ -177,7 +200,9 @@ class _OsRegion:
         if lengths.count(length) < len(lengths):
             return b"".join(self.read_each(list(zip(offsets.tolist(), lengths, strict=True))))
         # As those of one producer often are: 100 of 400 bytes in 8 microseconds instead of 25.
-        pieces: NDArray[np.void] = np.ndarray((len(self._map) - length + 1,), f"V{length}", self._map, 0, (1,))
+        pieces: NDArray[np.void] = np.ndarray(
+            (len(self._map) - length + 1,), f"V{length}", self._map, 0, (1,)
+        )
         return pieces[offsets].tobytes()
 
     def is_cached(self, begin: int, end: int) -> bool:
@@ -186,7 +211,10 @@ class _OsRegion:
         if _mincore is None or not 0 < pages <= _MOST_PAGES or begin < 0 or end > len(self._map):
             return False
         address, length = ctypes.c_void_p(self._address + begin), ctypes.c_size_t(end - begin)
-        return _mincore(address, length, self._are_cached) == 0 and self._are_cached.raw[:pages] == b"\x01" * pages
+        return (
+            _mincore(address, length, self._are_cached) == 0
+            and self._are_cached.raw[:pages] == b"\x01" * pages
+        )
 
     def close(self) -> None:
         self._map.close()
@@ -344,7 +372,8 @@ class OsVfs:
             # flock is ours: a POSIX lock is lost as soon as any descriptor of the file is closed.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not is_directory:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)  # the POSIX lock is for Java's FileChannel.tryLock
+                # the POSIX lock is for Java's FileChannel.tryLock
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except BaseException:
             os.close(fd)
             raise
@@ -352,7 +381,9 @@ class OsVfs:
 
     def space(self, path: PurePath) -> Space:
         found = os.statvfs(path)
-        return Space((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
+        return Space(
+            (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize
+        )
 
     def process_id(self) -> int:
         return os.getpid()
@@ -368,9 +399,12 @@ class ReadOnlyVfs(OsVfs):
         return _OsFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), path)
 
     def is_locked(self, path: PurePath) -> bool:
-        """Whether another process owns the file by a POSIX lock of its first byte. Takes no lock itself.
+        """Whether another process owns the file by a POSIX lock of its first byte.
 
-        A process loses its own locks of a file when it closes any handle of it: never called where this process may own it.
+        Takes no lock itself.
+
+        A process loses its own locks of a file when it closes any handle of it: never called where
+        this process may own it.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

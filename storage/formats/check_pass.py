@@ -1,8 +1,10 @@
-"""Which half messages are decided, found as RocketMQ's check service finds it: from the half topic and the op topic alone.
+"""Which half messages are decided, found as RocketMQ's check service finds it: from the half topic
+and the op topic alone.
 
-An op message names the half messages it decides by their queue offsets; what no op names is to be asked about. A broker that
-asks stores the half again (putBack), and its op may name only one of the copies: therefore a transaction is decided as soon as
-one of its halves is. Recovery and audits can always fall back on this: it needs no snapshot, no index, no property of ours.
+An op message names the half messages it decides by their queue offsets; what no op names is to be
+asked about. A broker that asks stores the half again (putBack), and its op may name only one of the
+copies: therefore a transaction is decided as soon as one of its halves is. Recovery and audits can
+always fall back on this: it needs no snapshot, no index, no property of ours.
 
 Source: RocketMQ TransactionalMessageServiceImpl#check, #fillOpRemoveMap, #checkPrepareQueueOffset.
 """
@@ -21,7 +23,8 @@ class Half(NamedTuple):
 
     queue_offset: int
     transaction_id: str
-    copy_of: int | None = None  # queue offset of the half that a broker stored again while it was too young to ask about
+    # queue offset of the half that a broker stored again while it was too young to ask about
+    copy_of: int | None = None
 
 
 class OpMessage(NamedTuple):
@@ -48,19 +51,25 @@ def half_of(message: StoredMessage) -> Half:
 
 def op_of(message: StoredMessage) -> OpMessage:
     """One without the tag decides nothing."""
-    return OpMessage(message.queue_offset, half_offsets(message.body) if message.tag == OP_TAG else ())
+    return OpMessage(
+        message.queue_offset, half_offsets(message.body) if message.tag == OP_TAG else ()
+    )
 
 
 def half_offsets(body: bytes) -> tuple[int, ...]:
     """The halves that an op's body names: one number, or several with commas between or behind."""
-    return tuple(int(number) for number in body.decode("ascii", "replace").split(",") if _is_number(number))
+    return tuple(
+        int(number) for number in body.decode("ascii", "replace").split(",") if _is_number(number)
+    )
 
 
-def check_pass(halves: Iterable[Half], ops: Iterable[OpMessage], *, half_offset: int = 0, op_offset: int = 0) -> CheckPass:
+def check_pass(
+    halves: Iterable[Half], ops: Iterable[OpMessage], *, half_offset: int = 0, op_offset: int = 0
+) -> CheckPass:
     """RocketMQ's rule, half by half, over both queues to their ends.
 
-    `half_offset` and `op_offset` are what the group CID_RMQ_SYS_TRANS has committed: halves and ops before them are done, and
-    an op that names an older half says nothing about it any more.
+    `half_offset` and `op_offset` are what the group CID_RMQ_SYS_TRANS has committed: halves and ops
+    before them are done, and an op that names an older half says nothing about it any more.
     """
     named: dict[int, int] = {}
     last_half: dict[int, int] = {}  # op -> the newest half it names

@@ -1,7 +1,8 @@
 """The checkpoint page: how far what has reached the disk. 4,096 bytes, its tail zeros.
 
        at  size  field                                            (big-endian)
-        0     8  physic_ms          store time up to which the log is on disk           RocketMQ's five fields
+        0     8  physic_ms          store time up to which the log is on disk           RocketMQ's
+                                    five fields
         8     8  logics_ms          store time up to which the consume queues are
        16     8  index_ms           end time of the last full index file
        24     8  master_flushed     not used by one broker alone: 0
@@ -14,11 +15,14 @@
         4     8  sequence           the higher one counts
        12     8  synced_offset      the log is on disk up to here
        20     8  epoch              of the store
-       28     1  is_clean           1 when the store was closed in order and the log ends at synced_offset
+       28     1  is_clean           1 when the store was closed in order and the log ends at
+                                    synced_offset
        29     3  zeros
        32     4  crc32c of the 32 bytes before
-       36     8  first_offset       where the log begins: raised, and synced, before a segment is dropped
-       44     4  crc32c of the 44 bytes before: a version that does not know first_offset writes 36 bytes and leaves these
+       36     8  first_offset       where the log begins: raised, and synced, before a segment is
+                                    dropped
+       44     4  crc32c of the 44 bytes before: a version that does not know first_offset writes 36
+                 bytes and leaves these
                  stale, which shows here
 
 Source: RocketMQ StoreCheckpoint; the slots are ours and lie where RocketMQ has nothing.
@@ -84,13 +88,17 @@ def encode_slot(slot: Slot) -> bytes:
 def decode_slot(page: bytes, at: int) -> Slot | None:
     """The slot at `at`; None where it was never written or is not whole."""
     raw = page[at : at + SLOT_BYTES]
-    if len(raw) < _SHORT_SLOT_BYTES or _CRC.unpack_from(raw, _SLOT.size)[0] != crc32c(raw[: _SLOT.size]):
+    if len(raw) < _SHORT_SLOT_BYTES or _CRC.unpack_from(raw, _SLOT.size)[0] != crc32c(
+        raw[: _SLOT.size]
+    ):
         return None
     magic, sequence, synced_offset, epoch, is_clean = _SLOT.unpack_from(raw)
     if magic != MAGIC or is_clean > 1:
         return None
     first_offset = None
-    if len(raw) == SLOT_BYTES and _CRC.unpack_from(raw, SLOT_BYTES - _CRC.size)[0] == crc32c(raw[: -_CRC.size]):
+    if len(raw) == SLOT_BYTES and _CRC.unpack_from(raw, SLOT_BYTES - _CRC.size)[0] == crc32c(
+        raw[: -_CRC.size]
+    ):
         (first_offset,) = _FIRST_OFFSET.unpack_from(raw, _SHORT_SLOT_BYTES)
     return Slot(sequence, synced_offset, epoch, bool(is_clean), first_offset)
 

@@ -1,4 +1,6 @@
-"""Where each consumer group of a broker goes on in each queue: `config/consumerOffset.json`. Pure; a broker writes it, we read.
+"""Where each consumer group of a broker goes on in each queue: `config/consumerOffset.json`.
+
+Pure; a broker writes it, we read.
 
     {"offsetTable":{"TOPIC@GROUP":{0:12,1:9}}, ...}
 
@@ -11,7 +13,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
-_BARE_KEY = re.compile(r"(?<=[{,])\s*(-?[0-9]{1,9})\s*:")  # no name of a topic or a group has any of these signs
+# no name of a topic or a group has any of these signs
+_BARE_KEY = re.compile(r"(?<=[{,])\s*(-?[0-9]{1,9})\s*:")
 
 
 class GroupQueue(NamedTuple):

@@ -1,4 +1,5 @@
-"""An index file: from the hash of a message key to where the messages with such a key lie in the log.
+"""An index file: from the hash of a message key to where the messages with such a key lie in the
+log.
 
     at                  size  field
      0                     8  begin_stored_at_ms   of the first entry
@@ -16,8 +17,8 @@
     12     4  seconds      stored_at_ms - begin_stored_at_ms, in whole seconds
     16     4  previous     the next older entry of the same slot, 0 at the end of the chain
 
-A key belongs to slot `key_hash % slots`. Different keys may share a hash: who looks one up compares the message itself.
-Source: RocketMQ IndexHeader, IndexFile, IndexService#buildIndex, #buildKey.
+A key belongs to slot `key_hash % slots`. Different keys may share a hash: who looks one up compares
+the message itself. Source: RocketMQ IndexHeader, IndexFile, IndexService#buildIndex, #buildKey.
 """
 
 import struct
@@ -33,7 +34,9 @@ Entries = np.ndarray[Any, np.dtype[np.void]]
 _HEADER = struct.Struct(">qqqqii")
 HEADER_BYTES = _HEADER.size
 SLOT = np.dtype(">i4")
-ENTRY = np.dtype([("key_hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY = np.dtype(
+    [("key_hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
 assert HEADER_BYTES == 40
 assert ENTRY.itemsize == 20
 
@@ -43,7 +46,9 @@ _MOST_SLOTS = 1 << 26  # 13 times RocketMQ's; a file with more would take gigaby
 _MAX_SECONDS = 0x7FFFFFFF
 _MAX_KEY_UNITS = 1 << 16  # of UTF-16; more than a property string holds
 # 31 to the power of 0, 1, 2 ... modulo 2 to the power of 32.
-_POWERS = np.cumprod(np.concatenate([[1], np.full(_MAX_KEY_UNITS - 1, 31)]).astype(np.uint32), dtype=np.uint32)
+_POWERS = np.cumprod(
+    np.concatenate([[1], np.full(_MAX_KEY_UNITS - 1, 31)]).astype(np.uint32), dtype=np.uint32
+)
 
 
 class Header(NamedTuple):
@@ -92,10 +97,12 @@ def entry_at(slots: int, entry: int) -> int:
 
 
 def slots_of(size: int, header: Header, read: Callable[[int, int], bytes]) -> int | None:
-    """How many slots a file has, which is not written down: RocketMQ's ratio where it fits, or what the file bears out.
+    """How many slots a file has, which is not written down: RocketMQ's ratio where it fits, or what
+    the file bears out.
 
-    Nothing protects the header: what it says is held against the length of the file before anything is done with it. None
-    where no number of slots fits it. `read(at, length)` returns bytes of the file.
+    Nothing protects the header: what it says is held against the length of the file before anything
+    is done with it. None where no number of slots fits it. `read(at, length)` returns bytes of the
+    file.
     """
     room = size - HEADER_BYTES
     usual, left = divmod(room, SLOT.itemsize + _USUAL_ENTRIES * ENTRY.itemsize)
@@ -103,17 +110,28 @@ def slots_of(size: int, header: Header, read: Callable[[int, int], bytes]) -> in
         return usual
     most, step = room // SLOT.itemsize, ENTRY.itemsize // SLOT.itemsize
     others = range(most % step, min(most, _MOST_SLOTS_TRIED), step)
-    return next((slots for slots in others if _has_room(slots, size, header) and _bears_out(read, slots, header)), None)
+    return next(
+        (
+            slots
+            for slots in others
+            if _has_room(slots, size, header) and _bears_out(read, slots, header)
+        ),
+        None,
+    )
 
 
 def _has_room(slots: int, size: int, header: Header) -> bool:
-    """Whether a file of this size, with so many slots, has room for the entries that its header counts."""
+    """Whether a file of this size, with so many slots, has room for the entries that its header
+    counts.
+    """
     is_in_order = 0 < slots <= _MOST_SLOTS and 0 < header.next_entry <= _USUAL_ENTRIES * _MOST_SLOTS
     return is_in_order and entry_at(slots, header.next_entry) <= size
 
 
 def _bears_out(read: Callable[[int, int], bytes], slots: int, header: Header) -> bool:
-    """Whether the place before the first entry is empty, and the first and the last one name what the header says."""
+    """Whether the place before the first entry is empty, and the first and the last one name what
+    the header says.
+    """
     ends = ((0, 0), (1, header.begin_offset), (header.next_entry - 1, header.end_offset))
     for number, log_offset in ends:
         raw = read(entry_at(slots, number), ENTRY.itemsize)
@@ -125,7 +143,9 @@ def _bears_out(read: Callable[[int, int], bytes], slots: int, header: Header) ->
 
 
 class Chains:
-    """The chains of a file's slots, followed entry by entry: what `previous` of each must be, and the slots at the end."""
+    """The chains of a file's slots, followed entry by entry: what `previous` of each must be, and
+    the slots at the end.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -161,33 +181,45 @@ def key_hashes(index_keys: Sequence[str]) -> Ints:
         lengths = np.fromiter(map(len, index_keys), np.int64, len(index_keys))
     else:
         units = np.frombuffer(text.encode("utf-16-be"), ">u2").astype(np.uint32)
-        lengths = np.fromiter([len(key.encode("utf-16-be")) // 2 for key in index_keys], np.int64, len(index_keys))
+        lengths = np.fromiter(
+            [len(key.encode("utf-16-be")) // 2 for key in index_keys], np.int64, len(index_keys)
+        )
     return positive(sums(units, lengths))
 
 
 def sums(units: Words, lengths: Ints) -> Words:
-    """Java's hashCode, unsigned, of texts that lie one behind another: their UTF-16 code units, and how many each has."""
+    """Java's hashCode, unsigned, of texts that lie one behind another: their UTF-16 code units, and
+    how many each has.
+    """
     ends = np.cumsum(lengths)
     # hashCode is the sum of unit * 31 ** (units behind it); all of it wraps at 32 bits.
     behind = np.repeat(ends, lengths) - np.arange(1, len(units) + 1)
-    totals = np.concatenate([[0], np.cumsum(units * _POWERS[behind], dtype=np.uint32)]).astype(np.uint32)
+    totals = np.concatenate([[0], np.cumsum(units * _POWERS[behind], dtype=np.uint32)]).astype(
+        np.uint32
+    )
     found: Words = totals[ends] - totals[ends - lengths]
     return found
 
 
 def hashes_of_rows(units: np.ndarray[Any, np.dtype[np.uint8]]) -> Words:
-    """Java's hashCode, unsigned, of texts of one length, not 0: a row for each, with its bytes, which are ASCII."""
+    """Java's hashCode, unsigned, of texts of one length, not 0: a row for each, with its bytes,
+    which are ASCII.
+    """
     found: Words = np.einsum("ij,j->i", units.astype(np.uint32), _POWERS[units.shape[1] - 1 :: -1])
     return found
 
 
 def continued(hashes: Words, lengths: Ints, behind: Words) -> Ints:
-    """The hashes of texts, each with another text of so many code units and that hash behind it; made positive."""
+    """The hashes of texts, each with another text of so many code units and that hash behind it;
+    made positive.
+    """
     return positive(hashes * _POWERS[np.clip(lengths, 0, _MAX_KEY_UNITS - 1)] + behind)
 
 
 def positive(hashes: Words) -> Ints:
-    """As IndexFile makes them positive: the smallest integer, which has no counterpart, becomes 0."""
+    """As IndexFile makes them positive: the smallest integer, which has no counterpart,
+    becomes 0.
+    """
     made = np.abs(hashes.astype(np.uint32).view(np.int32).astype(np.int64))
     made[made > _MAX_SECONDS] = 0
     return made

@@ -1,8 +1,9 @@
-"""The key hashes of many records at once, for the key index: records of ours by numpy, all others one by one.
+"""The key hashes of many records at once, for the key index: records of ours by numpy, all others
+one by one.
 
-A record of ours begins its properties with its id, and with its keys behind that (formats/unit.py): so where they lie is
-computed for all records together, and their hashes are products of bytes and powers of 31, made for all texts of one length at
-once. It costs a tenth of looking at each record.
+A record of ours begins its properties with its id, and with its keys behind that (formats/unit.py):
+so where they lie is computed for all records together, and their hashes are products of bytes and
+powers of 31, made for all texts of one length at once. It costs a tenth of looking at each record.
 """
 
 from typing import Any, NamedTuple
@@ -18,18 +19,29 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 _AT_ONCE = 2_000  # records; numpy holds the interpreter's lock for one step, which must stay short
-_SHORT_BYTES = 64  # of an id or a key with its end; no id of ours is longer, and records with longer keys are read one by one
+# of an id or a key with its end; no id of ours is longer, and records with longer keys are read one
+# by one
+_SHORT_BYTES = 64
 _ID_START = f"{properties.MESSAGE_ID}{properties.NAME_END}".encode()
 _KEYS_START = f"{properties.KEYS}{properties.NAME_END}".encode()
 _VALUE_END = ord(properties.VALUE_END)
 _SPACE = ord(" ")
 
 # Where fields of a record with IPv4 hosts lie (formats/record.py).
-_MAGIC_AT, _SYS_FLAG_AT, _STORED_AT, _STORE_HOST_AT, _BODY_BYTES_AT, _BODY_AT = 4, 36, 56, 64, 84, 88
+_MAGIC_AT, _SYS_FLAG_AT, _STORED_AT, _STORE_HOST_AT, _BODY_BYTES_AT, _BODY_AT = (
+    4,
+    36,
+    56,
+    64,
+    84,
+    88,
+)
 
 
 class Keys(NamedTuple):
-    """For each key its hash, and the log offset and time of its record; the keys of a record stand together, in log order."""
+    """For each key its hash, and the log offset and time of its record; the keys of a record stand
+    together, in log order.
+    """
 
     hashes: Ints
     log_offsets: Ints
@@ -39,7 +51,12 @@ class Keys(NamedTuple):
 def keys(window: bytes, window_offset: int, record_offsets: Ints, record_bytes: Ints) -> Keys:
     """Of whole records in `window`. Records of rolled-back messages have none."""
     pieces = [
-        _some(window, window_offset, record_offsets[at : at + _AT_ONCE], record_bytes[at : at + _AT_ONCE])
+        _some(
+            window,
+            window_offset,
+            record_offsets[at : at + _AT_ONCE],
+            record_bytes[at : at + _AT_ONCE],
+        )
         for at in range(0, len(record_offsets), _AT_ONCE)
     ]
     if not pieces:
@@ -55,7 +72,8 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     raw = np.frombuffer(b"".join([memoryview(window)[begin:end], bytes(_SHORT_BYTES)]), np.uint8)
     at = record_offsets - record_offsets[0]
     topic_at = at + _BODY_AT + np.maximum(_integers(raw, at + _BODY_BYTES_AT, ">i4"), 0)
-    topic_at = np.minimum(topic_at, at + record_bytes - 1)  # of another form, whose body length lies elsewhere
+    # of another form, whose body length lies elsewhere
+    topic_at = np.minimum(topic_at, at + record_bytes - 1)
     topic_bytes = raw[topic_at].astype(np.int64)
     id_at = topic_at + 1 + topic_bytes + 2 + len(_ID_START)
     id_end = _value_ends(raw, id_at)
@@ -74,13 +92,23 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     others, key_plain = _hashes(raw, key_at, np.where(has_key, key_bytes, 0))
     is_ours &= topic_plain & id_plain & key_plain & (id_bytes > 0) & (~has_key | (key_bytes > 0))
     has_key &= is_ours
-    is_seen = (_integers(raw, at + _SYS_FLAG_AT, ">i4") & records.TRANSACTION_MASK) != TransactionBits.ROLLBACK
+    is_seen = (
+        _integers(raw, at + _SYS_FLAG_AT, ">i4") & records.TRANSACTION_MASK
+    ) != TransactionBits.ROLLBACK
     prefixes: Words = topics * np.uint32(31) + np.uint32(ord("#"))
     stored_at_ms = _integers(raw, at + _STORED_AT, ">i8")
     by_id, by_key = is_ours & is_seen, has_key & is_seen
     found = [
-        (np.flatnonzero(by_id), index_file.continued(prefixes, id_bytes, ids)[by_id], stored_at_ms[by_id]),
-        (np.flatnonzero(by_key), index_file.continued(prefixes, key_bytes, others)[by_key], stored_at_ms[by_key]),
+        (
+            np.flatnonzero(by_id),
+            index_file.continued(prefixes, id_bytes, ids)[by_id],
+            stored_at_ms[by_id],
+        ),
+        (
+            np.flatnonzero(by_key),
+            index_file.continued(prefixes, key_bytes, others)[by_key],
+            stored_at_ms[by_key],
+        ),
         *_one_by_one(window, window_offset, record_offsets, record_bytes, np.flatnonzero(~is_ours)),
     ]
     numbers, hashes, times_ms = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -91,13 +119,17 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
 def _one_by_one(
     window: bytes, window_offset: int, record_offsets: Ints, record_bytes: Ints, numbers: Ints
 ) -> list[tuple[Ints, Ints, Ints]]:
-    """(numbers of records, hashes, times) of records that a broker wrote, or that are not of the usual shape."""
+    """(numbers of records, hashes, times) of records that a broker wrote, or that are not of the
+    usual shape.
+    """
     found_numbers: list[int] = []
     index_keys: list[str] = []
     times_ms: list[int] = []
     for number in numbers.tolist():
         at = int(record_offsets[number]) - window_offset
-        topic, _, _, sys_flag, stored_at_ms, own = records.skim(window, at, int(record_bytes[number]))
+        topic, _, _, sys_flag, stored_at_ms, own = records.skim(
+            window, at, int(record_bytes[number])
+        )
         if sys_flag & records.TRANSACTION_MASK == TransactionBits.ROLLBACK:
             continue
         for key in properties.keys(own):
@@ -129,7 +161,10 @@ def _value_ends(raw: Bytes, at: Ints) -> Ints:
 
 
 def _hashes(raw: Bytes, at: Ints, lengths: Ints) -> tuple[Words, Flags]:
-    """(Java's hash of the text at each place, unsigned; is it ASCII without spaces?). Of no bytes the hash is 0."""
+    """(Java's hash of the text at each place, unsigned; is it ASCII without spaces?).
+
+    Of no bytes the hash is 0.
+    """
     hashes = np.zeros(len(at), np.uint32)
     is_plain = np.ones(len(at), np.bool_)
     for length in np.flatnonzero(np.bincount(lengths)).tolist():

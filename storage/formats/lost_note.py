@@ -1,17 +1,23 @@
-"""A note of lost messages: the record that a repair leaves in the log in the place of what it took out.
+"""A note of lost messages: the record that a repair leaves in the log in the place of what it took
+out.
 
     topic       names.LOST_TOPIC, queue 0
-    sys_flag    ROLLBACK: neither a broker nor this service ever makes a queue entry for the record itself
-    body        JSON, [[topic, queue number, first, end], ...], then spaces up to the length that is to be filled. Where that is
-                too long for the place: bytes 0xc1 up to the length, with which MessagePack never begins, then the same rows in
-                MessagePack, with the number of messages in place of `end`
+    sys_flag    ROLLBACK: neither a broker nor this service ever makes a queue entry for the record
+                itself
+    body        JSON, [[topic, queue number, first, end], ...], then spaces up to the length that is
+                to be filled. Where that is
+                too long for the place: bytes 0xc1 up to the length, with which MessagePack never
+                begins, then the same rows in MessagePack, with the number of messages in place of
+                `end`
 
-Offsets from `first` up to `end` of such a queue are taken and their messages are lost: a replay gives each of them an entry
-that points to the note, and reading one of them is a CorruptRecord. Where `first` equals `end` nothing of the queue is left,
-and it goes on at `end`. So no queue offset is ever used a second time.
+Offsets from `first` up to `end` of such a queue are taken and their messages are lost: a replay
+gives each of them an entry that points to the note, and reading one of them is a CorruptRecord.
+Where `first` equals `end` nothing of the queue is left, and it goes on at `end`. So no queue offset
+is ever used a second time.
 
-A note is a unit of its own where it ends on a word border, a record of the unit that it stands in where `item` names that unit,
-and else, between the records of a broker, a record by RocketMQ's rules.
+A note is a unit of its own where it ends on a word border, a record of the unit that it stands in
+where `item` names that unit, and else, between the records of a broker, a record by RocketMQ's
+rules.
 """
 
 from collections.abc import Iterable
@@ -49,18 +55,32 @@ class TooShort(ValueError):
 def read(body: bytes) -> list[LostRange]:
     if body.startswith(b"["):
         return [
-            LostRange(QueueId(topic, number), OffsetRange(first, end)) for topic, number, first, end in _decoder.decode(body)
+            LostRange(QueueId(topic, number), OffsetRange(first, end))
+            for topic, number, first, end in _decoder.decode(body)
         ]
     rows = _short_decoder.decode(body.lstrip(_SHORT_PADDING))
-    return [LostRange(QueueId(topic, number), OffsetRange(first, first + count)) for topic, number, first, count in rows]
+    return [
+        LostRange(QueueId(topic, number), OffsetRange(first, first + count))
+        for topic, number, first, count in rows
+    ]
 
 
 def encode_unit(
-    lost: Iterable[LostRange], *, begin: int, synced_offset: int, epoch: int, stored_at_ms: int, length: int | None = None
+    lost: Iterable[LostRange],
+    *,
+    begin: int,
+    synced_offset: int,
+    epoch: int,
+    stored_at_ms: int,
+    length: int | None = None,
 ) -> bytes:
     """The note as a unit of its own; `length` is what it must fill exactly. Raises TooShort."""
     item = UnitItem(begin, synced_offset, epoch, 1)
-    return sealed(encode_record(lost, begin=begin, stored_at_ms=stored_at_ms, item=item, is_last=True, length=length))
+    return sealed(
+        encode_record(
+            lost, begin=begin, stored_at_ms=stored_at_ms, item=item, is_last=True, length=length
+        )
+    )
 
 
 def sealed(unit_bytes: bytes) -> bytes:
@@ -78,7 +98,10 @@ def encode_record(
     is_last: bool,
     length: int | None = None,
 ) -> bytes:
-    """The note as one record; of the unit that `item` names, which is sealed afterwards. Raises TooShort."""
+    """The note as one record; of the unit that `item` names, which is sealed afterwards.
+
+    Raises TooShort.
+    """
     lost = list(lost)
     body = msgspec.json.encode([(*row.queue, *row.offsets) for row in lost])
     tail = b"" if item is None else unit.encode_item(item)
@@ -91,7 +114,9 @@ def encode_record(
     if others + len(body) <= length:
         body = body.ljust(length - others)
     else:
-        short = msgspec.msgpack.encode([(*row.queue, row.offsets.first, row.offsets.end - row.offsets.first) for row in lost])
+        short = msgspec.msgpack.encode(
+            [(*row.queue, row.offsets.first, row.offsets.end - row.offsets.first) for row in lost]
+        )
         if others + len(short) > length:
             raise TooShort(f"{length} bytes cannot hold a note of {others + len(short)}")
         body = short.rjust(length - others, _SHORT_PADDING)

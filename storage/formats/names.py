@@ -1,7 +1,8 @@
 """Names: topics, groups, files. Which ones a client may use, which ones the house keeps for itself.
 
-A name that a client may use is safe as a folder name: letters, digits, `_`, `.`, `-`, no leading dot, at most 127 characters.
-RocketMQ's own names pass that rule or carry a `%`; they are reserved all the same. Source: RocketMQ TopicValidator, MixAll.
+A name that a client may use is safe as a folder name: letters, digits, `_`, `.`, `-`, no leading
+dot, at most 127 characters. RocketMQ's own names pass that rule or carry a `%`; they are reserved
+all the same. Source: RocketMQ TopicValidator, MixAll.
 """
 
 import re
@@ -19,7 +20,8 @@ QUEUE_END_TOPIC = "rmq_sys_escrowmq_queue_ends"
 LOST_TOPIC = "rmq_sys_escrowmq_lost"
 REQUEST_TOPIC = "rmq_sys_escrowmq_requests"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
-ASKING_GROUP = "CID_RMQ_SYS_TRANS"  # in whose name a broker notes how far it has asked about half messages
+# in whose name a broker notes how far it has asked about half messages
+ASKING_GROUP = "CID_RMQ_SYS_TRANS"
 
 CLUSTER = "DefaultCluster"
 REPLY_TOPIC = f"{CLUSTER}_REPLY_TOPIC"
@@ -27,7 +29,8 @@ REPLY_TOPIC = f"{CLUSTER}_REPLY_TOPIC"
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
 
-NAME_PATTERN = "[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}"  # that a client may use, where it is not reserved
+# that a client may use, where it is not reserved
+NAME_PATTERN = "[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}"
 _NAME = re.compile(NAME_PATTERN)
 _RESERVED_PREFIXES = ("rmq_sys_", RETRY_PREFIX, DEAD_LETTER_PREFIX, "CID_RMQ_SYS_")
 _RESERVED_NAMES = frozenset(
@@ -59,7 +62,9 @@ FILE_NAME_DIGITS = 20
 
 
 def is_valid_name(name: str) -> bool:
-    """May a client use this as the name of a topic, a group or a transaction, reserved ones apart?"""
+    """May a client use this as the name of a topic, a group or a transaction, reserved ones
+    apart?
+    """
     return _NAME.fullmatch(name) is not None
 
 
@@ -69,12 +74,16 @@ def is_reserved_name(name: str) -> bool:
 
 
 def is_stored_name(name: str) -> bool:
-    """May this be a topic's folder? A client's name, or one of the reserved forms around such a name."""
+    """May this be a topic's folder?
+
+    A client's name, or one of the reserved forms around such a name.
+    """
     for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
             break
-    # A RocketMQ group name may be as long as 255 characters; its retry topic then makes a version 2 record.
+    # A RocketMQ group name may be as long as 255 characters; its retry topic then makes a version 2
+    # record.
     return len(name) <= 255 and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name) is not None
 
 
@@ -94,7 +103,9 @@ def file_name(base_offset: int) -> str:
 
 
 def base_offset(name: str) -> int | None:
-    """The address of the first byte of a file by its name; None where the name is not of that form."""
+    """The address of the first byte of a file by its name; None where the name is not of
+    that form.
+    """
     if len(name) == FILE_NAME_DIGITS and name.isascii() and name.isdigit():
         return int(name)
     return None

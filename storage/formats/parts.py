@@ -1,4 +1,5 @@
-"""A msgpack list of byte strings, framed one by one: who keeps a large table part by part never has all of it in one piece.
+"""A msgpack list of byte strings, framed one by one: who keeps a large table part by part never has
+all of it in one piece.
 
 at  size  field
  0     5  array 32: how many parts there are

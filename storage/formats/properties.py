@@ -1,8 +1,9 @@
 r"""The properties of a record: one UTF-8 string of `name 0x01 value 0x02` items.
 
-Three kinds share the string: RocketMQ's own names (KEYS, TAGS, ...), ours (all begin with `__`, which RocketMQ ignores), and
-the sender's. The reader skips what is not an item; a bare 0x02 is therefore padding that no reader sees.
-Source: RocketMQ MessageDecoder#messageProperties2String and #string2messageProperties, MessageConst#STRING_HASH_SET.
+Three kinds share the string: RocketMQ's own names (KEYS, TAGS, ...), ours (all begin with `__`,
+which RocketMQ ignores), and the sender's. The reader skips what is not an item; a bare 0x02 is
+therefore padding that no reader sees. Source: RocketMQ MessageDecoder#messageProperties2String and
+#string2messageProperties, MessageConst#STRING_HASH_SET.
 """
 
 import re
@@ -27,7 +28,8 @@ RECONSUME_TIME = "RECONSUME_TIME"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
-PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"  # on a copy of a half: the queue offset of the first one
+# on a copy of a half: the queue offset of the first one
+PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"  # on a copy of a half: how often its producer was asked
 
 CORRELATION_ID = "CORRELATION_ID"
@@ -43,15 +45,18 @@ TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 TIMER_OUT_MS = "TIMER_OUT_MS"
-EMPTY = "__empty"  # names of the sender's properties whose value is empty: an item without a value is skipped by readers
+# names of the sender's properties whose value is empty: an item without a value is skipped by
+# readers
+EMPTY = "__empty"
 
 _LOOKED_UP_BY = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS)\x01([^\x02]+)")
 
 UNIT = "__unit"  # the two that formats/unit.py adds and takes away again
 SEAL = "__seal"
 
-# The property string of a record that EscrowMQ wrote, in the order in which formats/unit.py writes it: (message id, key, tag,
-# the other items). The first three are ASCII without control characters, quotes and backslashes. Another string does not match.
+# The property string of a record that EscrowMQ wrote, in the order in which formats/unit.py writes
+# it: (message id, key, tag, the other items). The first three are ASCII without control characters,
+# quotes and backslashes. Another string does not match.
 _PLAIN_TEXT = rb"([\x20\x21\x23-\x5b\x5d-\x7e]+)"
 _PLAIN = (
     rb"UNIQ_KEY\x01" + _PLAIN_TEXT + rb"\x02"
@@ -66,11 +71,13 @@ _find_plain = re.compile(_BORDER + _PLAIN + rb"(?=" + _BORDER + rb")").findall
 
 
 def match_all_plain(strings: Sequence[bytes]) -> list[tuple[bytes, bytes, bytes, bytes]] | None:
-    """The groups of `match_plain` for each string, with b"" for what is not there; None unless all of them match."""
+    """The groups of `match_plain` for each string, with b"" for what is not there; None unless all
+    of them match.
+    """
     text = _BORDER.join((b"", *strings, b""))
     found: list[tuple[bytes, bytes, bytes, bytes]] = _find_plain(text)
-    # A match begins with a border and ends before one. With no other borders than ours, as many matches as strings are one
-    # match of the whole of each.
+    # A match begins with a border and ends before one. With no other borders than ours, as many
+    # matches as strings are one match of the whole of each.
     return found if len(found) == len(strings) and text.count(_BORDER) == len(strings) + 1 else None
 
 
@@ -88,17 +95,26 @@ ROCKETMQ_RESERVED = frozenset(
     """.split()
 )
 
-_ALL_RESERVED = ROCKETMQ_RESERVED | {UNIT, SEAL, CONTENT_TYPE, ORDERING_KEY}  # nearly every message has no others
+# nearly every message has no others
+_ALL_RESERVED = ROCKETMQ_RESERVED | {UNIT, SEAL, CONTENT_TYPE, ORDERING_KEY}
 
 
 def is_reserved(name: str) -> bool:
-    """May only the house set this property? RocketMQ's names, and all that begin with `__` (ours and theirs)."""
+    """May only the house set this property?
+
+    RocketMQ's names, and all that begin with `__` (ours and theirs).
+    """
     return name in ROCKETMQ_RESERVED or name.startswith("__")
 
 
 def encode(items: Iterable[tuple[str, str]]) -> bytes:
-    """The items as a property string. Names and values must be free of 0x01 and 0x02; an empty value is left out."""
-    return "".join([f"{name}{NAME_END}{value}{VALUE_END}" for name, value in items if value]).encode("utf-8")
+    """The items as a property string.
+
+    Names and values must be free of 0x01 and 0x02; an empty value is left out.
+    """
+    return "".join(
+        [f"{name}{NAME_END}{value}{VALUE_END}" for name, value in items if value]
+    ).encode("utf-8")
 
 
 def decode(raw: bytes) -> dict[str, str]:
@@ -126,18 +142,30 @@ def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]
     # As `is_reserved`, in one go: it is asked of every property of every message that is read.
     if _ALL_RESERVED.issuperset(properties):
         return {}, dict(properties)
-    own = {name: value for name, value in properties.items() if name not in ROCKETMQ_RESERVED and name[:2] != "__"}
+    own = {
+        name: value
+        for name, value in properties.items()
+        if name not in ROCKETMQ_RESERVED and name[:2] != "__"
+    }
     return own, {name: value for name, value in properties.items() if name not in own}
 
 
 def of_message(raw: bytes) -> tuple[str, str | None, str | None, dict[str, str], dict[str, str]]:
-    """(message id, key, tag, the sender's own properties, the other reserved ones) of a property string."""
+    """(message id, key, tag, the sender's own properties, the other reserved ones) of a property
+    string.
+    """
     own, reserved = split(decode(raw))
     reserved.pop(UNIT, None)
     reserved.pop(SEAL, None)
     if EMPTY in reserved:
         own |= dict.fromkeys(reserved.pop(EMPTY).split(","), "")
-    return reserved.pop(MESSAGE_ID, ""), reserved.pop(KEYS, None), reserved.pop(TAGS, None), own, reserved
+    return (
+        reserved.pop(MESSAGE_ID, ""),
+        reserved.pop(KEYS, None),
+        reserved.pop(TAGS, None),
+        own,
+        reserved,
+    )
 
 
 _NAMED_FIRST = frozenset({MESSAGE_ID, KEYS, TAGS, EMPTY, UNIT, SEAL})
@@ -146,7 +174,8 @@ _NAMED_FIRST = frozenset({MESSAGE_ID, KEYS, TAGS, EMPTY, UNIT, SEAL})
 def split_rest(rest: bytes) -> tuple[dict[str, str], dict[str, str]] | None:
     """As `split`, of the other items of a string that `match_plain` has matched.
 
-    None where there is more to them: a name that has been matched is repeated, or some values are empty.
+    None where there is more to them: a name that has been matched is repeated, or some values are
+    empty.
     """
     own, reserved = split(decode(rest))
     return (own, reserved) if _NAMED_FIRST.isdisjoint(reserved) else None

@@ -5,8 +5,9 @@
      8     4  record_bytes     how long the record is
     12     8  tag_hash         Java's hashCode of the tag, 0 when the message has none
 
-An entry of zeros has not been written. In front of the first entry of a queue that begins at an offset above 0 lie fillers
-(offset 0, length 2147483647). Source: RocketMQ ConsumeQueue.CQ_STORE_UNIT_SIZE, ConsumeQueue#fillPreBlank.
+An entry of zeros has not been written. In front of the first entry of a queue that begins at an
+offset above 0 lie fillers (offset 0, length 2147483647). Source: RocketMQ
+ConsumeQueue.CQ_STORE_UNIT_SIZE, ConsumeQueue#fillPreBlank.
 """
 
 import struct
@@ -20,7 +21,8 @@ assert ENTRY_BYTES == 20
 
 FILLER = _LAYOUT.pack(0, 0x7FFFFFFF, 0)
 
-encode = _LAYOUT.pack  # (physical_offset, record_bytes, tag_hash) -> bytes; the hot path calls it once per message
+# (physical_offset, record_bytes, tag_hash) -> bytes; the hot path calls it once per message
+encode = _LAYOUT.pack
 
 
 class QueueEntry(NamedTuple):
@@ -34,7 +36,9 @@ def decode(raw: bytes, at: int = 0) -> QueueEntry:
 
 
 Fields = tuple[int, int, int]
-"""The fields of an entry where many are looked at: a named tuple takes three times as long to make."""
+"""The fields of an entry where many are looked at: a named tuple takes three times as long
+to make.
+"""
 
 
 def fields_of_all(raw: bytes) -> list[Fields]:
@@ -49,7 +53,9 @@ def decode_all(raw: bytes) -> Iterator[QueueEntry]:
 
 @lru_cache(maxsize=4096)
 def tag_hash(tag: str | None) -> int:
-    """Java's String.hashCode, sign-extended as RocketMQ stores it: over UTF-16 code units, wrapped to 32 bits."""
+    """Java's String.hashCode, sign-extended as RocketMQ stores it: over UTF-16 code units, wrapped
+    to 32 bits.
+    """
     if not tag:
         return 0
     value = 0

@@ -2,7 +2,8 @@
 
     at        size  field                  (all numbers big-endian and signed)
      0           4  total_bytes            the whole record, this field included
-     4           4  magic                  0xDAA320A7 version 1, 0xDAA320AB version 2, 0xCBD43194 end of file
+     4           4  magic                  0xDAA320A7 version 1, 0xDAA320AB version 2, 0xCBD43194
+                                           end of file
      8           4  body_crc               CRC-32 of the stored body, highest bit cleared
     12           4  queue_number
     16           4  flag                   the sender's, opaque
@@ -16,12 +17,15 @@
     72           4  reconsume_times
     76           8  prepared_offset        on a final record: the address of its half record
     84       4 + n  body_bytes, body
-          1 + n     topic_bytes, topic     version 2: 2 + n; used when the topic is longer than 127 bytes
+          1 + n     topic_bytes, topic     version 2: 2 + n; used when the topic is longer than 127
+                                           bytes
           2 + n     properties             formats/properties.py
 
-The end-of-file record is 8 bytes, the first two fields: it says how much of the file is left, and nothing follows it there.
+The end-of-file record is 8 bytes, the first two fields: it says how much of the file is left, and
+nothing follows it there.
 
-Source: RocketMQ MessageExtEncoder, MessageDecoder, MessageSysFlag, CommitLog.DefaultAppendMessageCallback.
+Source: RocketMQ MessageExtEncoder, MessageDecoder, MessageSysFlag,
+CommitLog.DefaultAppendMessageCallback.
 """
 
 import struct
@@ -57,7 +61,8 @@ STORE_HOST_IPV6 = 0x20
 HOST = b"\x7fEMQ" + struct.pack(">i", 10911)
 
 _MAGICS = (MAGIC_V1, MAGIC_V2)
-_TRANSACTION = {bits.value: bits for bits in TransactionBits}  # to look one up costs a tenth of making it
+# to look one up costs a tenth of making it
+_TRANSACTION = {bits.value: bits for bits in TransactionBits}
 _START = struct.Struct(">iI")
 _PLACED = struct.Struct(">iI20xq")
 _QUEUED = struct.Struct(">12xi4xq")
@@ -66,7 +71,8 @@ _HEADER_TO_BORN = struct.Struct(">iIIiiqqiq")
 _AFTER_BORN = struct.Struct(">q")
 _AFTER_STORE = struct.Struct(">iqi")
 _LENGTH = struct.Struct(">h")
-_SKIMMED = struct.Struct(">4xI4xi4xq8xi16xq20xi")  # with IPv4 hosts: what `skim` gives, and magic and body_bytes
+# with IPv4 hosts: what `skim` gives, and magic and body_bytes
+_SKIMMED = struct.Struct(">4xI4xi4xq8xi16xq20xi")
 assert _SKIMMED.size == _HEADER.size
 assert _HEADER.size + 1 + _LENGTH.size == FIXED_BYTES
 
@@ -76,7 +82,9 @@ class DamagedRecord(ValueError):
 
 
 class Record(NamedTuple):
-    """Every field of a record as it is stored; `properties` and `body` are raw, hosts are address and port together."""
+    """Every field of a record as it is stored; `properties` and `body` are raw, hosts are address
+    and port together.
+    """
 
     magic: int
     body_crc: int
@@ -159,7 +167,9 @@ def is_end_of_file(raw: bytes, at: int) -> bool:
 
 
 def stated_bytes(raw: bytes, at: int, log_offset: int) -> int:
-    """The length of the record at `at` which states that it is stored at this log offset; 0 where none does. Cheap."""
+    """The length of the record at `at` which states that it is stored at this log offset; 0 where
+    none does. Cheap.
+    """
     if at < 0 or at + FIXED_BYTES > len(raw):
         return 0
     total, magic, place = _PLACED.unpack_from(raw, at)
@@ -211,31 +221,56 @@ def decode(raw: bytes, at: int = 0) -> Record:
     (properties_bytes,) = _LENGTH.unpack_from(raw, properties_at)
     properties_at += _LENGTH.size
     if properties_bytes < 0 or properties_at + properties_bytes != end:
-        raise DamagedRecord(f"properties length is {properties_bytes}, {end - properties_at} bytes are left of the record")
+        raise DamagedRecord(
+            f"properties length is {properties_bytes}, {end - properties_at} bytes are left of "
+            "the record"
+        )
     try:
-        topic = raw[topic_at + topic_length_bytes : topic_at + topic_length_bytes + topic_bytes].decode("utf-8")
+        topic = raw[
+            topic_at + topic_length_bytes : topic_at + topic_length_bytes + topic_bytes
+        ].decode("utf-8")
     except UnicodeDecodeError:
         raise DamagedRecord("the topic is not UTF-8") from None
     return Record(
-        magic, crc, queue_number, flag, queue_offset, physical_offset, sys_flag, born_at_ms, born_host, stored_at_ms,
-        store_host, reconsume_times, prepared_offset, raw[body_at:topic_at], topic, raw[properties_at:end],
+        magic, crc, queue_number, flag, queue_offset, physical_offset, sys_flag, born_at_ms,
+        born_host, stored_at_ms,
+        store_host, reconsume_times, prepared_offset, raw[body_at:topic_at], topic,
+        raw[properties_at:end],
     )  # fmt: skip
 
 
 def skim(raw: bytes, at: int, total: int) -> tuple[bytes, int, int, int, int, bytes]:
-    """(topic, queue_number, queue_offset, sys_flag, stored_at_ms, properties) of a record that a scan has found whole.
+    """(topic, queue_number, queue_offset, sys_flag, stored_at_ms, properties) of a record that a
+    scan has found whole.
 
-    For those who look at every record of a log: nothing is checked, topic and properties are as they are stored.
+    For those who look at every record of a log: nothing is checked, topic and properties are as
+    they are stored.
     """
-    magic, queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes = _SKIMMED.unpack_from(raw, at)
+    magic, queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes = _SKIMMED.unpack_from(
+        raw, at
+    )
     if sys_flag & (BORN_HOST_IPV6 | STORE_HOST_IPV6):
         record = decode(raw[at : at + total])
         topic = record.topic.encode("utf-8")
-        return topic, record.queue_number, record.queue_offset, record.sys_flag, record.stored_at_ms, record.properties
+        return (
+            topic,
+            record.queue_number,
+            record.queue_offset,
+            record.sys_flag,
+            record.stored_at_ms,
+            record.properties,
+        )
     cursor = at + _SKIMMED.size + body_bytes
     begin = cursor + (1 if magic == MAGIC_V1 else 2)
     end = begin + int.from_bytes(raw[cursor:begin], "big")
-    return raw[begin:end], queue_number, queue_offset, sys_flag, stored_at_ms, raw[end + _LENGTH.size : at + total]
+    return (
+        raw[begin:end],
+        queue_number,
+        queue_offset,
+        sys_flag,
+        stored_at_ms,
+        raw[end + _LENGTH.size : at + total],
+    )
 
 
 def _host(raw: bytes, at: int, is_ipv6: int) -> tuple[bytes, int]:
@@ -244,7 +279,9 @@ def _host(raw: bytes, at: int, is_ipv6: int) -> tuple[bytes, int]:
 
 
 def to_message(record: Record) -> StoredMessage:
-    """The record as a message: properties parsed and split into the sender's own and the reserved ones."""
+    """The record as a message: properties parsed and split into the sender's own and the reserved
+    ones.
+    """
     message_id, key, tag, own, reserved = properties.of_message(record.properties)
     return StoredMessage(
         queue=queue_id(record.topic, record.queue_number),

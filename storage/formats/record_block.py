@@ -1,8 +1,8 @@
 """Consecutive records of a queue as one piece of bytes, checked and taken apart together.
 
-What `stored_record.of_queue` checks of one record after another is here checked of all of them at once, by numpy, or, of a few
-records, in one loop. A record of another form than nearly all have (one with IPv6 hosts, say) makes no block, as one that is
-damaged.
+What `stored_record.of_queue` checks of one record after another is here checked of all of them at
+once, by numpy, or, of a few records, in one loop. A record of another form than nearly all have
+(one with IPv6 hosts, say) makes no block, as one that is damaged.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ _ENTRY_AS_STORED = np.dtype([("physical_offset", "V8"), ("record_bytes", "V4"), 
 assert _ENTRY.itemsize == _ENTRY_AS_STORED.itemsize == ENTRY_BYTES
 
 _BODY_AT = 88
-# What is looked at of a record (formats/record.py) up to its body, with IPv4 hosts. What is only compared is bytes as they are
-# stored: a column of those is copied and compared in a third of the time that numbers take.
+# What is looked at of a record (formats/record.py) up to its body, with IPv4 hosts. What is only
+# compared is bytes as they are stored: a column of those is copied and compared in a third of the
+# time that numbers take.
 _FIELDS = {
     "total_bytes": ("V4", 0),
     "magic": ("V4", 4),
@@ -48,11 +49,16 @@ _HEAD_BYTES = np.dtype(f"V{_BODY_AT}")  # copied as they are, in a tenth of the 
 _IPV4_HOSTS = bytes(flags for flags in range(256) if not flags & stored_record.IPV6_HOSTS)
 assert stored_record.HEADER.size == _BODY_AT
 
-FEW = 40  # records up to which the loop takes less time than the columns: 1 microsecond each, beside 20 and a half
+# records up to which the loop takes less time than the columns: 1 microsecond each, beside 20 and a
+# half
+FEW = 40
 
 
 class Entries(NamedTuple):
-    """The places of the records that some entries of a queue point to. `data`: the entries as they are stored."""
+    """The places of the records that some entries of a queue point to.
+
+    `data`: the entries as they are stored.
+    """
 
     data: bytes
     physical_offsets: Ints
@@ -110,14 +116,19 @@ class RecordBlock(NamedTuple):
 def entries_of(data: bytes) -> Entries:
     """The places in a whole number of queue entries."""
     found = np.frombuffer(data, _ENTRY)
-    return Entries(data, found["physical_offset"].astype(np.int64), found["record_bytes"].astype(np.int64))
+    return Entries(
+        data, found["physical_offset"].astype(np.int64), found["record_bytes"].astype(np.int64)
+    )
 
 
-def of_queue(queue: QueueId, queue_offset: int, entries: Entries, data: bytes) -> RecordBlock | None:
-    """The records of a queue from an offset on, of which `data` was found where their entries point.
+def of_queue(
+    queue: QueueId, queue_offset: int, entries: Entries, data: bytes
+) -> RecordBlock | None:
+    """The records of a queue from an offset on, of which `data` was found where their entries
+    point.
 
-    None unless each passes the checks of `stored_record.of_queue` and has the form of nearly all records. The entries are at
-    least one and none is shorter than a record can be.
+    None unless each passes the checks of `stored_record.of_queue` and has the form of nearly all
+    records. The entries are at least one and none is shorter than a record can be.
     """
     lengths = entries.record_bytes
     count = len(lengths)
@@ -158,7 +169,9 @@ def of_queue(queue: QueueId, queue_offset: int, entries: Entries, data: bytes) -
     return RecordBlock(data, queue, queue_offset, places)
 
 
-def few_of_queue(queue: QueueId, queue_offset: int, entries: Sequence[Fields], found: Sequence[bytes]) -> RecordBlock | None:
+def few_of_queue(
+    queue: QueueId, queue_offset: int, entries: Sequence[Fields], found: Sequence[bytes]
+) -> RecordBlock | None:
     """As `of_queue`, of a few records. `found`: one after another."""
     if len(found) != len(entries):
         return None
@@ -169,9 +182,12 @@ def few_of_queue(queue: QueueId, queue_offset: int, entries: Sequence[Fields], f
     properties: list[bytes] = []
     born: list[int] = []
     stored: list[int] = []
-    for data, offset, (place, length, _) in zip(found, range(queue_offset, queue_offset + len(entries)), entries, strict=True):
+    for data, offset, (place, length, _) in zip(
+        found, range(queue_offset, queue_offset + len(entries)), entries, strict=True
+    ):
         (
-            total, magic, stated_number, stated_offset, stated_place, sys_flag, born_at_ms, stored_at_ms, body_bytes,
+            total, magic, stated_number, stated_offset, stated_place, sys_flag, born_at_ms,
+            stored_at_ms, body_bytes,
         ) = unpack(data)  # fmt: skip
         body_end = _BODY_AT + body_bytes
         properties_at = body_end + more_bytes
@@ -194,12 +210,16 @@ def few_of_queue(queue: QueueId, queue_offset: int, entries: Sequence[Fields], f
         born.append(born_at_ms)
         stored.append(stored_at_ms)
     count = len(bodies)
-    columns = Columns([queue] * count, range(queue_offset, queue_offset + count), bodies, properties, born, stored)
+    columns = Columns(
+        [queue] * count, range(queue_offset, queue_offset + count), bodies, properties, born, stored
+    )
     return RecordBlock(b"".join(found), queue, queue_offset, columns)
 
 
 class _Expected(NamedTuple):
-    """The fields that are the same in each record of a queue, as they are stored, and the form of those behind a body."""
+    """The fields that are the same in each record of a queue, as they are stored, and the form of
+    those behind a body.
+    """
 
     magic: bytes
     queue_number: bytes
@@ -213,7 +233,9 @@ def _expected(queue: QueueId) -> _Expected:
     magic, topic = stored_record.topic_field(queue.topic)
     behind_body = np.dtype([("topic", f"V{len(topic)}"), ("length", ">i2")])
     as_bytes = np.dtype(f"V{behind_body.itemsize}")
-    return _Expected(magic.to_bytes(4, "big"), queue.number.to_bytes(4, "big"), topic, behind_body, as_bytes)
+    return _Expected(
+        magic.to_bytes(4, "big"), queue.number.to_bytes(4, "big"), topic, behind_body, as_bytes
+    )
 
 
 def _each(data: bytes, kind: np.dtype[Any], places: Ints) -> NDArray[Any]:

@@ -1,7 +1,8 @@
 r"""Rows: messages as they are appended, with the bytes of their property strings finished.
 
-A row is a plain tuple (`storage.message.Row`), which takes a fraction of the time of a struct to make and to read. Its property
-string is all of the record's own properties; `unit.py` puts the padding, the unit item and the seal behind it.
+A row is a plain tuple (`storage.message.Row`), which takes a fraction of the time of a struct to
+make and to read. Its property string is all of the record's own properties; `unit.py` puts the
+padding, the unit item and the seal behind it.
 """
 
 from collections.abc import Iterable
@@ -28,7 +29,8 @@ def rows_of(messages: Iterable[Message]) -> list[Row]:
             own = f"UNIQ_KEY\x01{message.message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
         code = queue_entry.tag_hash(tag)
         rows.append(
-            (message.queue, own, message.body, code, message.born_at_ms, message.transaction, message.prepared_log_offset)
+            (message.queue, own, message.body, code, message.born_at_ms, message.transaction,
+            message.prepared_log_offset)
         )  # fmt: skip
     return rows
 
@@ -43,5 +45,7 @@ def _property_string(message: Message) -> bytes:
     own = message.properties
     if own:
         items += own.items()
-        items.append((properties.EMPTY, ",".join([name for name, value in own.items() if not value])))
+        items.append(
+            (properties.EMPTY, ",".join([name for name, value in own.items() if not value]))
+        )
     return properties.encode(items)

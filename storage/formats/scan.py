@@ -1,4 +1,5 @@
-"""Walk the bytes of a commit log: which units and records are whole, and where and why the walk stops.
+"""Walk the bytes of a commit log: which units and records are whole, and where and why the walk
+stops.
 
 Our units are checked many at a time with numpy: their records lie on 8-byte borders, so candidates
 are found by their magic word, the chain `position + length = next position` leaves the real ones,
@@ -36,8 +37,9 @@ class Stop(Enum):
 class Scan(NamedTuple):
     """Result of a walk: the whole records in order, and the offset where it stopped.
 
-    `record_offsets` are log offsets. `end` is the log offset behind the last whole unit. `epoch` and `synced_offset` are what
-    the last unit of ours stated (neither falls along a log); where there is none, the epoch asked for, and 0.
+    `record_offsets` are log offsets. `end` is the log offset behind the last whole unit. `epoch`
+    and `synced_offset` are what the last unit of ours stated (neither falls along a log); where
+    there is none, the epoch asked for, and 0.
     """
 
     record_offsets: Ints
@@ -50,7 +52,9 @@ class Scan(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """One whole unit, or one record of a broker's: positions are relative to the bytes it was read from."""
+    """One whole unit, or one record of a broker's: positions are relative to the bytes it was read
+    from.
+    """
 
     end: int
     records: list[tuple[int, int]]
@@ -64,11 +68,14 @@ class Halt(NamedTuple):
     reason: str = ""
 
 
-def scan(window: bytes, window_offset: int, *, begin: int, segment_end: int, epoch: int = 0) -> Scan:
+def scan(
+    window: bytes, window_offset: int, *, begin: int, segment_end: int, epoch: int = 0
+) -> Scan:
     """Walk from log offset `begin`, where a unit must begin.
 
-    `window_offset` is the log offset of the first byte of `window`, best a multiple of 8; `segment_end` that of the end of its
-    file. A unit of an epoch below `epoch` is a ghost of an earlier life and stops the walk.
+    `window_offset` is the log offset of the first byte of `window`, best a multiple of 8;
+    `segment_end` that of the end of its file. A unit of an epoch below `epoch` is a ghost of an
+    earlier life and stops the walk.
     """
     found: list[tuple[Ints, Ints]] = []
     at = begin - window_offset
@@ -87,21 +94,39 @@ def scan(window: bytes, window_offset: int, *, begin: int, segment_end: int, epo
         at = step.end
         if step.item is not None and step.item.first_offset == window_offset + positions[0]:
             epoch, synced_offset = step.item.epoch, step.item.synced_offset
-    offsets = np.concatenate([positions for positions, _ in found]) if found else np.empty(0, np.int64)
+    offsets = (
+        np.concatenate([positions for positions, _ in found]) if found else np.empty(0, np.int64)
+    )
     lengths = np.concatenate([sizes for _, sizes in found]) if found else np.empty(0, np.int64)
-    return Scan(offsets + window_offset, lengths, window_offset + at, step.stop, step.reason, epoch, synced_offset)
+    return Scan(
+        offsets + window_offset,
+        lengths,
+        window_offset + at,
+        step.stop,
+        step.reason,
+        epoch,
+        synced_offset,
+    )
 
 
 def judge(
-    window: bytes, at: int, window_offset: int, *, segment_end: int, epoch: int = 0, damaged_from: int | None = None
+    window: bytes,
+    at: int,
+    window_offset: int,
+    *,
+    segment_end: int,
+    epoch: int = 0,
+    damaged_from: int | None = None,
 ) -> Unit | Halt:
     """The unit that begins at `at`, or why there is none.
 
-    A record without a unit item that names this place stands alone and is a broker's, or else it is damaged.
+    A record without a unit item that names this place stands alone and is a broker's, or else it is
+    damaged.
 
-    `damaged_from`: a log offset from which on no whole unit was found up to this place; None where a unit must begin here. A
-    later record of a damaged unit is whole by itself and is like a copy that a broker made, but for the unit that it names:
-    one that begins in the damage. Every search behind damage states it, else a part of a unit would pass for whole.
+    `damaged_from`: a log offset from which on no whole unit was found up to this place; None where
+    a unit must begin here. A later record of a damaged unit is whole by itself and is like a copy
+    that a broker made, but for the unit that it names: one that begins in the damage. Every search
+    behind damage states it, else a part of a unit would pass for whole.
     """
     offset = window_offset + at
     if at + records.END_OF_FILE_BYTES > len(window):
@@ -112,13 +137,19 @@ def judge(
     if magic == records.MAGIC_END_OF_FILE:
         if total == segment_end - offset:
             return Halt(Stop.END_OF_FILE)
-        return Halt(Stop.DAMAGED, f"the end-of-file record says that {total} bytes are left, {segment_end - offset} are")
+        return Halt(
+            Stop.DAMAGED,
+            f"the end-of-file record says that {total} bytes are left, {segment_end - offset} are",
+        )
     if total == 0 and magic == 0:
         return Halt(Stop.EMPTY)
     if magic not in _RECORD_MAGICS:
         return Halt(Stop.DAMAGED, f"magic is {magic:#010x}")
     if total < records.FIXED_BYTES or offset + total > segment_end:
-        return Halt(Stop.DAMAGED, f"record length is {total}, {segment_end - offset} bytes are left of the file")
+        return Halt(
+            Stop.DAMAGED,
+            f"record length is {total}, {segment_end - offset} bytes are left of the file",
+        )
     if at + total > len(window):
         return Halt(Stop.WINDOW_END)
     item = _item_at_end(window, at + total)
@@ -131,38 +162,56 @@ def _judge_unit(
     window: bytes, at: int, window_offset: int, item: unit.UnitItem, *, segment_end: int, epoch: int
 ) -> Unit | Halt:
     if item.epoch < epoch:
-        return Halt(Stop.DAMAGED, f"the unit is of epoch {item.epoch}, before it lies one of {epoch}")
+        return Halt(
+            Stop.DAMAGED, f"the unit is of epoch {item.epoch}, before it lies one of {epoch}"
+        )
     item_bytes = unit.encode_item(item)
     found = []
     cursor = at
     for number in range(1, item.record_count + 1):
         of_unit = f"record {number} of the {item.record_count} of the unit"
-        total, magic = records.start(window, cursor) if cursor + records.END_OF_FILE_BYTES <= len(window) else (0, 0)
+        total, magic = (
+            records.start(window, cursor)
+            if cursor + records.END_OF_FILE_BYTES <= len(window)
+            else (0, 0)
+        )
         end = cursor + max(total, records.END_OF_FILE_BYTES)
         if end > len(window) and window_offset + end <= segment_end:
             return Halt(Stop.WINDOW_END)
         if magic not in _RECORD_MAGICS or total < records.FIXED_BYTES or end > len(window):
             return Halt(Stop.DAMAGED, f"{of_unit} is none")
-        item_at = end - unit.UNIT_ITEM_BYTES - (unit.SEAL_BYTES if number == item.record_count else 0)
+        item_at = (
+            end - unit.UNIT_ITEM_BYTES - (unit.SEAL_BYTES if number == item.record_count else 0)
+        )
         if not window.startswith(item_bytes, item_at):
             return Halt(Stop.DAMAGED, f"{of_unit} does not belong to it")
         found.append((cursor, total))
         cursor = end
     digits_at = cursor - _SEAL_DIGITS_AND_END
     seal = unit.seal_of(memoryview(window)[at:digits_at])
-    if not window.startswith(unit.SEAL_START, cursor - unit.SEAL_BYTES) or window[digits_at:cursor] != seal:
-        return Halt(Stop.DAMAGED, f"the crc32c of the unit of {item.record_count} records differs from its seal")
+    if (
+        not window.startswith(unit.SEAL_START, cursor - unit.SEAL_BYTES)
+        or window[digits_at:cursor] != seal
+    ):
+        return Halt(
+            Stop.DAMAGED,
+            f"the crc32c of the unit of {item.record_count} records differs from its seal",
+        )
     return Unit(cursor, found, item)
 
 
 def _judge_alone(raw: bytes, at: int, offset: int, damaged_from: int | None) -> Unit | Halt:
-    """A record that begins no unit: a broker's, by RocketMQ's rules; or one of ours that lost its item."""
+    """A record that begins no unit: a broker's, by RocketMQ's rules; or one of ours that lost its
+    item.
+    """
     try:
         record = records.decode(raw)
     except DamagedRecord as damage:
         return Halt(Stop.DAMAGED, str(damage))
     if record.physical_offset != offset:
-        return Halt(Stop.DAMAGED, f"the record says that it lies at log offset {record.physical_offset}")
+        return Halt(
+            Stop.DAMAGED, f"the record says that it lies at log offset {record.physical_offset}"
+        )
     if records.body_crc(record.body) != record.body_crc:
         return Halt(Stop.DAMAGED, "the CRC of the body differs")
     # A broker that copies a record copies the item too, in whatever order, and sometimes our host.
@@ -171,24 +220,33 @@ def _judge_alone(raw: bytes, at: int, offset: int, damaged_from: int | None) -> 
     if record.store_host == records.HOST and (item is None or item.first_offset == offset):
         return Halt(Stop.DAMAGED, "the unit item of the record is not intact")
     if damaged_from is not None and _is_of_damaged_unit(raw, record, item, damaged_from):
-        return Halt(Stop.DAMAGED, f"the record belongs to the damaged unit at {item and item.first_offset}")
+        return Halt(
+            Stop.DAMAGED, f"the record belongs to the damaged unit at {item and item.first_offset}"
+        )
     return Unit(at + len(raw), [(at, len(raw))], item)
 
 
-def _is_of_damaged_unit(raw: bytes, record: Record, item: unit.UnitItem | None, damaged_from: int) -> bool:
+def _is_of_damaged_unit(
+    raw: bytes, record: Record, item: unit.UnitItem | None, damaged_from: int
+) -> bool:
     """Is this a later record of a unit that begins in the damage?
 
-    A copy that a broker made of a record of such a unit differs: its host is the broker's, or the unit has one record, or the
-    properties were written again in another order, so that the item is not in its place or the record ends on no word border.
+    A copy that a broker made of a record of such a unit differs: its host is the broker's, or the
+    unit has one record, or the properties were written again in another order, so that the item is
+    not in its place or the record ends on no word border.
     """
     if item is None or record.store_host != records.HOST or item.record_count == 1:
         return False
-    is_in_place = (record.physical_offset + len(raw)) % unit.ALIGNMENT == 0 and _item_at_end(raw, len(raw)) == item
+    is_in_place = (record.physical_offset + len(raw)) % unit.ALIGNMENT == 0 and _item_at_end(
+        raw, len(raw)
+    ) == item
     return is_in_place and damaged_from <= item.first_offset < record.physical_offset
 
 
 def _item_at_end(window: bytes, end: int) -> unit.UnitItem | None:
-    """The unit item in its place at the end of a record, before the seal where there is one; None where there is none."""
+    """The unit item in its place at the end of a record, before the seal where there is one; None
+    where there is none.
+    """
     if not unit.UNIT_ITEM_BYTES <= end <= len(window):
         return None
     sealed = window.startswith(unit.SEAL_START, end - unit.SEAL_BYTES)
@@ -198,10 +256,11 @@ def _item_at_end(window: bytes, end: int) -> unit.UnitItem | None:
 def units_between(
     window: bytes, window_offset: int, begin: int, end: int, *, segment_end: int, epoch: int
 ) -> Iterator[unit.UnitItem]:
-    """The items of the whole units of ours that begin anywhere in [begin, end) of the log, of an epoch not below `epoch`.
+    """The items of the whole units of ours that begin anywhere in [begin, end) of the log, of an
+    epoch not below `epoch`.
 
-    What a power cut leaves behind the end of the log is any mixture of whole, torn and missing sectors; each of these units
-    still tells how far the log had been synced when it was written.
+    What a power cut leaves behind the end of the log is any mixture of whole, torn and missing
+    sectors; each of these units still tells how far the log had been synced when it was written.
     """
     aligned = -(-begin // unit.ALIGNMENT) * unit.ALIGNMENT
     for position in _candidates(window, aligned - window_offset).tolist():
@@ -215,7 +274,9 @@ def units_between(
 
 
 def record_places(window: bytes, begin: int, end: int) -> list[int]:
-    """Positions in [begin, end) of the window where a record may begin: its magic lies four bytes behind, on no border."""
+    """Positions in [begin, end) of the window where a record may begin: its magic lies four bytes
+    behind, on no border.
+    """
     places = []
     for magic in _RECORD_MAGICS:
         raw = magic.to_bytes(4, "big")
@@ -226,7 +287,8 @@ def record_places(window: bytes, begin: int, end: int) -> list[int]:
     return sorted(places)
 
 
-# ----------------------------------------------------------------------------------------------- many units at a time
+# -----------------------------------------------------------------------------------------------
+# many units at a time
 
 
 class _Run(NamedTuple):
@@ -257,10 +319,18 @@ def _candidates(window: bytes, at: int) -> Ints:
 
 
 def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run | None:
-    """The run of whole units of ours that begins at `at`; None where there is none. Says nothing about what ends it."""
-    if (window_offset + at) % unit.ALIGNMENT or window_offset % unit.ALIGNMENT or at + records.FIXED_BYTES > len(window):
+    """The run of whole units of ours that begins at `at`; None where there is none.
+
+    Says nothing about what ends it.
+    """
+    if (
+        (window_offset + at) % unit.ALIGNMENT
+        or window_offset % unit.ALIGNMENT
+        or at + records.FIXED_BYTES > len(window)
+    ):
         return None
-    # Before the whole window is looked at: behind each record of a broker the question is asked again.
+    # Before the whole window is looked at: behind each record of a broker the question is asked
+    # again.
     item = _item_at_end(window, at + records.start(window, at)[0])
     if item is None or item.first_offset != window_offset + at:
         return None
@@ -268,7 +338,9 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
     if not len(positions) or positions[0] != at:
         return None
     lengths = np.frombuffer(window, np.uint32, len(window) // 4)
-    positions, sizes = _chain(positions, lengths[positions // 4].byteswap().astype(np.int32).astype(np.int64))
+    positions, sizes = _chain(
+        positions, lengths[positions // 4].byteswap().astype(np.int32).astype(np.int64)
+    )
     ends = positions + sizes
     whole = int(np.searchsorted(ends, len(window), side="right"))
     positions, sizes, ends = positions[:whole], sizes[:whole], ends[:whole]
@@ -280,7 +352,9 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
     first = np.concatenate(([0], last[:-1] + 1))
     starts, unit_ends = positions[first], ends[last]
 
-    good = _seals_match(window, words, starts, unit_ends) & (_stated_offsets(lengths, starts) == starts + window_offset)
+    good = _seals_match(window, words, starts, unit_ends) & (
+        _stated_offsets(lengths, starts) == starts + window_offset
+    )
     epochs = _epoch_digits(words, ends[first], first == last)
     floor = _word(b"%08x" % epoch).byteswap()
     good &= epochs >= np.maximum.accumulate(np.concatenate(([floor], epochs[:-1])))
@@ -297,7 +371,9 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
 
 
 def _chain(positions: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Of the candidates those that follow one another from the first; a magic inside a body is skipped."""
+    """Of the candidates those that follow one another from the first; a magic inside a body is
+    skipped.
+    """
     legal = (sizes >= records.FIXED_BYTES) & (sizes % unit.ALIGNMENT == 0)
     nexts = positions + sizes
     breaks = np.flatnonzero((nexts[:-1] != positions[1:]) | ~legal[:-1])
@@ -320,10 +396,14 @@ def _chain(positions: Ints, sizes: Ints) -> tuple[Ints, Ints]:
     return positions[chain], sizes[chain]
 
 
-def _seals_match(window: bytes, words: NDArray[np.uint64], starts: Ints, ends: Ints) -> NDArray[np.bool_]:
+def _seals_match(
+    window: bytes, words: NDArray[np.uint64], starts: Ints, ends: Ints
+) -> NDArray[np.bool_]:
     """Is each unit's crc32c the one in its seal, digit by digit?"""
     view = memoryview(window)
-    sealed = map(view.__getitem__, map(slice, starts.tolist(), (ends - _SEAL_DIGITS_AND_END).tolist()))
+    sealed = map(
+        view.__getitem__, map(slice, starts.tolist(), (ends - _SEAL_DIGITS_AND_END).tolist())
+    )
     sums = np.fromiter(map(crc32c, sealed), np.uint64, len(starts))
     found = _digits_across(words, ends // 8 - 2)
     closed = (words[ends // 8 - 1].byteswap() & np.uint64(0xFF)) == np.uint64(2)
@@ -337,7 +417,9 @@ def _stated_offsets(lengths: NDArray[np.uint32], starts: Ints) -> Ints:
     return ((high << np.uint64(32)) | low).astype(np.int64)
 
 
-def _epoch_digits(words: NDArray[np.uint64], first_ends: Ints, is_sealed: NDArray[np.bool_]) -> NDArray[np.uint64]:
+def _epoch_digits(
+    words: NDArray[np.uint64], first_ends: Ints, is_sealed: NDArray[np.bool_]
+) -> NDArray[np.uint64]:
     """The eight epoch digits of each unit as one number; as their text sorts, so do they."""
     item_words = first_ends // 8 - np.where(is_sealed, 8, 6)
     return _digits_across(words, item_words + 3)

@@ -1,7 +1,8 @@
-"""A whole record as its bytes and the places of its parts: what is read of a queue without decoding each field.
+"""A whole record as its bytes and the places of its parts: what is read of a queue without decoding
+each field.
 
-A reader of many messages needs the body, a few numbers and the property string. The rest of a record is decoded where it is
-needed (`StoredRecord.message`).
+A reader of many messages needs the body, a few numbers and the property string. The rest of a
+record is decoded where it is needed (`StoredRecord.message`).
 """
 
 import struct
@@ -13,11 +14,19 @@ import msgspec
 from storage.formats import properties, unit
 from storage.formats import record as records
 from storage.formats.queue_entry import Fields
-from storage.formats.record import FIXED_BYTES, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES, DamagedRecord, Record
+from storage.formats.record import (
+    FIXED_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    V1_TOPIC_BYTES,
+    DamagedRecord,
+    Record,
+)
 from storage.formats.row import rows_of
 from storage.message import QueueId, StoredMessage
 
-HEADER = struct.Struct(">iI4xi4xqqiq8xq8x4x8xi")  # formats/record.py up to body_bytes, with IPv4 hosts
+# formats/record.py up to body_bytes, with IPv4 hosts
+HEADER = struct.Struct(">iI4xi4xqqiq8xq8x4x8xi")
 LENGTH = struct.Struct(">h")  # of the properties, in front of them
 IPV6_HOSTS = records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6
 _PLACED = struct.Struct(">28xq")
@@ -27,7 +36,10 @@ assert HEADER.size + 1 + LENGTH.size == FIXED_BYTES
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of the record that a queue entry names. The properties go on to the end of the record."""
+    """The bytes of the record that a queue entry names.
+
+    The properties go on to the end of the record.
+    """
 
     data: bytes
     queue: QueueId
@@ -58,11 +70,15 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
         found = properties.match_plain(self.data, self.properties_at)
         split = properties.split_rest(found[4]) if found is not None else None
         if found is None or split is None:
-            message_id, key, tag, own, reserved = properties.of_message(self.data[self.properties_at :])
+            message_id, key, tag, own, reserved = properties.of_message(
+                self.data[self.properties_at :]
+            )
         else:
             own, reserved = split
             message_id = found[1].decode("ascii")
-            key, tag = [None if text is None else text.decode("ascii") for text in found.group(2, 3)]
+            key, tag = [
+                None if text is None else text.decode("ascii") for text in found.group(2, 3)
+            ]
         return StoredMessage(
             queue=self.queue,
             message_id=message_id,
@@ -95,10 +111,11 @@ def body_bytes_of(found: Found) -> int:
 def of_queue(
     queue: QueueId, queue_offsets: Iterable[int], entries: Iterable[Fields], found: Iterable[bytes]
 ) -> list[StoredRecord]:
-    """The records of a queue, from the bytes that were found where their entries point, each as long as its entry says.
+    """The records of a queue, from the bytes that were found where their entries point, each as
+    long as its entry says.
 
-    Each is checked as `record.decode` does, and must state the queue, the offset and the place at which it was found: the
-    records end before the first one that does not.
+    Each is checked as `record.decode` does, and must state the queue, the offset and the place at
+    which it was found: the records end before the first one that does not.
     """
     checked: list[StoredRecord] = []
     add, unpack, unpack_length = checked.append, HEADER.unpack_from, LENGTH.unpack_from
@@ -109,9 +126,15 @@ def of_queue(
         if length < FIXED_BYTES:
             break
         (
-            total, magic, stated_number, stated_offset, stated_place, sys_flag, born_at_ms, stored_at_ms, body_bytes,
+            total, magic, stated_number, stated_offset, stated_place, sys_flag, born_at_ms,
+            stored_at_ms, body_bytes,
         ) = unpack(data)  # fmt: skip
-        if total != length or stated_place != place or stated_offset != queue_offset or stated_number != number:
+        if (
+            total != length
+            or stated_place != place
+            or stated_offset != queue_offset
+            or stated_number != number
+        ):
             break
         body_end = body_at + body_bytes
         properties_at = body_end + more_bytes
@@ -123,7 +146,18 @@ def of_queue(
             and data.startswith(field, body_end)
             and unpack_length(data, properties_at - 2)[0] == length - properties_at
         ):
-            add(StoredRecord(data, queue, queue_offset, born_at_ms, stored_at_ms, body_at, body_end, properties_at))
+            add(
+                StoredRecord(
+                    data,
+                    queue,
+                    queue_offset,
+                    born_at_ms,
+                    stored_at_ms,
+                    body_at,
+                    body_end,
+                    properties_at,
+                )
+            )
             continue
         try:
             record = records.decode(data)
@@ -168,7 +202,9 @@ def of_message(message: StoredMessage) -> StoredRecord:
 
 @lru_cache(maxsize=1_024)
 def topic_field(topic: str) -> tuple[int, bytes]:
-    """The version of a record with this topic, and the topic's length and name in it, as formats/unit.py writes them."""
+    """The version of a record with this topic, and the topic's length and name in it, as
+    formats/unit.py writes them.
+    """
     name = topic.encode("utf-8")
     if len(name) <= V1_TOPIC_BYTES:
         return MAGIC_V1, bytes([len(name)]) + name

@@ -14,9 +14,9 @@
     16     4  version      twice the revision; one more where the entry was taken away again
     20     4  label
 
-A file holds what was added and what was taken away; where both are there of an entry, in whichever files, it is no more. So
-files can be merged in any order, and any number of them. A design of our own: RocketMQ's timer wheel has a slot for each
-second of seven days.
+A file holds what was added and what was taken away; where both are there of an entry, in whichever
+files, it is no more. So files can be merged in any order, and any number of them. A design of our
+own: RocketMQ's timer wheel has a slot for each second of seven days.
 """
 
 import struct
@@ -64,7 +64,9 @@ class Source(Protocol):
         """Behind the number of the last one."""
 
     def read(self, begin: int, count: int) -> Entries:
-        """So many from number `begin` on, or a few more or less; at least one where there is one."""
+        """So many from number `begin` on, or a few more or less; at least one where there
+        is one.
+        """
 
     def find(self, key: Key) -> int:
         """The number of the first entry that is not below the key."""
@@ -77,7 +79,9 @@ def encode(entries: Entries, file_number: int, first_block: int) -> bytes:
     step = BLOCK_ENTRIES * ENTRY_BYTES
     for block_number, at in enumerate(range(0, len(stored), step), first_block):
         piece = stored[at : at + step]
-        body = _HEAD.pack(0, len(piece) // ENTRY_BYTES, file_number, block_number)[_CRC_BYTES:] + piece
+        body = (
+            _HEAD.pack(0, len(piece) // ENTRY_BYTES, file_number, block_number)[_CRC_BYTES:] + piece
+        )
         body += bytes(BLOCK_BYTES - _CRC_BYTES - len(body))
         blocks.append(crc32c(body).to_bytes(_CRC_BYTES, "big") + body)
     return b"".join(blocks)
@@ -94,7 +98,9 @@ def decode(raw: bytes, file_number: int, first_block: int) -> Entries:
         if crc != crc32c(block[_CRC_BYTES:]):
             raise DamagedTimers(f"the crc32c of block {block_number} differs")
         if (found_file, found_block) != (file_number, block_number) or count > BLOCK_ENTRIES:
-            raise DamagedTimers(f"where block {block_number} is to be lies block {found_block} of file {found_file}")
+            raise DamagedTimers(
+                f"where block {block_number} is to be lies block {found_block} of file {found_file}"
+            )
         pieces.append(np.frombuffer(block, _STORED, count, _HEAD.size))
     return np.concatenate(pieces).astype(ENTRY) if pieces else NOTHING
 
@@ -157,7 +163,11 @@ def merged(sources: Sequence[Source], after: Key) -> Iterator[Entries]:
             due_ms, place, version = min(bounds)
             behind = Key(due_ms, place, (version | 1) + 1)
             ends = [position(entries, behind) for entries in ahead]
-        yield settled(np.concatenate([entries[:end] for entries, end in zip(ahead, ends, strict=True)] or [NOTHING]))
+        yield settled(
+            np.concatenate(
+                [entries[:end] for entries, end in zip(ahead, ends, strict=True)] or [NOTHING]
+            )
+        )
         ahead = [entries[end:] for entries, end in zip(ahead, ends, strict=True)]
         if not bounds:
             return

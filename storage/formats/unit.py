@@ -1,13 +1,13 @@
 r"""The append unit: what one append call wrote, kept or cut as a whole.
 
-A unit is one or more records behind one another. RocketMQ sees ordinary records; what makes them a unit are two property items
-at the end of their property strings, which it skips or carries along:
+A unit is one or more records behind one another. RocketMQ sees ordinary records; what makes them a
+unit are two property items at the end of their property strings, which it skips or carries along:
 
     own properties   0x02 padding   unit item                        every record
     own properties   0x02 padding   unit item   seal                 the last record
 
-The padding makes every record end on a multiple of 8 bytes. Both items are whole 8-byte words, so they lie on word borders and
-a scan finds them without parsing.
+The padding makes every record end on a multiple of 8 bytes. Both items are whole 8-byte words, so
+they lie on word borders and a scan finds them without parsing.
 
     unit item, 48 bytes, the same in every record of the unit
     at  size  field
@@ -24,8 +24,8 @@ a scan finds them without parsing.
      7     8  crc32c of every byte of the unit before these digits, hexadecimal
     15     1  0x02
 
-The `check` of the unit item exists for one question: is a record whose item names another place a copy that a broker made of an
-older record (item intact), or is it damaged (item not intact)?
+The `check` of the unit item exists for one question: is a record whose item names another place a
+copy that a broker made of an older record (item intact), or is it damaged (item not intact)?
 """
 
 import struct
@@ -53,7 +53,8 @@ _VALUE_END = b"\x02"
 _DIGITS = struct.Struct("12s12s8s4s4s")
 _CRC_MASK = 0x7FFFFFFF  # body_crc of formats/record.py, inlined in the loop below
 
-_HEAD = struct.Struct(">iIIiiqq48si")  # formats/record.py up to body_bytes, with the constant middle packed apart
+# formats/record.py up to body_bytes, with the constant middle packed apart
+_HEAD = struct.Struct(">iIIiiqq48si")
 _MIDDLE = struct.Struct(">iq8sq8siq")
 _LENGTHS = [struct.pack(">h", n) for n in range(properties.MAX_PROPERTIES_BYTES + 1)]
 _PADDING = [_VALUE_END * n for n in range(ALIGNMENT)]
@@ -72,7 +73,8 @@ class UnitItem(NamedTuple):
 class EncodedUnit(NamedTuple):
     """A unit. The lists have one item a record, but for the parts.
 
-    `parts`: its bytes up to the name of the seal, not joined yet. `places`: log offsets. `entries`: for the consume queues.
+    `parts`: its bytes up to the name of the seal, not joined yet. `places`: log offsets. `entries`:
+    for the consume queues.
     """
 
     parts: list[bytes]
@@ -91,7 +93,9 @@ class EncodedUnit(NamedTuple):
         return data + _seal(crc32c(data))
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
-        """All bytes of the unit, in pieces of at most so many; the seal is worked out on the way."""
+        """All bytes of the unit, in pieces of at most so many; the seal is worked out on
+        the way.
+        """
         crc = waiting_bytes = 0
         waiting: list[bytes] = []
         for part in self.parts:
@@ -120,11 +124,14 @@ def decode_item(raw: bytes, at: int = 0) -> UnitItem | None:
         return None
     digits = raw[at + len(UNIT_ITEM_START) : end - 1]
     try:
-        first_offset, synced_offset, epoch, record_count, _ = (int(field, 16) for field in _DIGITS.unpack(digits))
+        first_offset, synced_offset, epoch, record_count, _ = (
+            int(field, 16) for field in _DIGITS.unpack(digits)
+        )
     except ValueError:
         return None
     item = UnitItem(first_offset, synced_offset, epoch, record_count)
-    # Compared as bytes: int() also takes capitals, spaces, signs and underscores, none of which we write.
+    # Compared as bytes: int() also takes capitals, spaces, signs and underscores, none of which we
+    # write.
     return item if min(item) >= 0 and raw[at:end] == encode_item(item) else None
 
 
@@ -146,12 +153,15 @@ def encode(
     epoch: int,
     stored_at_ms: int,
 ) -> EncodedUnit:
-    """The rows, at least one, as one unit that begins at `first_offset`. Every record ends on a multiple of 8.
+    """The rows, at least one, as one unit that begins at `first_offset`.
+
+    Every record ends on a multiple of 8.
 
     Raises InvalidMessage when the properties of a message are longer than a record can hold.
     """
-    # This loop is the price of a message in a batch (benchmarks/append.py): what is constant is packed once, what is known
-    # is looked up, and no helper is called for the common shape of a message.
+    # This loop is the price of a message in a batch (benchmarks/append.py): what is constant is
+    # packed once, what is known is looked up, and no helper is called for the common shape of a
+    # message.
     item = encode_item(UnitItem(first_offset, synced_offset, epoch, len(rows)))
     tails = [padding + item for padding in _PADDING]
     parts: list[bytes] = []
@@ -167,16 +177,26 @@ def encode(
     lengths = _LENGTHS
     pack_head = _HEAD.pack
     pack_entry = queue_entry.encode
-    for (queue, own, body, tags_code, row_born_at_ms, row_flags, row_prepared_offset), queue_offset in zip(
-        rows, queue_offsets, strict=True
-    ):
+    for (
+        queue,
+        own,
+        body,
+        tags_code,
+        row_born_at_ms,
+        row_flags,
+        row_prepared_offset,
+    ), queue_offset in zip(rows, queue_offsets, strict=True):
         row_topic, queue_number = queue
         if row_topic is not topic:
             topic = row_topic
             magic, topic_field = _topic_field(topic)
             fixed_bytes = FIXED_BYTES - 1 + len(topic_field)
             has_levels = topic == SCHEDULE_TOPIC
-        if row_born_at_ms is not born_at_ms or row_flags is not flags or row_prepared_offset is not prepared_offset:
+        if (
+            row_born_at_ms is not born_at_ms
+            or row_flags is not flags
+            or row_prepared_offset is not prepared_offset
+        ):
             born_at_ms, flags, prepared_offset = row_born_at_ms, row_flags, row_prepared_offset
             middle = _MIDDLE.pack(flags, born_at_ms, HOST, stored_at_ms, HOST, 0, prepared_offset)
         left -= 1
@@ -188,10 +208,13 @@ def encode(
         properties_bytes += padding_bytes
         if properties_bytes > properties.MAX_PROPERTIES_BYTES:
             message_id = properties.decode(own).get(properties.MESSAGE_ID)
-            raise InvalidMessage(f"the properties of message {message_id} take {properties_bytes} bytes")
+            raise InvalidMessage(
+                f"the properties of message {message_id} take {properties_bytes} bytes"
+            )
         parts += (
             pack_head(
-                size, magic, crc32(body) & _CRC_MASK, queue_number, 0, queue_offset, place, middle, body_bytes
+                size, magic, crc32(body) & _CRC_MASK, queue_number, 0, queue_offset, place, middle,
+                body_bytes
             ),
             body,
             topic_field,

@@ -1,6 +1,7 @@
 """Wakes readers that wait at the end of a queue. A wake-up carries no data: the reader reads again.
 
-Callbacks in a dict, not a task or a timer for each: a thousand parked readers are woken in a tenth of a millisecond.
+Callbacks in a dict, not a task or a timer for each: a thousand parked readers are woken in a tenth
+of a millisecond.
 """
 
 from collections.abc import Callable, Iterable

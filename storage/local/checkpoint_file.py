@@ -1,6 +1,7 @@
 """The checkpoint on disk: noted after every flush, forced now and then.
 
-The flush lane owns it. A reader of a live store sees the synced position in the page cache as soon as it is noted.
+The flush lane owns it. A reader of a live store sees the synced position in the page cache as soon
+as it is noted.
 """
 
 from storage.files import durable
@@ -31,16 +32,23 @@ class CheckpointFile:
     ) -> None:
         """What is known to be on disk now; in the page cache on return.
 
-        `stored_at_ms`: of the newest record below synced_offset; 0 keeps what was noted before. `first_offset`: where the log
-        begins; None keeps what was noted before.
+        `stored_at_ms`: of the newest record below synced_offset; 0 keeps what was noted before.
+        `first_offset`: where the log begins; None keeps what was noted before.
         """
         if first_offset is None and self.slot is not None:
             first_offset = self.slot.first_offset
         self._write_slot(Slot(0, synced_offset, epoch, is_clean, first_offset))
-        self._note_fields(self.fields._replace(physic_ms=stored_at_ms or self.fields.physic_ms, confirm_offset=synced_offset))
+        self._note_fields(
+            self.fields._replace(
+                physic_ms=stored_at_ms or self.fields.physic_ms, confirm_offset=synced_offset
+            )
+        )
 
     def record_beginning(self, first_offset: int) -> None:
-        """Record that the log may begin here, and not later; durable on return. Into both slots: either may be read alone."""
+        """Record that the log may begin here, and not later; durable on return.
+
+        Into both slots: either may be read alone.
+        """
         assert self.slot is not None, "a start notes the first one"
         for _ in checkpoint.SLOT_AT:
             self._write_slot(self.slot._replace(first_offset=first_offset))
@@ -59,7 +67,9 @@ class CheckpointFile:
 
     def _write_slot(self, slot: Slot) -> None:
         self.slot = slot._replace(sequence=self.slot.sequence + 1 if self.slot is not None else 1)
-        self._file.write(checkpoint.SLOT_AT[self.slot.sequence % 2], checkpoint.encode_slot(self.slot))
+        self._file.write(
+            checkpoint.SLOT_AT[self.slot.sequence % 2], checkpoint.encode_slot(self.slot)
+        )
 
     def _note_fields(self, fields: Fields) -> None:
         self.fields = fields

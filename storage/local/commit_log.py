@@ -1,7 +1,8 @@
 """The commit log: every message of the store, in one sequence of bytes.
 
-Reads here; the writer (`log_writer.py`) owns the end of it. A unit that this process wrote or has verified is served without
-asking again, another is verified first: damage is found and never served.
+Reads here; the writer (`log_writer.py`) owns the end of it. A unit that this process wrote or has
+verified is served without asking again, another is verified first: damage is found and never
+served.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,12 @@ from storage.local.ranges import Ranges
 from storage.message import QueueId
 
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
-_FETCHED_BYTES = 1 << 20  # of one fetch, in a thread that may wait: records of a queue, and what lies between them
-_AT_ONCE_BYTES = 1 << 18  # a longer record is read in a thread, disk or not: it takes milliseconds to copy
-_VERIFY_WINDOW = 1 << 16  # of a unit at first: most are small, and who reads what lies scattered verifies each
+# of one fetch, in a thread that may wait: records of a queue, and what lies between them
+_FETCHED_BYTES = 1 << 20
+# a longer record is read in a thread, disk or not: it takes milliseconds to copy
+_AT_ONCE_BYTES = 1 << 18
+# of a unit at first: most are small, and who reads what lies scattered verifies each
+_VERIFY_WINDOW = 1 << 16
 
 
 class Piece(NamedTuple):
@@ -35,7 +39,9 @@ class Piece(NamedTuple):
 
 class CommitLog:
     def __init__(self, segments: Segments, *, trusted_from: int, written_end: int) -> None:
-        """What lies at or behind `trusted_from` was verified by recovery, or is written by this process."""
+        """What lies at or behind `trusted_from` was verified by recovery, or is written by this
+        process.
+        """
         self.segments = segments
         self.trusted_from = trusted_from
         self.written_end = written_end  # the writer moves it
@@ -47,23 +53,34 @@ class CommitLog:
         return self.segments.first_offset
 
     def read_now(self, offset: int, length: int) -> Record | None:
-        """The record, or None where the disk must be asked (then `read`, in a thread that may wait). Raises CorruptRecord."""
-        if not 0 < length <= _AT_ONCE_BYTES or (offset < self.trusted_from and not self._verified.covers(offset)):
+        """The record, or None where the disk must be asked (then `read`, in a thread that may
+        wait). Raises CorruptRecord.
+        """
+        if not 0 < length <= _AT_ONCE_BYTES or (
+            offset < self.trusted_from and not self._verified.covers(offset)
+        ):
             return None
         raw = self._bytes_now(offset, length)
         return None if raw is None else self._decode(raw, offset, length)
 
-    def stored_now(self, queue: QueueId, queue_offsets: Sequence[int], entries: Sequence[Fields]) -> list[StoredRecord]:
-        """The first of the records that these entries of a queue point to, as many as memory has in one segment.
+    def stored_now(
+        self, queue: QueueId, queue_offsets: Sequence[int], entries: Sequence[Fields]
+    ) -> list[StoredRecord]:
+        """The first of the records that these entries of a queue point to, as many as memory has in
+        one segment.
 
-        Empty where the disk must be asked for the first one, or it was never verified, or it or its entry is damaged: the read
-        lane finds out which.
+        Empty where the disk must be asked for the first one, or it was never verified, or it or its
+        entry is damaged: the read lane finds out which.
         """
         try:
             segment = self.segments.find(entries[0][0])
         except IndexError:  # a damaged entry points outside of the log
             return []
-        trusted_from, is_verified, base = self.trusted_from, self._verified.covers, segment.base_offset
+        trusted_from, is_verified, base = (
+            self.trusted_from,
+            self._verified.covers,
+            segment.base_offset,
+        )
         hot_from = max(trusted_from, self.written_end - _HOT_BYTES)
         is_hot = entries[0][0] >= hot_from
         begin, end = hot_from if is_hot else base, min(segment.end_offset, self.written_end)
@@ -79,19 +96,31 @@ class CommitLog:
         found = segment.read_each_cached(places, self._buffer, is_hot=is_hot)
         return stored_record.of_queue(queue, queue_offsets, entries, found)
 
-    def block_now(self, queue: QueueId, queue_offset: int, entries: bytes, *, max_bytes: int) -> RecordBlock | None:
+    def block_now(
+        self, queue: QueueId, queue_offset: int, entries: bytes, *, max_bytes: int
+    ) -> RecordBlock | None:
         """The records that these entries of a queue point to, all of them, from memory.
 
-        None where the disk must be asked, or one was never verified, or it or its entry is damaged, or they have more than
-        `max_bytes` together, or lie in several segments: `stored_now` and the read lane find out which.
+        None where the disk must be asked, or one was never verified, or it or its entry is damaged,
+        or they have more than `max_bytes` together, or lie in several segments: `stored_now` and
+        the read lane find out which.
         """
         is_few = len(entries) <= record_block.FEW * ENTRY_BYTES
-        found_at = queue_entry.fields_of_all(entries) if is_few else record_block.entries_of(entries)
+        found_at = (
+            queue_entry.fields_of_all(entries) if is_few else record_block.entries_of(entries)
+        )
         if isinstance(found_at, list):
-            offsets, lengths = [place for place, _, _ in found_at], [length for _, length, _ in found_at]
+            offsets, lengths = (
+                [place for place, _, _ in found_at],
+                [length for _, length, _ in found_at],
+            )
         else:
             offsets, lengths = found_at.physical_offsets.tolist(), found_at.record_bytes.tolist()
-        if min(lengths) < records.FIXED_BYTES or sum(lengths) > max_bytes or queue.topic == LOST_TOPIC:
+        if (
+            min(lengths) < records.FIXED_BYTES
+            or sum(lengths) > max_bytes
+            or queue.topic == LOST_TOPIC
+        ):
             return None
         if sorted(offsets) != offsets:  # they ascend, as the messages of a queue lie
             return None
@@ -107,15 +136,25 @@ class CommitLog:
         is_hot = begin >= max(self.trusted_from, self.written_end - _HOT_BYTES)
         base = segment.base_offset
         if isinstance(found_at, list):
-            places = [(offset - base, length) for offset, length in zip(offsets, lengths, strict=True)]
+            places = [
+                (offset - base, length) for offset, length in zip(offsets, lengths, strict=True)
+            ]
             found = segment.read_ascending_cached(places, self._buffer, is_hot=is_hot)
             return record_block.few_of_queue(queue, queue_offset, found_at, found)
-        data = segment.read_joined_cached(found_at.physical_offsets - base, lengths, self._buffer, is_hot=is_hot)
+        data = segment.read_joined_cached(
+            found_at.physical_offsets - base, lengths, self._buffer, is_hot=is_hot
+        )
         return record_block.of_queue(queue, queue_offset, found_at, data)
 
     def fetch(self, entries: Sequence[QueueEntry]) -> Piece | None:
-        """The bytes that these entries of a queue point to; they may end before the last of them. May wait for the disk."""
-        begin, end = entries[0].physical_offset, entries[-1].physical_offset + entries[-1].record_bytes
+        """The bytes that these entries of a queue point to; they may end before the last of them.
+
+        May wait for the disk.
+        """
+        begin, end = (
+            entries[0].physical_offset,
+            entries[-1].physical_offset + entries[-1].record_bytes,
+        )
         if len(entries) < 2 or not 0 < end - begin <= _FETCHED_BYTES:
             return None
         try:
@@ -143,7 +182,9 @@ class CommitLog:
         return record
 
     def read_at(self, offset: int) -> Record | None:
-        """The record that begins there, where the caller does not know its length; None where none does."""
+        """The record that begins there, where the caller does not know its length; None where none
+        does.
+        """
         if not self.first_offset <= offset < self.written_end:
             return None
         try:
@@ -160,14 +201,17 @@ class CommitLog:
         if record.physical_offset != offset or records.start(raw)[0] != length:
             raise self.corrupt(offset, f"the record says it lies at {record.physical_offset}")
         if record.topic == LOST_TOPIC:
-            raise self.corrupt(offset, "the message was damaged, and a repair left it out", was_taken_out=True)
+            raise self.corrupt(
+                offset, "the message was damaged, and a repair left it out", was_taken_out=True
+            )
         return record
 
     def _verify(self, record: Record, offset: int) -> None:
         """Check the unit that the record belongs to; where it fails, the record alone.
 
-        Of a damaged unit the records are served in which no damage shows, as long as it shows in one of them: then it is known
-        where the damage is. Where it shows in none, a header or a property is wrong and nobody can tell whose.
+        Of a damaged unit the records are served in which no damage shows, as long as it shows in
+        one of them: then it is known where the damage is. Where it shows in none, a header or a
+        property is wrong and nobody can tell whose.
         """
         for stated in _stated_items(record):
             if self._is_whole(stated, offset):
@@ -186,7 +230,9 @@ class CommitLog:
             raise self.corrupt(offset, f"its unit at {first_offset} is damaged: {step.reason}")
 
     def _item_of(self, record: Record, offset: int) -> unit.UnitItem | None:
-        """The record's unit item, where the record belongs to that unit: a broker's copy carries one of another place."""
+        """The record's unit item, where the record belongs to that unit: a broker's copy carries
+        one of another place.
+        """
         for item in _stated_items(record):
             if any(place == offset for place, _ in self._chain(item)):
                 return item
@@ -197,7 +243,9 @@ class CommitLog:
         if not self.first_offset <= item.first_offset <= offset:
             return False
         step = self._judge(item.first_offset, at_least=offset + 1 - item.first_offset)
-        if not isinstance(step, scan.Unit) or offset - item.first_offset not in [at for at, _ in step.records]:
+        if not isinstance(step, scan.Unit) or offset - item.first_offset not in [
+            at for at, _ in step.records
+        ]:
             return False
         self._verified.add(item.first_offset, item.first_offset + step.end)
         return True
@@ -225,7 +273,10 @@ class CommitLog:
             place += length
 
     def length_at(self, offset: int) -> int:
-        """The length of the record that begins here; 0 where none can. Raises IndexError outside of the log."""
+        """The length of the record that begins here; 0 where none can.
+
+        Raises IndexError outside of the log.
+        """
         segment = self.segments.find(offset)
         raw = segment.read(offset - segment.base_offset, records.END_OF_FILE_BYTES)
         total = records.start(raw)[0] if len(raw) == records.END_OF_FILE_BYTES else 0
@@ -260,6 +311,8 @@ class CommitLog:
 def _stated_items(record: Record) -> Iterator[unit.UnitItem]:
     """The unit items that stand where a record of ours has its own."""
     for tail in (0, unit.SEAL_BYTES):
-        item = unit.decode_item(record.properties, max(0, len(record.properties) - unit.UNIT_ITEM_BYTES - tail))
+        item = unit.decode_item(
+            record.properties, max(0, len(record.properties) - unit.UNIT_ITEM_BYTES - tail)
+        )
         if item is not None:
             yield item

@@ -1,7 +1,10 @@
-"""Consume queues: for each queue of a topic, where its messages lie in the log. Derived; the log gives them back.
+"""Consume queues: for each queue of a topic, where its messages lie in the log.
 
-New entries are kept in memory until the derive lane has written them; only entries of records that are durable are written,
-so the files never say more than the log. The owner's thread owns the tables, the derive lane writes files, the read lane reads.
+Derived; the log gives them back.
+
+New entries are kept in memory until the derive lane has written them; only entries of records that
+are durable are written, so the files never say more than the log. The owner's thread owns the
+tables, the derive lane writes files, the read lane reads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,20 +27,31 @@ _KEPT_IN_MEMORY = 256  # entries behind the last flush: tailing consumers never 
 class ConsumeQueue:
     """One queue. The writer assigns `next_offset`; readers see what lies in `bounds`.
 
-    `append(entry)` makes the message at `end` visible. It is the list's own method: it is called once for each message.
+    `append(entry)` makes the message at `end` visible. It is the list's own method: it is called
+    once for each message.
     """
 
-    __slots__ = ("_recent", "_unflushed_from", "append", "first", "id", "next_offset", "trusted_from")
+    __slots__ = (
+        "_recent",
+        "_unflushed_from",
+        "append",
+        "first",
+        "id",
+        "next_offset",
+        "trusted_from",
+    )
 
     def __init__(self, queue: QueueId, *, first: int, end: int) -> None:
         self.id = queue
         self.first = first
         self.next_offset = end  # of the next message that is appended
-        # The newest entries, and the offset of the first of them: replaced together, since the read lane asks while we drop.
+        # The newest entries, and the offset of the first of them: replaced together, since the read
+        # lane asks while we drop.
         self._recent: tuple[int, list[bytes]] = (end, [])
         self.append = self._recent[1].append
         self._unflushed_from = end
-        self.trusted_from = end  # entries from here on were made by this process; those before are what the files say
+        # entries from here on were made by this process; those before are what the files say
+        self.trusted_from = end
 
     @property
     def end(self) -> int:
@@ -65,7 +79,10 @@ class ConsumeQueue:
         return b"".join(recent[at : at + count]) if at >= 0 else None
 
     def replay(self, queue_offset: int, entry: bytes) -> bool:
-        """Recovery found this message: take it, unless it is known. False: it is not the next one, others are missing."""
+        """Recovery found this message: take it, unless it is known.
+
+        False: it is not the next one, others are missing.
+        """
         next_offset = self.next_offset
         if queue_offset == next_offset:
             self.append(entry)
@@ -74,7 +91,9 @@ class ConsumeQueue:
 
     def take_unflushed(self) -> "Unflushed":
         recent_from, recent = self._recent
-        return Unflushed(self, self._unflushed_from, b"".join(recent[self._unflushed_from - recent_from :]))
+        return Unflushed(
+            self, self._unflushed_from, b"".join(recent[self._unflushed_from - recent_from :])
+        )
 
     def note_flushed(self, queue_offset: int) -> None:
         """Entries below are in the file."""
@@ -97,9 +116,12 @@ class Unflushed(NamedTuple):
 
 
 class ConsumeQueues:
-    """All queues of a store, by topic and number. A queue is known from its first message on, or as its topic is made known.
+    """All queues of a store, by topic and number.
 
-    Of a deleted topic the end of each queue that ever had messages is remembered: no queue offset is used twice.
+    A queue is known from its first message on, or as its topic is made known.
+
+    Of a deleted topic the end of each queue that ever had messages is remembered: no queue offset
+    is used twice.
     """
 
     def __init__(self) -> None:
@@ -172,7 +194,8 @@ class ConsumeQueues:
             self._queues[queue] = found = ConsumeQueue(queue, first=queue_offset, end=queue_offset)
         return found
 
-    # ------------------------------------------------------------------------------------------------------ deleted topics
+    # ----------------------------------------------------------------------------------------------
+    # deleted topics
 
     @property
     def deleted(self) -> Iterator[tuple[QueueId, int]]:
@@ -186,7 +209,9 @@ class ConsumeQueues:
         return sum(map(len, self._deleted.values()))
 
     def close(self, topic: str) -> list[ConsumeQueue]:
-        """Make the topic unknown while its deletion is being written; its queues, which are still part of a snapshot."""
+        """Make the topic unknown while its deletion is being written; its queues, which are still
+        part of a snapshot.
+        """
         numbers = range(self._counts.pop(topic, 0))
         closing = [self._queues.pop(QueueId(topic, number)) for number in numbers]
         if closing:
@@ -221,13 +246,25 @@ class ConsumeQueues:
         count = self.count(queue.topic)
         if not count:
             return UnknownTopic(f"topic {queue.topic} does not exist")
-        return UnknownQueue(f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}")
+        return UnknownQueue(
+            f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}"
+        )
 
 
 class QueueFiles:
-    """The files of all queues: sparse, of one length, `<topic>/<queue>/<20 digits of the byte address>`."""
+    """The files of all queues: sparse, of one length, `<topic>/<queue>/<20 digits of the byte
+    address>`.
+    """
 
-    def __init__(self, vfs: Vfs, directory: PurePath, *, entries_per_file: int, max_open: int, scratch: PurePath) -> None:
+    def __init__(
+        self,
+        vfs: Vfs,
+        directory: PurePath,
+        *,
+        entries_per_file: int,
+        max_open: int,
+        scratch: PurePath,
+    ) -> None:
         self._vfs = vfs
         self._directory = directory
         self._entries_per_file = entries_per_file
@@ -237,13 +274,19 @@ class QueueFiles:
         self._unsynced: set[PurePath] = set()
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
-        """Some of these entries, at least the first: from memory, or from one file, whichever has it; the read lane's."""
+        """Some of these entries, at least the first: from memory, or from one file, whichever has
+        it; the read lane's.
+        """
         in_memory_from = queue.recent_from
         if queue_offset < in_memory_from:
             # No further than what is written: what lies behind in the file are zeros.
             return self.read(queue.id, queue_offset, min(count, in_memory_from - queue_offset))
         recent = queue.recent(queue_offset, count)
-        return list(queue_entry.decode_all(recent)) if recent else self.read(queue.id, queue_offset, count)
+        return (
+            list(queue_entry.decode_all(recent))
+            if recent
+            else self.read(queue.id, queue_offset, count)
+        )
 
     def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
         """Up to `count` entries of one file; the read lane's."""
@@ -253,7 +296,9 @@ class QueueFiles:
             raw = file.read(at, length)
         return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))
 
-    def entries_now(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[queue_entry.Fields] | None:
+    def entries_now(
+        self, queue: ConsumeQueue, queue_offset: int, count: int
+    ) -> list[queue_entry.Fields] | None:
         """As `entries`, the owner's; None where the disk must be asked."""
         raw = self.bytes_now(queue, queue_offset, count)
         return None if raw is None else queue_entry.fields_of_all(raw)
@@ -264,7 +309,9 @@ class QueueFiles:
         if recent is not None:
             return recent
         path, at = self._place(queue.id, queue_offset)
-        length = min(min(count, queue.recent_from - queue_offset) * ENTRY_BYTES, self._file_bytes - at)
+        length = min(
+            min(count, queue.recent_from - queue_offset) * ENTRY_BYTES, self._file_bytes - at
+        )
         handle = self._handles.acquire_open(path)
         if handle is None:
             return None
@@ -273,20 +320,27 @@ class QueueFiles:
         finally:
             self._handles.release(handle)
 
-    def read_now(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> list[QueueEntry | None]:
+    def read_now(
+        self, queue: ConsumeQueue, queue_offsets: Iterable[int]
+    ) -> list[QueueEntry | None]:
         """The entry at each of these offsets; None where the disk must be asked."""
         found: list[QueueEntry | None] = []
-        for file_number, in_file in groupby(queue_offsets, key=lambda queue_offset: queue_offset // self._entries_per_file):
+        for file_number, in_file in groupby(
+            queue_offsets, key=lambda queue_offset: queue_offset // self._entries_per_file
+        ):
             with self._handles.use_open(self._path(queue.id, file_number)) as file:
                 for queue_offset in in_file:
                     recent = queue.recent(queue_offset, 1)
                     if recent is None and file is not None:
-                        recent = file.read_cached(queue_offset * ENTRY_BYTES % self._file_bytes, ENTRY_BYTES)
+                        recent = file.read_cached(
+                            queue_offset * ENTRY_BYTES % self._file_bytes, ENTRY_BYTES
+                        )
                     found.append(queue_entry.decode(recent) if recent else None)
         return found
 
     def first_stored_at(self, queue: QueueId, bounds: OffsetRange, log_offset: int) -> int:
-        """The first of the queue's messages that is stored at or behind this place in the log, or its end, by the files alone.
+        """The first of the queue's messages that is stored at or behind this place in the log, or
+        its end, by the files alone.
 
         Raises FileNotFoundError, IndexError where they do not have what it takes.
         """
@@ -301,12 +355,21 @@ class QueueFiles:
         return low
 
     def drop_before(self, queue: QueueId, queue_offset: int) -> None:
-        """Remove the files that have only entries before this one; never the last. The derive lane's."""
+        """Remove the files that have only entries before this one; never the last.
+
+        The derive lane's.
+        """
         folder = self._directory / queue.topic / str(queue.number)
         if not self._vfs.exists(folder):
             return
-        bases = sorted(base for base in map(names.base_offset, self._vfs.list_directory(folder)) if base is not None)
-        going = [base for base in bases[:-1] if base + self._file_bytes <= queue_offset * ENTRY_BYTES]
+        bases = sorted(
+            base
+            for base in map(names.base_offset, self._vfs.list_directory(folder))
+            if base is not None
+        )
+        going = [
+            base for base in bases[:-1] if base + self._file_bytes <= queue_offset * ENTRY_BYTES
+        ]
         for base in going:
             path = folder / names.file_name(base)
             self._handles.forget(path)
@@ -341,7 +404,9 @@ class QueueFiles:
             entries = entries[len(piece) :]
 
     def rewrite(self, unflushed: Unflushed) -> None:
-        """Entries that the file should have, in one file; a file that is missing or cut is made whole. The derive lane's."""
+        """Entries that the file should have, in one file; a file that is missing or cut is made
+        whole. The derive lane's.
+        """
         self.write(unflushed)
         path, _ = self._place(unflushed.queue.id, unflushed.queue_offset)
         with self._handles.use(path) as file:
@@ -363,7 +428,9 @@ class QueueFiles:
             self._vfs.make_directory(path.parent)
             self._vfs.sync_directory(path.parent.parent)
             self._vfs.sync_directory(self._directory)
-        durable.make_sized(self._vfs, path, self._file_bytes, scratch=self._scratch, with_space=False)
+        durable.make_sized(
+            self._vfs, path, self._file_bytes, scratch=self._scratch, with_space=False
+        )
         self._handles.forget(path)  # of a file that was removed by another program
         if fillers > 0:
             with self._handles.use(path) as file:
@@ -379,5 +446,7 @@ class QueueFiles:
 
 @lru_cache(maxsize=1_024)
 def _file_path(directory: PurePath, queue: QueueId, base: int) -> PurePath:
-    """Kept, as each read of a queue asks for it: to join a path takes longer than to read a message."""
+    """Kept, as each read of a queue asks for it: to join a path takes longer than to read a
+    message.
+    """
     return directory / queue.topic / str(queue.number) / names.file_name(base)

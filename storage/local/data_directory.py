@@ -12,8 +12,9 @@
       snapshots/       derived tables of ours
       making/          files that have not got their name yet; emptied at each start
 
-The lock that counts is on the directory itself and taken before anything is read: a lock file can be deleted, and then lets a
-second owner in. RocketMQ's `lock` file is locked as well, so that a broker keeps out while we run.
+The lock that counts is on the directory itself and taken before anything is read: a lock file can
+be deleted, and then lets a second owner in. RocketMQ's `lock` file is locked as well, so that a
+broker keeps out while we run.
 """
 
 from pathlib import PurePath
@@ -59,12 +60,16 @@ class DataDirectory:
         return self.vfs.exists(self._abort_mark)
 
     def mark(self) -> None:
-        """Leave a mark by which the next start sees a crash; durable on return. Called before the first append.
+        """Leave a mark by which the next start sees a crash; durable on return.
+
+        Called before the first append.
 
         On a full disk the mark of an owner that did not close in order stays as it is.
         """
         try:
-            durable.replace(self.vfs, self._abort_mark, str(self.vfs.process_id()).encode(), scratch=self.making)
+            durable.replace(
+                self.vfs, self._abort_mark, str(self.vfs.process_id()).encode(), scratch=self.making
+            )
         except OSError as error:
             if not (is_disk_full(error) and self.is_marked):
                 raise

@@ -1,8 +1,9 @@
-"""Keeps what is derived from the log on disk: consume queues every second, snapshots every ten or every 64 MiB of log.
+"""Keeps what is derived from the log on disk: consume queues every second, snapshots every ten or
+every 64 MiB of log.
 
-Nothing derived is written before the log below it is durable, so after a power cut no queue file and no snapshot knows more
-than the log. One round runs at a time: collect in the owner's thread, wait until that much of the log is durable, write in the
-derive lane.
+Nothing derived is written before the log below it is durable, so after a power cut no queue file
+and no snapshot knows more than the log. One round runs at a time: collect in the owner's thread,
+wait until that much of the log is durable, write in the derive lane.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +40,9 @@ OFFSETS_SNAPSHOT = "group_offsets"
 
 
 class _Round(NamedTuple):
-    """What one round writes: entries, and snapshots by name; with that of the queues the round is a thorough one."""
+    """What one round writes: entries, and snapshots by name; with that of the queues the round is a
+    thorough one.
+    """
 
     log_end: int
     stored_at_ms: int
@@ -94,7 +97,9 @@ class Deriver:
         self._options = options
         self._on_failure = on_failure
         # A dict as an ordered set: a simulation must be able to have every order of events again.
-        self._dirty: dict[ConsumeQueue, None] = dict.fromkeys(queue for queue in queues if queue.has_unflushed)
+        self._dirty: dict[ConsumeQueue, None] = dict.fromkeys(
+            queue for queue in queues if queue.has_unflushed
+        )
         self._kept: dict[str, Snapshot] = {}
         self._delay_progress: Mapping[QueueId, int] | None = None  # what is not on disk yet
         self._round: _Round | None = None
@@ -118,7 +123,9 @@ class Deriver:
         """For how long a round has been overdue: while one hangs, or the disk is full, it grows."""
         if self._behind_ms is None:
             return 0
-        return max(0, self._clock.monotonic_ms() - self._behind_ms - self._options.queue_flush_interval_ms)
+        return max(
+            0, self._clock.monotonic_ms() - self._behind_ms - self._options.queue_flush_interval_ms
+        )
 
     def note_visible(self, queues: Iterable[ConsumeQueue]) -> None:
         self._dirty.update(dict.fromkeys(queues))
@@ -130,7 +137,10 @@ class Deriver:
         self._kept[name] = snapshot
 
     def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
-        """As `keep`, for whoever gets the files after us. It may say only what the visible log says."""
+        """As `keep`, for whoever gets the files after us.
+
+        It may say only what the visible log says.
+        """
         self._delay_progress = done_before
 
     def waiting_snapshot(self, name: str) -> Snapshot | None:
@@ -146,14 +156,20 @@ class Deriver:
             self._timer.cancel()
 
     def run_thorough(self, done: Callable[[bool], None]) -> None:
-        """Write and sync everything derived, then call `done`: with False where the disk has no space for it."""
+        """Write and sync everything derived, then call `done`: with False where the disk has no
+        space for it.
+        """
         self._waiting.append(done)
         self._begin(is_thorough=True)
         self._flusher.request(self._writer.visible_end, self._writer.visible_stored_at_ms)
 
     def on_flushed(self) -> None:
         """The log is durable a piece further."""
-        if self._round is not None and not self._is_writing and self._flusher.durable_end >= self._round.log_end:
+        if (
+            self._round is not None
+            and not self._is_writing
+            and self._flusher.durable_end >= self._round.log_end
+        ):
             self._write(self._round)
 
     def _tick(self) -> None:
@@ -185,12 +201,17 @@ class Deriver:
                 )
             self.thorough_begun += 1
             queues_snapshot = QueuesSnapshot.of(
-                self._queues, log_begin=self._segments.first_offset, log_offset=log_end, stored_at_ms=stored_at_ms
+                self._queues,
+                log_begin=self._segments.first_offset,
+                log_offset=log_end,
+                stored_at_ms=stored_at_ms,
             )
             due = self._due_index.freeze()
             delay_progress, self._delay_progress = self._delay_progress, None
         unflushed = [queue.take_unflushed() for queue in dirty]
-        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, queues_snapshot, due, delay_progress)
+        self._round = _Round(
+            log_end, stored_at_ms, unflushed, snapshots, queues_snapshot, due, delay_progress
+        )
         if is_thorough:
             self._flusher.request(log_end, stored_at_ms)  # the others wait until it comes by itself
         self.on_flushed()
@@ -214,11 +235,15 @@ class Deriver:
                 self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
             if round_.queues_snapshot is not None:
                 # The last one: it moves the place where a start begins to replay.
-                reflected = msgspec.structs.replace(round_.queues_snapshot, index=self._key_index.marks)
+                reflected = msgspec.structs.replace(
+                    round_.queues_snapshot, index=self._key_index.marks
+                )
                 self._snapshots.save(QUEUES_SNAPSHOT, reflected.wrap())
             return made
 
-        self._runner.beside(Lane.DERIVE, write, lambda made: self._written(round_, made), self._failed)
+        self._runner.beside(
+            Lane.DERIVE, write, lambda made: self._written(round_, made), self._failed
+        )
 
     def _index_up_to(self, log_end: int) -> None:
         """The derive lane's."""
@@ -226,8 +251,14 @@ class Deriver:
             for window in log_walk.windows(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(window.data, window.offset, window.scan)
         except CorruptRecord as damage:
-            # It is found again by a read of that message; the records around it can be looked up all the same.
-            log.error("not_indexed", file=str(damage.path), log_offset=damage.physical_offset, reason=damage.reason)
+            # It is found again by a read of that message; the records around it can be looked up
+            # all the same.
+            log.error(
+                "not_indexed",
+                file=str(damage.path),
+                log_offset=damage.physical_offset,
+                reason=damage.reason,
+            )
             for piece in log_walk.stated(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(piece.data, piece.offset, piece)
         self.indexed_end = log_end
@@ -240,7 +271,9 @@ class Deriver:
         if made is not None:
             surplus = self._due_index.made(made)
             # In the lane of those who may still read them.
-            self._runner.beside(Lane.READ, self._due_index.dispose(surplus), lambda _: None, self._on_failure)
+            self._runner.beside(
+                Lane.READ, self._due_index.dispose(surplus), lambda _: None, self._on_failure
+            )
         for unflushed in round_.unflushed:
             unflushed.queue.note_flushed(unflushed.end)
         if round_.is_thorough:
@@ -248,7 +281,8 @@ class Deriver:
             self.thorough_end = round_.log_end
             self.thorough_ended = self.thorough_begun
             self._runner.beside(
-                Lane.FLUSH, lambda: self._checkpoint.note_queues(round_.stored_at_ms), lambda _: None, self._on_failure
+                Lane.FLUSH, lambda: self._checkpoint.note_queues(round_.stored_at_ms),
+                lambda _: None, self._on_failure
             )  # fmt: skip
         if self._waiting:
             # What was kept while this round was under way waits for the next one.
@@ -258,7 +292,8 @@ class Deriver:
                 self._begin(is_thorough=True)
 
     def _failed(self, error: Exception) -> None:
-        """Wait out a full disk, and a limit of open files: what is derived stays in memory, and the next tick tries again.
+        """Wait out a full disk, and a limit of open files: what is derived stays in memory, and the
+        next tick tries again.
 
         Any other failure leaves files that cannot be trusted.
         """

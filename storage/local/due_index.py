@@ -1,9 +1,11 @@
 """What is due when, by its time: the newest changes in memory, the rest in timer files.
 
-The owner's thread changes it. With each thorough round of the deriver what is in memory becomes a file, and files are merged so
-that each is larger than those after it: some ten of them hold ten million entries. Which files count, and up to where in each
-queue they reflect what was read, is kept in one snapshot, which is replaced whole. Read are the files and the memory together,
-merged on the way. What is over at the front of a file is passed over, and the file written again when most of it is.
+The owner's thread changes it. With each thorough round of the deriver what is in memory becomes a
+file, and files are merged so that each is larger than those after it: some ten of them hold ten
+million entries. Which files count, and up to where in each queue they reflect what was read, is
+kept in one snapshot, which is replaced whole. Read are the files and the memory together, merged on
+the way. What is over at the front of a file is passed over, and the file written again when most of
+it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +44,10 @@ _decoder = msgspec.msgpack.Decoder(_Kept)
 
 
 def listed_files(kept: Snapshot) -> list[tuple[int, int, int]]:
-    """(number, count, begin) of the files that a snapshot of the timers names. Raises msgspec.DecodeError."""
+    """(number, count, begin) of the files that a snapshot of the timers names.
+
+    Raises msgspec.DecodeError.
+    """
     return _decoder.decode(kept.data).files
 
 
@@ -84,7 +89,10 @@ class _Changes:
         def sort() -> Memory:
             rows = chain(
                 ((entry.due_ms, entry.place, 2 * entry.revision, entry.label) for entry in added),
-                ((entry.due_ms, entry.place, 2 * entry.revision + 1, entry.label) for entry in taken),
+                (
+                    (entry.due_ms, entry.place, 2 * entry.revision + 1, entry.label)
+                    for entry in taken
+                ),
             )
             memory = Memory(timer_file.made_of(rows, len(added) + len(taken)))
             if self.is_frozen:
@@ -144,9 +152,13 @@ class LocalDueIndex:
         """Is there so much in memory that it is time to make a file of it?"""
         return len(self._changes) >= _LARGE and self._frozen is None
 
-    def change(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
+    def change(
+        self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
+    ) -> None:
         self._changes.change(added, taken)
-        never = sum([one.due_ms >= NEVER_MS for one in added]) - sum([one.due_ms >= NEVER_MS for one in taken])
+        never = sum([one.due_ms >= NEVER_MS for one in added]) - sum(
+            [one.due_ms >= NEVER_MS for one in taken]
+        )
         waiting = len(added) - len(taken) - never
         self._counts = DueCounts(self._counts.waiting + waiting, self._counts.never + never)
         self.positions.update(positions)
@@ -162,7 +174,8 @@ class LocalDueIndex:
         self._has_changed = True
         return parts
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------------------------
+    # reading
 
     def says_of(self, entry: DueEntry) -> bool | None:
         """Is it due? None: the files must be asked."""
@@ -176,7 +189,9 @@ class LocalDueIndex:
         key = Key(entry.due_ms, entry.place, 2 * entry.revision)
 
         def hold() -> bool:
-            found = [_key_of(row) for part in parts for row in part.read(part.find(key), 2).tolist()]
+            found = [
+                _key_of(row) for part in parts for row in part.read(part.find(key), 2).tolist()
+            ]
             return key in found and key._replace(version=key.version + 1) not in found
 
         return hold
@@ -185,7 +200,11 @@ class LocalDueIndex:
         self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
     ) -> Callable[[], DuePage]:
         sources = self._sources()
-        begin = timer_file.FIRST if after is None else Key(after.due_ms, after.place, 2 * after.revision + 2)
+        begin = (
+            timer_file.FIRST
+            if after is None
+            else Key(after.due_ms, after.place, 2 * after.revision + 2)
+        )
 
         def read() -> DuePage:
             found: list[DueEntry] = []
@@ -229,20 +248,34 @@ class LocalDueIndex:
         if self._damage is not None:
             raise self._damage
 
-    # ----------------------------------------------------------------------------------------------------------- files
+    # ----------------------------------------------------------------------------------------------
+    # files
 
     def freeze(self) -> Pending | None:
-        """What is to become a file; None where nothing has changed. `made` or `give_back` ends it."""
+        """What is to become a file; None where nothing has changed.
+
+        `made` or `give_back` ends it.
+        """
         if not self._has_changed or self._frozen is not None or self._damage is not None:
             return None
         self._frozen, self._changes = self._changes, _Changes()
         self._frozen.is_frozen = True
         self._has_changed = False
         positions = dict(self.positions)
-        return Pending(self._generation, self._frozen.sorted(), self._parts, self._next_number, self._counts, positions)
+        return Pending(
+            self._generation,
+            self._frozen.sorted(),
+            self._parts,
+            self._next_number,
+            self._counts,
+            positions,
+        )
 
     def make(self, pending: Pending) -> Made | CorruptRecord:
-        """The derive lane's: write and merge. The files are durable on return, the snapshot is still to be kept."""
+        """The derive lane's: write and merge.
+
+        The files are durable on return, the snapshot is still to be kept.
+        """
         try:
             return self._make(pending)
         except CorruptRecord as damage:
@@ -252,7 +285,9 @@ class LocalDueIndex:
         """The round is over, and its snapshot is on disk; the files that nobody needs any more."""
         self._new = None
         if isinstance(made, CorruptRecord):
-            log.error("timers_damaged", file=str(made.path), at=made.physical_offset, reason=made.reason)
+            log.error(
+                "timers_damaged", file=str(made.path), at=made.physical_offset, reason=made.reason
+            )
             self._give_back()
             self._damage = made
             return ()
@@ -308,19 +343,28 @@ class LocalDueIndex:
     def _make(self, pending: Pending) -> Made:
         changes = pending.changes()
         first = _first_due([*pending.parts, changes])
-        parts = [Part(part.file, part.file.count if first is None else part.find(first)) for part in pending.parts]
+        parts = [
+            Part(part.file, part.file.count if first is None else part.find(first))
+            for part in pending.parts
+        ]
         kept, merged = _plan(parts, changes.end)
         if self._new is not None:
             self._new.close()  # the round before could not be finished
         # Never a number again: that round may have come as far as its snapshot.
         number = self._last_number = max(pending.next_number, self._last_number + 1)
-        self._new = None if first is None else self._folder.make(number, timer_file.merged([*merged, changes], first))
+        self._new = (
+            None
+            if first is None
+            else self._folder.make(number, timer_file.merged([*merged, changes], first))
+        )
         file = self._new
         if file is not None:
             kept.append(Part(file))
         listed = [(part.file.number, part.file.count, part.begin) for part in kept]
         data = msgspec.msgpack.encode(_Kept(number + 1, *pending.counts, listed))
-        return Made(pending.generation, tuple(kept), number + 1, Snapshot((data,), pending.positions))
+        return Made(
+            pending.generation, tuple(kept), number + 1, Snapshot((data,), pending.positions)
+        )
 
 
 def _first_due(sources: Sequence[Source]) -> Key | None:

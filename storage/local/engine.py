@@ -1,6 +1,8 @@
-"""The parts of an open store: how they are wired, what they report to each other, how they fail and how they end.
+"""The parts of an open store: how they are wired, what they report to each other, how they fail and
+how they end.
 
-`LocalMessageStore` answers calls with them; the two are the bridge to asyncio. The event loop that makes the engine owns it.
+`LocalMessageStore` answers calls with them; the two are the bridge to asyncio. The event loop that
+makes the engine owns it.
 """
 
 import asyncio
@@ -154,7 +156,13 @@ class Engine:
             record_beginning=self._record_beginning,
         )
         self.deletion = TopicDeletions(
-            self.queues, self._offsets, self.retention, self.arrivals, self.writer, clock, identifiers
+            self.queues,
+            self._offsets,
+            self.retention,
+            self.arrivals,
+            self.writer,
+            clock,
+            identifiers,
         )
         self.scrub = Scrub(
             files.directory.vfs,
@@ -188,7 +196,8 @@ class Engine:
         self.flusher.request(self.writer.written_end, self.writer.stored_at_ms)
         await synced
 
-    # ------------------------------------------------------------------------------------------- what the parts report
+    # -------------------------------------------------------------------------------------------
+    # what the parts report
 
     def _on_visible(self, queues: Iterable[ConsumeQueue]) -> None:
         self.deriver.note_visible(queues)
@@ -207,16 +216,21 @@ class Engine:
         self.deriver.on_flushed()
         durable_end = self.flusher.durable_end
         for close in self._files.segments.let_go_of_sealed(durable_end):
-            self._runner.beside(Lane.PREPARE, close, lambda _: None, self.fail)  # to unmap 1 GiB takes a while
+            # to unmap 1 GiB takes a while
+            self._runner.beside(Lane.PREPARE, close, lambda _: None, self.fail)
         if self._synced:
             reached = [synced for offset, synced in self._synced if offset < durable_end]
-            self._synced = [(offset, synced) for offset, synced in self._synced if offset >= durable_end]
+            self._synced = [
+                (offset, synced) for offset, synced in self._synced if offset >= durable_end
+            ]
             for synced in reached:
                 resolve(synced, None)
         self._check_drained()
 
     def fail(self, error: Exception) -> None:
-        """The log, or what belongs to it, could not be written: nothing is acknowledged any more."""
+        """The log, or what belongs to it, could not be written: nothing is acknowledged any
+        more.
+        """
         if self._failure is not None:
             return
         self._failure = error
@@ -231,7 +245,8 @@ class Engine:
             resolve(self._kept, False)
         self._on_failure(error)
 
-    # -------------------------------------------------------------------------------------------------------- closing
+    # ----------------------------------------------------------------------------------------------
+    # closing
 
     def stop_waiting(self) -> None:
         """Every reader that waits, or will, returns at once."""
@@ -253,8 +268,14 @@ class Engine:
             await self.in_lane(lane, lambda: None)
         self.is_closed = True
         in_order = is_kept and self._failure is None
-        end, stored_at_ms, epoch = self.writer.written_end, self.writer.stored_at_ms, self._files.recovered.epoch
-        await self.in_lane(Lane.FLUSH, lambda: self._files.close(end, stored_at_ms, epoch, in_order=in_order))
+        end, stored_at_ms, epoch = (
+            self.writer.written_end,
+            self.writer.stored_at_ms,
+            self._files.recovered.epoch,
+        )
+        await self.in_lane(
+            Lane.FLUSH, lambda: self._files.close(end, stored_at_ms, epoch, in_order=in_order)
+        )
         if self._own_runner is not None:
             self._own_runner.close()
 
@@ -268,7 +289,8 @@ class Engine:
         if self._drained is not None and (self.writer.is_idle or self._failure is not None):
             resolve(self._drained, None)
 
-    # ------------------------------------------------------------------------------------------ what the parts ask for
+    # ------------------------------------------------------------------------------------------
+    # what the parts ask for
 
     async def pause(self, delay_ms: int) -> None:
         elapsed: asyncio.Future[None] = self._loop.create_future()
@@ -280,7 +302,13 @@ class Engine:
         self.queues.grow(queue_ends.QUEUE.topic, 1)
         answer: asyncio.Future[Placed] = self._loop.create_future()
         done, failed = answering(answer), failing(answer)
-        self.writer.add(rows_of(messages), durability=Durability.SYNCED, done=done, failed=failed, from_reserve=True)
+        self.writer.add(
+            rows_of(messages),
+            durability=Durability.SYNCED,
+            done=done,
+            failed=failed,
+            from_reserve=True,
+        )
         await self.wait_placed(await answer)
 
     async def wait_placed(self, placed: Placed) -> None:
@@ -293,7 +321,9 @@ class Engine:
         if self._failure is not None:
             raise FlushFailed
         try:
-            await self.in_lane(Lane.FLUSH, lambda: self._files.checkpoint.record_beginning(first_offset))
+            await self.in_lane(
+                Lane.FLUSH, lambda: self._files.checkpoint.record_beginning(first_offset)
+            )
         except OSError as error:
             self.fail(error)
             raise

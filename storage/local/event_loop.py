@@ -1,4 +1,6 @@
-"""The engine's turns, timers and lanes on asyncio: the owner is the running event loop, a lane is a thread of its own."""
+"""The engine's turns, timers and lanes on asyncio: the owner is the running event loop, a lane is a
+thread of its own.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +18,8 @@ class EventLoopRunner:
     def __init__(self) -> None:
         """Called on the loop that will own the store."""
         self._loop = asyncio.get_running_loop()
-        # Own threads: the loop's default executor is shared with name resolution and whatever else is slow.
+        # Own threads: the loop's default executor is shared with name resolution and whatever else
+        # is slow.
         self._lanes = {lane: _LaneThread(self._loop, f"store-{lane.value}") for lane in Lane}
 
     def soon(self, call: Callable[[], None]) -> None:
@@ -25,7 +28,13 @@ class EventLoopRunner:
     def later(self, delay_ms: int, call: Callable[[], None]) -> Timer:
         return self._loop.call_later(delay_ms / 1000, call)
 
-    def beside(self, lane: Lane, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+    def beside(
+        self,
+        lane: Lane,
+        job: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         self._lanes[lane].put(_Job(job, done, failed))
 
     def close(self) -> None:
@@ -41,9 +50,12 @@ class _Job(NamedTuple):
 
 
 class _LaneThread:
-    """Runs jobs in their order, and reports each to the loop. The thread begins with the first of them.
+    """Runs jobs in their order, and reports each to the loop.
 
-    An executor makes a future for each job, with a lock and a condition: as much work again as that of a small flush.
+    The thread begins with the first of them.
+
+    An executor makes a future for each job, with a lock and a condition: as much work again as that
+    of a small flush.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:

@@ -1,7 +1,9 @@
-"""Makes the log durable: one flush in flight, on its own lane; whatever arrives meanwhile goes with the next.
+"""Makes the log durable: one flush in flight, on its own lane; whatever arrives meanwhile goes with
+the next.
 
-The owner's thread owns `durable_end` and what is wanted; the flush lane syncs files and notes the checkpoint. The first failure
-is final: the page cache can no longer be trusted to hold what the disk refused, so nothing is ever synced again.
+The owner's thread owns `durable_end` and what is wanted; the flush lane syncs files and notes the
+checkpoint. The first failure is final: the page cache can no longer be trusted to hold what the
+disk refused, so nothing is ever synced again.
 """
 
 from collections.abc import Callable
@@ -58,7 +60,9 @@ class Flusher:
         return self.times.in_flight_ms()
 
     def request(self, end: int, stored_at_ms: int) -> None:
-        """Make everything below `end` durable, `stored_at_ms` being the time of the newest record there."""
+        """Make everything below `end` durable, `stored_at_ms` being the time of the newest record
+        there.
+        """
         if end > self._wanted_end:
             self._wanted_end = end
             self._wanted_stored_at_ms = stored_at_ms

@@ -1,7 +1,10 @@
-"""Where each consumer group continues in each queue. The truth is a topic of ours in the log; this is its table.
+"""Where each consumer group continues in each queue.
 
-A committed offset is a small message: its body is JSON, {"group", "topic", "queue", "offset"}; the last one counts. One whose
-queue is -1 names a topic or a group that is deleted: what was committed before in that topic, or by that group, counts no more.
+The truth is a topic of ours in the log; this is its table.
+
+A committed offset is a small message: its body is JSON, {"group", "topic", "queue", "offset"}; the
+last one counts. One whose queue is -1 names a topic or a group that is deleted: what was committed
+before in that topic, or by that group, counts no more.
 """
 
 from collections.abc import Collection
@@ -35,9 +38,13 @@ class _Kept(NamedTuple):
     place: int
 
 
-def commit_message(group: str, queue: QueueId, queue_offset: int, *, message_id: str, now_ms: int) -> Message:
+def commit_message(
+    group: str, queue: QueueId, queue_offset: int, *, message_id: str, now_ms: int
+) -> Message:
     body = msgspec.json.encode(_Commit(group, queue.topic, queue.number, queue_offset))
-    return Message(queue=QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, key=group, tag=TAG)
+    return Message(
+        queue=QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, key=group, tag=TAG
+    )
 
 
 def deletion_message(topic: str, *, message_id: str, now_ms: int) -> Message:
@@ -47,7 +54,9 @@ def deletion_message(topic: str, *, message_id: str, now_ms: int) -> Message:
 
 def group_deletion_message(group: str, *, message_id: str, now_ms: int) -> Message:
     body = msgspec.json.encode(_Commit(group, "", _DELETED, _DELETED))
-    return Message(queue=QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, key=group, tag=TAG)
+    return Message(
+        queue=QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, key=group, tag=TAG
+    )
 
 
 class GroupOffsets:
@@ -101,7 +110,12 @@ class GroupOffsets:
         elif commit.queue == _DELETED:
             self.drop_group(commit.group)
         else:
-            self.set(commit.group, QueueId(commit.topic, commit.queue), commit.offset, place=message.queue_offset)
+            self.set(
+                commit.group,
+                QueueId(commit.topic, commit.queue),
+                commit.offset,
+                place=message.queue_offset,
+            )
 
     def encode(self) -> bytes:
         self.has_changed = False

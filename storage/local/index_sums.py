@@ -1,7 +1,9 @@
-"""Checksums of an index file, kept as a snapshot beside it: RocketMQ's own layout has none, and no room for one.
+"""Checksums of an index file, kept as a snapshot beside it: RocketMQ's own layout has none, and no
+room for one.
 
-A sum covers a block of slots or of entries, so that a lookup checks the few kilobytes that it reads. The sums are those of one
-state of the file, whose header they hold: they are saved once that state is on disk, and a start leads the file back to it.
+A sum covers a block of slots or of entries, so that a lookup checks the few kilobytes that it
+reads. The sums are those of one state of the file, whose header they hold: they are saved once that
+state is on disk, and a start leads the file back to it.
 """
 
 from array import array

@@ -1,6 +1,7 @@
 """Flushes by time, for stores that answer from the page cache [FlushRealTimeService].
 
-Every interval: when enough pages wait, or when the last thorough flush is long enough ago, everything written is flushed.
+Every interval: when enough pages wait, or when the last thorough flush is long enough ago,
+everything written is flushed.
 """
 
 from storage.clock import Clock
@@ -14,7 +15,14 @@ from storage.local.runner import Runner, Timer
 class IntervalFlush:
     """The owner's thread."""
 
-    def __init__(self, writer: LogWriter, flusher: Flusher, runner: Runner, clock: Clock, options: LocalStoreOptions) -> None:
+    def __init__(
+        self,
+        writer: LogWriter,
+        flusher: Flusher,
+        runner: Runner,
+        clock: Clock,
+        options: LocalStoreOptions,
+    ) -> None:
         self._writer = writer
         self._flusher = flusher
         self._runner = runner

@@ -1,12 +1,17 @@
-"""The key index: where the messages with a key lie in the log, in RocketMQ's index files. Derived; the log gives it back.
+"""The key index: where the messages with a key lie in the log, in RocketMQ's index files.
 
-A reader of the log: the derive lane feeds it what has become durable, a piece at a time, so that an append costs nothing more.
-What is newer than the files is looked for in the log itself (`key_lookup.py`). The read lane asks while the derive lane writes.
+Derived; the log gives it back.
 
-Files are written in an order that a crash cannot spoil: the entries, then the slots that point at them, then the header that
-counts them, each synced before the next, then the sums of that state (`index_sums.py`). A start leads slots that point past it
-back along their chains, and is fed again from where the state ends. Each block that a lookup reads is compared with its sum; a
-file that differs is made again from the log before the lookup is answered. What this process has written is trusted.
+A reader of the log: the derive lane feeds it what has become durable, a piece at a time, so that an
+append costs nothing more. What is newer than the files is looked for in the log itself
+(`key_lookup.py`). The read lane asks while the derive lane writes.
+
+Files are written in an order that a crash cannot spoil: the entries, then the slots that point at
+them, then the header that counts them, each synced before the next, then the sums of that state
+(`index_sums.py`). A start leads slots that point past it back along their chains, and is fed again
+from where the state ends. Each block that a lookup reads is compared with its sum; a file that
+differs is made again from the log before the lookup is answered. What this process has written is
+trusted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +54,10 @@ class DoubtfulIndex(Exception):
 
 
 class KeyIndex:
-    """The derive lane's but for `find`, which is the read lane's. A recovery may feed it before there are lanes."""
+    """The derive lane's but for `find`, which is the read lane's.
+
+    A recovery may feed it before there are lanes.
+    """
 
     def __init__(
         self,
@@ -63,7 +71,10 @@ class KeyIndex:
         max_open: int,
         scratch: PurePath,
     ) -> None:
-        """Reads what the files that exist say of themselves. `max_open`: files that are kept open."""
+        """Reads what the files that exist say of themselves.
+
+        `max_open`: files that are kept open.
+        """
         self._vfs = vfs
         self._handles = Handles(vfs, limit=max_open)
         self._directory = directory
@@ -76,13 +87,22 @@ class KeyIndex:
         self.rebuilt_files = 0
         names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
         for name in names:
-            file = IndexFile(self._handles, directory / name, slots=slots, entries=entries, sums=self._load_sums(name))
+            file = IndexFile(
+                self._handles,
+                directory / name,
+                slots=slots,
+                entries=entries,
+                sums=self._load_sums(name),
+            )
             if file.has_its_length:
                 self._files = (*self._files, file)
             else:
                 file.close()
-        # Files of other sizes (the settings have changed, or a broker had others), or without their sums, are made again.
-        self.is_whole = len(self._files) == len(names) and all(file.has_sums for file in self._files)
+        # Files of other sizes (the settings have changed, or a broker had others), or without their
+        # sums, are made again.
+        self.is_whole = len(self._files) == len(names) and all(
+            file.has_sums for file in self._files
+        )
         if self._files:
             self.is_whole &= self._files[-1].load()
 
@@ -94,7 +114,9 @@ class KeyIndex:
     def bears_out(self, marks: Mapping[str, int]) -> bool:
         """Do the files hold at least what they held then?"""
         held = self.marks
-        return self.is_whole and all(held.get(name, 0) >= next_entry for name, next_entry in marks.items())
+        return self.is_whole and all(
+            held.get(name, 0) >= next_entry for name, next_entry in marks.items()
+        )
 
     def clear(self) -> None:
         """Forget everything: it will be fed from the beginning of the log."""
@@ -107,7 +129,9 @@ class KeyIndex:
 
     def feed(self, window: bytes, window_offset: int, scan: Scan | Stated) -> None:
         """The records found in `window`; those that it has are passed over."""
-        indexed_offset = max([file.header.end_offset for file in self._files if not file.header.is_empty], default=-1)
+        indexed_offset = max(
+            [file.header.end_offset for file in self._files if not file.header.is_empty], default=-1
+        )
         is_new = scan.record_offsets > indexed_offset
         found = _keys(window, window_offset, scan.record_offsets[is_new], scan.record_bytes[is_new])
         self._add(found.hashes, found.log_offsets, found.stored_at_ms)
@@ -118,18 +142,24 @@ class KeyIndex:
             self._sync(self._files[-1])
 
     def rebuild(self, path: PurePath, log_: CommitLog) -> Iterator[None]:
-        """Make the file again from the records whose keys it has; a window of the log for each step."""
+        """Make the file again from the records whose keys it has; a window of the log for each
+        step.
+        """
         if path == self._files[-1].path:
             self._roll()  # it grows no more
         old = next((file for file in self._files if file.path == path), None)
         if old is None or not old.has_sums:
             return  # dropped, or made again, meanwhile
         begin, end = max(old.header.begin_offset, log_.first_offset), old.header.end_offset
-        made = self._make(self._scratch / f"rebuilt-{path.name}", old.header._replace(used_slots=0, next_entry=1))
+        made = self._make(
+            self._scratch / f"rebuilt-{path.name}", old.header._replace(used_slots=0, next_entry=1)
+        )
         try:
             for piece in log_walk.stated(log_.segments, begin, log_.written_end):
                 kept = piece.record_offsets <= end
-                found = _keys(piece.data, piece.offset, piece.record_offsets[kept], piece.record_bytes[kept])
+                found = _keys(
+                    piece.data, piece.offset, piece.record_offsets[kept], piece.record_bytes[kept]
+                )
                 made.add(*[column[: made.room] for column in found])
                 if not kept.all():
                     break
@@ -149,7 +179,8 @@ class KeyIndex:
         log.error("key_index_rebuilt", file=str(path))
 
     def find(self, topic: str, key: str, *, from_ms: int, to_ms: int) -> Iterator[int]:
-        """Log offsets of records that may have the key, stored in about [from_ms, to_ms], newest first.
+        """Log offsets of records that may have the key, stored in about [from_ms, to_ms], newest
+        first.
 
         Not every one has it: keys share hashes, and times are kept in whole seconds.
         """
@@ -168,7 +199,10 @@ class KeyIndex:
                 # It was forgotten meanwhile, and removed: what it leads to has been dropped.
 
     def forget_before(self, log_offset: int) -> list["IndexFile"]:
-        """The oldest files, that lead to nothing at or behind this place; never the last. `remove` them, then close them."""
+        """The oldest files, that lead to nothing at or behind this place; never the last.
+
+        `remove` them, then close them.
+        """
         count = 0
         while count < len(self._files) - 1 and self._files[count].header.end_offset < log_offset:
             count += 1
@@ -197,7 +231,8 @@ class KeyIndex:
             newest = self._files[-1]
             end = min(at + newest.room, len(hashes))
             while at < end < len(hashes) and log_offsets[end] == log_offsets[end - 1]:
-                end -= 1  # the keys of a record stand in one file: what has its first one has them all
+                # the keys of a record stand in one file: what has its first one has them all
+                end -= 1
             if end == at and not newest.header.is_empty:
                 self._roll()
                 continue
@@ -216,7 +251,9 @@ class KeyIndex:
             inherited = Header(end_ms, end_ms, end_offset, end_offset, 0, 1)
             name = max(name, index_file.name_behind(last.path.name))
         # The sums first: a file without its sums is not believed by a start.
-        self._snapshots.save(_sums_name(name), Snapshot((IndexSums.of_empty(inherited, self._slots).encode(),), {}))
+        self._snapshots.save(
+            _sums_name(name), Snapshot((IndexSums.of_empty(inherited, self._slots).encode(),), {})
+        )
         self._files = (*self._files, self._make(self._directory / name, inherited))
 
     def _make(self, path: PurePath, header: Header) -> "IndexFile":
@@ -239,18 +276,28 @@ class KeyIndex:
 class IndexFile:
     """One file; the newest one has its slots in memory."""
 
-    def __init__(self, handles: Handles, path: PurePath, *, slots: int, entries: int, sums: IndexSums | None) -> None:
-        """`sums`: of the state that the file is led back to; None where none are known, and what it says is not checked."""
+    def __init__(
+        self, handles: Handles, path: PurePath, *, slots: int, entries: int, sums: IndexSums | None
+    ) -> None:
+        """`sums`: of the state that the file is led back to; None where none are known, and what it
+        says is not checked.
+        """
         self.path = path
         self._handles = handles
         self._slots = slots
         self._entries = entries
         with self._use() as file:
             self.has_its_length = file.size() == index_file.file_bytes(slots, entries)
-            self.header = index_file.decode_header(file.read(0, HEADER_BYTES)) if sums is None else sums.header
-        self.sums = IndexSums.of_empty(self.header, slots) if sums is None else sums  # of what was written so far
+            self.header = (
+                index_file.decode_header(file.read(0, HEADER_BYTES))
+                if sums is None
+                else sums.header
+            )
+        # of what was written so far
+        self.sums = IndexSums.of_empty(self.header, slots) if sums is None else sums
         self._checked = None if sums is None else sums.copy()  # what is read is compared with these
-        self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None  # of each slot, the number of its newest entry
+        # of each slot, the number of its newest entry
+        self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None
         self._dirty = np.zeros(0, np.bool_)  # blocks of slots that the file does not have yet
 
     @property
@@ -267,7 +314,9 @@ class IndexFile:
         self._checked = None
 
     def load(self) -> bool:
-        """Take the slots into memory, to be written to. After a crash some may point past what the header counts.
+        """Take the slots into memory, to be written to.
+
+        After a crash some may point past what the header counts.
 
         False where they are not those of the sums.
         """
@@ -276,7 +325,10 @@ class IndexFile:
         self._dirty = np.zeros(-(-self._slots // BLOCK_SLOTS), np.bool_)
         with self._use() as file:
             for data_begin, data_end in file.data_ranges(begin):
-                first, last = (data_begin - begin) // SLOT.itemsize, -(-(data_end - begin) // SLOT.itemsize)
+                first, last = (
+                    (data_begin - begin) // SLOT.itemsize,
+                    -(-(data_end - begin) // SLOT.itemsize),
+                )
                 for slot in range(first, min(last, self._slots), _LOADED_SLOTS):
                     count = min(_LOADED_SLOTS, last - slot, self._slots - slot)
                     piece = file.read(index_file.slot_at(slot), SLOT.itemsize * count)
@@ -286,7 +338,9 @@ class IndexFile:
         checked = self._checked
         raw = newest.astype(SLOT).tobytes()
         step = BLOCK_SLOTS * SLOT.itemsize
-        return checked is None or all(checked.slots_match(at // step, raw[at : at + step]) for at in range(0, len(raw), step))
+        return checked is None or all(
+            checked.slots_match(at // step, raw[at : at + step]) for at in range(0, len(raw), step)
+        )
 
     def unload(self) -> None:
         """Nothing more is written to it, and everything is synced."""
@@ -302,17 +356,22 @@ class IndexFile:
             return
         header = self.header
         if header.is_empty:
-            header = header._replace(begin_stored_at_ms=int(times_ms[0]), begin_offset=int(log_offsets[0]))
+            header = header._replace(
+                begin_stored_at_ms=int(times_ms[0]), begin_offset=int(log_offsets[0])
+            )
         count = len(hashes)
         numbers = np.arange(header.next_entry, header.next_entry + count)
         slots = hashes % self._slots
-        # Entries of one slot, in their order, point each at the one before it; the first at what the slot held.
+        # Entries of one slot, in their order, point each at the one before it; the first at what
+        # the slot held.
         order = np.argsort(slots, kind="stable")
         sorted_slots, sorted_numbers = slots[order], numbers[order]
         is_first = np.concatenate([[True], sorted_slots[1:] != sorted_slots[:-1]])
         is_last = np.concatenate([is_first[1:], [True]])
         previous = np.empty(count, np.int64)
-        previous[order] = np.where(is_first, newest[sorted_slots], np.concatenate([[0], sorted_numbers[:-1]]))
+        previous[order] = np.where(
+            is_first, newest[sorted_slots], np.concatenate([[0], sorted_numbers[:-1]])
+        )
         entries = np.empty(count, ENTRY)
         entries["key_hash"] = hashes
         entries["log_offset"] = log_offsets
@@ -347,11 +406,16 @@ class IndexFile:
         return True
 
     def chain(self, key_hash: int, *, from_ms: int, to_ms: int) -> Iterator[int]:
-        """Log offsets of the entries with this hash and a time in the range, newest first. Raises DoubtfulIndex."""
+        """Log offsets of the entries with this hash and a time in the range, newest first.
+
+        Raises DoubtfulIndex.
+        """
         begin_ms = self.header.begin_stored_at_ms
         number = self._slot(key_hash % self._slots)
         while 0 < number < self._entries:
-            found_hash, log_offset, seconds, previous = np.frombuffer(self._entry(number), ENTRY)[0].tolist()
+            found_hash, log_offset, seconds, previous = np.frombuffer(self._entry(number), ENTRY)[
+                0
+            ].tolist()
             stored_at_ms = begin_ms + seconds * 1000
             if stored_at_ms + 999 < from_ms:
                 return
@@ -372,9 +436,13 @@ class IndexFile:
         if newest is not None:
             return int(newest[slot])
         if self._checked is None:
-            return int.from_bytes(self._read(index_file.slot_at(slot), SLOT.itemsize), "big", signed=True)
+            return int.from_bytes(
+                self._read(index_file.slot_at(slot), SLOT.itemsize), "big", signed=True
+            )
         first = slot - slot % BLOCK_SLOTS
-        raw = self._read(index_file.slot_at(first), min(BLOCK_SLOTS, self._slots - first) * SLOT.itemsize)
+        raw = self._read(
+            index_file.slot_at(first), min(BLOCK_SLOTS, self._slots - first) * SLOT.itemsize
+        )
         if not self._checked.slots_match(first // BLOCK_SLOTS, raw):
             raise DoubtfulIndex(self.path)
         at = (slot - first) * SLOT.itemsize
@@ -392,11 +460,15 @@ class IndexFile:
         return raw[at : at + ENTRY.itemsize]
 
     def _read(self, at: int, length: int) -> bytes:
-        with self._use() as file:  # each time: a search may stop anywhere for as long as its caller likes
+        # each time: a search may stop anywhere for as long as its caller likes
+        with self._use() as file:
             return file.read(at, length)
 
     def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
-        """Take out of the chains what the header does not count. Durable, since those entries will be written over."""
+        """Take out of the chains what the header does not count.
+
+        Durable, since those entries will be written over.
+        """
         ahead = np.flatnonzero(newest >= self.header.next_entry)
         if not len(ahead):
             return
@@ -405,7 +477,11 @@ class IndexFile:
                 number = int(newest[slot])
                 while number >= self.header.next_entry:
                     raw = file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
-                    previous = int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else 0
+                    previous = (
+                        int(np.frombuffer(raw, ENTRY)[0]["previous"])
+                        if len(raw) == ENTRY.itemsize
+                        else 0
+                    )
                     number = previous if 0 <= previous < number else 0
                 newest[slot] = number
             self._dirty[ahead // BLOCK_SLOTS] = True
@@ -416,7 +492,10 @@ class IndexFile:
         assert self._newest is not None
         blocks = np.flatnonzero(self._dirty)
         for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
-            begin, end = int(run[0]) * BLOCK_SLOTS, min((int(run[-1]) + 1) * BLOCK_SLOTS, self._slots)
+            begin, end = (
+                int(run[0]) * BLOCK_SLOTS,
+                min((int(run[-1]) + 1) * BLOCK_SLOTS, self._slots),
+            )
             raw = self._newest[begin:end].astype(SLOT).tobytes()
             file.write(index_file.slot_at(begin), raw)
             step = BLOCK_SLOTS * SLOT.itemsize
@@ -437,7 +516,9 @@ def _keys(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     except (DamagedRecord, ValueError, IndexError):
         pass
     is_whole = np.zeros(len(record_offsets), np.bool_)
-    for number, (offset, length) in enumerate(zip(record_offsets.tolist(), record_bytes.tolist(), strict=True)):
+    for number, (offset, length) in enumerate(
+        zip(record_offsets.tolist(), record_bytes.tolist(), strict=True)
+    ):
         try:
             records.decode(window[offset - window_offset : offset - window_offset + length])
             is_whole[number] = True

@@ -1,4 +1,6 @@
-"""Finds messages by what they are called: through the key index, and in the piece of the log that it does not have yet."""
+"""Finds messages by what they are called: through the key index, and in the piece of the log that
+it does not have yet.
+"""
 
 import heapq
 from bisect import bisect_right
@@ -25,7 +27,9 @@ _NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
 
 
 class Wanted(NamedTuple):
-    """Messages of these topics with this key, or `by_id` this id, stored in [from_ms, to_ms] and below `log_end`."""
+    """Messages of these topics with this key, or `by_id` this id, stored in [from_ms, to_ms] and
+    below `log_end`.
+    """
 
     key: str
     topics: Collection[str]
@@ -49,7 +53,9 @@ class KeyLookup:
         visible_end: Callable[[], int],
         find_queue: Callable[[QueueId], ConsumeQueue | None],
     ) -> None:
-        """`indexed_end`: up to which log offset the index has everything. `visible_end`: up to where readers may see.
+        """`indexed_end`: up to which log offset the index has everything.
+
+        `visible_end`: up to where readers may see.
 
         `find_queue`: None where the topic was deleted.
         """
@@ -61,7 +67,9 @@ class KeyLookup:
         self._visible_end = visible_end
         self._repairs = Repairs(runner)
 
-    async def find(self, wanted: Wanted, *, max_messages: int, max_bytes: int | None = None) -> list[StoredMessage]:
+    async def find(
+        self, wanted: Wanted, *, max_messages: int, max_bytes: int | None = None
+    ) -> list[StoredMessage]:
         """Newest first, without damaged ones. Raises CorruptRecord where those are all there is."""
         while True:
             try:
@@ -69,30 +77,45 @@ class KeyLookup:
             except DoubtfulIndex as doubt:
                 await self._repairs.run(partial(self._index.rebuild, doubt.path, self._log))
 
-    async def _find(self, wanted: Wanted, max_messages: int, max_bytes: int | None) -> list[StoredMessage]:
+    async def _find(
+        self, wanted: Wanted, max_messages: int, max_bytes: int | None
+    ) -> list[StoredMessage]:
         damage: list[CorruptRecord] = []
         search = self._search(wanted, damage)
         found: list[StoredMessage] = []
         is_over = max_messages <= 0
         while not is_over:
-            # A piece at a time: a key that a million messages have must not keep the lane from everybody else.
-            is_over = await in_lane(self._runner, Lane.READ, partial(_advance, search, found, max_messages, max_bytes))
+            # A piece at a time: a key that a million messages have must not keep the lane from
+            # everybody else.
+            is_over = await in_lane(
+                self._runner, Lane.READ, partial(_advance, search, found, max_messages, max_bytes)
+            )
         for one in damage:
-            log.error("not_looked_up", file=str(one.path), log_offset=one.physical_offset, reason=one.reason)
+            log.error(
+                "not_looked_up",
+                file=str(one.path),
+                log_offset=one.physical_offset,
+                reason=one.reason,
+            )
         if damage and not found:
             raise damage[0]
         return found
 
-    def _search(self, wanted: Wanted, damage: list[CorruptRecord]) -> Iterator[StoredMessage | None]:
-        """What is found, newest first; None for each record that was looked at in vain, so that the caller may pause.
+    def _search(
+        self, wanted: Wanted, damage: list[CorruptRecord]
+    ) -> Iterator[StoredMessage | None]:
+        """What is found, newest first; None for each record that was looked at in vain, so that the
+        caller may pause.
 
         Records that cannot be read are added to `damage`. Raises DoubtfulIndex.
         """
-        # Asked before the index is: what moves from the log into the index meanwhile is then met twice, and not missed.
+        # Asked before the index is: what moves from the log into the index meanwhile is then met
+        # twice, and not missed.
         indexed_end = self._indexed_end()
         newer = self._in_log(wanted.key, indexed_end) if indexed_end < wanted.log_end else []
         older = [
-            self._index.find(topic, wanted.key, from_ms=wanted.from_ms, to_ms=wanted.to_ms) for topic in sorted(wanted.topics)
+            self._index.find(topic, wanted.key, from_ms=wanted.from_ms, to_ms=wanted.to_ms)
+            for topic in sorted(wanted.topics)
         ]
         last = -1
         for log_offset in heapq.merge(newer, *older, reverse=True):
@@ -107,14 +130,22 @@ class KeyLookup:
 
     def _judge(self, log_offset: int, wanted: Wanted) -> StoredMessage | None:
         record = self._log.read_at(log_offset)
-        if record is None or record.topic not in wanted.topics or record.transaction in _NOT_DELIVERED:
+        if (
+            record is None
+            or record.topic not in wanted.topics
+            or record.transaction in _NOT_DELIVERED
+        ):
             return None
         if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
             return None
         if not wanted.with_deleted and self._is_deleted(record):
             return None
         message = records.to_message(record)
-        is_wanted = wanted.key == message.message_id if wanted.by_id else wanted.key in (message.key or "").split(" ")
+        is_wanted = (
+            wanted.key == message.message_id
+            if wanted.by_id
+            else wanted.key in (message.key or "").split(" ")
+        )
         return message if is_wanted else None
 
     def _is_deleted(self, record: records.Record) -> bool:
@@ -137,7 +168,10 @@ class KeyLookup:
 
 
 def _advance(
-    search: Iterator[StoredMessage | None], found: list[StoredMessage], max_messages: int, max_bytes: int | None
+    search: Iterator[StoredMessage | None],
+    found: list[StoredMessage],
+    max_messages: int,
+    max_bytes: int | None,
 ) -> bool:
     """Go on with the search for a while; True: it is over."""
     byte_count = sum(len(message.body) for message in found)

@@ -1,4 +1,6 @@
-"""The bounds of queues by derived files of a stopped store: all that is known of messages whose records are damaged or gone."""
+"""The bounds of queues by derived files of a stopped store: all that is known of messages whose
+records are damaged or gone.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +19,9 @@ _ENTRY = np.dtype([("physical_offset", ">i8"), ("record_bytes", ">i4"), ("tag_ha
 
 
 class KnownQueue(NamedTuple):
-    """Queue offsets by the derived files; `at_place` of the first message at or behind the place that is repaired."""
+    """Queue offsets by the derived files; `at_place` of the first message at or behind the place
+    that is repaired.
+    """
 
     first: int
     end: int
@@ -25,18 +29,24 @@ class KnownQueue(NamedTuple):
 
 
 def known_queues(directory: DataDirectory, log_offset: int) -> dict[QueueId, KnownQueue]:
-    """The queues that a derived file names; `log_offset` is the place of the log that is repaired."""
+    """The queues that a derived file names; `log_offset` is the place of the log that is
+    repaired.
+    """
     known = dict(_queues_by_files(directory, log_offset))
     kept = SnapshotFiles(directory).load(QUEUES_SNAPSHOT)
     snapshot = decode_queues(kept) if kept is not None else None
     for topic, number, first, end in snapshot.queues if snapshot is not None else ():
         queue = QueueId(topic, number)
         by_files = known.get(queue, KnownQueue(first, end, end))
-        known[queue] = KnownQueue(max(first, by_files.first), max(end, by_files.end), by_files.at_place)
+        known[queue] = KnownQueue(
+            max(first, by_files.first), max(end, by_files.end), by_files.at_place
+        )
     return known
 
 
-def _queues_by_files(directory: DataDirectory, log_offset: int) -> Iterator[tuple[QueueId, KnownQueue]]:
+def _queues_by_files(
+    directory: DataDirectory, log_offset: int
+) -> Iterator[tuple[QueueId, KnownQueue]]:
     vfs, root = directory.vfs, directory.consume_queues
     for topic in vfs.list_directory(root) if vfs.exists(root) else ():
         for number in vfs.list_directory(root / topic):
@@ -53,9 +63,13 @@ def _queues_by_files(directory: DataDirectory, log_offset: int) -> Iterator[tupl
                     behind = places[entries["physical_offset"][places] >= log_offset]
                     first_behind = int(behind[0]) if len(behind) else int(places[-1]) + 1
                     at = base // ENTRY_BYTES
-                    found += [(at + int(places[0]), at + first_behind), (at + int(places[-1]) + 1, at + first_behind)]
+                    found += [
+                        (at + int(places[0]), at + first_behind),
+                        (at + int(places[-1]) + 1, at + first_behind),
+                    ]
             if found:
                 first, end = found[0][0], found[-1][0]
-                # The first file that has an entry behind the place tells; where none has one, the end.
+                # The first file that has an entry behind the place tells; where none has one, the
+                # end.
                 at_place = next((place for last, place in found[1::2] if place < last), end)
                 yield QueueId(topic, int(number)), KnownQueue(first, end, at_place)

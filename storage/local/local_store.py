@@ -34,7 +34,17 @@ from storage.local.runner import Lane, Runner
 from storage.local.running_verification import WINDOW_BYTES, RunningStoreVerification
 from storage.local.store_files import StoreFiles
 from storage.local.verify.verification import StoreVerification
-from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, Placed, QueueId, Row, StoredMessage
+from storage.message import (
+    Appended,
+    DueEntry,
+    Durability,
+    Message,
+    OffsetRange,
+    Placed,
+    QueueId,
+    Row,
+    StoredMessage,
+)
 from storage.store import (
     ANY_LABEL,
     LAST_MS,
@@ -70,14 +80,16 @@ class LocalMessageStore:
     ) -> "LocalMessageStore":
         """Take the store's directory, recover what is there, get ready to append.
 
-        `on_failure` is told once when the store can no longer be trusted to keep anything; the process should end then.
-        Raises DirectoryInUse, UnknownFormat, CorruptRecord.
+        `on_failure` is told once when the store can no longer be trusted to keep anything; the
+        process should end then. Raises DirectoryInUse, UnknownFormat, CorruptRecord.
         """
         own_runner = EventLoopRunner() if runner is None else None
         used = runner or own_runner
         assert used is not None
         try:
-            files = await in_lane(used, Lane.READ, lambda: StoreFiles.open(directory, options, vfs, clock, progress))
+            files = await in_lane(
+                used, Lane.READ, lambda: StoreFiles.open(directory, options, vfs, clock, progress)
+            )
         except BaseException:
             if own_runner is not None:
                 own_runner.close()
@@ -100,7 +112,9 @@ class LocalMessageStore:
         self._runner = runner
         self._expiring = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
-        self._engine = engine = Engine(options, files, clock, identifiers, runner, own_runner, on_failure)
+        self._engine = engine = Engine(
+            options, files, clock, identifiers, runner, own_runner, on_failure
+        )
         self._check_readable = engine.check_readable
         self._in_lane = engine.in_lane
         # Not looked up in the engine at each call: an append is counted in microseconds.
@@ -121,12 +135,15 @@ class LocalMessageStore:
         self._scrub = engine.scrub
         self._deletion = engine.deletion
 
-    # --------------------------------------------------------------------------------------------------- MessageStore
+    # ----------------------------------------------------------------------------------------------
+    # MessageStore
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
         known = self._queues.count(topic)
         if queue_count < known:
-            raise InvalidRequest(f"topic {topic} has {known} queues; their number cannot shrink to {queue_count}")
+            raise InvalidRequest(
+                f"topic {topic} has {known} queues; their number cannot shrink to {queue_count}"
+            )
         self._queues.grow(topic, queue_count)
 
     async def queues(self, topic: str) -> tuple[QueueId, ...]:
@@ -136,21 +153,37 @@ class LocalMessageStore:
         return tuple(QueueId(topic, number) for number in range(count))
 
     async def append(
-        self, messages: Sequence[Message], *, durability: Durability | None = None, from_reserve: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        durability: Durability | None = None,
+        from_reserve: bool = False,
     ) -> list[Appended]:
         if not messages:
             return []
         answer: asyncio.Future[Placed] = self._loop.create_future()
         done, failed = answering(answer), failing(answer)
-        self.append_rows(rows_of(messages), durability=durability, done=done, failed=failed, from_reserve=from_reserve)
+        self.append_rows(
+            rows_of(messages),
+            durability=durability,
+            done=done,
+            failed=failed,
+            from_reserve=from_reserve,
+        )
         placed = await answer
         queues = [message.queue for message in messages]
         stored_at_ms, durable = repeat(placed.stored_at_ms), repeat(placed.durable)
-        return list(map(Appended, queues, placed.queue_offsets, placed.log_offsets, stored_at_ms, durable))
+        return list(
+            map(Appended, queues, placed.queue_offsets, placed.log_offsets, stored_at_ms, durable)
+        )
 
-    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+    async def read(
+        self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
+    ) -> list[StoredMessage]:
         self._check_readable()
-        return await self._reader.read(queue, queue_offset, max_messages=max_messages, max_bytes=max_bytes)
+        return await self._reader.read(
+            queue, queue_offset, max_messages=max_messages, max_bytes=max_bytes
+        )
 
     def bounds(self, queue: QueueId) -> OffsetRange:
         """RowAppends."""
@@ -162,7 +195,9 @@ class LocalMessageStore:
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
         found = self._queues[queue]
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        while found.end <= queue_offset and self._engine.waits and self._queues.find(queue) is found:
+        while (
+            found.end <= queue_offset and self._engine.waits and self._queues.find(queue) is found
+        ):
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return False
@@ -215,7 +250,8 @@ class LocalMessageStore:
             self._closing = asyncio.ensure_future(self._engine.close())
         await asyncio.shield(self._closing)
 
-    # --------------------------------------------------------------------------------------------------------- extras
+    # ----------------------------------------------------------------------------------------------
+    # extras
 
     def append_rows(
         self,
@@ -231,11 +267,17 @@ class LocalMessageStore:
             raise StorageFull
         if not 0 < len(rows) <= unit.MAX_RECORDS:
             raise InvalidRequest(f"{len(rows)} messages in one append, not 1 to {unit.MAX_RECORDS}")
-        self._writer.add(rows, durability=durability, done=done, failed=failed, from_reserve=from_reserve)
+        self._writer.add(
+            rows, durability=durability, done=done, failed=failed, from_reserve=from_reserve
+        )
 
     async def topics(self) -> Mapping[str, int]:
         """TopicListing."""
-        return {topic: count for topic, count in self._queues.counts.items() if self._queues.holds_messages(topic)}
+        return {
+            topic: count
+            for topic, count in self._queues.counts.items()
+            if self._queues.holds_messages(topic)
+        }
 
     async def delete_topic(self, topic: str) -> None:
         """TopicDeletion."""
@@ -252,14 +294,19 @@ class LocalMessageStore:
         """SyncedPosition."""
         return log_offset is not None and log_offset < self._flusher.durable_end
 
-    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False) -> int:
+    async def expire(
+        self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False
+    ) -> int:
         """Retention."""
         async with self._expiring:  # the loop and an operator
             self._check_readable()
             try:
-                return await self._retention.run_once(now_ms, put_back, keep_ms=keep_ms, at_any_hour=at_any_hour)
+                return await self._retention.run_once(
+                    now_ms, put_back, keep_ms=keep_ms, at_any_hour=at_any_hour
+                )
             except LogTakenAway as error:
-                self._engine.fail(error)  # what is acknowledged from now on would be gone with the process
+                # what is acknowledged from now on would be gone with the process
+                self._engine.fail(error)
                 raise
 
     async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> list[SegmentInfo]:
@@ -373,7 +420,9 @@ class LocalMessageStore:
             max_bytes=max_bytes,
         )
 
-    def block_now(self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int) -> RecordBlock | None:
+    def block_now(
+        self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int
+    ) -> RecordBlock | None:
         """BlockReads."""
         self._check_readable()
         return self._reader.block_now(queue, queue_offset, count, max_bytes=max_bytes)
@@ -389,27 +438,37 @@ class LocalMessageStore:
         waiting = self._deriver.waiting_snapshot(name)
         if waiting is not None:
             return waiting
-        return await self._in_lane(Lane.READ, lambda: self._files.load_snapshot(name, self._queues.bounds_of))
+        return await self._in_lane(
+            Lane.READ, lambda: self._files.load_snapshot(name, self._queues.bounds_of)
+        )
 
     def due_positions(self) -> Mapping[QueueId, int]:
         """DueIndex."""
         return dict(self._due_index.positions)
 
-    def change_due(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
+    def change_due(
+        self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
+    ) -> None:
         """DueIndex. It becomes files with the next thorough round; nothing waits for it."""
         self._due_index.change(added, taken, positions)
 
-    async def read_due(self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
+    async def read_due(
+        self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
+    ) -> DuePage:
         """DueIndex."""
         self._check_readable()
-        read = self._due_index.reading(after, until_ms=until_ms, max_entries=max_entries, labels=labels)
+        read = self._due_index.reading(
+            after, until_ms=until_ms, max_entries=max_entries, labels=labels
+        )
         return await self._in_lane(Lane.READ, read)
 
     async def holds_due(self, entry: DueEntry) -> bool:
         """DueIndex."""
         self._check_readable()
         said = self._due_index.says_of(entry)
-        return await self._in_lane(Lane.READ, self._due_index.holding(entry)) if said is None else said
+        return (
+            await self._in_lane(Lane.READ, self._due_index.holding(entry)) if said is None else said
+        )
 
     async def count_due(self, *, until_ms: int) -> int:
         """DueIndex."""
@@ -479,10 +538,16 @@ class LocalMessageStore:
         directory = self._files.directory
         made = await self._in_lane(
             Lane.READ,
-            lambda: StoreVerification(directory.vfs, directory.root, is_running=True, window_bytes=WINDOW_BYTES),
+            lambda: StoreVerification(
+                directory.vfs, directory.root, is_running=True, window_bytes=WINDOW_BYTES
+            ),
         )
         return RunningStoreVerification(
-            made, self._engine.verify_limit, check=self._check_readable, pause=self._engine.pause, in_lane=self._in_lane
+            made,
+            self._engine.verify_limit,
+            check=self._check_readable,
+            pause=self._engine.pause,
+            in_lane=self._in_lane,
         )
 
     async def scrub(self) -> int:

@@ -1,4 +1,6 @@
-"""The log between two borders, window by window: for those who read all of it after it is known to be whole."""
+"""The log between two borders, window by window: for those who read all of it after it is known to
+be whole.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -37,7 +39,8 @@ def windows(segments: Segments, begin: int, end: int) -> Iterator[Window]:
         if found.stop is Stop.END_OF_FILE:
             at = segment.end_offset
         elif found.stop is Stop.WINDOW_END and offset + length < min(end, segment.end_offset):
-            window_bytes = _WINDOW_BYTES if found.end > at else window_bytes * 2  # a unit may be larger than a window
+            # a unit may be larger than a window
+            window_bytes = _WINDOW_BYTES if found.end > at else window_bytes * 2
             at = found.end
         elif found.end < min(end, segment.end_offset):
             raise CorruptRecord(segment.path, found.end, found.reason or "zeros where a unit was")
@@ -46,7 +49,9 @@ def windows(segments: Segments, begin: int, end: int) -> Iterator[Window]:
 
 
 class Stated(NamedTuple):
-    """Bytes of the log from `offset` on, and the records in them by what they state of themselves."""
+    """Bytes of the log from `offset` on, and the records in them by what they state of
+    themselves.
+    """
 
     data: bytes
     offset: int
@@ -55,10 +60,11 @@ class Stated(NamedTuple):
 
 
 def stated(segments: Segments, begin: int, end: int) -> Iterator[Stated]:
-    """The records of [begin, end), damage passed over; nothing but their magics and places is checked.
+    """The records of [begin, end), damage passed over; nothing but their magics and places is
+    checked.
 
-    `begin` is the border of a record. Where no record follows another, the next one is the next place in the file that names
-    itself. Raises IndexError where a segment was dropped meanwhile.
+    `begin` is the border of a record. Where no record follows another, the next one is the next
+    place in the file that names itself. Raises IndexError where a segment was dropped meanwhile.
     """
     at = begin
     wanted = _WINDOW_BYTES
@@ -77,7 +83,10 @@ def stated(segments: Segments, begin: int, end: int) -> Iterator[Stated]:
 
 
 def _stated_in(data: bytes, offset: int, *, is_all: bool) -> tuple[list[tuple[int, int]], int]:
-    """((log offset, length) of each whole record, how far to go on). A step beyond the data: a record that begins it."""
+    """((log offset, length) of each whole record, how far to go on).
+
+    A step beyond the data: a record that begins it.
+    """
     found: list[tuple[int, int]] = []
     at = last = 0
     while 0 <= at < len(data):

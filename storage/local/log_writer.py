@@ -1,8 +1,10 @@
-"""The end of the log: collects the appends of one turn, writes them as one unit, answers when they are as sure as they must be.
+"""The end of the log: collects the appends of one turn, writes them as one unit, answers when they
+are as sure as they must be.
 
-The owner's thread is the only writer. A turn's calls are joined and written to the segment in one step, or a piece in each turn
-where they are large; one flush is in flight, and while it is, new calls wait and go into the next unit (fewer, larger
-units cost less). A unit becomes visible to readers, and its calls are answered, when the policy says it is safe:
+The owner's thread is the only writer. A turn's calls are joined and written to the segment in one
+step, or a piece in each turn where they are large; one flush is in flight, and while it is, new
+calls wait and go into the next unit (fewer, larger units cost less). A unit becomes visible to
+readers, and its calls are answered, when the policy says it is safe:
 
     policy       call asks for      visible                                    answered
     before_ack   nothing, SYNCED    when durable                               when durable
@@ -11,8 +13,8 @@ units cost less). A unit becomes visible to readers, and its calls are answered,
     interval     BUFFERED           same                                       when written
     interval     SYNCED             when durable                               when durable
 
-Units become visible in order. So behind a unit that must be durable first nothing is seen either: else a power cut could undo a
-decision that somebody has already read.
+Units become visible in order. So behind a unit that must be durable first nothing is seen either:
+else a power cut could undo a decision that somebody has already read.
 """
 
 from collections import deque
@@ -58,10 +60,23 @@ class _Call(msgspec.Struct):
 class _Unit:
     """A unit that is written and not yet visible. The lists have one item a row."""
 
-    __slots__ = ("end", "entries", "must_sync", "places", "queue_offsets", "queues", "stored_at_ms", "waiting")
+    __slots__ = (
+        "end",
+        "entries",
+        "must_sync",
+        "places",
+        "queue_offsets",
+        "queues",
+        "stored_at_ms",
+        "waiting",
+    )
 
     def __init__(
-        self, queues: Sequence[ConsumeQueue], queue_offsets: list[int], encoded: unit.EncodedUnit, stored_at_ms: int
+        self,
+        queues: Sequence[ConsumeQueue],
+        queue_offsets: list[int],
+        encoded: unit.EncodedUnit,
+        stored_at_ms: int,
     ) -> None:
         self.queues = queues
         self.queue_offsets = queue_offsets
@@ -70,20 +85,30 @@ class _Unit:
         self.end = encoded.end
         self.stored_at_ms = stored_at_ms
         self.must_sync = False
-        self.waiting: list[tuple[_Call, int]] = []  # calls not yet answered, and where their rows begin in the lists
+        # calls not yet answered, and where their rows begin in the lists
+        self.waiting: list[tuple[_Call, int]] = []
 
     def placed(self, call: _Call, at: int, *, durable: bool) -> Placed:
         until = at + len(call.rows)
-        return Placed(self.queue_offsets[at:until], self.places[at:until], self.stored_at_ms, durable)
+        return Placed(
+            self.queue_offsets[at:until], self.places[at:until], self.stored_at_ms, durable
+        )
 
 
 class _Storing:
-    """A large unit that is being copied to the log, piece by piece; nothing else is written before its end."""
+    """A large unit that is being copied to the log, piece by piece; nothing else is written before
+    its end.
+    """
 
     __slots__ = ("at", "calls", "pieces", "written")
 
-    def __init__(self, pieces: Iterator[bytes], at: int, written: _Unit, calls: list[_Call]) -> None:
-        """`at`: the log offset of the next piece. `written`: the unit as it is when all of it is stored."""
+    def __init__(
+        self, pieces: Iterator[bytes], at: int, written: _Unit, calls: list[_Call]
+    ) -> None:
+        """`at`: the log offset of the next piece.
+
+        `written`: the unit as it is when all of it is stored.
+        """
         self.pieces = pieces
         self.at = at
         self.written = written
@@ -105,7 +130,10 @@ class LogWriter:
         on_visible: Callable[[Iterable[ConsumeQueue]], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_visible` is told the queues that have new messages, each once. `on_failure`: the log cannot be written."""
+        """`on_visible` is told the queues that have new messages, each once.
+
+        `on_failure`: the log cannot be written.
+        """
         self._log = log
         self._queues = queues
         self._preparer = preparer
@@ -131,7 +159,9 @@ class LogWriter:
         self._closed: StoreClosed | FlushFailed | None = None
 
     def attach(self, flusher: Flusher) -> None:
-        """The two know each other: the writer asks for flushes, the flusher says how far they came."""
+        """The two know each other: the writer asks for flushes, the flusher says how far
+        they came.
+        """
         self._flusher = flusher
 
     @property
@@ -167,7 +197,8 @@ class LogWriter:
         """Nothing waits to be written, durable or visible."""
         return not self._calls and not self._units and self._storing is None
 
-    # -------------------------------------------------------------------------------------------------------- appending
+    # ----------------------------------------------------------------------------------------------
+    # appending
 
     def add(
         self,
@@ -180,7 +211,8 @@ class LogWriter:
     ) -> None:
         """Take rows, at least one, as one call; it is written in this turn.
 
-        Raises UnknownTopic, UnknownQueue, StoreClosed, FlushFailed, Backpressure: nothing was taken.
+        Raises UnknownTopic, UnknownQueue, StoreClosed, FlushFailed, Backpressure: nothing was
+        taken.
         """
         queues = self._queues.of_rows(rows)
         if self._closed is not None:
@@ -190,20 +222,27 @@ class LogWriter:
             limit_bytes += self._options.reserved_queue_bytes
         cost_bytes = sum([len(row[2]) for row in rows]) + _FIXED_COST_BYTES * len(rows)
         if self._queued_bytes + cost_bytes > limit_bytes and self._queued_bytes:
-            raise Backpressure(f"{self._queued_bytes} bytes wait to be written, the limit is {limit_bytes}")
+            raise Backpressure(
+                f"{self._queued_bytes} bytes wait to be written, the limit is {limit_bytes}"
+            )
         self._queued_bytes += cost_bytes
         if not self._is_scheduled:
             self._is_scheduled = True
             self._turn_ms = self._clock.monotonic_ms()  # asked once for all calls of the turn
             self._runner.soon(self._turn)
-        self._calls.append(_Call(rows, queues, durability, done, failed, from_reserve, cost_bytes, self._turn_ms))
+        self._calls.append(
+            _Call(rows, queues, durability, done, failed, from_reserve, cost_bytes, self._turn_ms)
+        )
 
     def close(self, reason: StoreClosed) -> None:
         """Take nothing more; what was taken is still written and answered."""
         self._closed = self._closed or reason
 
     def fail(self, error: Exception) -> None:
-        """The log cannot be made durable. Nobody who waits is acknowledged, nothing more is taken."""
+        """The log cannot be made durable.
+
+        Nobody who waits is acknowledged, nothing more is taken.
+        """
         self._closed = failure = FlushFailed(f"the log could not be made durable: {error}")
         calls = [call for written in self._units for call, _ in written.waiting]
         calls += [*(self._storing.calls if self._storing is not None else ()), *self._calls]
@@ -222,7 +261,9 @@ class LogWriter:
         self._write_calls()
 
     def on_full(self) -> None:
-        """There is no space ahead and none to be had: who waits for it is refused, but for those whom the reserve is for."""
+        """There is no space ahead and none to be had: who waits for it is refused, but for those
+        whom the reserve is for.
+        """
         calls, self._calls = self._calls, deque([call for call in self._calls if call.from_reserve])
         self._refuse([call for call in calls if not call.from_reserve], self._preparer.refusal())
         self._write_calls()
@@ -242,7 +283,9 @@ class LogWriter:
                 return
 
     def _should_wait(self) -> bool:
-        """While a flush is in flight a unit written now would only wait for the next one, as it does in memory."""
+        """While a flush is in flight a unit written now would only wait for the next one, as it
+        does in memory.
+        """
         if self._options.flush is not FlushPolicy.BEFORE_ACK or not self.flusher.is_busy:
             return False
         if self.flusher.busy_ms() >= self._options.sync_timeout_ms:
@@ -263,7 +306,10 @@ class LogWriter:
         return calls
 
     def _write(self, calls: list[_Call]) -> bool:
-        """Write the calls as one unit, or as one each where that does not fit. False: not yet, they are still to be written."""
+        """Write the calls as one unit, or as one each where that does not fit.
+
+        False: not yet, they are still to be written.
+        """
         rows, queues = calls[0].rows, calls[0].queues
         if len(calls) > 1:
             rows = [row for call in calls for row in call.rows]
@@ -319,7 +365,10 @@ class LogWriter:
         self._write_calls()
 
     def _store(self, at: int, data: bytes) -> bool:
-        """Write to the log. False where that failed: no more is written, and who waits is refused in a moment."""
+        """Write to the log.
+
+        False where that failed: no more is written, and who waits is refused in a moment.
+        """
         try:
             self._log.segments.store(at, data)
         except OSError as error:
@@ -328,7 +377,9 @@ class LogWriter:
         return not self._has_failed
 
     def _next_stored_at_ms(self) -> int:
-        """The clock's time, but never before that of the newest record: a search by time needs that."""
+        """The clock's time, but never before that of the newest record: a search by time needs
+        that.
+        """
         wall_ms = self._clock.wall_ms()
         ahead_ms = self._stored_at_ms - wall_ms
         if (ahead_ms > _AHEAD_TOLD_MS) != self._is_ahead:
@@ -352,7 +403,10 @@ class LogWriter:
         begin = self.written_end
         capacity = self._options.segment_bytes - records.END_OF_FILE_BYTES
         if unit_bytes > capacity:
-            error = MessageTooLarge(f"the messages take {unit_bytes} bytes of log, a segment {capacity}", limit_bytes=capacity)
+            error = MessageTooLarge(
+                f"the messages take {unit_bytes} bytes of log, a segment {capacity}",
+                limit_bytes=capacity,
+            )
             return self._refuse([call], error)
         needed_end = segment_end + unit_bytes + records.END_OF_FILE_BYTES
         if not self._may_go_to(needed_end, [call]):
@@ -364,24 +418,32 @@ class LogWriter:
         return self._write([call])
 
     def _may_go_to(self, end: int, calls: list[_Call]) -> bool:
-        """Is there room for the calls, in front of the reserve or, where it is for all of them, in it?"""
+        """Is there room for the calls, in front of the reserve or, where it is for all of them, in
+        it?
+        """
         is_reserved = all(call.from_reserve for call in calls)
         return end <= (self._preparer.prepared_end if is_reserved else self._preparer.room_end)
 
     def _wait_for_space(self, calls: list[_Call], end: int) -> bool:
-        """False: the calls wait for the preparer. True: the disk is full; they are refused, or written in the reserve."""
+        """False: the calls wait for the preparer.
+
+        True: the disk is full; they are refused, or written in the reserve.
+        """
         self._preparer.require(end)
         if not self._preparer.is_full:
             return False
         reserved = [call for call in calls if call.from_reserve]
         if len(reserved) == len(calls):
-            return not self._preparer.may_reach(end) and self._refuse(calls, self._preparer.refusal())
+            return not self._preparer.may_reach(end) and self._refuse(
+                calls, self._preparer.refusal()
+            )
         self._refuse([call for call in calls if not call.from_reserve], self._preparer.refusal())
         calls[:] = reserved
         return not calls or self._write(calls)
 
     def _written(self, written: _Unit, calls: list[_Call]) -> None:
-        """The unit is in the page cache: let readers see it, answer whom that is enough for, and see to the others.
+        """The unit is in the page cache: let readers see it, answer whom that is enough for, and
+        see to the others.
 
         Readers that wait come first: theirs is the longer way.
         """
@@ -409,7 +471,8 @@ class LogWriter:
             self._answer(call, written.placed(call, at, durable=False))
         self._watch_sync()
 
-    # ------------------------------------------------------------------------------------------- visible, and answered
+    # -------------------------------------------------------------------------------------------
+    # visible, and answered
 
     def _publish(self) -> None:
         """Let readers see what is safe to see, and answer its calls."""
@@ -431,7 +494,9 @@ class LogWriter:
                 self._answer(call, visible.placed(call, at, durable=visible.end <= durable_end))
 
     def _watch_sync(self) -> None:
-        """See to it that no append waits for a sync longer than the limit, counted from when it was taken."""
+        """See to it that no append waits for a sync longer than the limit, counted from when it was
+        taken.
+        """
         if self._sync_timer_runs:
             return
         oldest = next((call for written in self._units for call, _ in written.waiting), None)
@@ -440,7 +505,9 @@ class LogWriter:
         if oldest is not None:
             self._sync_timer_runs = True
             waited_ms = self._clock.monotonic_ms() - oldest.added_ms
-            self._runner.later(max(1, self._options.sync_timeout_ms - waited_ms), self._answer_overdue)
+            self._runner.later(
+                max(1, self._options.sync_timeout_ms - waited_ms), self._answer_overdue
+            )
 
     def _answer_overdue(self) -> None:
         """Answer sends that waited too long as what they are: stored, not yet durable."""
@@ -449,7 +516,9 @@ class LogWriter:
         limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
         for written in self._units:
             overdue = [(call, at) for call, at in written.waiting if call.added_ms <= limit_ms]
-            written.waiting = [(call, at) for call, at in written.waiting if call.added_ms > limit_ms]
+            written.waiting = [
+                (call, at) for call, at in written.waiting if call.added_ms > limit_ms
+            ]
             for call, at in overdue:
                 self._answer(call, written.placed(call, at, durable=False))
             self.flusher.times.note_answered_before(len(overdue))

@@ -1,4 +1,6 @@
-"""Committing an offset of a group: a message of ours in the log, and its row in the table once the message can be read."""
+"""Committing an offset of a group: a message of ours in the log, and its row in the table once the
+message can be read.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +22,12 @@ class OffsetCommits:
     """On the owner's event loop."""
 
     def __init__(
-        self, offsets: GroupOffsets, queues: ConsumeQueues, writer: LogWriter, clock: Clock, identifiers: Identifiers
+        self,
+        offsets: GroupOffsets,
+        queues: ConsumeQueues,
+        writer: LogWriter,
+        clock: Clock,
+        identifiers: Identifiers,
     ) -> None:
         self._offsets = offsets
         self._queues = queues
@@ -33,10 +40,17 @@ class OffsetCommits:
     async def commit(self, group: str, queue: QueueId, queue_offset: int) -> None:
         """Durable on return."""
         message = group_offsets.commit_message(
-            group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
+            group,
+            queue,
+            queue_offset,
+            message_id=self._identifiers.new("msg"),
+            now_ms=self._clock.wall_ms(),
         )
-        # In `done` and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
-        answer = self._add(message, lambda place: self._offsets.set(group, queue, queue_offset, place=place))
+        # In `done` and not in the caller's turn: a snapshot of the table must never miss a message
+        # that can be read.
+        answer = self._add(
+            message, lambda place: self._offsets.set(group, queue, queue_offset, place=place)
+        )
         self._under_way[group, queue] = answer
         try:
             await answer
@@ -61,12 +75,19 @@ class OffsetCommits:
             resolve(answer, None)
 
         rows, failed = rows_of([message]), failing(answer)
-        self._writer.add(rows, durability=Durability.SYNCED, done=done, failed=failed, from_reserve=True)
+        self._writer.add(
+            rows, durability=Durability.SYNCED, done=done, failed=failed, from_reserve=True
+        )
         return answer
 
     async def put_back(self, below: int) -> None:
-        """Say again what messages before this place say. Not where somebody is about to commit: what is said last counts."""
-        while expiring := [one for one in self._offsets.below(below) if not self._queues.is_closing(one[1].topic)]:
+        """Say again what messages before this place say.
+
+        Not where somebody is about to commit: what is said last counts.
+        """
+        while expiring := [
+            one for one in self._offsets.below(below) if not self._queues.is_closing(one[1].topic)
+        ]:
             free = [one for one in expiring if one[:2] not in self._under_way]
             if free:
                 await asyncio.gather(*[self.commit(*one) for one in free[:_TOGETHER]])

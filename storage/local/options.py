@@ -33,7 +33,8 @@ class LocalStoreOptions:
     slow_sync_ms: int = 2_000  # buffered sends wait for a sync that takes longer
     warn_sync_ms: int = 500  # a sync that takes longer leaves a warning in the log
     prepare_ahead_bytes: int = 64 * MIB  # zero-filled and synced in front of the writer
-    reserve_bytes: int = 0  # of log, for what settles something on a full disk; 0: a 64th of a segment
+    # of log, for what settles something on a full disk; 0: a 64th of a segment
+    reserve_bytes: int = 0
     max_queued_bytes: int = 64 * MIB  # bodies that wait to be written or synced; more is refused
     reserved_queue_bytes: int = 16 * MIB  # beyond that, for what settles something
     max_unit_bytes: int = 4 * MIB  # sends of one tick are joined up to here
@@ -42,40 +43,62 @@ class LocalStoreOptions:
     snapshot_log_bytes: int = 64 * MIB  # or after so much log: what a start has to replay
     max_open_queue_files: int = 0  # 0: 512, or a quarter of what the process may open
     max_open_index_files: int = 16
-    max_open_segments: int = 64  # of those that are only read; what is being written is open and mapped beside them
+    # of those that are only read; what is being written is open and mapped beside them
+    max_open_segments: int = 64
     retention_ms: int = 72 * 3_600_000  # a segment expires when its newest record is older
     delete_hours: str = "04"  # UTC, with ; between
     delete_batch: int = 10  # segments in one run
     delete_pause_ms: int = 100  # between two of them [deleteCommitLogFilesInterval]
     clean_above: float = 0.75  # of the disk: what has expired goes at any hour
-    force_above: float = 0.85  # a warning; with on_full = delete_oldest what has not expired goes, too
+    # a warning; with on_full = delete_oldest what has not expired goes, too
+    force_above: float = 0.85
     refuse_above: float = 0.90  # new messages are refused
     on_full: OnFull = OnFull.KEEP
-    scrub_bytes_per_second: int = 8 * MIB  # of the old log, read and verified in the background; 0: never
-    scrub_interval_ms: int = 7 * 24 * 3_600_000  # from the beginning of one pass to that of the next
+    # of the old log, read and verified in the background; 0: never
+    scrub_bytes_per_second: int = 8 * MIB
+    # from the beginning of one pass to that of the next
+    scrub_interval_ms: int = 7 * 24 * 3_600_000
     verify_bytes_per_second: int = 16 * MIB  # of all files, read and compared for an operator
     index_slots: int = 5_000_000  # of the key index: 4 bytes each in memory
     index_file_entries: int = 20_000_000
 
     def __post_init__(self) -> None:
-        if self.segment_bytes < 4 * PAGE_BYTES or self.segment_bytes % PAGE_BYTES or self.segment_bytes >= 1 << 31:
+        if (
+            self.segment_bytes < 4 * PAGE_BYTES
+            or self.segment_bytes % PAGE_BYTES
+            or self.segment_bytes >= 1 << 31
+        ):
             limits = f"a multiple of {PAGE_BYTES} from {4 * PAGE_BYTES} to below 2 GiB"
             raise ValueError(f"segment_bytes must be {limits}, got {self.segment_bytes}")
         require_at_least(1, self, (
-            "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
-            "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
-            "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_segments",
-            "max_open_index_files", "index_slots", "retention_ms", "delete_batch", "scrub_interval_ms",
+            "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms",
+            "flush_max_bytes", "sync_timeout_ms",
+            "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes",
+            "reserved_queue_bytes", "max_unit_bytes",
+            "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes",
+            "max_open_segments",
+            "max_open_index_files", "index_slots", "retention_ms", "delete_batch",
+            "scrub_interval_ms",
             "verify_bytes_per_second",
         ))  # fmt: skip
         if not 0 < self.clean_above <= self.force_above <= self.refuse_above <= 1:
-            raise ValueError("clean_above, force_above and refuse_above must rise, above 0 and up to 1")
-        if not all(hour.strip().isdigit() and int(hour) < 24 for hour in self.delete_hours.split(";")):
-            raise ValueError(f"delete_hours must be hours from 00 to 23 with ; between, got {self.delete_hours}")
+            raise ValueError(
+                "clean_above, force_above and refuse_above must rise, above 0 and up to 1"
+            )
+        if not all(
+            hour.strip().isdigit() and int(hour) < 24 for hour in self.delete_hours.split(";")
+        ):
+            raise ValueError(
+                f"delete_hours must be hours from 00 to 23 with ; between, got {self.delete_hours}"
+            )
         if not 0 <= self.reserve_bytes <= self.segment_bytes:
-            raise ValueError(f"reserve_bytes must be from 0 to segment_bytes, got {self.reserve_bytes}")
+            raise ValueError(
+                f"reserve_bytes must be from 0 to segment_bytes, got {self.reserve_bytes}"
+            )
         if self.index_file_entries < 2 or self.index_file_entries >= 1 << 31:
-            raise ValueError(f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}")
+            raise ValueError(
+                f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}"
+            )
         for name in ("flush_least_pages", "delete_pause_ms", "max_open_queue_files"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -99,7 +122,9 @@ class LocalStoreOptions:
 
     @property
     def most_held_segments(self) -> int:
-        """Open and mapped at once: those ahead, the one that is written, the reserve's, and one on its way to the disk."""
+        """Open and mapped at once: those ahead, the one that is written, the reserve's, and one on
+        its way to the disk.
+        """
         return -(-self.log_ahead_bytes // self.segment_bytes) + 3
 
     @property

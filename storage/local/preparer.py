@@ -1,10 +1,13 @@
-"""Gives the log space ahead of its writer: segments made before they are needed, zero-filled up to a watermark.
+"""Gives the log space ahead of its writer: segments made before they are needed, zero-filled up to
+a watermark.
 
-No store goes past `prepared_end`: what lies before it is written and on disk, so a store there can meet neither a hole (SIGBUS
-on a full disk) nor an unwritten extent (a stall with the GIL held). The watermark keeps a fresh store from writing gigabytes.
+No store goes past `prepared_end`: what lies before it is written and on disk, so a store there can
+meet neither a hole (SIGBUS on a full disk) nor an unwritten extent (a stall with the GIL held). The
+watermark keeps a fresh store from writing gigabytes.
 
-A part of what is made ahead is a reserve: an ordinary append goes no further than `room_end`, so that on a full disk there is
-still room for what settles something. All of it lies in segments that have their space; its first bytes are zeros already.
+A part of what is made ahead is a reserve: an ordinary append goes no further than `room_end`, so
+that on a full disk there is still room for what settles something. All of it lies in segments that
+have their space; its first bytes are zeros already.
 """
 
 from collections.abc import Callable
@@ -42,7 +45,9 @@ class Preparer:
         on_full: Callable[[Exception], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_prepared`: there is more. `on_full`: the disk is, or no file can be opened; tried again every second.
+        """`on_prepared`: there is more.
+
+        `on_full`: the disk is, or no file can be opened; tried again every second.
 
         `on_failure`: final.
         """
@@ -85,7 +90,10 @@ class Preparer:
         return not self._is_busy and self.prepared_end >= self._wanted_end and not self._lacks_space
 
     def advance(self, written_end: int) -> None:
-        """The writer is here now; keep the watermark ahead of it. In steps: each one costs a sync."""
+        """The writer is here now; keep the watermark ahead of it.
+
+        In steps: each one costs a sync.
+        """
         wanted_end = written_end + self._ahead_bytes
         if wanted_end - self.prepared_end >= self._ahead_bytes // 4:
             self._want(wanted_end)
@@ -120,7 +128,10 @@ class Preparer:
         self._start()
 
     def _start(self, *, again: bool = False) -> None:
-        """Begin the next job. What the disk had no space for is begun `again` by the timer alone, not by each append."""
+        """Begin the next job.
+
+        What the disk had no space for is begun `again` by the timer alone, not by each append.
+        """
         if self._is_busy or self._is_stopped:
             return
         if self._missing is _Missing.SEGMENT and not self._lacks_space:
@@ -141,7 +152,9 @@ class Preparer:
             self._segments.fill_with_zeros(begin, end)
             return end
 
-        self._runner.beside(Lane.PREPARE, fill, self._filled, lambda error: self._failed(error, _Missing.ZEROS))
+        self._runner.beside(
+            Lane.PREPARE, fill, self._filled, lambda error: self._failed(error, _Missing.ZEROS)
+        )
 
     def _filled(self, end: int) -> None:
         self.prepared_end = end
@@ -155,7 +168,9 @@ class Preparer:
         def make() -> int:
             return self._segments.add().end_offset
 
-        self._runner.beside(Lane.PREPARE, make, self._made, lambda error: self._failed(error, _Missing.SEGMENT))
+        self._runner.beside(
+            Lane.PREPARE, make, self._made, lambda error: self._failed(error, _Missing.SEGMENT)
+        )
 
     def _made(self, space_end: int) -> None:
         self._space_end = space_end

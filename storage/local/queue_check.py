@@ -1,8 +1,10 @@
-"""Checks entries of consume queue files against their records, and makes those again that the log does not bear out.
+"""Checks entries of consume queue files against their records, and makes those again that the log
+does not bear out.
 
-Queue files are RocketMQ's, without room for a checksum. So an entry is compared with the log instead. Where the message is
-read, that costs nothing: topic, queue and offset are in the record. Where a tag filter would pass over it, the record is looked
-at once in the life of the process, as the units of the log are (docs/decisions/0022). Entries in memory come from the log.
+Queue files are RocketMQ's, without room for a checksum. So an entry is compared with the log
+instead. Where the message is read, that costs nothing: topic, queue and offset are in the record.
+Where a tag filter would pass over it, the record is looked at once in the life of the process, as
+the units of the log are (docs/decisions/0022). Entries in memory come from the log.
 """
 
 from collections.abc import Iterator
@@ -44,18 +46,25 @@ class _Damage(NamedTuple):
 
 
 class QueueCheck:
-    """The read lane's, but for `repair`, the derive lane's. At the start, before there are lanes, all is one thread's."""
+    """The read lane's, but for `repair`, the derive lane's.
+
+    At the start, before there are lanes, all is one thread's.
+    """
 
     def __init__(self, log_: CommitLog, files: QueueFiles) -> None:
         self._log = log_
         self._files = files
         self._confirmed: dict[QueueId, Ranges] = {}
-        # Messages whose records are damaged: found by a walk, which is not made for each read of them.
+        # Messages whose records are damaged: found by a walk, which is not made for each read of
+        # them.
         self._damaged: dict[tuple[QueueId, int], _Damage] = {}
         self.rebuilt_entries = 0
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
-        """Some of the queue's entries from an offset that it has, at least one. Raises OffsetExpired, DoubtfulEntry."""
+        """Some of the queue's entries from an offset that it has, at least one.
+
+        Raises OffsetExpired, DoubtfulEntry.
+        """
         try:
             entries = self._files.entries(queue, queue_offset, count)
         except FileNotFoundError:
@@ -84,14 +93,20 @@ class QueueCheck:
         end = queue_offset if confirmed is None else confirmed.end_of(queue_offset)
         return max(end, queue_offset) >= min(queue_offset + count, queue.trusted_from)
 
-    def confirmed(self, queue: ConsumeQueue, queue_offset: int, entries: list[QueueEntry]) -> list[QueueEntry]:
-        """Those of the entries, from the first on, that may be passed over by their tags, at least one. Raises as `record`."""
+    def confirmed(
+        self, queue: ConsumeQueue, queue_offset: int, entries: list[QueueEntry]
+    ) -> list[QueueEntry]:
+        """Those of the entries, from the first on, that may be passed over by their tags, at least
+        one. Raises as `record`.
+        """
         if self.is_confirmed(queue, queue_offset, len(entries)):
             return entries
         entries = entries[:_CONFIRMED_AT_ONCE]
         good = 0
         piece = self._log.fetch(entries)
-        while good < len(entries) and self._is_borne_out(queue.id, queue_offset + good, entries[good], piece):
+        while good < len(entries) and self._is_borne_out(
+            queue.id, queue_offset + good, entries[good], piece
+        ):
             good += 1
         self._confirmed.setdefault(queue.id, Ranges()).add(queue_offset, queue_offset + good)
         if not good:
@@ -99,7 +114,8 @@ class QueueCheck:
         return entries[:good]
 
     def first_at(self, queue: ConsumeQueue, log_offset: int) -> int:
-        """The first of the queue's messages that is stored at or behind this place in the log, or its end.
+        """The first of the queue's messages that is stored at or behind this place in the log, or
+        its end.
 
         Raises DoubtfulEntry.
         """
@@ -114,7 +130,8 @@ class QueueCheck:
         return low
 
     def repair(self, queue: ConsumeQueue, queue_offset: int) -> Iterator[None]:
-        """Make the entry again from the log, and those behind it, up to one that is right; a window of the log for each step.
+        """Make the entry again from the log, and those behind it, up to one that is right; a window
+        of the log for each step.
 
         Afterwards the message can be read, or is known to be damaged.
         """
@@ -135,7 +152,10 @@ class QueueCheck:
             return  # dropped meanwhile: the reader meets that
 
     def repaired(self, queue: ConsumeQueue, queue_offset: int) -> Record:
-        """As `record`, by the offset alone, and with what it takes to repair the entry. Raises OffsetExpired, CorruptRecord."""
+        """As `record`, by the offset alone, and with what it takes to repair the entry.
+
+        Raises OffsetExpired, CorruptRecord.
+        """
         try:
             return self.record(queue, queue_offset, self.entries(queue, queue_offset, 1)[0])
         except DoubtfulEntry:
@@ -152,8 +172,13 @@ class QueueCheck:
             raise DoubtfulEntry(queue.id, queue_offset)
         raise self._log.corrupt(*damage, queue=queue.id, queue_offset=queue_offset)
 
-    def _is_borne_out(self, queue: QueueId, queue_offset: int, entry: QueueEntry, piece: Piece | None) -> bool:
-        """Are the fields of the entry, its tag too, those of the record? The record's own damage elsewhere is no matter."""
+    def _is_borne_out(
+        self, queue: QueueId, queue_offset: int, entry: QueueEntry, piece: Piece | None
+    ) -> bool:
+        """Are the fields of the entry, its tag too, those of the record?
+
+        The record's own damage elsewhere is no matter.
+        """
         offset, length, tag_hash = entry
         try:
             if piece is None or not piece.begin <= offset <= piece.end - length:
@@ -163,23 +188,31 @@ class QueueCheck:
             at = offset - piece.begin
             if length <= 0 or records.stated_bytes(piece.data, at, offset) != length:
                 return False
-            topic, number, stated_offset, _, stored_at_ms, own = records.skim(piece.data, at, length)
+            topic, number, stated_offset, _, stored_at_ms, own = records.skim(
+                piece.data, at, length
+            )
         except (IndexError, records.DamagedRecord):
             return False
         stated = (topic, number, stated_offset, tags_code(topic, own, stored_at_ms))
         return stated == (queue.topic.encode("utf-8"), queue.number, queue_offset, tag_hash)
 
     def _place_from(self, queue: ConsumeQueue, queue_offset: int, end: int) -> int:
-        """Where the first message from this one on is stored that is not damaged; behind the log where there is none."""
+        """Where the first message from this one on is stored that is not damaged; behind the log
+        where there is none.
+        """
         while queue_offset < end:
             try:
-                return self.record(queue, queue_offset, self.entries(queue, queue_offset, 1)[0]).physical_offset
+                return self.record(
+                    queue, queue_offset, self.entries(queue, queue_offset, 1)[0]
+                ).physical_offset
             except (CorruptRecord, OffsetExpired):
                 queue_offset += 1
         return self._log.written_end
 
     def _place_before(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        """The record of a message before this one; the beginning of the log where none of the nearest can be read."""
+        """The record of a message before this one; the beginning of the log where none of the
+        nearest can be read.
+        """
         distance = 1
         while queue_offset - distance >= queue.first:
             try:
@@ -206,16 +239,23 @@ class QueueCheck:
         return _Damage(place, reason)
 
     def _rebuild(self, queue: ConsumeQueue, queue_offset: int, begin: int) -> Iterator[bool]:
-        """Has the message been found so far? For each window of the log from `begin`, which is before it."""
+        """Has the message been found so far?
+
+        For each window of the log from `begin`, which is before it.
+        """
         topic = queue.id.topic.encode("utf-8")
         is_found = False
         made: list[tuple[int, bytes]] = []
         for piece in log_walk.stated(self._log.segments, begin, self._log.written_end):
-            for offset, length in zip(piece.record_offsets.tolist(), piece.record_bytes.tolist(), strict=True):
+            for offset, length in zip(
+                piece.record_offsets.tolist(), piece.record_bytes.tolist(), strict=True
+            ):
                 number, at = records.stated_queue(piece.data, offset - piece.offset)
                 if number != queue.id.number or at < queue_offset:
                     continue
-                found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(piece.data, offset - piece.offset, length)
+                found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(
+                    piece.data, offset - piece.offset, length
+                )
                 if found_topic != topic or sys_flag & records.TRANSACTION_MASK not in QUEUED:
                     continue
                 entry = QueueEntry(offset, length, tags_code(topic, own, stored_at_ms))
@@ -234,7 +274,9 @@ class QueueCheck:
 
     def _reads_as(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
         try:
-            return is_of(self._log.read(entry.physical_offset, entry.record_bytes), queue.id, queue_offset)
+            return is_of(
+                self._log.read(entry.physical_offset, entry.record_bytes), queue.id, queue_offset
+            )
         except CorruptRecord:
             return False
 
@@ -251,7 +293,9 @@ class QueueCheck:
             self._files.rewrite(Unflushed(queue, queue_offset, entry))
             self._damaged.pop((queue.id, queue_offset), None)
         self.rebuilt_entries += len(made)
-        log.error("queue_entries_rebuilt", queue=str(queue.id), queue_offset=made[0][0], count=len(made))
+        log.error(
+            "queue_entries_rebuilt", queue=str(queue.id), queue_offset=made[0][0], count=len(made)
+        )
         made.clear()
 
     def _note_damage(self, queue: ConsumeQueue, queue_offset: int, damage: _Damage) -> None:

@@ -1,11 +1,14 @@
-"""The ends of queues of which the log has no message any more, and the deletion of topics, as messages of ours in the log.
+"""The ends of queues of which the log has no message any more, and the deletion of topics, as
+messages of ours in the log.
 
-Nothing else in the log would say which queue offset comes next, and none is ever used twice. The body of each message is JSON,
-[[topic, queue number, end], ...]; its tag says what of them:
+Nothing else in the log would say which queue offset comes next, and none is ever used twice. The
+body of each message is JSON, [[topic, queue number, end], ...]; its tag says what of them:
 
     ends           retention has dropped all messages of these queues
-    deleted        this topic is deleted here: all that lies before in the log is gone, which is at least what the rows say
-    deleted_ends   these queues are of topics that were deleted before; said again before retention drops a deletion
+    deleted        this topic is deleted here: all that lies before in the log is gone, which is at
+                   least what the rows say
+    deleted_ends   these queues are of topics that were deleted before; said again before retention
+                   drops a deletion
 """
 
 from collections.abc import Iterable
@@ -21,11 +24,16 @@ _ROWS = 1_024  # in one message: a topic has no more queues
 _decoder = msgspec.json.Decoder(list[tuple[str, int, int]])
 
 
-def end_messages(ends: Iterable[tuple[QueueId, int]], *, now_ms: int, tag: str = ENDS) -> list[Message]:
+def end_messages(
+    ends: Iterable[tuple[QueueId, int]], *, now_ms: int, tag: str = ENDS
+) -> list[Message]:
     rows = [(queue.topic, queue.number, end) for queue, end in ends]
     pieces = [rows[at : at + _ROWS] for at in range(0, len(rows), _ROWS)]
     return [
-        Message(queue=QUEUE, message_id="", body=msgspec.json.encode(piece), born_at_ms=now_ms, tag=tag) for piece in pieces
+        Message(
+            queue=QUEUE, message_id="", body=msgspec.json.encode(piece), born_at_ms=now_ms, tag=tag
+        )
+        for piece in pieces
     ]
 
 

@@ -1,4 +1,7 @@
-"""A limit of bytes a second for work in the background. What was not used in a second is not made up for."""
+"""A limit of bytes a second for work in the background.
+
+What was not used in a second is not made up for.
+"""
 
 import math
 
@@ -18,7 +21,9 @@ class RateLimit:
 
     @property
     def allowance(self) -> float:
-        """Bytes that may be used now; below 0 where the last piece of work was larger than what was left."""
+        """Bytes that may be used now; below 0 where the last piece of work was larger than what was
+        left.
+        """
         now_ms = self._clock.monotonic_ms()
         earned = self._rate * (now_ms - self._counted_ms) / 1_000
         self._allowance = min(self._allowance + earned, self._rate * _BURST_MS / 1_000)

@@ -1,4 +1,6 @@
-"""Messages from queues: from memory in the owner's thread, and what memory does not hold from the files in the read lane."""
+"""Messages from queues: from memory in the owner's thread, and what memory does not hold from the
+files in the read lane.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -33,7 +35,14 @@ _OVERHEAD_BYTES = 256  # of a record beside its body: more than most have
 class Reader:
     """Of queues that grow and expire while it reads, and whose files may be damaged."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, files: QueueFiles, check: QueueCheck, runner: Runner) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        files: QueueFiles,
+        check: QueueCheck,
+        runner: Runner,
+    ) -> None:
         self._log = log
         self._queues = queues
         self._files = files
@@ -41,7 +50,9 @@ class Reader:
         self._runner = runner
         self._repairs = Repairs(runner)
 
-    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+    async def read(
+        self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
+    ) -> list[StoredMessage]:
         page = _Page(queue_offset, max_messages, max_bytes)
         await self._fill(page, self._readable(queue, queue_offset), max_messages)
         return await _decoded(page.records)
@@ -74,11 +85,16 @@ class Reader:
         await self._fill(page, self._readable(queue, queue_offset), max_scanned)
         return ScannedRecords(page.records, page.next_offset)
 
-    def block_now(self, queue: QueueId, queue_offset: int, count: int, *, max_bytes: int) -> RecordBlock | None:
-        """The records of so many messages, which the queue has, at least one; None where `read_records` has to find them."""
+    def block_now(
+        self, queue: QueueId, queue_offset: int, count: int, *, max_bytes: int
+    ) -> RecordBlock | None:
+        """The records of so many messages, which the queue has, at least one; None where
+        `read_records` has to find them.
+        """
         found = self._queues[queue]
         entries = b""
-        while len(entries) < count * ENTRY_BYTES:  # once more where one file ends, or the entries in memory begin
+        # once more where one file ends, or the entries in memory begin
+        while len(entries) < count * ENTRY_BYTES:
             known = len(entries) // ENTRY_BYTES
             more = self._files.bytes_now(found, queue_offset + known, count - known)
             if not more:
@@ -89,12 +105,18 @@ class Reader:
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
     ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """A few at a time from memory, so that others get their turn; the rest in one go in the read lane."""
+        """A few at a time from memory, so that others get their turn; the rest in one go in the
+        read lane.
+        """
         found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
         for begin in range(0, len(places), _AT_ONCE):
             for queue, same_queue in groupby(places[begin : begin + _AT_ONCE], key=itemgetter(0)):
-                found += self._read_each_now(queue, [queue_offset for _, queue_offset in same_queue])
-            max_bytes -= sum([len(one.body) for one in found[begin:] if isinstance(one, StoredMessage)])
+                found += self._read_each_now(
+                    queue, [queue_offset for _, queue_offset in same_queue]
+                )
+            max_bytes -= sum(
+                [len(one.body) for one in found[begin:] if isinstance(one, StoredMessage)]
+            )
             if max_bytes <= 0:
                 break
             await asyncio.sleep(0)
@@ -102,18 +124,25 @@ class Reader:
         if waiting:
             asked = [places[number] for number in waiting]
             fetched: list[StoredMessage | RejectedError | CorruptRecord] = []
-            await self.in_read_lane(lambda: self._read_each_waiting(asked, fetched, max(1, max_bytes)))
+            await self.in_read_lane(
+                lambda: self._read_each_waiting(asked, fetched, max(1, max_bytes))
+            )
             for number, one in zip(waiting, fetched, strict=False):
                 found[number] = one
         return list(takewhile(lambda one: one is not None, found))  # type: ignore[arg-type]
 
     async def in_read_lane(self, job: Callable[[], T]) -> T:
-        """What the job returns. Entries of queue files that it doubts are repaired, then it is called again."""
+        """What the job returns.
+
+        Entries of queue files that it doubts are repaired, then it is called again.
+        """
         while True:
             try:
                 return await in_lane(self._runner, Lane.READ, job)
             except DoubtfulEntry as doubt:
-                await self._repairs.run(partial(self._check.repair, self._queues[doubt.queue], doubt.queue_offset))
+                await self._repairs.run(
+                    partial(self._check.repair, self._queues[doubt.queue], doubt.queue_offset)
+                )
 
     def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
         found = self._queues[queue]
@@ -143,13 +172,20 @@ class Reader:
             found.append(None if record is None else records.to_message(record))
         return found
 
-    def _record_now(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> records.Record | None:
-        """None where a file must be asked, or it or the log is damaged: the read lane finds out which."""
+    def _record_now(
+        self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry
+    ) -> records.Record | None:
+        """None where a file must be asked, or it or the log is damaged: the read lane finds out
+        which.
+        """
         try:
             record = self._log.read_now(entry.physical_offset, entry.record_bytes)
         except CorruptRecord:
             return None
-        if record is None or (record.topic, record.queue_number, record.queue_offset) != (*queue.id, queue_offset):
+        if record is None or (record.topic, record.queue_number, record.queue_offset) != (
+            *queue.id,
+            queue_offset,
+        ):
             return None
         return record
 
@@ -159,7 +195,9 @@ class Reader:
         found: list[StoredMessage | RejectedError | CorruptRecord],
         max_bytes: int,
     ) -> None:
-        """The read lane's: the messages behind those found so far, as many as these bytes allow, at least one."""
+        """The read lane's: the messages behind those found so far, as many as these bytes allow, at
+        least one.
+        """
         max_bytes -= sum([len(one.body) for one in found if isinstance(one, StoredMessage)])
         for queue, queue_offset in places[len(found) :]:
             consume_queue = self._queues[queue]
@@ -181,7 +219,9 @@ class Reader:
             raise OffsetBeyondEnd(requested=queue_offset, available=queue.bounds)
 
     async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
-        """With what is wanted of so many messages: a few at a time from memory, as `read_each`, the rest in the read lane."""
+        """With what is wanted of so many messages: a few at a time from memory, as `read_each`, the
+        rest in the read lane.
+        """
         end = min(queue.end, page.next_offset + count)
         while page.next_offset < end and not page.is_full:
             if page.next_offset < queue.first:  # it was dropped since the last piece
@@ -197,12 +237,18 @@ class Reader:
         begin = page.next_offset
         at_once = min(_RECORDS_AT_ONCE if page.wants_all else _ENTRIES_AT_ONCE, end - begin)
         entries = self._files.entries_now(queue, begin, at_once)
-        if not entries or not (page.wants_all or self._check.is_confirmed(queue, begin, len(entries))):
+        if not entries or not (
+            page.wants_all or self._check.is_confirmed(queue, begin, len(entries))
+        ):
             return False
         end = begin + len(entries)  # of what is looked at here
         offsets: Sequence[int] = range(begin, end)
         if not page.wants_all:
-            offsets = [offset for offset, (_, _, tag_hash) in zip(offsets, entries, strict=True) if page.wants(tag_hash)]
+            offsets = [
+                offset
+                for offset, (_, _, tag_hash) in zip(offsets, entries, strict=True)
+                if page.wants(tag_hash)
+            ]
             entries = [entries[offset - begin] for offset in offsets]
         count = _count_of(entries, page.room, min(page.left_bytes, _BYTES_AT_ONCE))
         if count < len(entries):
@@ -226,7 +272,11 @@ class Reader:
                     entries = self._check.confirmed(queue, page.next_offset, entries)
                 for entry in entries:
                     if page.wants(entry.tag_hash):
-                        page.add(stored_record.of_record(self._check.record(queue, page.next_offset, entry)))
+                        page.add(
+                            stored_record.of_record(
+                                self._check.record(queue, page.next_offset, entry)
+                            )
+                        )
                     else:
                         page.next_offset += 1
                     if page.is_full:
@@ -261,11 +311,18 @@ async def _decoded(found: list[StoredRecord]) -> list[StoredMessage]:
 class _Page:
     """The records of one read, up to a number of them and of body bytes but at least one."""
 
-    def __init__(self, queue_offset: int, max_messages: int, max_bytes: int, tag_codes: Collection[int] | None = None) -> None:
+    def __init__(
+        self,
+        queue_offset: int,
+        max_messages: int,
+        max_bytes: int,
+        tag_codes: Collection[int] | None = None,
+    ) -> None:
         """`tag_codes`: the hashes of the tags that are wanted; None: all."""
         self.records: list[StoredRecord] = []
         self.is_full = False
-        self.next_offset = queue_offset  # of the first message that was not looked at, or does not fit
+        # of the first message that was not looked at, or does not fit
+        self.next_offset = queue_offset
         self.left_bytes = max_bytes
         self._first_offset = queue_offset
         self._max_messages = max_messages
@@ -277,7 +334,9 @@ class _Page:
 
     @property
     def room(self) -> int:
-        """So many more records at most need be read: with the last of them it turns out that the page is full."""
+        """So many more records at most need be read: with the last of them it turns out that the
+        page is full.
+        """
         return min(_RECORDS_AT_ONCE, self._max_messages + 1 - len(self.records))
 
     def wants(self, tag_hash: int) -> bool:
@@ -299,7 +358,10 @@ class _Page:
                 break
 
     def add(self, record: StoredRecord) -> None:
-        """The record at `next_offset`. Where it does not fit any more, the page is full and ends before it."""
+        """The record at `next_offset`.
+
+        Where it does not fit any more, the page is full and ends before it.
+        """
         self.left_bytes -= record.body_bytes
         if self.records and (self.left_bytes < 0 or len(self.records) == self._max_messages):
             self.is_full = True
@@ -308,7 +370,9 @@ class _Page:
         self.next_offset += 1
 
     def end_at(self, damage: CorruptRecord) -> None:
-        """What lies before the damage is served; who reads on meets the damage first, at its own offset."""
+        """What lies before the damage is served; who reads on meets the damage first, at its own
+        offset.
+        """
         if self.next_offset == self._first_offset:
             raise damage
         self.is_full = True

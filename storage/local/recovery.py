@@ -1,8 +1,9 @@
 """After a start: what to trust. Decides by positions and checksums, never by time.
 
-The log is walked from the newest snapshot of the consume queues to where its whole units end. What lies there, whether that is
-before the place up to which the log is known to have been on disk, and whether anything lies behind it, decide (`RECOVERY`).
-docs/durability.md tells the reasons row by row.
+The log is walked from the newest snapshot of the consume queues to where its whole units end. What
+lies there, whether that is before the place up to which the log is known to have been on disk, and
+whether anything lies behind it, decide (`RECOVERY`). docs/durability.md tells the reasons row by
+row.
 """
 
 from collections.abc import Callable, Iterable
@@ -74,12 +75,19 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
     stored_at_ms: int
     queues: list[tuple[str, int, int, int]]  # topic, number, first, end
     index: dict[str, int] | None = None  # KeyIndex.marks
-    log_begin: int | None = None  # while the log begins there, the queues begin as stated, whatever their files say
+    # while the log begins there, the queues begin as stated, whatever their files say
+    log_begin: int | None = None
     deleted: list[tuple[str, int, int]] = []  # topic, number, end; an earlier version deleted none
 
     @classmethod
-    def of(cls, queues: ConsumeQueues, *, log_begin: int, log_offset: int, stored_at_ms: int) -> "QueuesSnapshot":
-        rows = [(queue.id.topic, queue.id.number, queue.first, queue.end) for queue in queues if queue.end]
+    def of(
+        cls, queues: ConsumeQueues, *, log_begin: int, log_offset: int, stored_at_ms: int
+    ) -> "QueuesSnapshot":
+        rows = [
+            (queue.id.topic, queue.id.number, queue.first, queue.end)
+            for queue in queues
+            if queue.end
+        ]
         deleted = [(*queue, end) for queue, end in queues.deleted]
         return cls(log_offset, stored_at_ms, rows, log_begin=log_begin, deleted=deleted)
 
@@ -110,7 +118,10 @@ def recover(
     clock: Clock,
     progress: Progress,
 ) -> Recovered:
-    """Find the end of the log and give the queues back. Raises CorruptRecord where an operator must look."""
+    """Find the end of the log and give the queues back.
+
+    Raises CorruptRecord where an operator must look.
+    """
     begun_ms = clock.monotonic_ms()
     slot = checkpoint.slot
     _check_beginning(directory, segments, checkpoint, snapshots)
@@ -124,7 +135,9 @@ def recover(
     synced_offset = max(slot.synced_offset if slot is not None else 0, begin)
     if synced_offset > segments.end_offset:
         reason = f"the log was on disk up to {synced_offset}, it ends here"
-        repair = f"--cut-log-at {segments.end_offset}" if segments.end_offset else "--accept-beginning"
+        repair = (
+            f"--cut-log-at {segments.end_offset}" if segments.end_offset else "--accept-beginning"
+        )
         raise CorruptRecord(directory.commit_log, segments.end_offset, reason, repair=repair)
     if not was_closed:
         _see_the_disk(directory, segments, begin)
@@ -145,15 +158,22 @@ def recover(
         known_synced = max(known_synced, behind.broker_synced_offset(checkpoint.fields.physic_ms))
     verdict = RECOVERY[walk.ending, walk.end < known_synced, behind.is_anything]
     if verdict is Verdict.REFUSE:
-        reason = f"{walk.reason or 'zeros'}; the log is known to have been on disk up to {known_synced}"
+        reason = (
+            f"{walk.reason or 'zeros'}; the log is known to have been on disk up to {known_synced}"
+        )
         is_damaged = behind.holds_units or (walk.ending is Ending.DAMAGED and slot is not None)
         repair = f"{'--blank-unit' if is_damaged else '--cut-log-at'} {walk.end}"
-        raise CorruptRecord(_path_of(segments, walk.end, directory), walk.end, reason, repair=repair)
+        raise CorruptRecord(
+            _path_of(segments, walk.end, directory), walk.end, reason, repair=repair
+        )
     wiped_bytes = behind.wipe() if verdict is Verdict.CUT else 0
 
-    # A new life of the store: units of this one can never be taken for what an earlier one left behind.
+    # A new life of the store: units of this one can never be taken for what an earlier one left
+    # behind.
     epoch = max(slot.epoch if slot is not None else 0, walk.epoch) + (0 if was_clean else 1)
-    last_stored_at_ms = max(snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms)
+    last_stored_at_ms = max(
+        snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms
+    )
     report = RecoveryReport(
         was_clean=was_clean or is_new,
         walked_bytes=walk.end - begin,
@@ -171,12 +191,16 @@ def recover(
 
 
 class _Indexing:
-    """Feeds the key index while the disk has space for it. The deriver goes on later from where that ended."""
+    """Feeds the key index while the disk has space for it.
+
+    The deriver goes on later from where that ended.
+    """
 
     def __init__(self, key_index: KeyIndex, begin: int) -> None:
         self._key_index = key_index
         self._end = begin
-        self.stopped_at: int | None = None  # the index has everything below this log offset; None: everything
+        # the index has everything below this log offset; None: everything
+        self.stopped_at: int | None = None
 
     def feed(self, window: bytes, window_offset: int, found: scan.Scan) -> None:
         if self.stopped_at is None:
@@ -190,25 +214,43 @@ class _Indexing:
 
 
 def _check_beginning(
-    directory: DataDirectory, segments: Segments, checkpoint: CheckpointFile, snapshots: SnapshotFiles
+    directory: DataDirectory,
+    segments: Segments,
+    checkpoint: CheckpointFile,
+    snapshots: SnapshotFiles,
 ) -> None:
-    """Raises CorruptRecord where the log begins later than it may: segments are gone that retention did not drop.
+    """Raises CorruptRecord where the log begins later than it may: segments are gone that retention
+    did not drop.
 
-    It may begin earlier than was recorded: retention records the new beginning, then drops the segments before it.
+    It may begin earlier than was recorded: retention records the new beginning, then drops the
+    segments before it.
     """
     slot, first_offset = checkpoint.slot, segments.first_offset
     if slot is None:
-        # A broker's store, or one whose checkpoint is lost. It may begin anywhere, but it must begin.
-        if not segments.end_offset and (known := known_of_a_log(directory, checkpoint.fields, snapshots)):
-            raise CorruptRecord(directory.commit_log, 0, f"the log is empty, but {known}", repair="--accept-beginning")
+        # A broker's store, or one whose checkpoint is lost. It may begin anywhere, but it must
+        # begin.
+        if not segments.end_offset and (
+            known := known_of_a_log(directory, checkpoint.fields, snapshots)
+        ):
+            raise CorruptRecord(
+                directory.commit_log,
+                0,
+                f"the log is empty, but {known}",
+                repair="--accept-beginning",
+            )
         return
     if slot.first_offset is not None:
         latest, reason = slot.first_offset, f"it was recorded to begin at {slot.first_offset}"
-    else:  # a version wrote it that did not record the beginning; it never dropped the segment that it wrote to
+    # a version wrote it that did not record the beginning; it never dropped the segment that it
+    # wrote to
+    else:
         latest, reason = slot.synced_offset, f"it was on disk up to {slot.synced_offset}"
     if first_offset > latest:
         raise CorruptRecord(
-            directory.commit_log, latest, f"the log begins at {first_offset}, {reason}", repair="--accept-beginning"
+            directory.commit_log,
+            latest,
+            f"the log begins at {first_offset}, {reason}",
+            repair="--accept-beginning",
         )
 
 
@@ -217,7 +259,9 @@ def known_of_a_log(directory: DataDirectory, fields: Fields, snapshots: Snapshot
     if fields.physic_ms:
         return "the checkpoint names a time up to which it was on disk"
     vfs = directory.vfs
-    for topic in vfs.list_directory(directory.consume_queues) if vfs.exists(directory.consume_queues) else ():
+    for topic in (
+        vfs.list_directory(directory.consume_queues) if vfs.exists(directory.consume_queues) else ()
+    ):
         for number in vfs.list_directory(directory.consume_queues / topic):
             if vfs.list_directory(directory.consume_queues / topic / number):
                 return f"there are files of queue {number} of topic {topic}"
@@ -235,7 +279,11 @@ def decode_queues(kept: Snapshot) -> QueuesSnapshot | None:
 
 
 def _load_queues(
-    snapshots: SnapshotFiles, files: QueueFiles, key_index: KeyIndex, queues: ConsumeQueues, log_begin: int
+    snapshots: SnapshotFiles,
+    files: QueueFiles,
+    key_index: KeyIndex,
+    queues: ConsumeQueues,
+    log_begin: int,
 ) -> QueuesSnapshot | None:
     """The queues as they were kept, but for what was dropped since.
 
@@ -258,7 +306,9 @@ def _load_queues(
             bounds = OffsetRange(first, end)
         except (FileNotFoundError, IndexError):
             return None
-        if bounds.end > bounds.first and not _is_borne_out(files, queue, bounds, snapshot.log_offset):
+        if bounds.end > bounds.first and not _is_borne_out(
+            files, queue, bounds, snapshot.log_offset
+        ):
             return None
         kept_bounds[queue] = bounds
     for queue, bounds in kept_bounds.items():
@@ -274,14 +324,20 @@ def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_of
             entries = files.read(queue, queue_offset, 1)
         except FileNotFoundError:
             return False
-        if not entries or entries[0].record_bytes <= 0 or entries[0].physical_offset + entries[0].record_bytes > log_offset:
+        if (
+            not entries
+            or entries[0].record_bytes <= 0
+            or entries[0].physical_offset + entries[0].record_bytes > log_offset
+        ):
             return False
     return True
 
 
 def _see_the_disk(directory: DataDirectory, segments: Segments, begin: int) -> None:
-    """Sync, drop the cache, then read: after a failed write-back memory shows what the disk does not hold, and what is served
-    from an unsynced cache can be gone after the next power cut. So can a segment whose name a killed process did not sync."""
+    """Sync, drop the cache, then read: after a failed write-back memory shows what the disk does
+    not hold, and what is served from an unsynced cache can be gone after the next power cut. So can
+    a segment whose name a killed process did not sync.
+    """
     directory.vfs.sync_directory(directory.commit_log)
     for segment in segments:
         if segment.end_offset > begin:
@@ -299,7 +355,12 @@ class _Walk(NamedTuple):
 
 
 def _walk(
-    segments: Segments, begin: int, feed: Callable[[bytes, int, scan.Scan], None], progress: Progress, *, epoch: int
+    segments: Segments,
+    begin: int,
+    feed: Callable[[bytes, int, scan.Scan], None],
+    progress: Progress,
+    *,
+    epoch: int,
 ) -> _Walk:
     end = begin
     synced_offset = 0
@@ -309,7 +370,9 @@ def _walk(
         segment = segments.find(end)
         window_offset = end - end % unit.ALIGNMENT
         window = segment.read(window_offset - segment.base_offset, window_bytes)
-        found = scan.scan(window, window_offset, begin=end, segment_end=segment.end_offset, epoch=epoch)
+        found = scan.scan(
+            window, window_offset, begin=end, segment_end=segment.end_offset, epoch=epoch
+        )
         feed(window, window_offset, found)
         epoch = max(epoch, found.epoch)
         synced_offset = max(synced_offset, found.synced_offset)
@@ -317,7 +380,9 @@ def _walk(
         if found.stop is scan.Stop.END_OF_FILE:
             end = segment.end_offset
         elif found.stop is scan.Stop.WINDOW_END:
-            window_bytes = max(window_bytes * 2, _WINDOW_BYTES) if found.end == end else _WINDOW_BYTES
+            window_bytes = (
+                max(window_bytes * 2, _WINDOW_BYTES) if found.end == end else _WINDOW_BYTES
+            )
             end = found.end
         else:
             ending = Ending.EMPTY if found.stop is scan.Stop.EMPTY else Ending.DAMAGED
@@ -326,12 +391,19 @@ def _walk(
 
 
 class _Behind:
-    """What lies behind the end of the whole units: evidence of what had been synced, and what is to be wiped."""
+    """What lies behind the end of the whole units: evidence of what had been synced, and what is to
+    be wiped.
+    """
 
     def __init__(self, segments: Iterable[Segment], end: int, epoch: int) -> None:
         self._end = end
         self._epoch = epoch
-        self._dirty = [place for segment in segments if segment.end_offset > end for place in self._dirty_windows(segment)]
+        self._dirty = [
+            place
+            for segment in segments
+            if segment.end_offset > end
+            for place in self._dirty_windows(segment)
+        ]
         self.synced_offset = max((self._evidence(*place) for place in self._dirty), default=0)
 
     @property
@@ -344,11 +416,16 @@ class _Behind:
         return self.synced_offset > 0
 
     def broker_synced_offset(self, physic_ms: int) -> int:
-        """In a store without our checkpoint: the end of the last whole record that the broker's flush is known to cover."""
+        """In a store without our checkpoint: the end of the last whole record that the broker's
+        flush is known to cover.
+        """
         return max((self._broker_evidence(*place, physic_ms) for place in self._dirty), default=0)
 
     def wipe(self) -> int:
-        """Zero what is there, durable on return; the number of bytes. Else it could come to life again after the next crash."""
+        """Zero what is there, durable on return; the number of bytes.
+
+        Else it could come to life again after the next crash.
+        """
         for segment, places in groupby(self._dirty, key=itemgetter(0)):
             with segment.use() as file:
                 for _, begin, length in places:
@@ -368,14 +445,17 @@ class _Behind:
         return dirty
 
     def _window(self, segment: Segment, begin: int, length: int) -> tuple[bytes, int]:
-        """The range and enough behind it to hold the unit that begins in it, from a word border; and where that is."""
+        """The range and enough behind it to hold the unit that begins in it, from a word border;
+        and where that is.
+        """
         aligned = begin - begin % unit.ALIGNMENT
         return segment.read(aligned - segment.base_offset, length + _UNIT_REACH_BYTES), aligned
 
     def _evidence(self, segment: Segment, begin: int, length: int) -> int:
         window, aligned = self._window(segment, begin, length)
         items = scan.units_between(
-            window, aligned, begin, begin + length, segment_end=segment.end_offset, epoch=self._epoch
+            window, aligned, begin, begin + length, segment_end=segment.end_offset,
+            epoch=self._epoch
         )  # fmt: skip
         return max((item.synced_offset for item in items), default=0)
 
@@ -385,7 +465,10 @@ class _Behind:
         # A record of a damaged unit that was stored by then proves it too: the whole unit was.
         for at in scan.record_places(window, begin - aligned, begin - aligned + length):
             step = scan.judge(window, at, aligned, segment_end=segment.end_offset)
-            if isinstance(step, scan.Unit) and records.decode(window[at : step.end]).stored_at_ms <= physic_ms:
+            if (
+                isinstance(step, scan.Unit)
+                and records.decode(window[at : step.end]).stored_at_ms <= physic_ms
+            ):
                 found = aligned + step.end
         return found
 

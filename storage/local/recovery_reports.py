@@ -1,4 +1,7 @@
-"""The reports of the last starts: a JSON list beside the log, the newest first. Whatever cannot be read of it is no report."""
+"""The reports of the last starts: a JSON list beside the log, the newest first.
+
+Whatever cannot be read of it is no report.
+"""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -25,11 +28,18 @@ def load(vfs: Vfs, root: PurePath) -> list[RecoveryReport]:
         return []
 
 
-def keep(directory: DataDirectory, newest: RecoveryReport, earlier: Sequence[RecoveryReport]) -> None:
+def keep(
+    directory: DataDirectory, newest: RecoveryReport, earlier: Sequence[RecoveryReport]
+) -> None:
     """Durable on return. On a full disk the file stays as it was: a start needs nothing of it."""
     rows = [report._asdict() for report in (newest, *earlier)][:_KEPT]
     try:
-        durable.replace(directory.vfs, directory.root / FILE_NAME, msgspec.json.encode(rows), scratch=directory.making)
+        durable.replace(
+            directory.vfs,
+            directory.root / FILE_NAME,
+            msgspec.json.encode(rows),
+            scratch=directory.making,
+        )
     except OSError as error:
         if not is_disk_full(error):
             raise

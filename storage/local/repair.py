@@ -1,10 +1,12 @@
 """The named repairs of a store that is stopped. Each does one thing, and only what was asked for.
 
-Before anything changes, what is going to change is copied, or moved, into `repair-<time>/` beside the log. What makes a start
-refuse is changed last, and notes are in the log before the derived files go that they were made from: a process that is killed
-in between leaves a store that starts or refuses as before, and the same repair can be done again.
+Before anything changes, what is going to change is copied, or moved, into `repair-<time>/` beside
+the log. What makes a start refuse is changed last, and notes are in the log before the derived
+files go that they were made from: a process that is killed in between leaves a store that starts or
+refuses as before, and the same repair can be done again.
 
-A repair never frees a queue offset: a note in the log (`formats/lost_note.py`) keeps those of the messages that it took out.
+A repair never frees a queue offset: a note in the log (`formats/lost_note.py`) keeps those of the
+messages that it took out.
 """
 
 from pathlib import PurePath
@@ -25,7 +27,15 @@ from storage.local.repair_folder import RepairFolder
 from storage.local.repair_report import Done, Finding, RepairRefused, done
 from storage.local.replacement import lost_behind, replacement
 from storage.local.snapshot_files import SnapshotFiles
-from storage.local.survey import Border, Damage, Progress, Survey, data_ranges, readable_records, survey
+from storage.local.survey import (
+    Border,
+    Damage,
+    Progress,
+    Survey,
+    data_ranges,
+    readable_records,
+    survey,
+)
 from storage.message import OffsetRange
 
 _WIPE_BYTES = 4 << 20
@@ -45,7 +55,10 @@ class Repair:
         segment_bytes: int = 1 << 30,
         progress: Progress = lambda walked, to_walk: None,
     ) -> None:
-        """`folder`: the name of a new one, for copies. `segment_bytes`: where no segment is left to tell."""
+        """`folder`: the name of a new one, for copies.
+
+        `segment_bytes`: where no segment is left to tell.
+        """
         self._vfs = vfs
         self._root = root
         self._now_ms = now_ms
@@ -57,7 +70,8 @@ class Repair:
     def close(self) -> None:
         self._directory.close()
 
-    # ------------------------------------------------------------------------------------------------------- looking
+    # ----------------------------------------------------------------------------------------------
+    # looking
 
     def findings(self) -> list[Finding]:
         """What is wrong with the log, in its order. Changes nothing."""
@@ -77,22 +91,41 @@ class Repair:
         if slot is not None:
             latest = slot.synced_offset if slot.first_offset is None else slot.first_offset
             if begins_at > latest:
-                found.append(Finding(latest, f"the log begins at {begins_at}, not at {latest}", "--accept-beginning"))
+                found.append(
+                    Finding(
+                        latest,
+                        f"the log begins at {begins_at}, not at {latest}",
+                        "--accept-beginning",
+                    )
+                )
         if not segments.end_offset:
             known = known_of_a_log(self._directory, self._fields(), SnapshotFiles(self._directory))
             if known or (slot is not None and slot.synced_offset):
-                found.append(Finding(0, f"the log is empty, but {known or 'it was on disk'}", "--accept-beginning"))
+                found.append(
+                    Finding(
+                        0,
+                        f"the log is empty, but {known or 'it was on disk'}",
+                        "--accept-beginning",
+                    )
+                )
             return found
         seen = survey(segments, None, self._progress)
-        found += [Finding(damage.begin, damage.reason, f"--blank-unit {damage.begin}") for damage in seen.damages]
+        found += [
+            Finding(damage.begin, damage.reason, f"--blank-unit {damage.begin}")
+            for damage in seen.damages
+        ]
         synced_offset = self._known_synced(seen)
         if seen.end.offset < synced_offset:
-            reason = f"{seen.tail or 'the log ends'}; it is known to have been on disk up to {synced_offset}"
+            reason = (
+                f"{seen.tail or 'the log ends'}; it is known to have been on disk up to "
+                f"{synced_offset}"
+            )
             option = "--blank-unit" if seen.tail else "--cut-log-at"
             found.append(Finding(seen.end.offset, reason, f"{option} {seen.end.offset}"))
         return found
 
-    # ----------------------------------------------------------------------------------------------------- repairing
+    # ----------------------------------------------------------------------------------------------
+    # repairing
 
     def blank_unit(self, offset: int) -> Done:
         """Leave out the unit, or the record of it, that is damaged at this place of the log."""
@@ -100,9 +133,9 @@ class Repair:
         segments = self._open_segments()
         try:
             seen = survey(segments, offset, self._progress)
-            damage = next((damage for damage in seen.damages if damage.begin == offset), None) or self._damaged_end(
-                seen, offset
-            )
+            damage = next(
+                (damage for damage in seen.damages if damage.begin == offset), None
+            ) or self._damaged_end(seen, offset)
             assert seen.at_place is not None, "a damage begins at a border"
             segment = segments.find(offset)
             end = min(damage.end, segment.end_offset)
@@ -125,14 +158,18 @@ class Repair:
             segments.close()
 
     def _damaged_end(self, seen: Survey, offset: int) -> Damage:
-        """The damage in which the log ends. It reaches to where the log was on disk, which is a border of units."""
+        """The damage in which the log ends.
+
+        It reaches to where the log was on disk, which is a border of units.
+        """
         if seen.end.offset != offset or not seen.tail:
             where = ", ".join(str(damage.begin) for damage in seen.damages) or "nowhere"
             raise RepairRefused(f"no damage begins at {offset}; the log is damaged at: {where}")
         synced_offset = self._known_synced(seen)
         if synced_offset <= offset:
             raise RepairRefused(
-                f"the log is known to have been on disk up to {synced_offset}: the next start cuts what follows"
+                f"the log is known to have been on disk up to {synced_offset}: the next start "
+                "cuts what follows"
             )
         return Damage(offset, synced_offset, seen.tail)
 
@@ -142,7 +179,8 @@ class Repair:
         try:
             seen = survey(segments, offset, self._progress)
             if seen.at_place is None:
-                raise RepairRefused(f"{offset} is no border of units of the log, which reaches from "
+                raise RepairRefused(f"{offset} is no border of units of the log, which reaches "
+                                    "from "
                                     f"{segments.first_offset} to {seen.end.offset}")  # fmt: skip
             slot = self._slot()
             epoch = max(seen.end.epoch, slot.epoch if slot is not None else 0) + 1
@@ -163,11 +201,13 @@ class Repair:
             slot = self._slot()
             if seen.damages:
                 raise RepairRefused(
-                    f"the log is damaged at {seen.damages[0].begin}: --blank-unit {seen.damages[0].begin} first"
+                    f"the log is damaged at {seen.damages[0].begin}: --blank-unit "
+                    f"{seen.damages[0].begin} first"
                 )
             if segments.end_offset and seen.end.offset < self._known_synced(seen):
                 raise RepairRefused(
-                    f"the log ends too early, at {seen.end.offset}: --cut-log-at {seen.end.offset} does this too"
+                    f"the log ends too early, at {seen.end.offset}: --cut-log-at "
+                    f"{seen.end.offset} does this too"
                 )
             epoch = max(seen.end.epoch, slot.epoch if slot is not None else 0) + 1
             border = seen.end._replace(epoch=epoch)
@@ -183,7 +223,12 @@ class Repair:
             if queue not in seen.after and by_files.end
         ]
         lost = [
-            LostRange(queue, OffsetRange(by_files.first, seen.after[queue].first if queue in seen.after else by_files.end))
+            LostRange(
+                queue,
+                OffsetRange(
+                    by_files.first, seen.after[queue].first if queue in seen.after else by_files.end
+                ),
+            )
             for queue, by_files in sorted(known.items())
         ]
         self._finish(ends, border)
@@ -199,7 +244,10 @@ class Repair:
         path = self._directory.commit_log / name
         begin = names.base_offset(name)
         if begin is not None and begin % self._segment_bytes() == 0:
-            raise RepairRefused(f"{name} is a segment of the log: --cut-log-at and --accept-beginning leave segments out")
+            raise RepairRefused(
+                f"{name} is a segment of the log: --cut-log-at and --accept-beginning leave "
+                "segments out"
+            )
         if PurePath(name).name != name or not self._vfs.exists(path):
             raise RepairRefused(f"there is no {path}")
         self._folder.move(path)
@@ -219,7 +267,8 @@ class Repair:
             file.close()
         return self._done(f"fit-segment {name}", [], [])
 
-    # -------------------------------------------------------------------------------------------------- what is known
+    # ----------------------------------------------------------------------------------------------
+    # what is known
 
     def _open_segments(self) -> Segments:
         return Segments(
@@ -256,7 +305,8 @@ class Repair:
     def _fields(self) -> checkpoint.Fields:
         return checkpoint.decode_fields(self._page())
 
-    # ------------------------------------------------------------------------------------------------------- writing
+    # ----------------------------------------------------------------------------------------------
+    # writing
 
     def _wipe(self, segments: Segments, offset: int) -> None:
         """Move aside, or copy and zero, what is stored from this place of the log on."""
@@ -275,16 +325,27 @@ class Repair:
                 file.sync()
 
     def _finish(self, notes: list[LostRange], border: Border) -> None:
-        """The log ends at the border, but for these notes; what is derived from it is made again."""
+        """The log ends at the border, but for these notes; what is derived from it is made
+        again.
+        """
         end = self._append_notes(notes, border)
         self._folder.move_derived()
         self._note_checkpoint(end, border.epoch)
 
     def _make_missing(self, offset: int) -> bool:
-        """A segment of zeros in the place of one that is missing between others; False where none is missing there."""
-        bases = [names.base_offset(name) for name in self._vfs.list_directory(self._directory.commit_log)]
+        """A segment of zeros in the place of one that is missing between others; False where none
+        is missing there.
+        """
+        bases = [
+            names.base_offset(name) for name in self._vfs.list_directory(self._directory.commit_log)
+        ]
         known = sorted(base for base in bases if base is not None)
-        if not known or offset in known or not known[0] < offset < known[-1] or offset % self._segment_bytes():
+        if (
+            not known
+            or offset in known
+            or not known[0] < offset < known[-1]
+            or offset % self._segment_bytes()
+        ):
             return False
         self._make_segment(offset)
         return True
@@ -292,13 +353,20 @@ class Repair:
     def _make_segment(self, base_offset: int) -> None:
         self._vfs.make_directory(self._directory.making)
         path = self._directory.commit_log / names.file_name(base_offset)
-        durable.make_sized(self._vfs, path, self._segment_bytes(), scratch=self._directory.making, with_space=True)
+        durable.make_sized(
+            self._vfs, path, self._segment_bytes(), scratch=self._directory.making, with_space=True
+        )
 
     def _make_first(self, slot: checkpoint.Slot | None) -> int:
-        """The first segment of a log of which nothing is left: behind all that there may have been."""
+        """The first segment of a log of which nothing is left: behind all that there may
+        have been.
+        """
         kept = SnapshotFiles(self._directory).load(QUEUES_SNAPSHOT)
         snapshot = decode_queues(kept) if kept is not None else None
-        last = max(slot.synced_offset if slot is not None else 0, snapshot.log_offset if snapshot is not None else 0)
+        last = max(
+            slot.synced_offset if slot is not None else 0,
+            snapshot.log_offset if snapshot is not None else 0,
+        )
         base_offset = -(-last // self._segment_bytes()) * self._segment_bytes()
         self._make_segment(base_offset)
         return base_offset
@@ -315,7 +383,11 @@ class Repair:
 
                 def encode(begin: int, rows: list[LostRange] = rows) -> bytes:
                     return lost_note.encode_unit(
-                        rows, begin=begin, synced_offset=begin, epoch=border.epoch, stored_at_ms=stored_at_ms
+                        rows,
+                        begin=begin,
+                        synced_offset=begin,
+                        epoch=border.epoch,
+                        stored_at_ms=stored_at_ms,
                     )
 
                 if end == segments.end_offset:
@@ -351,7 +423,9 @@ class Repair:
             file.close()
 
     def _done(self, repair: str, lost: list[LostRange], found: list[Record]) -> Done:
-        return done(repair, folder=self._folder.path, set_aside=self._folder.kept, lost=lost, found=found)
+        return done(
+            repair, folder=self._folder.path, set_aside=self._folder.kept, lost=lost, found=found
+        )
 
 
 def _write(segment: Segment, offset: int, data: bytes) -> None:

@@ -1,4 +1,7 @@
-"""The folder beside the log in which a repair keeps what it is going to change. A copy is durable before the change begins."""
+"""The folder beside the log in which a repair keeps what it is going to change.
+
+A copy is durable before the change begins.
+"""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -64,7 +67,12 @@ class RepairFolder:
     def move_derived(self) -> None:
         """Move all files that are derived from the log."""
         directory = self._directory
-        for folder in (directory.snapshots, directory.consume_queues, directory.key_index, directory.timers):
+        for folder in (
+            directory.snapshots,
+            directory.consume_queues,
+            directory.key_index,
+            directory.timers,
+        ):
             for path in list(self._files_below(folder)):
                 self.move(path)
 

@@ -14,7 +14,9 @@ class RepairRefused(Exception):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a start would refuse, or would mend by itself; `repair` is the option that names the repair."""
+    """What a start would refuse, or would mend by itself; `repair` is the option that names the
+    repair.
+    """
 
     offset: int
     problem: str
@@ -29,7 +31,9 @@ class LostOffsets(msgspec.Struct, frozen=True):
 
 
 class LostMessage(msgspec.Struct, frozen=True):
-    """A message that could still be read in the bytes that a repair took out; they are in the folder of the repair."""
+    """A message that could still be read in the bytes that a repair took out; they are in the
+    folder of the repair.
+    """
 
     topic: str
     queue_id: int
@@ -54,15 +58,25 @@ class Done(msgspec.Struct, frozen=True):
         return sum(row.end_offset - row.first_offset for row in self.lost)
 
 
-def done(repair: str, *, folder: str, set_aside: list[str], lost: list[LostRange], found: list[Record]) -> Done:
-    """The report of a repair that lost these offsets, and took out bytes in which these records can still be read."""
+def done(
+    repair: str, *, folder: str, set_aside: list[str], lost: list[LostRange], found: list[Record]
+) -> Done:
+    """The report of a repair that lost these offsets, and took out bytes in which these records can
+    still be read.
+    """
     messages = [_lost_message(record) for record in found]
-    transactions = sorted({message.transaction_id for message in messages if message.transaction_id})
+    transactions = sorted(
+        {message.transaction_id for message in messages if message.transaction_id}
+    )
     return Done(
         repair=repair,
         folder=folder,
         set_aside=set_aside,
-        lost=[LostOffsets(*row.queue, *row.offsets) for row in lost if row.offsets.first < row.offsets.end],
+        lost=[
+            LostOffsets(*row.queue, *row.offsets)
+            for row in lost
+            if row.offsets.first < row.offsets.end
+        ],
         messages=messages[:_NAMED_MESSAGES],
         transactions=transactions,
     )

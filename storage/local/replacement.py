@@ -1,4 +1,7 @@
-"""What a repair writes over damage, and which offsets are lost by it or by a cut. Pure: decides, and writes nothing."""
+"""What a repair writes over damage, and which offsets are lost by it or by a cut.
+
+Pure: decides, and writes nothing.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -14,9 +17,14 @@ from storage.local.survey import QUEUED, Border, Survey
 from storage.message import OffsetRange, QueueId
 
 
-def lost_behind(seen: Survey, known: Mapping[QueueId, KnownQueue], found: Iterable[Record]) -> list[LostRange]:
-    """What a cut at the survey's place takes away: by what stood behind it, damaged units included, and by derived files."""
-    places: dict[QueueId, list[int]] = {}  # offsets of which each queue has, or had, one behind the cut; or the next one
+def lost_behind(
+    seen: Survey, known: Mapping[QueueId, KnownQueue], found: Iterable[Record]
+) -> list[LostRange]:
+    """What a cut at the survey's place takes away: by what stood behind it, damaged units included,
+    and by derived files.
+    """
+    # offsets of which each queue has, or had, one behind the cut; or the next one
+    places: dict[QueueId, list[int]] = {}
     for queue, (first, end) in seen.after.items():
         places[queue] = [first, end]
     for queue, by_files in known.items():
@@ -44,7 +52,9 @@ def replacement(
     segment_end: int,
     begins_at: int,
 ) -> tuple[bytes, list[LostRange]]:
-    """What is written over the damaged bytes [place, end), and what is lost by it. Raises RepairRefused.
+    """What is written over the damaged bytes [place, end), and what is lost by it.
+
+    Raises RepairRefused.
 
     `found`: records whose heads can be read in the damage.
     """
@@ -67,7 +77,12 @@ def replacement(
         try:
             if parts.item is not None:
                 piece = lost_note.encode_record(
-                    rows, begin=begin, stored_at_ms=border.stored_at_ms, item=parts.item, is_last=is_last, length=part
+                    rows,
+                    begin=begin,
+                    stored_at_ms=border.stored_at_ms,
+                    item=parts.item,
+                    is_last=is_last,
+                    length=part,
                 )
             else:
                 piece = _filled(rows, border, part, end=end, segment_end=segment_end)
@@ -78,11 +93,15 @@ def replacement(
     if parts.item is not None:
         data = lost_note.sealed(data)
     step = scan.judge(data, 0, border.offset, segment_end=segment_end, epoch=border.epoch)
-    assert isinstance(step, scan.Unit) or step.stop is scan.Stop.END_OF_FILE, "what replaces a damage is whole"
+    assert isinstance(step, scan.Unit) or step.stop is scan.Stop.END_OF_FILE, (
+        "what replaces a damage is whole"
+    )
     return data, lost
 
 
-def _filled(rows: list[LostRange], border: Border, length: int, *, end: int, segment_end: int) -> bytes:
+def _filled(
+    rows: list[LostRange], border: Border, length: int, *, end: int, segment_end: int
+) -> bytes:
     """A note that fills the place, or the begin of it where nothing follows in the segment."""
     given = {"begin": border.offset, "stored_at_ms": border.stored_at_ms}
     if end < segment_end:
@@ -93,14 +112,18 @@ def _filled(rows: list[LostRange], border: Border, length: int, *, end: int, seg
         )  # fmt: skip
     if not rows and length >= records.END_OF_FILE_BYTES:
         return records.encode_end_of_file(length)
-    note = lost_note.encode_unit(rows, **given, synced_offset=border.synced_offset, epoch=border.epoch)
+    note = lost_note.encode_unit(
+        rows, **given, synced_offset=border.synced_offset, epoch=border.epoch
+    )
     if len(note) + records.END_OF_FILE_BYTES > length:
         raise lost_note.TooShort(f"{length} bytes cannot hold a note of {len(note)}")
     return note + records.encode_end_of_file(length - len(note))
 
 
 class _Parts(NamedTuple):
-    """The damaged bytes as records of one unit of which some are damaged; else, with no item, as one damaged whole."""
+    """The damaged bytes as records of one unit of which some are damaged; else, with no item, as
+    one damaged whole.
+    """
 
     lengths: list[int]
     damaged: set[int]
@@ -144,15 +167,22 @@ def _parts(raw: bytes, offset: int) -> _Parts:
 
 
 def _stated_ends(raw: bytes, seen: Survey, found: Iterable[Record]) -> dict[QueueId, OffsetRange]:
-    """Queue offsets that heads in the damage state. For queues of which nothing follows: nothing but a derived file knows more.
+    """Queue offsets that heads in the damage state.
 
-    A head may be damaged too: one that states more messages than the damaged bytes can have held does not count.
+    For queues of which nothing follows: nothing but a derived file knows more.
+
+    A head may be damaged too: one that states more messages than the damaged bytes can have held
+    does not count.
     """
     stated: dict[QueueId, OffsetRange] = {}
     most = len(raw) // records.FIXED_BYTES
     for record in found:
         queue = QueueId(record.topic, record.queue_number)
-        if record.transaction in QUEUED and names.is_stored_name(record.topic) and queue not in seen.after:
+        if (
+            record.transaction in QUEUED
+            and names.is_stored_name(record.topic)
+            and queue not in seen.after
+        ):
             at = record.queue_offset
             first, end = stated.get(queue, OffsetRange(at, at))
             if 0 <= at - seen.before.get(queue, first) <= most:
@@ -170,7 +200,9 @@ def _following(
     """Of each damaged part the offsets that are missing where it stands, queue by queue."""
     good: dict[QueueId, list[tuple[int, int]]] = {}  # (number of the part, queue offset)
     for number, record in parts.readable.items():
-        good.setdefault(QueueId(record.topic, record.queue_number), []).append((number, record.queue_offset))
+        good.setdefault(QueueId(record.topic, record.queue_number), []).append(
+            (number, record.queue_offset)
+        )
     missing: dict[int, list[LostRange]] = {number: [] for number in parts.damaged}
     for queue in sorted({*seen.before, *seen.after, *known, *stated, *good}):
         by_files, by_heads = known.get(queue), stated.get(queue, OffsetRange(0, 0))
@@ -180,7 +212,8 @@ def _following(
         else:
             last = max(by_files.end if by_files else 0, by_heads.end, next_offset)
         if queue not in seen.before and begins_at and by_files is None:
-            next_offset = by_heads.first if by_heads.end else last  # nothing tells which ones came before
+            # nothing tells which ones came before
+            next_offset = by_heads.first if by_heads.end else last
         for number in range(len(parts.lengths)):
             if number in parts.damaged:
                 end = next((place for part, place in good.get(queue, ()) if part > number), last)
@@ -188,5 +221,10 @@ def _following(
                     missing[number].append(LostRange(queue, OffsetRange(next_offset, end)))
                     next_offset = end
             else:
-                next_offset = max([next_offset, *(place + 1 for part, place in good.get(queue, ()) if part == number)])
+                next_offset = max(
+                    [
+                        next_offset,
+                        *(place + 1 for part, place in good.get(queue, ()) if part == number),
+                    ]
+                )
     return missing

@@ -1,4 +1,6 @@
-"""Gives the consume queues back from the bytes of the log: what dispatch did when the messages became visible."""
+"""Gives the consume queues back from the bytes of the log: what dispatch did when the messages
+became visible.
+"""
 
 from functools import lru_cache
 
@@ -20,7 +22,10 @@ _MOST_IN_MEMORY = 1_000_000  # entries; about 100 MB
 
 
 class Replay:
-    """Feeds records to the queues, in log order. What memory should not hold goes to their files meanwhile."""
+    """Feeds records to the queues, in log order.
+
+    What memory should not hold goes to their files meanwhile.
+    """
 
     def __init__(self, queues: ConsumeQueues, files: QueueFiles) -> None:
         self._queues = queues
@@ -32,7 +37,9 @@ class Replay:
 
     def feed(self, window: bytes, window_offset: int, scan: Scan) -> None:
         """The records of a scan of `window`. Raises CorruptRecord where a queue would get a gap."""
-        for offset, length in zip(scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True):
+        for offset, length in zip(
+            scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True
+        ):
             topic, queue_number, queue_offset, sys_flag, stored_at_ms, own = records.skim(
                 window, offset - window_offset, length
             )
@@ -40,16 +47,27 @@ class Replay:
                 self.last_stored_at_ms = stored_at_ms
             if sys_flag & records.TRANSACTION_MASK not in QUEUED:
                 if topic == LOST_TOPIC:
-                    self._note_lost(offset, window[offset - window_offset : offset - window_offset + length])
+                    self._note_lost(
+                        offset, window[offset - window_offset : offset - window_offset + length]
+                    )
                 continue
             if topic == _QUEUE_END_TOPIC:
-                self._note_ends(records.decode(window[offset - window_offset : offset - window_offset + length]))
+                self._note_ends(
+                    records.decode(window[offset - window_offset : offset - window_offset + length])
+                )
             queue = self._found.get((topic, queue_number))
             if queue is None:
-                queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
+                queue = self._queues.found(
+                    QueueId(topic.decode("utf-8"), queue_number), queue_offset
+                )
                 self._found[topic, queue_number] = queue
-            if not queue.replay(queue_offset, queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))):
-                reason = f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}"
+            if not queue.replay(
+                queue_offset,
+                queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms)),
+            ):
+                reason = (
+                    f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}"
+                )
                 raise CorruptRecord(None, offset, reason, repair="--rebuild-derived")
         self.record_count += len(scan.record_offsets)
         self._in_memory += len(scan.record_offsets)
@@ -64,15 +82,20 @@ class Replay:
         if tag == queue_ends.DELETED:
             for topic in {queue.topic for queue, _ in ends}:
                 self._queues.delete(topic)
-                self._found = {at: queue for at, queue in self._found.items() if queue.id.topic != topic}
+                self._found = {
+                    at: queue for at, queue in self._found.items() if queue.id.topic != topic
+                }
         for queue, end in ends:
             if tag == queue_ends.ENDS:
                 self._queues.found(queue, end)
-            elif queue.number >= self._queues.count(queue.topic):  # a topic that was created again may have fewer queues
+            # a topic that was created again may have fewer queues
+            elif queue.number >= self._queues.count(queue.topic):
                 self._queues.note_deleted(queue, end)
 
     def _note_lost(self, offset: int, raw: bytes) -> None:
-        """The messages that a repair took out of the log keep their queue offsets; what is left of them is the note."""
+        """The messages that a repair took out of the log keep their queue offsets; what is left of
+        them is the note.
+        """
         for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
             queue = self._queues.found(queue_id, first)
             self._found[queue_id.topic.encode("utf-8"), queue_id.number] = queue
@@ -89,7 +112,9 @@ class Replay:
 
 
 def tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
-    """The third field of a queue entry: the hash of the tag, or the time of delivery where a message waits by delay level."""
+    """The third field of a queue entry: the hash of the tag, or the time of delivery where a
+    message waits by delay level.
+    """
     if topic == _SCHEDULE_TOPIC:
         due = due_ms(own, stored_at_ms)
         if due is not None:

@@ -1,12 +1,14 @@
 """Drops what has expired: segments of the log, then what is derived from them.
 
-The log is the truth here, too: where its oldest segment begins decides what every queue has. So a segment goes first, each one
-durably before the next; the entries and keys that led to it are of no use any more, and their files go when a snapshot has been
-kept that does not name them. A crash anywhere in between leaves files that nobody asks and that the next run removes.
+The log is the truth here, too: where its oldest segment begins decides what every queue has. So a
+segment goes first, each one durably before the next; the entries and keys that led to it are of no
+use any more, and their files go when a snapshot has been kept that does not name them. A crash
+anywhere in between leaves files that nobody asks and that the next run removes.
 
-Before a segment goes, everything in it that still counts is written again: by the floors above (`put_back`), and by us the
-committed offsets and the ends of queues of which nothing is left. Then the checkpoint records where the log will begin, so that
-a start can tell a dropped segment from a lost one.
+Before a segment goes, everything in it that still counts is written again: by the floors above
+(`put_back`), and by us the committed offsets and the ends of queues of which nothing is left. Then
+the checkpoint records where the log will begin, so that a start can tell a dropped segment from a
+lost one.
 """
 
 from collections import deque
@@ -28,7 +30,14 @@ from storage.local.key_index import IndexFile, KeyIndex
 from storage.local.log_writer import LogWriter
 from storage.local.options import LocalStoreOptions
 from storage.local.queue_check import QueueCheck
-from storage.local.retention_plan import OnFull, UsedSample, has_expired, plan_deletion, project_full, refuses
+from storage.local.retention_plan import (
+    OnFull,
+    UsedSample,
+    has_expired,
+    plan_deletion,
+    project_full,
+    refuses,
+)
 from storage.local.runner import Lane
 from storage.message import Message, QueueId
 from storage.store import DiskUsage, PutBack, SegmentInfo
@@ -76,10 +85,11 @@ class Retention:
     ) -> None:
         """`in_read_lane` repairs entries of queue files that its job doubts.
 
-        `check_log`: raises LogTakenAway; it is given the names of segments that may be gone. `pause`: wait, milliseconds.
+        `check_log`: raises LogTakenAway; it is given the names of segments that may be gone.
+        `pause`: wait, milliseconds.
 
-        `put_back_offsets`: commit again what messages of the offset topic below this place say, and no later one.
-        `record_beginning`: make it durable that the log may begin at this offset.
+        `put_back_offsets`: commit again what messages of the offset topic below this place say, and
+        no later one. `record_beginning`: make it durable that the log may begin at this offset.
         """
         self._log = log_
         self._segments = segments
@@ -96,7 +106,8 @@ class Retention:
         self._check_log = check_log
         self._pause = pause
         self._dropped = self._dropped_unexpired = 0
-        self._removing: set[str] = set()  # names of segments whose removal has begun, and may have failed half-way
+        # names of segments whose removal has begun, and may have failed half-way
+        self._removing: set[str] = set()
         self._in_lane = in_lane
         self._in_read_lane = in_read_lane
         self._append = append
@@ -106,18 +117,28 @@ class Retention:
         self._is_nearly_full = False  # as it was last logged
         self._samples: deque[UsedSample] = deque(maxlen=_SAMPLES)
         self._newest_ms: dict[int, int] = {}  # by where the segment begins
-        self._seen_ms: dict[int, int] = {}  # the same; since when, on the monotonic clock, it is known to be complete
+        # the same; since when, on the monotonic clock, it is known to be complete
+        self._seen_ms: dict[int, int] = {}
         self._damaged_heads: set[int] = set()
         # What is left of a crash in the middle, or of another process: looked for once.
-        self._to_clean: dict[ConsumeQueue, None] = dict.fromkeys(queue for queue in queues if queue.first)
-        self._deleted_topics: dict[str, None] = dict.fromkeys(queue.topic for queue, _ in queues.deleted)
+        self._to_clean: dict[ConsumeQueue, None] = dict.fromkeys(
+            queue for queue in queues if queue.first
+        )
+        self._deleted_topics: dict[str, None] = dict.fromkeys(
+            queue.topic for queue, _ in queues.deleted
+        )
         self._index_files: list[IndexFile] = []
         self._clean_after_round = 0
         self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=False)
         self._log_borders(refused_before=False)
 
-    async def run_once(self, now_ms: int, put_back: PutBack, *, keep_ms: int, at_any_hour: bool = False) -> int:
-        """Drop what has expired; return how many segments. Raises LogTakenAway, and what `put_back` raises before any went."""
+    async def run_once(
+        self, now_ms: int, put_back: PutBack, *, keep_ms: int, at_any_hour: bool = False
+    ) -> int:
+        """Drop what has expired; return how many segments.
+
+        Raises LogTakenAway, and what `put_back` raises before any went.
+        """
         removing = frozenset(self._removing)
         await self._in_lane(Lane.READ, lambda: self._check_log(removing))
         await self._look_at_disk(now_ms)
@@ -125,12 +146,20 @@ class Retention:
         newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
         policy = self._policy._replace(retention_ms=max(self._policy.retention_ms, keep_ms))
         count = plan_deletion(
-            newest_ms, policy, now_ms=now_ms, used_ratio=self._space.used_ratio, at_any_hour=at_any_hour
+            newest_ms, policy, now_ms=now_ms, used_ratio=self._space.used_ratio,
+            at_any_hour=at_any_hour
         )  # fmt: skip
-        # Of what the derived files do not have yet nothing may go. They follow by themselves, within seconds.
-        going = [segment for segment in list(self._segments)[:count] if segment.end_offset <= self._deriver.thorough_end]
+        # Of what the derived files do not have yet nothing may go. They follow by themselves,
+        # within seconds.
+        going = [
+            segment
+            for segment in list(self._segments)[:count]
+            if segment.end_offset <= self._deriver.thorough_end
+        ]
         if going:
-            expired = sum(has_expired(newest, policy, now_ms=now_ms) for newest in newest_ms[: len(going)])
+            expired = sum(
+                has_expired(newest, policy, now_ms=now_ms) for newest in newest_ms[: len(going)]
+            )
             await self._drop(going, expired, now_ms, put_back)
         return len(going)
 
@@ -142,8 +171,11 @@ class Retention:
     async def expired_segments(self, now_ms: int, *, keep_ms: int) -> list[SegmentInfo]:
         """Segments whose newest record is older than the retention, the oldest first."""
         newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
-        policy = self._policy._replace(retention_ms=max(self._policy.retention_ms, keep_ms), batch=len(newest_ms))
-        policy = policy._replace(on_full=OnFull.KEEP)  # what is forced off a full disk has not expired
+        policy = self._policy._replace(
+            retention_ms=max(self._policy.retention_ms, keep_ms), batch=len(newest_ms)
+        )
+        # what is forced off a full disk has not expired
+        policy = policy._replace(on_full=OnFull.KEEP)
         count = plan_deletion(newest_ms, policy, now_ms=now_ms, used_ratio=0, at_any_hour=True)
         names = {segment.path.name for segment in list(self._segments)[:count]}
         sealed_end = self._deriver.thorough_end
@@ -183,47 +215,67 @@ class Retention:
             if number == 0 or segment.base_offset < sealed_end
         ]
 
-    # ------------------------------------------------------------------------------------------------------- the disk
+    # ----------------------------------------------------------------------------------------------
+    # the disk
 
     async def _look_at_disk(self, now_ms: int) -> None:
         self._space = space = await self._in_lane(Lane.READ, self._measure)
         if not self._samples or now_ms - self._samples[-1].at_ms >= _SAMPLE_MS:
             self._samples.append(UsedSample(now_ms, space.used_bytes))
         refused_before = self.refuses_new
-        self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=refused_before)
+        self.refuses_new = refuses(
+            self._policy, used_ratio=space.used_ratio, refused_before=refused_before
+        )
         self._log_borders(refused_before=refused_before)
 
     def _log_borders(self, *, refused_before: bool) -> None:
-        """Log each border that has been crossed since the last time, those found crossed at a start included."""
+        """Log each border that has been crossed since the last time, those found crossed at a start
+        included.
+        """
         used_ratio, policy = self._space.used_ratio, self._policy
-        was_nearly_full, self._is_nearly_full = self._is_nearly_full, used_ratio > policy.force_above
+        was_nearly_full, self._is_nearly_full = (
+            self._is_nearly_full,
+            used_ratio > policy.force_above,
+        )
         if self._is_nearly_full and not was_nearly_full:
             log.warning("disk_nearly_full", used_ratio=used_ratio, on_full=policy.on_full.value)
         if self.refuses_new != refused_before:
-            log.warning("new_messages_refused" if self.refuses_new else "new_messages_taken", used_ratio=used_ratio)
+            log.warning(
+                "new_messages_refused" if self.refuses_new else "new_messages_taken",
+                used_ratio=used_ratio,
+            )
 
-    # ------------------------------------------------------------------------------------------------------- dropping
+    # ----------------------------------------------------------------------------------------------
+    # dropping
 
     def _newest_of_segments(self, now_ms: int) -> list[int]:
-        """The read lane's: of each segment but the last, a time at or behind which nothing was stored in it."""
+        """The read lane's: of each segment but the last, a time at or behind which nothing was
+        stored in it.
+        """
         segments = list(self._segments)
         monotonic_ms = self._clock.monotonic_ms()
         newest: list[int] = []
         for index, segment in enumerate(segments[:-1]):
             begin = segment.base_offset
-            if begin not in self._newest_ms and (time_ms := self._first_time_of(segments[index + 1 :])) is not None:
+            if (
+                begin not in self._newest_ms
+                and (time_ms := self._first_time_of(segments[index + 1 :])) is not None
+            ):
                 self._newest_ms[begin] = time_ms
             if begin not in self._newest_ms:
                 newest.append(now_ms)
                 continue
-            # Where the clock was once ahead the log's times are, too, for as long. But what has been seen to be complete for an
-            # hour is an hour old, whatever its time says and however the clock was set since.
+            # Where the clock was once ahead the log's times are, too, for as long. But what has
+            # been seen to be complete for an hour is an hour old, whatever its time says and
+            # however the clock was set since.
             seen_ms = self._seen_ms.setdefault(begin, monotonic_ms)
             newest.append(min(self._newest_ms[begin], now_ms - (monotonic_ms - seen_ms)))
         return newest
 
     def _first_time_of(self, segments: Sequence[Segment]) -> int | None:
-        """When the first of their heads that can be read was stored: times never go back, so all before it is older."""
+        """When the first of their heads that can be read was stored: times never go back, so all
+        before it is older.
+        """
         for segment in segments:
             try:
                 head = self._log.read_at(segment.base_offset)
@@ -236,7 +288,9 @@ class Retention:
                 return head.stored_at_ms
         return None
 
-    async def _drop(self, going: Sequence[Segment], expired: int, now_ms: int, put_back: PutBack) -> None:
+    async def _drop(
+        self, going: Sequence[Segment], expired: int, now_ms: int, put_back: PutBack
+    ) -> None:
         """Drop these segments, of which the first `expired` have expired."""
         border = going[-1].end_offset
         queues = list(self._queues)  # here: it may grow while the lane looks
@@ -244,7 +298,8 @@ class Retention:
         await put_back(first_kept)
         await self._put_back_own(first_kept, now_ms)
         await self._record_beginning(border)
-        # Nobody begins to read there any more; who has begun holds the file open, and is told when it comes to its end.
+        # Nobody begins to read there any more; who has begun holds the file open, and is told when
+        # it comes to its end.
         for queue_id, first in first_kept.items():
             queue = self._queues.find(queue_id)
             if queue is not None and first > queue.first:
@@ -252,7 +307,8 @@ class Retention:
                 self._to_clean[queue] = None
         for number, segment in enumerate(going):
             if number and self._delete_pause_ms:
-                await self._pause(self._delete_pause_ms)  # freeing gigabytes at once holds up the syncs of others
+                # freeing gigabytes at once holds up the syncs of others
+                await self._pause(self._delete_pause_ms)
             self._removing.add(segment.path.name)
             dropped = await self._in_lane(Lane.PREPARE, self._segments.drop_first)
             self._removing.discard(segment.path.name)
@@ -265,12 +321,20 @@ class Retention:
                 log.info("segment_dropped", file=segment.path.name)
             else:
                 self._dropped_unexpired += 1
-                log.warning("unexpired_segment_dropped", file=segment.path.name, used_ratio=self._space.used_ratio)
-        self._index_files += await self._in_lane(Lane.DERIVE, lambda: self._key_index.forget_before(border))
+                log.warning(
+                    "unexpired_segment_dropped",
+                    file=segment.path.name,
+                    used_ratio=self._space.used_ratio,
+                )
+        self._index_files += await self._in_lane(
+            Lane.DERIVE, lambda: self._key_index.forget_before(border)
+        )
         self._clean_after_round = self._deriver.thorough_begun
 
     def _first_kept(self, queues: Sequence[ConsumeQueue], border: int) -> Mapping[QueueId, int]:
-        """The read lane's: of each queue the first message that is stored at or behind the border, or its end."""
+        """The read lane's: of each queue the first message that is stored at or behind the border,
+        or its end.
+        """
         return {queue.id: self._queue_check.first_at(queue, border) for queue in queues}
 
     async def _put_back_own(self, first_kept: Mapping[QueueId, int], now_ms: int) -> None:
@@ -281,20 +345,26 @@ class Retention:
             if first and first == self._queues.bounds_of(queue).end and queue != queue_ends.QUEUE
         ]
         messages = queue_ends.end_messages(emptied, now_ms=now_ms)
-        messages += queue_ends.end_messages(self._queues.deleted, now_ms=now_ms, tag=queue_ends.DELETED_ENDS)
+        messages += queue_ends.end_messages(
+            self._queues.deleted, now_ms=now_ms, tag=queue_ends.DELETED_ENDS
+        )
         if messages:
             await self._append(messages)
 
-    # ------------------------------------------------------------------------------------------------------- cleaning
+    # ----------------------------------------------------------------------------------------------
+    # cleaning
 
     async def _clean(self) -> None:
-        """Remove the files of derived tables that lead to nothing any more, once no snapshot names them."""
+        """Remove the files of derived tables that lead to nothing any more, once no snapshot names
+        them.
+        """
         is_anything = self._to_clean or self._index_files or self._deleted_topics
         if not is_anything or self._deriver.thorough_ended <= self._clean_after_round:
             return
         index_files = list(self._index_files)
         queues = [queue for queue in self._to_clean if self._queues.find(queue.id) is queue]
-        # One that was created again since then goes on in the files that it has: its entries lie behind those of before.
+        # One that was created again since then goes on in the files that it has: its entries lie
+        # behind those of before.
         deleted = [topic for topic in self._deleted_topics if not self._queues.count(topic)]
 
         def remove() -> None:

@@ -2,11 +2,13 @@
 
     the hour of deletion          segments that have expired
     the disk above clean_above    segments that have expired, at any hour
-    above force_above             the same; with on_full = delete_oldest the oldest ones, expired or not
+    above force_above             the same; with on_full = delete_oldest the oldest ones, expired or
+                                  not
     above refuse_above            new messages are refused, until it is below force_above again
 
-Oldest first, so many in one run, up to the first that stays, and never the last segment. A segment has expired when its newest
-record is older than the retention. Source: RocketMQ CleanCommitLogService, MappedFileQueue#deleteExpiredFileByTime.
+Oldest first, so many in one run, up to the first that stays, and never the last segment. A segment
+has expired when its newest record is older than the retention. Source: RocketMQ
+CleanCommitLogService, MappedFileQueue#deleteExpiredFileByTime.
 """
 
 from collections.abc import Sequence
@@ -36,15 +38,24 @@ class RetentionPolicy(NamedTuple):
 
 
 def plan_deletion(
-    newest_ms: Sequence[int], policy: RetentionPolicy, *, now_ms: int, used_ratio: float, at_any_hour: bool = False
+    newest_ms: Sequence[int],
+    policy: RetentionPolicy,
+    *,
+    now_ms: int,
+    used_ratio: float,
+    at_any_hour: bool = False,
 ) -> int:
     """How many of the first segments may go.
 
-    `newest_ms`: of each segment but the last, oldest first, a time at or behind which nothing was stored in it.
-    `at_any_hour`: an operator asked for it.
+    `newest_ms`: of each segment but the last, oldest first, a time at or behind which nothing was
+    stored in it. `at_any_hour`: an operator asked for it.
     """
     is_forced = used_ratio > policy.force_above and policy.on_full is OnFull.DELETE_OLDEST
-    is_time = at_any_hour or (now_ms // _HOUR_MS) % 24 in policy.delete_hours or used_ratio > policy.clean_above
+    is_time = (
+        at_any_hour
+        or (now_ms // _HOUR_MS) % 24 in policy.delete_hours
+        or used_ratio > policy.clean_above
+    )
     count = 0
     for newest in newest_ms[: policy.batch]:
         if not (is_forced or (is_time and has_expired(newest, policy, now_ms=now_ms))):
@@ -54,7 +65,9 @@ def plan_deletion(
 
 
 def has_expired(newest_ms: int, policy: RetentionPolicy, *, now_ms: int) -> bool:
-    """Is the newest record of a segment, stored at or before `newest_ms`, older than the retention?"""
+    """Is the newest record of a segment, stored at or before `newest_ms`, older than the
+    retention?
+    """
     return now_ms - newest_ms >= policy.retention_ms
 
 
@@ -71,7 +84,9 @@ class UsedSample(NamedTuple):
 
 
 def project_full(samples: Sequence[UsedSample], *, limit_bytes: int) -> int | None:
-    """When the disk reaches the limit if it fills as it did from the first sample to the last; None where it does not fill."""
+    """When the disk reaches the limit if it fills as it did from the first sample to the last; None
+    where it does not fill.
+    """
     if len(samples) < 2:
         return None
     first, last = samples[0], samples[-1]

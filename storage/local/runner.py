@@ -1,7 +1,8 @@
 """Who runs what: turns of the owner's thread, timers, and lanes beside it for work that may block.
 
-The engine's parts are plain functions and callbacks over this Protocol. `event_loop.py` runs them on asyncio with one thread a
-lane; a simulation runs the same lanes on its own clock, so that every order of events can be had again from its seed.
+The engine's parts are plain functions and callbacks over this Protocol. `event_loop.py` runs them
+on asyncio with one thread a lane; a simulation runs the same lanes on its own clock, so that every
+order of events can be had again from its seed.
 """
 
 from collections.abc import Callable
@@ -31,5 +32,11 @@ class Runner(Protocol):
     def later(self, delay_ms: int, call: Callable[[], None]) -> Timer:
         """In the owner's thread, after this time."""
 
-    def beside(self, lane: Lane, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+    def beside(
+        self,
+        lane: Lane,
+        job: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         """Run `job` in the lane, then `done` or `failed` in the owner's thread."""

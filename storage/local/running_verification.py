@@ -24,7 +24,10 @@ class RunningStoreVerification:
         pause: Callable[[int], Awaitable[None]],
         in_lane: InLane,
     ) -> None:
-        """`limit`: of all verifications of the store together. `check`: raises StoreClosed. `pause`: wait, milliseconds."""
+        """`limit`: of all verifications of the store together.
+
+        `check`: raises StoreClosed. `pause`: wait, milliseconds.
+        """
         self._made = made
         self._steps = made.steps()
         self._limit = limit

@@ -1,8 +1,9 @@
-"""Walks the old log slowly, again and again, so that damage below the last snapshot is found before a consumer meets it.
+"""Walks the old log slowly, again and again, so that damage below the last snapshot is found before
+a consumer meets it.
 
-A start verifies only what lies behind the newest snapshot, and a read only what is requested. The scrub reads the rest from the
-disk at a limited rate, and goes on where it was after a restart. What it finds is logged, counted and kept until the next pass
-has come by.
+A start verifies only what lies behind the newest snapshot, and a read only what is requested. The
+scrub reads the rest from the disk at a limited rate, and goes on where it was after a restart. What
+it finds is logged, counted and kept until the next pass has come by.
 """
 
 from collections.abc import Callable, Generator
@@ -32,7 +33,10 @@ _MOST_FINDINGS = 1_000
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """The snapshot. Times are wall milliseconds; findings by the log offset where the damage begins."""
+    """The snapshot.
+
+    Times are wall milliseconds; findings by the log offset where the damage begins.
+    """
 
     position: int
     end: int | None  # of the pass under way; None between two passes
@@ -72,7 +76,8 @@ class Scrub:
         self._state = _Kept(0, None, None, None, {})
         self._is_loaded = False
         self._walk: tuple[LogWalk, Generator[Piece, None, None]] | None = None
-        self._before: dict[int, Finding] = {}  # of the last pass, by the log offset where the damage begins,
+        # of the last pass, by the log offset where the damage begins,
+        self._before: dict[int, Finding] = {}
         self._found: dict[int, Finding] = {}  # and of this one
         self._limit = RateLimit(self._rate, clock)
         self._saved_ms = clock.monotonic_ms()
@@ -97,7 +102,9 @@ class Scrub:
         if self._state.end is None and not self._begin():
             return 0
         read_bytes = 0
-        while (allowance := self._limit.allowance) >= _WINDOW_BYTES or (not read_bytes and allowance > 0):
+        while (allowance := self._limit.allowance) >= _WINDOW_BYTES or (
+            not read_bytes and allowance > 0
+        ):
             piece = await self._in_lane(Lane.READ, self._next)
             if piece is None:
                 await self._end()
@@ -114,10 +121,15 @@ class Scrub:
         self._saved_ms = self._clock.monotonic_ms()
         if not self._is_loaded:
             return
-        findings = {place: tuple(finding) for place, finding in sorted(self._findings().items())[:_MOST_FINDINGS]}
+        findings = {
+            place: tuple(finding)
+            for place, finding in sorted(self._findings().items())[:_MOST_FINDINGS]
+        }
         data = msgspec.msgpack.encode(msgspec.structs.replace(self._state, findings=findings))
         try:
-            await self._in_lane(Lane.DERIVE, lambda: self._snapshots.save(SNAPSHOT, Snapshot((data,), {})))
+            await self._in_lane(
+                Lane.DERIVE, lambda: self._snapshots.save(SNAPSHOT, Snapshot((data,), {}))
+            )
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -137,12 +149,16 @@ class Scrub:
             state = None if kept is None else _decoder.decode(kept.data)
         except msgspec.DecodeError:
             state = None
-        if state is None or (state.end is not None and not state.position <= state.end <= self._safe_end()):
+        if state is None or (
+            state.end is not None and not state.position <= state.end <= self._safe_end()
+        ):
             return  # there is none, or the log is another one
         self._state = state
         self._before = {place: Finding(*fields) for place, fields in state.findings.items()}
         if state.end is not None:
-            self._found = {place: one for place, one in self._before.items() if place < state.position}
+            self._found = {
+                place: one for place, one in self._before.items() if place < state.position
+            }
 
     def _begin(self) -> bool:
         """Begin a pass, if it is time and there is something to read."""
@@ -161,10 +177,14 @@ class Scrub:
         """The read lane's: the next piece of the pass; None at its end."""
         if self._walk is None:
             end = self._state.end or 0
-            segments = [SegmentFile(one.path, one.base_offset, one.end_offset) for one in self._segments]
+            segments = [
+                SegmentFile(one.path, one.base_offset, one.end_offset) for one in self._segments
+            ]
             scope = Scope(self._vfs, self._root, True, False, end, 0, segments, None)
             begin = max(self._state.position, self._segments.first_offset)
-            walk = LogWalk(scope, window_bytes=_WINDOW_BYTES, begin=begin, end=end, drops_cache=True)
+            walk = LogWalk(
+                scope, window_bytes=_WINDOW_BYTES, begin=begin, end=end, drops_cache=True
+            )
             self._walk = (walk, walk.pieces())
         return next(self._walk[1], None)
 
@@ -176,7 +196,9 @@ class Scrub:
             log.error("log_damage_found", **piece.finding._asdict())
 
     def _findings(self) -> dict[int, Finding]:
-        """Those of this pass, and of the last one where this has not been yet; what has been dropped since is forgotten."""
+        """Those of this pass, and of the last one where this has not been yet; what has been
+        dropped since is forgotten.
+        """
         ahead = self._state.position if self._state.end is not None else 0
         known = {place: one for place, one in self._before.items() if place >= ahead} | self._found
         return {place: one for place, one in known.items() if place >= self._segments.first_offset}
@@ -185,7 +207,10 @@ class Scrub:
         self._walk = None
         self._before = self._found
         self._state = msgspec.structs.replace(
-            self._state, position=self._state.end or 0, end=None, last_ended_ms=self._clock.wall_ms()
+            self._state,
+            position=self._state.end or 0,
+            end=None,
+            last_ended_ms=self._clock.wall_ms(),
         )
         log.info("scrub_ended", end=self._state.position, findings=len(self._found))
         await self.save()

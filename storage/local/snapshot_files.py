@@ -1,12 +1,14 @@
-"""Derived tables on disk, each a checked file of its own. A damaged or unknown one is no error: its table is replayed.
+"""Derived tables on disk, each a checked file of its own.
+
+A damaged or unknown one is no error: its table is replayed.
 
     at   size  field
      0      8  magic "EMQSNAP1"
      8      4  crc32c of what follows (big-endian)
     12      n  msgpack: [[[topic, queue number, queue offset], ...], bytes of the table]
 
-The positions are those up to which the table reflects each queue. A snapshot is kept only once everything it reflects is on
-disk, so a power cut can never leave one that knows more than the log.
+The positions are those up to which the table reflects each queue. A snapshot is kept only once
+everything it reflects is on disk, so a power cut can never leave one that knows more than the log.
 """
 
 import struct
@@ -34,8 +36,15 @@ class SnapshotFiles:
         self._directory = directory
 
     def save(self, name: str, snapshot: Snapshot) -> None:
-        """Durable on return. A piece at a time: this thread must not keep the others waiting for as long as all of it takes."""
-        positions = [(queue.topic, queue.number, queue_offset) for queue, queue_offset in snapshot.positions.items()]
+        """Durable on return.
+
+        A piece at a time: this thread must not keep the others waiting for as long as all of it
+        takes.
+        """
+        positions = [
+            (queue.topic, queue.number, queue_offset)
+            for queue, queue_offset in snapshot.positions.items()
+        ]
         begin = _PAIR + msgspec.msgpack.encode(positions) + parts.frame(snapshot.size_bytes)
         crc = crc32c(begin)
         for piece in snapshot.pieces:
@@ -69,7 +78,10 @@ def decode(raw: bytes) -> Snapshot | None:
         positions, data = _decoder.decode(body)
     except msgspec.DecodeError:
         return None
-    return Snapshot((bytes(data),), {QueueId(topic, number): queue_offset for topic, number, queue_offset in positions})
+    return Snapshot(
+        (bytes(data),),
+        {QueueId(topic, number): queue_offset for topic, number, queue_offset in positions},
+    )
 
 
 def stated_crc(head: bytes) -> int:

@@ -34,7 +34,9 @@ _QUEUE_FILES = 512  # open at once where the settings leave it to us
 class StoreFiles:
     """Made by `open`, which recovers what is there."""
 
-    def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock) -> None:
+    def __init__(
+        self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock
+    ) -> None:
         self.directory = DataDirectory(vfs, directory)
         self.recovered: Recovered
         self.earlier_recoveries: list[RecoveryReport] = []
@@ -82,7 +84,14 @@ class StoreFiles:
             raise
 
     @classmethod
-    def open(cls, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock, progress: Progress) -> "StoreFiles":
+    def open(
+        cls,
+        directory: PurePath,
+        options: LocalStoreOptions,
+        vfs: Vfs,
+        clock: Clock,
+        progress: Progress,
+    ) -> "StoreFiles":
         files = cls(directory, options, vfs, clock)
         try:
             files._recover(clock, progress)
@@ -95,7 +104,9 @@ class StoreFiles:
         return self.directory.vfs.space(self.directory.root)
 
     def check_log(self, removed: Collection[str]) -> None:
-        """Raises LogTakenAway where the folder of the log was replaced, or a segment is missing that is not `removed`."""
+        """Raises LogTakenAway where the folder of the log was replaced, or a segment is missing
+        that is not `removed`.
+        """
         folder = self.directory.commit_log
         expected = {segment.path.name for segment in self.segments}.difference(removed)
         try:
@@ -107,8 +118,12 @@ class StoreFiles:
         if missing := min(expected.difference(there), default=""):
             raise LogTakenAway(folder / missing)
 
-    def load_snapshot(self, name: str, bounds_of: Callable[[QueueId], OffsetRange]) -> Snapshot | None:
-        """The kept one, unless it reflects more than the log holds, or the log has dropped what came after it."""
+    def load_snapshot(
+        self, name: str, bounds_of: Callable[[QueueId], OffsetRange]
+    ) -> Snapshot | None:
+        """The kept one, unless it reflects more than the log holds, or the log has dropped what
+        came after it.
+        """
         snapshot = self.snapshots.load(name)
         if snapshot is None:
             return None
@@ -121,30 +136,47 @@ class StoreFiles:
     def close(self, end: int, stored_at_ms: int, epoch: int, *, in_order: bool) -> None:
         """In order: the next start has nothing to recover."""
         if in_order:
-            self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, is_clean=True)
+            self.checkpoint.note(
+                synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, is_clean=True
+            )
             self.checkpoint.force()
             self.directory.unmark()
         self._close_all()
 
     def _recover(self, clock: Clock, progress: Progress) -> None:
         recovered = self.recovered = recover(
-            self.directory, self.segments, self.checkpoint, self.queue_files, self.key_index, self.snapshots, clock, progress
+            self.directory,
+            self.segments,
+            self.checkpoint,
+            self.queue_files,
+            self.key_index,
+            self.snapshots,
+            clock,
+            progress,
         )
-        self.log = CommitLog(self.segments, trusted_from=recovered.walked_from, written_end=recovered.end)
+        self.log = CommitLog(
+            self.segments, trusted_from=recovered.walked_from, written_end=recovered.end
+        )
         self.queue_check = QueueCheck(self.log, self.queue_files)
         self._replay_offsets()
         self._open_timers()
         self.directory.mark()
         end, epoch, stored_at_ms = recovered.end, recovered.epoch, recovered.last_stored_at_ms
         first_offset = self.segments.first_offset
-        self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, first_offset=first_offset)
+        self.checkpoint.note(
+            synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, first_offset=first_offset
+        )
         self.checkpoint.force()
         self.earlier_recoveries = recovery_reports.load(self.directory.vfs, self.directory.root)
         recovery_reports.keep(self.directory, recovered.report, self.earlier_recoveries)
 
     def _open_timers(self) -> None:
-        folder = TimerFolder(self.directory.vfs, self.directory.timers, scratch=self.directory.making)
-        self.due_index = LocalDueIndex(folder, self.load_snapshot(TIMERS_SNAPSHOT, self.recovered.queues.bounds_of))
+        folder = TimerFolder(
+            self.directory.vfs, self.directory.timers, scratch=self.directory.making
+        )
+        self.due_index = LocalDueIndex(
+            folder, self.load_snapshot(TIMERS_SNAPSHOT, self.recovered.queues.bounds_of)
+        )
         self._open.append(self.due_index.close)
 
     def _replay_offsets(self) -> None:

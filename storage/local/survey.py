@@ -1,8 +1,9 @@
-"""A walk over the whole log past every damage: what a repair has to know before it changes anything. Reads only.
+"""A walk over the whole log past every damage: what a repair has to know before it changes
+anything. Reads only.
 
-The walk goes on behind a damage at the next place where a whole unit stands: a unit of ours and a broker's record name the log
-offset at which they were stored, so no copy in the body of a message is taken for one. Nor is a record of the damaged unit
-(`scan.judge`, `damaged_from`).
+The walk goes on behind a damage at the next place where a whole unit stands: a unit of ours and a
+broker's record name the log offset at which they were stored, so no copy in the body of a message
+is taken for one. Nor is a record of the damaged unit (`scan.judge`, `damaged_from`).
 """
 
 from collections.abc import Callable, Iterator
@@ -45,9 +46,11 @@ class Border(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """`before` and `after` count queue offsets around the place that was asked about, where it is a border; else None.
+    """`before` and `after` count queue offsets around the place that was asked about, where it is a
+    border; else None.
 
-    `before`: the next offset of each queue at that place. `after`: the first and the next offset of what follows it.
+    `before`: the next offset of each queue at that place. `after`: the first and the next offset of
+    what follows it.
     """
 
     end: Border
@@ -60,7 +63,10 @@ class Survey(NamedTuple):
 
 
 def survey(segments: Segments, place: int | None, progress: Progress) -> Survey:
-    """Walk the log. Queue offsets are counted only where a `place` is given: it takes a look at each record."""
+    """Walk the log.
+
+    Queue offsets are counted only where a `place` is given: it takes a look at each record.
+    """
     walk = _Walk(segments, place)
     at = segments.first_offset
     walk.arrive(at)
@@ -72,9 +78,12 @@ def survey(segments: Segments, place: int | None, progress: Progress) -> Survey:
         offset = at - at % unit.ALIGNMENT
         length = window_bytes
         if place is not None and at < place < segment.end_offset:
-            length = min(length, place - offset)  # so that the walk stops there, where it is a border
+            # so that the walk stops there, where it is a border
+            length = min(length, place - offset)
         window = segment.read(offset - segment.base_offset, length)
-        found = scan.scan(window, offset, begin=at, segment_end=segment.end_offset, epoch=walk.border.epoch)
+        found = scan.scan(
+            window, offset, begin=at, segment_end=segment.end_offset, epoch=walk.border.epoch
+        )
         walk.note(window, offset, found)
         progress(found.end - segments.first_offset, segments.end_offset - segments.first_offset)
         if found.stop is scan.Stop.END_OF_FILE:
@@ -99,12 +108,20 @@ def survey(segments: Segments, place: int | None, progress: Progress) -> Survey:
             at = following
         walk.arrive(at)
     return Survey(
-        walk.border._replace(offset=at), tail, damages, walk.border.synced_offset, walk.at_place, walk.before, walk.after
+        walk.border._replace(offset=at),
+        tail,
+        damages,
+        walk.border.synced_offset,
+        walk.at_place,
+        walk.before,
+        walk.after,
     )
 
 
 def next_whole(segments: Segments, begin: int, epoch: int) -> int | None:
-    """The first place behind `begin` where a whole unit or an end-of-file record stands; None where the log ends before one."""
+    """The first place behind `begin` where a whole unit or an end-of-file record stands; None where
+    the log ends before one.
+    """
     segment = segments.find(begin)
     following = next(_whole_in(segment, begin + 1, epoch, begin), None)
     for later in segments:
@@ -112,7 +129,11 @@ def next_whole(segments: Segments, begin: int, epoch: int) -> int | None:
             break
         if later.base_offset > begin:
             is_whole = _begins_whole(later)
-            following = later.base_offset if is_whole else next(_whole_in(later, later.base_offset, epoch, begin), None)
+            following = (
+                later.base_offset
+                if is_whole
+                else next(_whole_in(later, later.base_offset, epoch, begin), None)
+            )
     return following
 
 
@@ -124,13 +145,17 @@ def _begins_whole(segment: Segment) -> bool:
 
 def _whole_in(segment: Segment, begin: int, epoch: int, damaged_from: int) -> Iterator[int]:
     for data_begin, data_end in data_ranges(segment, begin - segment.base_offset):
-        for at in range(segment.base_offset + data_begin, segment.base_offset + data_end, _SEARCH_BYTES):
+        for at in range(
+            segment.base_offset + data_begin, segment.base_offset + data_end, _SEARCH_BYTES
+        ):
             end = min(at + _SEARCH_BYTES, segment.base_offset + data_end)
             offset = at - at % unit.ALIGNMENT
             window = segment.read(offset - segment.base_offset, end - offset + _REACH_BYTES)
             units = _units_between(window, offset, at, end, segment.end_offset, epoch, damaged_from)
             ends = _ends_of_file_between(window, offset, at, end, segment.end_offset)
-            yield from sorted(place for place in (next(units, None), next(ends, None)) if place is not None)
+            yield from sorted(
+                place for place in (next(units, None), next(ends, None)) if place is not None
+            )
 
 
 def data_ranges(segment: Segment, begin: int) -> list[tuple[int, int]]:
@@ -140,15 +165,25 @@ def data_ranges(segment: Segment, begin: int) -> list[tuple[int, int]]:
 
 
 def _units_between(
-    window: bytes, offset: int, begin: int, end: int, segment_end: int, epoch: int, damaged_from: int
+    window: bytes,
+    offset: int,
+    begin: int,
+    end: int,
+    segment_end: int,
+    epoch: int,
+    damaged_from: int,
 ) -> Iterator[int]:
     for at in scan.record_places(window, begin - offset, end - offset):
-        step = scan.judge(window, at, offset, segment_end=segment_end, epoch=epoch, damaged_from=damaged_from)
+        step = scan.judge(
+            window, at, offset, segment_end=segment_end, epoch=epoch, damaged_from=damaged_from
+        )
         if isinstance(step, scan.Unit):
             yield offset + at
 
 
-def _ends_of_file_between(window: bytes, offset: int, begin: int, end: int, segment_end: int) -> Iterator[int]:
+def _ends_of_file_between(
+    window: bytes, offset: int, begin: int, end: int, segment_end: int
+) -> Iterator[int]:
     at = window.find(_END_OF_FILE, begin - offset + 4) - 4
     while 0 <= at < end - offset:
         if records.start(window, at)[0] == segment_end - offset - at:
@@ -157,7 +192,9 @@ def _ends_of_file_between(window: bytes, offset: int, begin: int, end: int, segm
 
 
 def readable_records(raw: bytes, begin: int) -> list[Record]:
-    """What can still be read of a damaged part of the log that begins at `begin`: records that name their own place."""
+    """What can still be read of a damaged part of the log that begins at `begin`: records that name
+    their own place.
+    """
     found = []
     for at in scan.record_places(raw, 0, len(raw)):
         try:
@@ -191,12 +228,18 @@ class _Walk:
 
     def note(self, window: bytes, offset: int, found: scan.Scan) -> None:
         epoch = max(self.border.epoch, found.epoch)
-        self.border = self.border._replace(epoch=epoch, synced_offset=max(self.border.synced_offset, found.synced_offset))
+        self.border = self.border._replace(
+            epoch=epoch, synced_offset=max(self.border.synced_offset, found.synced_offset)
+        )
         if self._place is None:
             return
         counted = self._next if self.at_place is None else None
-        for begin, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
-            topic, number, queue_offset, sys_flag, stored_at_ms, _ = records.skim(window, begin - offset, length)
+        for begin, length in zip(
+            found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True
+        ):
+            topic, number, queue_offset, sys_flag, stored_at_ms, _ = records.skim(
+                window, begin - offset, length
+            )
             if stored_at_ms > self.border.stored_at_ms:
                 self.border = self.border._replace(stored_at_ms=stored_at_ms)
             if topic in _NOTES:
@@ -210,7 +253,9 @@ class _Walk:
 
     def _note_noted(self, topic: bytes, body: bytes) -> None:
         rows = (
-            lost_note.read(body) if topic == _NOTES[0] else [(queue, (end, end)) for queue, end in queue_ends.read_ends(body)]
+            lost_note.read(body)
+            if topic == _NOTES[0]
+            else [(queue, (end, end)) for queue, end in queue_ends.read_ends(body)]
         )
         for queue, (first, end) in rows:
             key = (queue.topic.encode("utf-8"), queue.number)

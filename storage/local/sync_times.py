@@ -1,6 +1,8 @@
-"""Durations of the log's syncs: a histogram, the longest one, and a warning in the log for each slow one.
+"""Durations of the log's syncs: a histogram, the longest one, and a warning in the log for each
+slow one.
 
-Event loop only. A sync that does not end is reported while it runs, since an operator has to know of it then.
+Event loop only. A sync that does not end is reported while it runs, since an operator has to know
+of it then.
 """
 
 from bisect import bisect_left
@@ -50,7 +52,8 @@ class SyncTimes:
         self._longest_ms = max(self._longest_ms, took_ms)
         if took_ms >= self._warn_ms or self._answered_before_in_flight:
             log.warning(
-                "sync_was_slow", took_ms=took_ms, bytes=self._bytes, answered_before_sync=self._answered_before_in_flight
+                "sync_was_slow", took_ms=took_ms, bytes=self._bytes,
+                answered_before_sync=self._answered_before_in_flight
             )  # fmt: skip
         self._answered_before_in_flight = 0
 
@@ -59,7 +62,9 @@ class SyncTimes:
         self._begun_ms = None
 
     def note_answered_before(self, count: int) -> None:
-        """So many appends were answered as buffered because their sync took longer than the limit."""
+        """So many appends were answered as buffered because their sync took longer than the
+        limit.
+        """
         self._answered_before += count
         self._answered_before_in_flight += count
 

@@ -1,7 +1,8 @@
 """The timer files: sorted, checked, never changed once they have their name.
 
-Files are made whole and named by number; which of them count, and from which entry on, says the list that is kept with them
-(`due_index.py`). What the list does not name is a rest, and is removed. So a crash leaves the old list or the new one.
+Files are made whole and named by number; which of them count, and from which entry on, says the
+list that is kept with them (`due_index.py`). What the list does not name is a rest, and is removed.
+So a crash leaves the old list or the new one.
 """
 
 from collections.abc import Iterable
@@ -46,7 +47,10 @@ class TimerFile:
 
 
 class Part(NamedTuple):
-    """The entries of a file from one on; those before it are over. Raises CorruptRecord wherever it reads."""
+    """The entries of a file from one on; those before it are over.
+
+    Raises CorruptRecord wherever it reads.
+    """
 
     file: TimerFile
     begin: int = 0
@@ -75,7 +79,9 @@ class Part(NamedTuple):
                 low = middle
             else:
                 high = middle
-        return max(self.begin, low * BLOCK_ENTRIES + timer_file.position(self.file.blocks(low, 1), key))
+        return max(
+            self.begin, low * BLOCK_ENTRIES + timer_file.position(self.file.blocks(low, 1), key)
+        )
 
 
 class Memory:
@@ -101,7 +107,9 @@ class TimerFolder:
         self._scratch = scratch
 
     def open(self, listed: Iterable[tuple[int, int, int]]) -> tuple[Part, ...] | None:
-        """The parts of files by (number, count, begin); None where a file is missing or has not its length."""
+        """The parts of files by (number, count, begin); None where a file is missing or has not its
+        length.
+        """
         parts: list[Part] = []
         is_whole = True
         try:
@@ -126,7 +134,10 @@ class TimerFolder:
         try:
             file.extend(0)
             for entries in _in_blocks(pieces):
-                file.write(timer_file.file_bytes(count), timer_file.encode(entries, number, count // BLOCK_ENTRIES))
+                file.write(
+                    timer_file.file_bytes(count),
+                    timer_file.encode(entries, number, count // BLOCK_ENTRIES),
+                )
                 count += len(entries)
             file.sync()
         finally:

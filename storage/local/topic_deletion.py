@@ -1,4 +1,6 @@
-"""Deletes a topic: its queues end in the log, where a replay finds the end, and their offsets are never used again."""
+"""Deletes a topic: its queues end in the log, where a replay finds the end, and their offsets are
+never used again.
+"""
 
 from collections.abc import Callable
 
@@ -35,9 +37,15 @@ class TopicDeletions:
         self._clock = clock
         self._identifiers = identifiers
 
-    def begin(self, topic: str, done: Callable[[Placed], None], failed: Callable[[Exception], None]) -> bool:
-        """Delete the topic; False where it does not exist. `done` gets where its events are, which may not be durable yet."""
-        # From here on nothing is taken for it; what was taken before is written in front of its deletion.
+    def begin(
+        self, topic: str, done: Callable[[Placed], None], failed: Callable[[Exception], None]
+    ) -> bool:
+        """Delete the topic; False where it does not exist.
+
+        `done` gets where its events are, which may not be durable yet.
+        """
+        # From here on nothing is taken for it; what was taken before is written in front of its
+        # deletion.
         queues = self._queues.close(topic)
         if not queues:
             return False
@@ -45,7 +53,9 @@ class TopicDeletions:
         ends = [(queue.id, queue.next_offset) for queue in queues]
         messages = [
             *queue_ends.end_messages(ends, now_ms=now_ms, tag=queue_ends.DELETED),
-            group_offsets.deletion_message(topic, message_id=self._identifiers.new("msg"), now_ms=now_ms),
+            group_offsets.deletion_message(
+                topic, message_id=self._identifiers.new("msg"), now_ms=now_ms
+            ),
         ]
         self._queues.grow(queue_ends.QUEUE.topic, 1)
 
@@ -62,7 +72,11 @@ class TopicDeletions:
 
         try:
             self._writer.add(
-                rows_of(messages), durability=Durability.SYNCED, done=deleted, failed=not_deleted, from_reserve=True
+                rows_of(messages),
+                durability=Durability.SYNCED,
+                done=deleted,
+                failed=not_deleted,
+                from_reserve=True,
             )
         except Exception:
             self._queues.reopen(topic)

@@ -1,6 +1,8 @@
-"""One Spark session for all, since it takes seconds to start: tests that use it are of one xdist group, as one worker has it.
+"""One Spark session for all, since it takes seconds to start: tests that use it are of one xdist
+group, as one worker has it.
 
-Tests that run Spark in a process of their own belong to no group, so that no worker is idle at the end.
+Tests that run Spark in a process of their own belong to no group, so that no worker is idle at the
+end.
 """
 
 from collections.abc import Iterator

@@ -34,7 +34,9 @@ def write(root: Path, *, segments: int) -> WrittenLog:
     return log
 
 
-def test_what_is_sealed_is_copied_with_a_manifest_that_is_true_of_it_and_the_last_segment_stays(tmp_path):
+def test_what_is_sealed_is_copied_with_a_manifest_that_is_true_of_it_and_the_last_segment_stays(
+    tmp_path,
+):
     log = write(tmp_path / "store", segments=3)
 
     made = archiving.archive(log_range.find_log(str(log.root)), f"file://{tmp_path}/archive")
@@ -44,9 +46,15 @@ def test_what_is_sealed_is_copied_with_a_manifest_that_is_true_of_it_and_the_las
     for manifest in made:
         copy = (tmp_path / "archive" / manifest["segment"]).read_bytes()
         assert copy == (log.folder / manifest["segment"]).read_bytes()
-        assert manifest == json.loads((tmp_path / "archive" / f"{manifest['segment']}.json").read_text())
+        assert manifest == json.loads(
+            (tmp_path / "archive" / f"{manifest['segment']}.json").read_text()
+        )
         assert (manifest["bytes"], manifest["crc32c"]) == (len(copy), f"{crc32c(copy):08x}")
-        of_it = [one for one in stored if manifest["begin"] <= one.log_offset < manifest["begin"] + SEGMENT_BYTES]
+        of_it = [
+            one
+            for one in stored
+            if manifest["begin"] <= one.log_offset < manifest["begin"] + SEGMENT_BYTES
+        ]
         assert manifest["records"] == len(of_it)
         times = [one.stored_at_ms for one in of_it]
         assert (manifest["first_stored_ms"], manifest["last_stored_ms"]) == (min(times), max(times))
@@ -65,7 +73,10 @@ def test_the_archive_can_be_read_as_a_log_and_a_second_run_copies_what_is_new(tm
     assert again == []
     assert [one["begin"] for one in later] == [2 * SEGMENT_BYTES]
     found = log_range.find_log(target)
-    assert (found.begin, [one.base_offset for one in found.folder.segments]) == (0, [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES])
+    assert (found.begin, [one.base_offset for one in found.folder.segments]) == (
+        0,
+        [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES],
+    )
 
 
 def test_a_copy_that_was_cut_off_has_no_manifest_and_is_made_anew(tmp_path):
@@ -76,7 +87,9 @@ def test_a_copy_that_was_cut_off_has_no_manifest_and_is_made_anew(tmp_path):
 
     (made,) = archiving.archive(log_range.find_log(str(log.root)), str(tmp_path / "archive"))
 
-    assert (tmp_path / "archive" / made["segment"]).read_bytes() == (log.folder / made["segment"]).read_bytes()
+    assert (tmp_path / "archive" / made["segment"]).read_bytes() == (
+        log.folder / made["segment"]
+    ).read_bytes()
 
 
 def torn_manifest(folder: Path, name: str) -> None:
@@ -103,7 +116,9 @@ def no_copy(folder: Path, name: str) -> None:
     (folder / name).unlink()
 
 
-@pytest.mark.parametrize("damage", [torn_manifest, manifest_of_zeros, manifest_of_nothing, torn_copy, no_copy])
+@pytest.mark.parametrize(
+    "damage", [torn_manifest, manifest_of_zeros, manifest_of_nothing, torn_copy, no_copy]
+)
 def test_a_copy_that_its_manifest_does_not_vouch_for_is_made_anew(tmp_path, damage):
     log, archive = write(tmp_path / "store", segments=3), tmp_path / "archive"
     first, _ = archiving.archive(log_range.find_log(str(log.root)), str(archive))
@@ -133,7 +148,9 @@ def test_what_lies_there_of_another_log_stays_as_it_is(tmp_path):
 
 
 def test_on_a_disk_each_step_is_synced_before_the_next(tmp_path, monkeypatch):
-    """A folder is synced with its new names, so what a power cut leaves is what stood in it at its last sync."""
+    """A folder is synced with its new names, so what a power cut leaves is what stood in it at its
+    last sync.
+    """
     log, archive = write(tmp_path / "store", segments=2), tmp_path / "deep" / "archive"
     left_by_a_power_cut: list[dict[str, int]] = []
     synced_files: dict[int, int] = {}  # inode -> bytes on disk
@@ -146,7 +163,9 @@ def test_on_a_disk_each_step_is_synced_before_the_next(tmp_path, monkeypatch):
             synced_files[about.st_ino] = about.st_size
         elif os.path.samefile(f"/proc/self/fd/{handle}", archive):
             found = {path.name: path.stat() for path in archive.iterdir()}
-            left_by_a_power_cut.append({name: synced_files.get(one.st_ino, 0) for name, one in found.items()})
+            left_by_a_power_cut.append(
+                {name: synced_files.get(one.st_ino, 0) for name, one in found.items()}
+            )
         else:
             synced_folders.append(os.readlink(f"/proc/self/fd/{handle}"))
 
@@ -156,8 +175,13 @@ def test_on_a_disk_each_step_is_synced_before_the_next(tmp_path, monkeypatch):
     (made,) = archiving.archive(log_range.find_log(str(log.root)), str(archive))
 
     name, manifest_bytes = made["segment"], (archive / f"{made['segment']}.json").stat().st_size
-    assert left_by_a_power_cut == [{name: SEGMENT_BYTES}, {name: SEGMENT_BYTES, f"{name}.json": manifest_bytes}]
-    assert synced_folders == [str(tmp_path / "deep"), str(tmp_path)], "the names of the folders that were made"
+    assert left_by_a_power_cut == [
+        {name: SEGMENT_BYTES},
+        {name: SEGMENT_BYTES, f"{name}.json": manifest_bytes},
+    ]
+    assert synced_folders == [str(tmp_path / "deep"), str(tmp_path)], (
+        "the names of the folders that were made"
+    )
 
 
 def test_a_segment_that_is_shorter_than_it_says_is_not_taken_for_whole(tmp_path):
@@ -178,7 +202,9 @@ def test_the_command_says_what_it_has_copied_and_ends_with_3_where_it_cannot(tmp
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [ESCROWMQ, "audit", "archive", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
 
     done = run("--log", str(log.root), "--to", "archive")
 
@@ -192,10 +218,14 @@ def test_the_command_runs_where_spark_is_not_installed(tmp_path):
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WITHOUT_SPARK, "audit", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
 
     archived = run("archive", "--log", str(log.root), "--to", "archive")
 
     assert (archived.returncode, "1 segments copied" in archived.stderr) == (0, True)
     audited = run("run", "--log", str(log.root))
-    assert (audited.returncode, "The audit needs Spark" in audited.stderr) == (3, True), "the process has no Spark"
+    assert (audited.returncode, "The audit needs Spark" in audited.stderr) == (3, True), (
+        "the process has no Spark"
+    )

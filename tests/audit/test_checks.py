@@ -23,13 +23,17 @@ from tests.support.planted_checks import WRONG, decide_by_check, plant
 from tests.support.written_log import WALL_MS, Transactions, WrittenLog
 
 TIMES = 2
-NOT_PLANTED = {  # what stands in other files than a log of ours, and what only tests of their own ask
-    "unverified", "time_went_back", "index_unreadable", "positions_unreadable", "half_forgotten", "sent_twice",
+# what stands in other files than a log of ours, and what only tests of their own ask
+NOT_PLANTED = {
+    "unverified", "time_went_back", "index_unreadable", "positions_unreadable", "half_forgotten",
+    "sent_twice",
     "backlog_expired",
 }  # fmt: skip
 
 
-def checked(spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000) -> dict[str, Found]:
+def checked(
+    spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000
+) -> dict[str, Found]:
     return checks.run(spark, log_range.find_log(str(store)), asked, split_bytes=split_bytes)
 
 
@@ -95,12 +99,16 @@ def test_of_a_damaged_append_the_record_that_is_whole_is_named(spark, tmp_path):
     assert found["queues"].items[0]["missing"] == 1
 
 
-def test_an_index_file_whose_header_is_damaged_is_a_finding_that_names_it_and_ends_no_audit(spark, tmp_path):
+def test_an_index_file_whose_header_is_damaged_is_a_finding_that_names_it_and_ends_no_audit(
+    spark, tmp_path
+):
     log = WrittenLog(tmp_path / "store")
     log.append(message())
     log.close()
     (tmp_path / "store" / "index").mkdir()
-    raw = index_file.encode_header(Header(0, 0, 0, 0, 0, 1 << 30)).ljust(index_file.file_bytes(4, 16), b"\0")
+    raw = index_file.encode_header(Header(0, 0, 0, 0, 0, 1 << 30)).ljust(
+        index_file.file_bytes(4, 16), b"\0"
+    )
     (tmp_path / "store" / "index" / "20270115080000000").write_bytes(raw)
 
     found = checked(spark, log.root, Asked(("index",)))
@@ -143,15 +151,29 @@ def test_what_a_brokers_producer_sent_again_is_counted_and_a_batch_is_not(spark,
 )
 def test_a_queue_is_without_gap_and_repeat_by_its_sums(offsets, begins, is_right):
     squares = sum(offset * offset for offset in offsets)
-    queue = QueueSums("orders", 0, min(offsets), max(offsets), len(offsets), sum(offsets), squares, last_at=0)
+    queue = QueueSums(
+        "orders", 0, min(offsets), max(offsets), len(offsets), sum(offsets), squares, last_at=0
+    )
 
     assert is_gapless(queue, begins) is is_right
 
 
 def test_what_a_check_finds_counts_unless_it_is_no_fault_and_is_listed_with_its_check():
-    report = {"findings": {"total": 1, "by_verdict": {"damaged": 1}, "items": [{"verdict": "damaged"}], "omitted": 0}}
-    late, lost = {"verdict": "delivered_late", "log_offset": 8}, {"verdict": "delivery_lost", "log_offset": 16, "due_ms": 9}
-    delays = Found(numbers={"waited": 9}, counts={"delivered_late": 1, "delivery_lost": 3}, items=[late, lost])
+    report = {
+        "findings": {
+            "total": 1,
+            "by_verdict": {"damaged": 1},
+            "items": [{"verdict": "damaged"}],
+            "omitted": 0,
+        }
+    }
+    late, lost = (
+        {"verdict": "delivered_late", "log_offset": 8},
+        {"verdict": "delivery_lost", "log_offset": 16, "due_ms": 9},
+    )
+    delays = Found(
+        numbers={"waited": 9}, counts={"delivered_late": 1, "delivery_lost": 3}, items=[late, lost]
+    )
 
     add_to(report, {"delays": delays})
 
@@ -160,7 +182,12 @@ def test_what_a_check_finds_counts_unless_it_is_no_fault_and_is_listed_with_its_
         "by_verdict": {"damaged": 1, "delivery_lost": 3},
         "items": [
             {"verdict": "damaged"},
-            {"verdict": "delivery_lost", "check": "delays", "log_offset": 16, "evidence": {"due_ms": 9}},
+            {
+                "verdict": "delivery_lost",
+                "check": "delays",
+                "log_offset": 16,
+                "evidence": {"due_ms": 9},
+            },
         ],
         "omitted": 2,
     }
@@ -174,14 +201,19 @@ def test_findings_of_the_checks_stand_beside_those_about_transactions(spark, tmp
     store, truth = plant(tmp_path / "store", times=1)
     asked = Asked(("duplicates", "what_if"), policies=(Policy(20_000, 30_000, 3),))
 
-    report = run(spark, str(store), Scope(), found=log_range.find_log(str(store)), asked=asked).report
+    report = run(
+        spark, str(store), Scope(), found=log_range.find_log(str(store)), asked=asked
+    ).report
 
     kinds = [name for name, kind in KINDS.items() if kind.check == "duplicates"]
     assert list(report["checks"]) == ["duplicates", "what_if"]
     assert report["checks"]["duplicates"]["findings"] == {kind: truth[kind] for kind in kinds}
     found = [item for item in report["findings"]["items"] if item.get("check") == "duplicates"]
     assert len(found) == sum(truth[kind] for kind in kinds)
-    assert report["findings"]["total"] == len(report["findings"]["items"]) + report["findings"]["omitted"]
+    assert (
+        report["findings"]["total"]
+        == len(report["findings"]["items"]) + report["findings"]["omitted"]
+    )
     assert report["findings"]["by_verdict"]["handed_out_twice"] == truth["handed_out_twice"]
     assert report["checks"]["what_if"]["policies"][0]["limit"] == 3
     assert json.loads(json.dumps(report)) == report
@@ -210,12 +242,17 @@ def test_history_under_another_policy_has_as_many_checks_and_holds_as_it_says(sp
     assert (slow["checks"], slow["decided_later"], slow["later_ms"]) == (0 + 2 + 4, 1, 20_000 + 1)
 
 
-def test_a_cause_is_told_for_everything_that_comes_again_and_skipped_messages_are_counted(found, planted):
+def test_a_cause_is_told_for_everything_that_comes_again_and_skipped_messages_are_counted(
+    found, planted
+):
     (group,) = found["duplicates"].numbers["groups"]
 
     assert group["group"] == "billing"
     assert set(group["causes"]) == {"lease_ended", "refused", "reset", "put_off", "redriven"}
-    assert sum(group["causes"][cause] for cause in ("lease_ended", "refused", "reset")) == group["again"]
+    assert (
+        sum(group["causes"][cause] for cause in ("lease_ended", "refused", "reset"))
+        == group["again"]
+    )
     assert group["skipped"] == {"lag": 3 * TIMES + 2 * planted[1]["handed_out_though_skipped"]}
 
 
@@ -227,7 +264,10 @@ def test_however_the_log_is_split_the_checks_find_the_same(spark, planted, found
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("folder", "name"), [(BROKERS, "public-1"), (BROKERS, "public-2"), (OURS, "closed"), (OURS, "cut")])
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [(BROKERS, "public-1"), (BROKERS, "public-2"), (OURS, "closed"), (OURS, "cut")],
+)
 def test_a_store_that_is_in_order_is_left_in_peace(spark, tmp_path, folder, name):
     found = checked(spark, unpacked(folder / f"{name}.tar.xz", tmp_path))
 

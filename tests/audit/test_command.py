@@ -22,7 +22,12 @@ ESCROWMQ = Path(sys.executable).with_name("escrowmq")
 
 def audit(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ESCROWMQ, "audit", "run", *options], cwd=cwd, capture_output=True, text=True, timeout=600, check=False
+        [ESCROWMQ, "audit", "run", *options],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
 
 
@@ -49,9 +54,16 @@ def test_the_exit_status_says_what_came_of_it(tmp_path):
     report = json.loads((tmp_path / "planted.json").read_text("utf-8"))
     assert report["begun"] == len(truth)
     assert report["balanced"] is True
-    assert report["findings"]["total"] == sum(report["findings"]["by_verdict"].values()) > len(FLAGGED)
+    assert (
+        report["findings"]["total"] == sum(report["findings"]["by_verdict"].values()) > len(FLAGGED)
+    )
     assert (report["run"]["exit_status"], report["run"]["log"]) == (1, "planted")
-    assert rows_of(tmp_path / "reports.db") == (report["begun"], 1, report["findings"]["total"], report["verdicts"])
+    assert rows_of(tmp_path / "reports.db") == (
+        report["begun"],
+        1,
+        report["findings"]["total"],
+        report["verdicts"],
+    )
     assert f"{len(truth)} transactions" in said
     assert "rolled_back_but_delivered" in said
     assert "no transaction in the log is of nobody" in complained
@@ -68,7 +80,9 @@ def rows_of(database: Path) -> tuple[int, int, int, dict[str, int]]:
         ((report_id, begun, exit_status, findings),) = connection.execute(
             "select report_id, begun, exit_status, findings from audit_runs"
         )
-        verdicts = connection.execute("select name, number from audit_counts where part = 'verdicts'").fetchall()
+        verdicts = connection.execute(
+            "select name, number from audit_counts where part = 'verdicts'"
+        ).fetchall()
     assert report_id == "rpt_planted"
     return begun, exit_status, findings, dict(verdicts)
 
@@ -83,7 +97,9 @@ def pretended_in_the_second_part(root: Path) -> None:
     """A body that looks like a record of its own place, where one part ends and another begins."""
     log = WrittenLog(root, segment_bytes=1 << 22)
     header_bytes, padding = 88, 1 << 20
-    log.append(message(bytes(padding) + broker_record(log.end + header_bytes + padding, b"pretended")))
+    log.append(
+        message(bytes(padding) + broker_record(log.end + header_bytes + padding, b"pretended"))
+    )
     log.close()
 
 
@@ -100,9 +116,25 @@ def test_a_run_whose_starter_is_gone_ends(tmp_path):
     log = WrittenLog(tmp_path / "store")
     log.append(message(b"x"))
     log.close()
-    command = [ESCROWMQ, "audit", "run", "--log", "store", "--json", "report.json", "--end-with-stdin"]
+    command = [
+        ESCROWMQ,
+        "audit",
+        "run",
+        "--log",
+        "store",
+        "--json",
+        "report.json",
+        "--end-with-stdin",
+    ]
 
-    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=60, check=False, capture_output=True)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+        capture_output=True,
+    )
 
     assert done.returncode == 3
     assert not (tmp_path / "report.json").exists()
@@ -143,7 +175,9 @@ def test_a_report_that_was_kept_is_shown_and_made_a_page_without_spark(tmp_path)
 
     def show(*options: str) -> subprocess.CompletedProcess[str]:
         command = [ESCROWMQ, "audit", "show", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
 
     assert "1,203 transactions" in show("report.json").stdout
     assert show("report.json", "--html", "report.html").returncode == 0

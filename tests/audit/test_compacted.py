@@ -1,4 +1,6 @@
-"""Sealed segments as rows of Parquet: the same rows as the log gives, made once, whole or not at all."""
+"""Sealed segments as rows of Parquet: the same rows as the log gives, made once, whole or not at
+all.
+"""
 
 import json
 import subprocess
@@ -40,14 +42,23 @@ def store(tmp_path) -> Path:
 def made(log: log_range.Log, target: Path, *, with_bodies: bool = False) -> list[dict]:
     """As the job's tasks do it, without Spark."""
     target.mkdir(exist_ok=True)
-    missing = [one for one in archiving.sealed_segments(log) if not compact.is_there(one, str(target), with_bodies=with_bodies)]
+    missing = [
+        one
+        for one in archiving.sealed_segments(log)
+        if not compact.is_there(one, str(target), with_bodies=with_bodies)
+    ]
     return [compact.write(one, str(target), with_bodies=with_bodies) for one in missing]
 
 
 def rows(log: log_range.Log, names: list[str], split_bytes: int = 1 << 20) -> list[dict]:
     schema = columns.arrow_schema(names)
     parts = log_range.parts(log, split_bytes=split_bytes)
-    return [row for part in parts for batch in log_rows.rows(log, part, schema) for row in batch.to_pylist()]
+    return [
+        row
+        for part in parts
+        for batch in log_rows.rows(log, part, schema)
+        for row in batch.to_pylist()
+    ]
 
 
 def sealed(store: Path) -> log_range.Log:
@@ -66,10 +77,19 @@ def test_rows_are_those_of_the_log_however_either_is_cut(tmp_path, store, with_b
 
     found = log_range.find_log(str(tmp_path / "rows"))
 
-    assert (found.begin, found.end, found.torn_bytes) == (log.begin, log.end, 0) == (0, 3 * SEGMENT_BYTES, 0)
+    assert (
+        (found.begin, found.end, found.torn_bytes)
+        == (log.begin, log.end, 0)
+        == (0, 3 * SEGMENT_BYTES, 0)
+    )
     read = rows(found, names, split_bytes)
     assert read == rows(log, names)
-    assert {row["kind"] for row in read} > {columns.DAMAGED, columns.FILLER, columns.OP, columns.HALF}
+    assert {row["kind"] for row in read} > {
+        columns.DAMAGED,
+        columns.FILLER,
+        columns.OP,
+        columns.HALF,
+    }
     assert sum(row["record_bytes"] for row in read) == found.end - found.begin
 
 
@@ -77,7 +97,11 @@ def test_single_records_the_digest_and_the_first_half_are_those_of_the_log(tmp_p
     log = sealed(store)
     made(log, tmp_path / "rows")
     found = log_range.find_log(str(tmp_path / "rows"))
-    places = [row["log_offset"] for row in rows(log, ["log_offset", "kind"]) if row["kind"] not in columns.STRETCHES]
+    places = [
+        row["log_offset"]
+        for row in rows(log, ["log_offset", "kind"])
+        if row["kind"] not in columns.STRETCHES
+    ]
     wanted = ["kind", "message_id", "body_crc", "half_offsets"]
 
     assert lookup.rows_at(found, places[::3], wanted) == lookup.rows_at(log, places[::3], wanted)
@@ -144,7 +168,9 @@ def not_named_yet(file: Path) -> None:
 
 
 @pytest.mark.parametrize("cut_off", [no_manifest, torn_manifest, torn_rows, not_named_yet])
-def test_what_a_run_that_was_cut_off_has_left_counts_for_nothing_and_is_made_anew(tmp_path, store, cut_off):
+def test_what_a_run_that_was_cut_off_has_left_counts_for_nothing_and_is_made_anew(
+    tmp_path, store, cut_off
+):
     log = sealed(store)
     first = made(log, tmp_path / "rows")
     names = compact.columns_of(with_bodies=False)
@@ -159,7 +185,9 @@ def test_what_a_run_that_was_cut_off_has_left_counts_for_nothing_and_is_made_ane
     assert rows(log_range.find_log(str(tmp_path / "rows")), names) == rows(log, names)
 
 
-def test_bodies_that_were_not_kept_are_refused_and_kept_by_a_run_that_is_asked_for_them(tmp_path, store):
+def test_bodies_that_were_not_kept_are_refused_and_kept_by_a_run_that_is_asked_for_them(
+    tmp_path, store
+):
     log = sealed(store)
     made(log, tmp_path / "rows")
 
@@ -202,7 +230,9 @@ def test_rows_and_a_store_that_has_dropped_their_segments_are_the_log_before(tmp
 
     log = log_range.find_log([str(tmp_path / "rows"), str(store)])
 
-    assert [one.is_compacted for one in log.folder.segments] == [True, True, False, False], "bytes rather than rows"
+    assert [one.is_compacted for one in log.folder.segments] == [True, True, False, False], (
+        "bytes rather than rows"
+    )
     assert rows(log, names) == before
 
 
@@ -215,7 +245,9 @@ def test_nobody_takes_the_file_of_rows_for_the_bytes_of_a_segment(tmp_path, stor
         LogReader().read(found.folder.segments[0], 0, 8)
 
 
-def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_not_check(spark, tmp_path):
+def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_not_check(
+    spark, tmp_path
+):
     log, _ = plant(tmp_path / "store", times=1, segment_bytes=1 << 15)
     archive = sealed(log.root)
     asked = Asked(("integrity", "queues"))
@@ -238,7 +270,9 @@ def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_no
 def test_the_command_compacts_what_is_sealed_and_ends_with_3_where_it_cannot(store):
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [ESCROWMQ, "audit", "compact", *options]
-        return subprocess.run(command, cwd=store.parent, capture_output=True, text=True, timeout=600, check=False)
+        return subprocess.run(
+            command, cwd=store.parent, capture_output=True, text=True, timeout=600, check=False
+        )
 
     done = run("--log", "store", "--to", "rows", "--master", "local[1]")
 

@@ -40,7 +40,9 @@ def rows_of(store: Path) -> list[dict]:
     for part in log_range.parts(log, split_bytes=100_000):
         for piece in log_range.pieces(log, part, reader):
             if piece.what is What.RECORDS:
-                for batch in batches.of_records(piece, part.segment.base_offset, columns.arrow_schema()):
+                for batch in batches.of_records(
+                    piece, part.segment.base_offset, columns.arrow_schema()
+                ):
                     found += batch.to_pylist()
     reader.close()
     return found
@@ -97,7 +99,9 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         "key": own.get("KEYS"),
         "tag": own.get("TAGS"),
         "schedule_id": own.get("__schedule"),
-        "check_times": int(own["TRANSACTION_CHECK_TIMES"]) if "TRANSACTION_CHECK_TIMES" in own else None,
+        "check_times": int(own["TRANSACTION_CHECK_TIMES"])
+        if "TRANSACTION_CHECK_TIMES" in own
+        else None,
         "decision": own.get("__decision"),
         "half_offsets": half_offsets,
         "first_half_offset": min(half_offsets) if half_offsets else None,
@@ -107,7 +111,9 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         "facts": own.get("__transaction"),
         "decided_by": own.get("__decided_by"),
         "check_answer": own.get("__check_answer"),
-        "due_ms": scheduled_message.due_ms_of(message) if scheduled_message.is_delayed(message) else None,
+        "due_ms": scheduled_message.due_ms_of(message)
+        if scheduled_message.is_delayed(message)
+        else None,
         "so_far": own.get("__schedule_so_far"),
         "attempts": int(own["RECONSUME_TIME"]) if "RECONSUME_TIME" in own else None,
         "retry_topic": own.get("RETRY_TOPIC"),
@@ -133,10 +139,19 @@ def kind_of(message: StoredMessage) -> str:
         if message.system.get("REAL_TOPIC", "").startswith("%RETRY%"):
             return "retry"
         return "delayed_again" if "__schedule_so_far" in message.system else "delayed"
-    known = {names.HALF_TOPIC: "half", names.OP_TOPIC: "op", names.HELD_TOPIC: "held", names.CHECK_TOPIC: "check"}
+    known = {
+        names.HALF_TOPIC: "half",
+        names.OP_TOPIC: "op",
+        names.HELD_TOPIC: "held",
+        names.CHECK_TOPIC: "check",
+    }
     if topic in known:
         return known[topic]
-    for prefix, kind in (("%RETRY%", "retry"), ("%DLQ%", "dead_letter"), ("rmq_sys_escrowmq_", "system")):
+    for prefix, kind in (
+        ("%RETRY%", "retry"),
+        ("%DLQ%", "dead_letter"),
+        ("rmq_sys_escrowmq_", "system"),
+    ):
         if topic.startswith(prefix):
             return kind
     return "final" if message.transaction is TransactionBits.COMMIT else "message"
@@ -145,19 +160,25 @@ def kind_of(message: StoredMessage) -> str:
 def role_of(kind: str, record: Record, own: dict[str, str], *, is_known: bool) -> Role:
     """`is_known`: is it known of which transaction the record is?"""
     if kind == "op":
-        return {"commit": Role.COMMIT_OP, "rollback": Role.ROLLBACK_OP, None: Role.PLAIN_OP}[own.get("__decision")]
+        return {"commit": Role.COMMIT_OP, "rollback": Role.ROLLBACK_OP, None: Role.PLAIN_OP}[
+            own.get("__decision")
+        ]
     if kind == "check":
         return Role.RESUMED if b'"event":"resumed"' in record.body else Role(0)
     if kind == "final" and "__schedule" in own:
         return Role.ARRIVED
     found = Role.NAMED if record.prepared_offset else Role.UNNAMED
-    found = {"half": Role.HALF, "held": Role.HELD, "delayed": Role.WAITING, "final": found}.get(kind, Role(0))
+    found = {"half": Role.HALF, "held": Role.HELD, "delayed": Role.WAITING, "final": found}.get(
+        kind, Role(0)
+    )
     if kind == "delayed_again":
         return Role.WAITING_AGAIN if is_known else Role(0)
     if kind == "delayed" and not is_known:
         return Role(0)
     is_final = found in (Role.WAITING, Role.NAMED, Role.UNNAMED)
-    is_ours = record.store_host == records.HOST and int(own["__unit"][:12], 16) > record.prepared_offset
+    is_ours = (
+        record.store_host == records.HOST and int(own["__unit"][:12], 16) > record.prepared_offset
+    )
     return found | (Role.OURS if is_final and is_ours else Role(0))
 
 
@@ -165,7 +186,9 @@ def role_of(kind: str, record: Record, own: dict[str, str], *, is_known: bool) -
 def test_every_field_of_every_record_is_what_the_plain_codec_reads(name, tmp_path):
     with tarfile.open(STORES[name]) as archive:
         archive.extractall(tmp_path, filter="data")
-    files = {int(path.name): path.read_bytes() for path in (tmp_path / "store" / "commitlog").iterdir()}
+    files = {
+        int(path.name): path.read_bytes() for path in (tmp_path / "store" / "commitlog").iterdir()
+    }
 
     rows = rows_of(tmp_path / "store")
 
@@ -187,16 +210,29 @@ def test_the_kinds_that_a_store_can_hold_are_all_met_in_the_golden_ones(tmp_path
 
 def test_a_delayed_message_of_no_transaction_is_nothing_to_any():
     """However many there are: they are all in the one group that has no transaction."""
-    row = row_of(broker_record(0, topic="SCHEDULE_TOPIC_XXXX", properties=b"UNIQ_KEY\x01id\x02REAL_TOPIC\x01orders\x02"))
+    row = row_of(
+        broker_record(
+            0, topic="SCHEDULE_TOPIC_XXXX", properties=b"UNIQ_KEY\x01id\x02REAL_TOPIC\x01orders\x02"
+        )
+    )
 
-    assert (row["kind"], row["role"], row["message_hash"], row["transaction_id"]) == ("delayed", 0, None, None)
+    assert (row["kind"], row["role"], row["message_hash"], row["transaction_id"]) == (
+        "delayed",
+        0,
+        None,
+        None,
+    )
 
 
 def test_a_half_of_ours_that_a_broker_commits_is_not_a_final_that_we_wrote():
-    """It copies the host and the properties of the half, and with them the unit that the half was in."""
+    """It copies the host and the properties of the half, and with them the unit that the half was
+    in.
+    """
     log = Log(8_192).ours()
     half = records.decode(log.data)
-    final = half._replace(physical_offset=log.end, sys_flag=8, prepared_offset=8_192, topic="orders")
+    final = half._replace(
+        physical_offset=log.end, sys_flag=8, prepared_offset=8_192, topic="orders"
+    )
 
     row = row_of(records.encode(final), log.end)
 
@@ -204,7 +240,10 @@ def test_a_half_of_ours_that_a_broker_commits_is_not_a_final_that_we_wrote():
 
 
 def test_different_texts_have_different_hashes():
-    texts = sorted({f"msg_{number:0{width}}" for width in range(1, 30) for number in range(2_000)} | {"", "a", "a" * 200})
+    texts = sorted(
+        {f"msg_{number:0{width}}" for width in range(1, 30) for number in range(2_000)}
+        | {"", "a", "a" * 200}
+    )
     ends = np.cumsum([len(text) for text in texts])
     begins = np.concatenate(([0], ends[:-1]))
 
@@ -217,9 +256,18 @@ def test_different_texts_have_different_hashes():
 @pytest.mark.parametrize("born", [BROKER_HOST, bytes(range(20))])
 @pytest.mark.parametrize("store", [BROKER_HOST, bytes(range(100, 120))])
 def test_records_with_longer_hosts_have_their_fields_further_back(born, store):
-    sys_flag = (records.BORN_HOST_IPV6 if len(born) == 20 else 0) | (records.STORE_HOST_IPV6 if len(store) == 20 else 0)
+    sys_flag = (records.BORN_HOST_IPV6 if len(born) == 20 else 0) | (
+        records.STORE_HOST_IPV6 if len(store) == 20 else 0
+    )
     raw = broker_record(
-        0, b"body", sys_flag=sys_flag, born_host=born, host=store, prepared_offset=7_777, reconsume_times=3, stored_at_ms=99
+        0,
+        b"body",
+        sys_flag=sys_flag,
+        born_host=born,
+        host=store,
+        prepared_offset=7_777,
+        reconsume_times=3,
+        stored_at_ms=99,
     )
 
     assert row_of(raw) == expected(raw, 0, 0, 0)
@@ -235,7 +283,8 @@ def test_records_with_longer_hosts_have_their_fields_further_back(born, store):
         b"UNIQ_KEY\x01first\x02UNIQ_KEY\x01last\x02",
         b"UNIQ_KEY\x01\x02KEYS\x01a\x01b\x02",
         b"XUNIQ_KEY\x01no\x02UNIQ_KEYX\x01no\x02UNIQ_KEY",
-        b"REAL_TOPXX\x01no\x02REAL_TOPIC\x01yes\x02",  # the same length and the same first eight bytes
+        # the same length and the same first eight bytes
+        b"REAL_TOPXX\x01no\x02REAL_TOPIC\x01yes\x02",
         b"__transactionIdX_\x01no\x02",
         b"TAGS\x01\xff\xfe\x02KEYS\x01\xc3\xa4\x02",  # not UTF-8
         b"REAL_QID\x0112x\x02TRANSACTION_CHECK_TIMES\x0199999999999999999999\x02",
@@ -248,22 +297,35 @@ def test_properties_are_read_as_the_plain_codec_reads_them(text):
     row = row_of(raw)
 
     names_of = {"message_id": "UNIQ_KEY", "key": "KEYS", "tag": "TAGS", "real_topic": "REAL_TOPIC"}
-    assert {column: row[column] for column in names_of} == {column: own.get(name) for column, name in names_of.items()}
+    assert {column: row[column] for column in names_of} == {
+        column: own.get(name) for column, name in names_of.items()
+    }
     assert row["real_queue_id"] is None
     assert row["transaction_id"] is None
 
 
 def test_what_many_records_of_all_kinds_share_a_window_does_not_matter():
-    """Open and closed ends, none at all, different hosts: in one batch, each record keeps its own."""
+    """Open and closed ends, none at all, different hosts: in one batch, each record keeps
+    its own.
+    """
     randomness = Random(7)
     raw, offsets = b"", []
     for number in range(300):
         offsets.append(len(raw))
         ends = randomness.choice([b"", b"\x02", b"\x02\x02"])
-        text = b"" if number % 7 == 0 else b"UNIQ_KEY\x01id-%d\x02TAGS\x01t%d" % (number, number) + ends
+        text = (
+            b""
+            if number % 7 == 0
+            else b"UNIQ_KEY\x01id-%d\x02TAGS\x01t%d" % (number, number) + ends
+        )
         sys_flag, born = randomness.choice([(0, BROKER_HOST), (records.BORN_HOST_IPV6, bytes(20))])
-        raw += broker_record(len(raw), b"b" * number, properties=text, sys_flag=sys_flag, born_host=born)
-    places, lengths = pa.array(offsets).to_numpy(), pa.array([records.start(raw, at)[0] for at in offsets]).to_numpy()
+        raw += broker_record(
+            len(raw), b"b" * number, properties=text, sys_flag=sys_flag, born_host=born
+        )
+    places, lengths = (
+        pa.array(offsets).to_numpy(),
+        pa.array([records.start(raw, at)[0] for at in offsets]).to_numpy(),
+    )
     piece = Piece(What.RECORDS, 0, len(raw), "", raw, 0, places, lengths)
 
     (batch,) = batches.of_records(piece, 0, columns.arrow_schema())
@@ -273,14 +335,31 @@ def test_what_many_records_of_all_kinds_share_a_window_does_not_matter():
 
 @pytest.mark.parametrize("at", [84, 88 + len(b"a broker's")])  # the body's length, the topic's
 def test_a_record_whose_lengths_do_not_add_up_is_a_row_of_damage(at):
-    """A walk would not let it through; bytes that somebody made up under a right checksum would come this far."""
+    """A walk would not let it through; bytes that somebody made up under a right checksum would
+    come this far.
+    """
     raw = bytearray(broker_record(0))
     raw[at] = 0x7F
-    piece = Piece(What.RECORDS, 0, len(raw), "", bytes(raw), 0, pa.array([0]).to_numpy(), pa.array([len(raw)]).to_numpy())
+    piece = Piece(
+        What.RECORDS,
+        0,
+        len(raw),
+        "",
+        bytes(raw),
+        0,
+        pa.array([0]).to_numpy(),
+        pa.array([len(raw)]).to_numpy(),
+    )
 
-    rows = [row for batch in batches.of_records(piece, 0, columns.arrow_schema()) for row in batch.to_pylist()]
+    rows = [
+        row
+        for batch in batches.of_records(piece, 0, columns.arrow_schema())
+        for row in batch.to_pylist()
+    ]
 
-    assert [(row["kind"], row["log_offset"], row["record_bytes"]) for row in rows] == [("damaged", 0, len(raw))]
+    assert [(row["kind"], row["log_offset"], row["record_bytes"]) for row in rows] == [
+        ("damaged", 0, len(raw))
+    ]
     assert rows[0]["damage"] == "the lengths of the record do not add up"
 
 
@@ -299,7 +378,14 @@ def test_columns_that_are_not_asked_for_are_not_there():
 
 
 def test_the_number_of_messages_is_read_from_the_first_half_only():
-    record = Record(*records.decode(broker_record(0, properties=b'__transaction\x01{"message_count":12,"policy":{}}\x02')))
+    record = Record(
+        *records.decode(
+            broker_record(0, properties=b'__transaction\x01{"message_count":12,"policy":{}}\x02')
+        )
+    )
 
     assert row_of(records.encode(record))["message_count"] == 12
-    assert row_of(broker_record(0, properties=b'__transaction\x01{"other":12}\x02'))["message_count"] is None
+    assert (
+        row_of(broker_record(0, properties=b'__transaction\x01{"other":12}\x02'))["message_count"]
+        is None
+    )

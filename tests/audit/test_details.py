@@ -17,7 +17,9 @@ def test_each_transaction_has_one_row_with_its_verdict_and_they_sum_up_over_time
     log, truth = plant(tmp_path / "store", times=1)
     wanted = details.Wanted(uri=str(tmp_path / "rows"), run_id="rpt_1", files=1)
 
-    outcome = run(spark, str(log.root), Scope(), found=log_range.find_log(str(log.root)), rows=wanted)
+    outcome = run(
+        spark, str(log.root), Scope(), found=log_range.find_log(str(log.root)), rows=wanted
+    )
 
     rows = pq.read_table(tmp_path / "rows").to_pylist()
     assert {row["transaction_id"]: row["verdict"] for row in rows} == truth
@@ -31,11 +33,17 @@ def test_each_transaction_has_one_row_with_its_verdict_and_they_sum_up_over_time
     assert (manifest["rows"], len(manifest["files"])) == (len(truth), 1)
     assert (folder / "_SUCCESS").exists()
     over = outcome.report["over_time"]
-    assert sum((Counter(one["verdicts"]) for one in over["outcomes"]), Counter()) == Counter(truth.values())
+    assert sum((Counter(one["verdicts"]) for one in over["outcomes"]), Counter()) == Counter(
+        truth.values()
+    )
     decided = [row for row in rows if row["decided_ms"] is not None]
     assert sum(count for _, count in over["decision_ms"]) == len(decided)
     undecided = [row for row in rows if row["verdict"].startswith("undecided")]
     assert sum(group["n"] for group in over["undecided"]) == len(undecided)
     assert sum(count for _, count, _ in over["growth"]) == outcome.report["log"]["records"]
     begun = {row["transaction_id"]: row["begun_ms"] for row in rows}
-    assert over["outcomes"][0]["at_ms"] <= min(begun.values()) < over["outcomes"][0]["at_ms"] + over["interval_ms"]
+    assert (
+        over["outcomes"][0]["at_ms"]
+        <= min(begun.values())
+        < over["outcomes"][0]["at_ms"] + over["interval_ms"]
+    )

@@ -49,8 +49,12 @@ def test_whatever_a_half_lacks_is_named(spark, tmp_path):
         "TRAN_MSG": with_(half, properties.TRANSACTION_MARK, "false"),
         "queue": changed(half, queue=OTHER_QUEUE),
         "transaction bits": changed(half, transaction=TransactionBits.COMMIT),
-        "topic, transaction bits": changed(half, queue=QueueId("orders", 0), transaction=TransactionBits.PREPARED),
-        "REAL_QID, TRAN_MSG": changed(without(half, properties.REAL_QUEUE), system={"REAL_TOPIC": "orders", "PGROUP": "shop"}),
+        "topic, transaction bits": changed(
+            half, queue=QueueId("orders", 0), transaction=TransactionBits.PREPARED
+        ),
+        "REAL_QID, TRAN_MSG": changed(
+            without(half, properties.REAL_QUEUE), system={"REAL_TOPIC": "orders", "PGROUP": "shop"}
+        ),
     }
     for one in wrong.values():
         log.append(one)
@@ -63,12 +67,26 @@ def test_whatever_a_half_lacks_is_named(spark, tmp_path):
 
 
 @pytest.mark.parametrize("first_offset", [0, 1 << 20])
-def test_of_the_halves_that_a_broker_has_done_with_those_that_came_to_nothing_are_forgotten(spark, tmp_path, first_offset):
+def test_of_the_halves_that_a_broker_has_done_with_those_that_came_to_nothing_are_forgotten(
+    spark, tmp_path, first_offset
+):
     log = WrittenLog(tmp_path / "store", first_offset=first_offset)
     shop = Transactions(log)
-    fates = ("by_op", "by_plain_op", "by_final", "by_op_of_a_copy", "held", "asked", "forgotten", "twice")
+    fates = (
+        "by_op",
+        "by_plain_op",
+        "by_final",
+        "by_op_of_a_copy",
+        "held",
+        "asked",
+        "forgotten",
+        "twice",
+    )
     halves = {name: shop.begin(name)[0] for name in fates}
-    copies = {name: with_(halves[name], properties.CHECK_TIMES, "1") for name in ("by_op_of_a_copy", "twice")}
+    copies = {
+        name: with_(halves[name], properties.CHECK_TIMES, "1")
+        for name in ("by_op_of_a_copy", "twice")
+    }
     again = dict(zip(copies, log.append(*copies.values()), strict=True))
     (from_before,) = log.append(with_(shop.unstored("from_before")[0], properties.CHECK_TIMES, "3"))
     asked_before = log.queue_ends[QueueId(names.HALF_TOPIC, 0)]

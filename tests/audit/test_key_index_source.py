@@ -27,7 +27,9 @@ def read(store: Path) -> list[tuple[key_index_source.IndexFile, list[pa.RecordBa
     found = []
     for file in key_index_source.index_files(str(store)):
         with fs.LocalFileSystem().open_input_file(file.path) as opened:
-            found.append((file, list(key_index_source.entries(file, opened, SCHEMA)) if file.slots else []))
+            found.append(
+                (file, list(key_index_source.entries(file, opened, SCHEMA)) if file.slots else [])
+            )
     return found
 
 
@@ -36,8 +38,15 @@ def write(store: Path, raw: bytes) -> None:
     (store / "index" / NAME).write_bytes(raw)
 
 
-@given(header=HEADERS, shape=SHAPES, filling=st.binary(min_size=ENTRY.itemsize, max_size=64), cut=st.integers(0, 60))
-def test_whatever_a_header_says_its_file_is_read_as_far_as_it_goes_or_counts_as_unreadable(header, shape, filling, cut):
+@given(
+    header=HEADERS,
+    shape=SHAPES,
+    filling=st.binary(min_size=ENTRY.itemsize, max_size=64),
+    cut=st.integers(0, 60),
+)
+def test_whatever_a_header_says_its_file_is_read_as_far_as_it_goes_or_counts_as_unreadable(
+    header, shape, filling, cut
+):
     slots, entries = shape
     body_bytes = index_file.file_bytes(slots, entries) - HEADER_BYTES
     body = (filling * (body_bytes // len(filling) + 1))[:body_bytes]
@@ -52,13 +61,17 @@ def test_whatever_a_header_says_its_file_is_read_as_far_as_it_goes_or_counts_as_
         assert found == [], "nobody has written an entry to it"
     else:
         ((file, batches),) = found
-        assert sum(batch.num_rows for batch in batches) == (header.next_entry - 1 if file.slots else 0)
+        assert sum(batch.num_rows for batch in batches) == (
+            header.next_entry - 1 if file.slots else 0
+        )
         if file.slots:
             assert index_file.entry_at(file.slots, header.next_entry) <= len(raw)
 
 
 @pytest.mark.parametrize("next_entry", [33, 1 << 30, (1 << 31) - 1, -1, -(1 << 31)])
-def test_a_header_that_counts_more_entries_than_the_file_holds_or_less_than_none_makes_it_unreadable(tmp_path, next_entry):
+def test_a_header_that_counts_more_entries_than_the_file_holds_or_less_than_none_makes_it_unreadable(
+    tmp_path, next_entry
+):
     raw = index_file.encode_header(Header(0, 0, 0, 0, 0, next_entry))
     write(tmp_path, raw.ljust(index_file.file_bytes(8, 32), b"\0"))
 

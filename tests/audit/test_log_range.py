@@ -1,4 +1,6 @@
-"""Up to where a log is read: what is on disk, and of a store that nobody closed what a start would keep."""
+"""Up to where a log is read: what is on disk, and of a store that nobody closed what a start would
+keep.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -34,7 +36,12 @@ def stated(root: Path, synced_offset: int, *, is_clean: bool = False) -> None:
     (root / "checkpoint").write_bytes(page)
 
 
-def spoil(root: Path, at: int, change: Callable[[bytes], bytes] = lambda raw: bytes([raw[0] ^ 1]), length: int = 1) -> None:
+def spoil(
+    root: Path,
+    at: int,
+    change: Callable[[bytes], bytes] = lambda raw: bytes([raw[0] ^ 1]),
+    length: int = 1,
+) -> None:
     path = root / "commitlog" / names.file_name(at - at % SEGMENT_BYTES)
     data = bytearray(path.read_bytes())
     at %= SEGMENT_BYTES
@@ -44,9 +51,15 @@ def spoil(root: Path, at: int, change: Callable[[bytes], bytes] = lambda raw: by
 
 def stretches(log: log_range.Log) -> list[tuple[What, int, int]]:
     reader = LogReader()
-    found = [piece for part in log_range.parts(log) for piece in log_range.pieces(log, part, reader)]
+    found = [
+        piece for part in log_range.parts(log) for piece in log_range.pieces(log, part, reader)
+    ]
     reader.close()
-    return [(piece.what, piece.offset, piece.length) for piece in found if piece.what is not What.RECORDS]
+    return [
+        (piece.what, piece.offset, piece.length)
+        for piece in found
+        if piece.what is not What.RECORDS
+    ]
 
 
 def test_a_live_store_is_read_up_to_where_it_is_on_disk_and_no_further(tmp_path):
@@ -86,7 +99,9 @@ def test_a_torn_end_of_a_killed_store_is_no_part_of_the_log(tmp_path):
 
 
 def test_damage_before_what_is_known_to_have_been_on_disk_is_inside_the_log(tmp_path):
-    """The checkpoint is old, but a unit behind says how far the log was synced when it was written."""
+    """The checkpoint is old, but a unit behind says how far the log was synced when it was
+    written.
+    """
     written = a_store(tmp_path)
     stated(tmp_path, written.borders[2])
     spoil(tmp_path, written.borders[4] + 100)
@@ -94,7 +109,9 @@ def test_damage_before_what_is_known_to_have_been_on_disk_is_inside_the_log(tmp_
     log = log_range.find_log(str(tmp_path))
 
     assert log.end == written.end
-    assert stretches(log) == [(What.DAMAGE, written.borders[4], written.borders[5] - written.borders[4])]
+    assert stretches(log) == [
+        (What.DAMAGE, written.borders[4], written.borders[5] - written.borders[4])
+    ]
 
 
 def test_segments_alone_are_read_as_far_as_they_are_whole(tmp_path):
@@ -110,12 +127,20 @@ def test_segments_alone_are_read_as_far_as_they_are_whole(tmp_path):
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
-def test_a_damaged_tail_is_damage_where_a_manifest_seals_the_segment_and_torn_bytes_where_none_does(tmp_path, is_sealed):
+def test_a_damaged_tail_is_damage_where_a_manifest_seals_the_segment_and_torn_bytes_where_none_does(
+    tmp_path, is_sealed
+):
     written = a_store(tmp_path / "store", transactions=40)
-    archive.archive(log_range.find_log(str(tmp_path / "store")), str(tmp_path / "copies" / "commitlog"))
+    archive.archive(
+        log_range.find_log(str(tmp_path / "store")), str(tmp_path / "copies" / "commitlog")
+    )
     last = log_range.find_log(str(tmp_path / "copies")).folder.segments[-1]
     end = last.end_offset
-    begin = max(border for border in written.borders if border < written.borders[written.borders.index(end) - 1])
+    begin = max(
+        border
+        for border in written.borders
+        if border < written.borders[written.borders.index(end) - 1]
+    )
     spoil(tmp_path / "copies", begin + 100)
     if not is_sealed:
         for manifest in (tmp_path / "copies" / "commitlog").glob("*.json"):

@@ -22,7 +22,12 @@ ESCROWMQ = Path(sys.executable).with_name("escrowmq")
 
 
 def write(
-    root: Path, *, body: bytes = b"x" * 200, segments: int = 5, segment_bytes: int = SEGMENT_BYTES, tail: int = 1_000
+    root: Path,
+    *,
+    body: bytes = b"x" * 200,
+    segments: int = 5,
+    segment_bytes: int = SEGMENT_BYTES,
+    tail: int = 1_000,
 ) -> Path:
     log = WrittenLog(root, segment_bytes=segment_bytes)
     while log.end < segment_bytes * (segments - 1) + tail:
@@ -46,7 +51,12 @@ def drop(folder: Path, *numbers: int) -> None:
 
 def rows(log: log_range.Log) -> list[dict]:
     schema = columns.arrow_schema()
-    return [row for part in log_range.parts(log) for batch in log_rows.rows(log, part, schema) for row in batch.to_pylist()]
+    return [
+        row
+        for part in log_range.parts(log)
+        for batch in log_rows.rows(log, part, schema)
+        for row in batch.to_pylist()
+    ]
 
 
 def both(archive: Path, store: Path) -> log_range.Log:
@@ -141,7 +151,9 @@ def test_the_command_takes_several_folders(tmp_path):
     write(tmp_path / "store")
     command = [ESCROWMQ, "audit", "run", "--log", "store", "--log", "nowhere"]
 
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert done.returncode == 3
     assert "nowhere has no segments of a log" in done.stderr
@@ -151,7 +163,10 @@ def test_a_report_says_what_it_was_made_of_as_one_text():
     """It is one in the rows of a database and over HTTP."""
     begun_at = datetime(2027, 1, 15, tzinfo=UTC)
 
-    assert run_part("rpt_1", ["s3://bucket/orders", "store"], None, begun_at, Exit.CLEAN)["log"] == "s3://bucket/orders, store"
+    assert (
+        run_part("rpt_1", ["s3://bucket/orders", "store"], None, begun_at, Exit.CLEAN)["log"]
+        == "s3://bucket/orders, store"
+    )
     assert run_part("rpt_1", ["store"], None, begun_at, Exit.CLEAN)["log"] == "store"
 
 

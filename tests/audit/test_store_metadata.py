@@ -39,8 +39,13 @@ def test_what_is_not_there_is_not_missed():
     assert said() == StoreMetadata()
 
 
-def test_a_brokers_store_says_where_its_groups_and_its_delays_stand_and_ours_how_far_it_is_on_disk(tmp_path):
-    brokers, ours = (of_store(path, tmp_path / path.name) for path in (BROKERS / "public-1.tar.xz", OURS / "closed.tar.xz"))
+def test_a_brokers_store_says_where_its_groups_and_its_delays_stand_and_ours_how_far_it_is_on_disk(
+    tmp_path,
+):
+    brokers, ours = (
+        of_store(path, tmp_path / path.name)
+        for path in (BROKERS / "public-1.tar.xz", OURS / "closed.tar.xz")
+    )
 
     assert brokers.consumers is not None
     assert brokers.consumers[GroupQueue("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0)] == 176

@@ -15,7 +15,10 @@ from cli.audit_common import Exit, in_short, run_part
     [
         ("s3://key:secret@bucket/a", "s3://***@bucket/a"),
         ("s3://key:se/cr/et@bucket/a", "s3://***@bucket/a"),
-        ("s3://key:secret@bucket/a@b?region=x, /data/a@b", "s3://***@bucket/a@b?region=x, /data/a@b"),
+        (
+            "s3://key:secret@bucket/a@b?region=x, /data/a@b",
+            "s3://***@bucket/a@b?region=x, /data/a@b",
+        ),
         ("Cannot parse 's3://key:a+/b==@bucket'", "Cannot parse 's3://***@bucket'"),
         ("hdfs://user@host:8020/a", "hdfs://***@host:8020/a"),
         ("hdfs://host:8020/a@b s3://bucket/a@b", "hdfs://host:8020/a@b s3://bucket/a@b"),
@@ -35,7 +38,10 @@ OSError: When resolving region for bucket 'bucket'
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:642)"""
 
-    assert in_short(RuntimeError(error)) == "RuntimeError: OSError: When resolving region for bucket 'bucket'"
+    assert (
+        in_short(RuntimeError(error))
+        == "RuntimeError: OSError: When resolving region for bucket 'bucket'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,12 @@ def test_where_nothing_speaks_to_hdfs_it_is_said_what_to_install(tmp_path):
     arguments = ["audit", "archive", "--log", "hdfs://127.0.0.1:9/store", "--to", "archive"]
 
     done = subprocess.run(
-        [sys.executable, "-c", without, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", without, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
     assert done.returncode == 3

@@ -18,18 +18,27 @@ def test_every_set_of_facts_has_exactly_one_verdict():
         (Fact.HALF, "undecided"),
         (Fact.HALF | Fact.HELD, "undecided_held"),
         (Fact.HALF | Fact.COMMIT_OP | Fact.PUBLISHED | Fact.ALL_THERE, "committed_once"),
-        (Fact.HALF | Fact.PUBLISHED | Fact.ALL_THERE, "committed_once"),  # a broker died before its op
+        # a broker died before its op
+        (Fact.HALF | Fact.PUBLISHED | Fact.ALL_THERE, "committed_once"),
         (Fact.HALF | Fact.PLAIN_OP | Fact.PUBLISHED | Fact.ALL_THERE, "committed_once"),
-        (Fact.HALF | Fact.PLAIN_OP, "rolled_back_clean"),  # a broker's op without a final is a rollback
+        # a broker's op without a final is a rollback
+        (Fact.HALF | Fact.PLAIN_OP, "rolled_back_clean"),
         (Fact.HALF | Fact.ROLLBACK_OP, "rolled_back_clean"),
         (Fact.HALF | Fact.COMMIT_OP, "final_missing"),
         (Fact.HALF | Fact.COMMIT_OP | Fact.PUBLISHED, "final_missing"),
-        (Fact.HALF | Fact.COMMIT_OP | Fact.PUBLISHED | Fact.ALL_THERE | Fact.DOUBLED, "committed_duplicated"),
+        (
+            Fact.HALF | Fact.COMMIT_OP | Fact.PUBLISHED | Fact.ALL_THERE | Fact.DOUBLED,
+            "committed_duplicated",
+        ),
         (Fact.HALF | Fact.ROLLBACK_OP | Fact.PUBLISHED, "rolled_back_but_delivered"),
-        (Fact.HALF | Fact.ROLLBACK_OP | Fact.COMMIT_OP | Fact.PUBLISHED | Fact.ALL_THERE, "rolled_back_but_delivered"),
+        (
+            Fact.HALF | Fact.ROLLBACK_OP | Fact.COMMIT_OP | Fact.PUBLISHED | Fact.ALL_THERE,
+            "rolled_back_but_delivered",
+        ),
         (Fact.HALF | Fact.ROLLBACK_OP | Fact.COMMIT_OP, "final_missing"),
         (Fact.HALF | Fact.HELD | Fact.LATE | Fact.ROLLBACK_OP, "resolved_late"),
-        (Fact.HALF | Fact.HELD | Fact.LATE | Fact.COMMIT_OP, "final_missing"),  # late, and wrong: the fault is told
+        # late, and wrong: the fault is told
+        (Fact.HALF | Fact.HELD | Fact.LATE | Fact.COMMIT_OP, "final_missing"),
         (Fact.COMMIT_OP | Fact.PUBLISHED | Fact.ALL_THERE, "op_without_half"),
         (Fact.GONE | Fact.COMMIT_OP, "unverifiable_retention"),
     ],
@@ -41,5 +50,6 @@ def test_the_facts_of_a_transaction_have_their_verdict(facts, expected):
 def test_faults_are_findings_unless_a_run_is_told_otherwise_and_waiting_is_none():
     assert set(FAULTS) < set(FAIL_ON) < set(FINDINGS)
     assert set(VERDICTS) - set(FAIL_ON) == {
-        "committed_once", "rolled_back_clean", "undecided", "undecided_held", "resolved_late", "unverifiable_retention",
+        "committed_once", "rolled_back_clean", "undecided", "undecided_held", "resolved_late",
+        "unverifiable_retention",
     }  # fmt: skip

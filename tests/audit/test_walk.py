@@ -1,4 +1,6 @@
-"""A log is walked in parts: whichever they are, the same records come, and every byte is accounted for."""
+"""A log is walked in parts: whichever they are, the same records come, and every byte is accounted
+for.
+"""
 
 from itertools import pairwise
 from random import Random
@@ -45,7 +47,9 @@ def accounts(pieces: list[Piece]) -> list[tuple[str, int, int, str]]:
 
 
 def a_log(randomness: Random, base: int = 0) -> Log:
-    """Units of ours and records of a broker, in any order, with bodies in which other records stand."""
+    """Units of ours and records of a broker, in any order, with bodies in which other records
+    stand.
+    """
     log = Log(base)
     for _ in range(randomness.randrange(1, 12)):
         kind = randomness.random()
@@ -65,7 +69,9 @@ def damaged(data: bytes, randomness: Random, end: int) -> bytes:
     for _ in range(randomness.choice([0, 1, 1, 2, 3])):
         at = randomness.randrange(end)
         length = randomness.choice([1, 1, 8, 200])
-        spoiled[at : at + length] = bytes(length) if randomness.random() < 0.3 else randomness.randbytes(length)
+        spoiled[at : at + length] = (
+            bytes(length) if randomness.random() < 0.3 else randomness.randbytes(length)
+        )
     return bytes(spoiled[: len(data)])
 
 
@@ -78,9 +84,14 @@ def test_a_log_gives_the_same_however_it_is_cut_into_parts(seed, data):
     if randomness.random() < 0.5 and log.end + 8 <= base + SEGMENT_BYTES:
         log.end_of_file(base + SEGMENT_BYTES)
     raw = damaged(log.filled(base + SEGMENT_BYTES), randomness, len(log.data))
-    borders = sorted(data.draw(st.sets(st.integers(base + 1, base + SEGMENT_BYTES - 1), max_size=40)))
+    borders = sorted(
+        data.draw(st.sets(st.integers(base + 1, base + SEGMENT_BYTES - 1), max_size=40))
+    )
 
-    whole, cut = accounts(pieces_of(raw, [], base=base)), accounts(pieces_of(raw, borders, base=base))
+    whole, cut = (
+        accounts(pieces_of(raw, [], base=base)),
+        accounts(pieces_of(raw, borders, base=base)),
+    )
 
     assert cut == whole
     assert sum(length for _, _, length, _ in whole) == len(raw)
@@ -114,7 +125,9 @@ def test_damage_is_a_stretch_with_a_reason_and_the_records_behind_it_come():
     (place,) = [entry for entry in found if entry[0] == "damaged"]
     assert place[1:3] == (log.borders[1], log.borders[2] - log.borders[1])
     assert "differs from its seal" in place[3]
-    assert [entry[1] for entry in found if entry[0] == "record"] == [log.places[at] for at in (0, 1, 3, 4, 5)]
+    assert [entry[1] for entry in found if entry[0] == "record"] == [
+        log.places[at] for at in (0, 1, 3, 4, 5)
+    ]
 
 
 def test_of_a_damaged_unit_the_records_in_which_no_damage_shows_are_salvaged():
@@ -142,7 +155,9 @@ def test_of_a_damaged_unit_in_which_no_record_shows_it_nothing_is_believed():
 
 
 def test_at_the_end_of_a_segment_the_filler_is_no_part_of_a_damaged_unit():
-    """Where the records are not believed the filler behind them does not make it look as if one of them were missing."""
+    """Where the records are not believed the filler behind them does not make it look as if one of
+    them were missing.
+    """
     log = Log().ours(3)
     raw = bytearray(log.data)
     raw[log.places[1] + 60] ^= 1  # the time at which it was stored
@@ -160,7 +175,12 @@ def test_zeros_in_the_midst_of_a_log_are_damage():
 
     found = accounts(pieces_of(bytes(raw), []))
 
-    assert ("damaged", log.borders[1], log.borders[2] - log.borders[1], "zeros where a unit was") in found
+    assert (
+        "damaged",
+        log.borders[1],
+        log.borders[2] - log.borders[1],
+        "zeros where a unit was",
+    ) in found
 
 
 @pytest.mark.parametrize("body_bytes", [9 << 20, 20 << 20])
@@ -173,7 +193,10 @@ def test_a_unit_that_is_larger_than_a_window_is_read_whole(body_bytes):
 
 
 def test_a_body_that_pretends_to_be_a_record_of_its_own_place_makes_the_sum_too_large():
-    """Two parts give the same bytes: the audit does not balance, and says so. Read in one part, nobody is deceived."""
+    """Two parts give the same bytes: the audit does not balance, and says so.
+
+    Read in one part, nobody is deceived.
+    """
     log = Log().ours(1)
     at = log.end + 88 + 64
     fake = broker_record(at, b"pretended")

@@ -1,4 +1,6 @@
-"""The continuous audit says what the batch audit says, however it is cut off, and counts nothing twice."""
+"""The continuous audit says what the batch audit says, however it is cut off, and counts nothing
+twice.
+"""
 
 import json
 import os
@@ -43,11 +45,24 @@ class Killing(StateFolder):
             raise Killed
 
 
-def watched(spark, store: Path, folder: StateFolder, *, horizon_ms: int = LONG_MS, batch_bytes: int = BATCH_BYTES):
+def watched(
+    spark,
+    store: Path,
+    folder: StateFolder,
+    *,
+    horizon_ms: int = LONG_MS,
+    batch_bytes: int = BATCH_BYTES,
+):
     """The watch, and its steps, until the end of the log."""
     steps: list[Step] = []
     watch = Watch(
-        spark, str(store), folder, counted=FAIL_ON.__contains__, horizon_ms=horizon_ms, on_step=steps.append, split_bytes=10_000
+        spark,
+        str(store),
+        folder,
+        counted=FAIL_ON.__contains__,
+        horizon_ms=horizon_ms,
+        on_step=steps.append,
+        split_bytes=10_000,
     )
     watch.run(batch_bytes=batch_bytes, interval_ms=None)
     return watch, steps
@@ -80,7 +95,9 @@ def test_a_watch_that_is_killed_twice_ends_with_what_the_batch_audit_says(spark,
     assert {name: audited["log"][name] for name in report["log"]} == report["log"]
     assert steps[-1].state.batch > 2
     kept = sorted(path.name for path in (tmp_path / "state" / "rows").iterdir())
-    assert len({name.partition("-")[0] for name in kept}) == 2, "of the batches before nothing is left"
+    assert len({name.partition("-")[0] for name in kept}) == 2, (
+        "of the batches before nothing is left"
+    )
 
 
 def test_every_finding_is_told_once_and_as_it_ends(spark, planted, tmp_path):
@@ -89,8 +106,14 @@ def test_every_finding_is_told_once_and_as_it_ends(spark, planted, tmp_path):
     watch, steps = watched(spark, store, StateFolder(str(tmp_path / "state")), batch_bytes=60_000)
 
     told = [item for step in steps for item in step.findings]
-    expected = {name for name, verdict in truth.items() if verdict in FAIL_ON or name.partition(".")[0] in FLAGGED}
-    assert {item["transaction_id"]: item["verdict"] for item in told} == {name: truth[name] for name in expected}
+    expected = {
+        name
+        for name, verdict in truth.items()
+        if verdict in FAIL_ON or name.partition(".")[0] in FLAGGED
+    }
+    assert {item["transaction_id"]: item["verdict"] for item in told} == {
+        name: truth[name] for name in expected
+    }
     assert watch.report()["verdicts"] == {name: Counter(truth.values())[name] for name in VERDICTS}
     assert watch.report()["balanced"] is True
     again, nothing = watched(spark, store, StateFolder(str(tmp_path / "state")))
@@ -99,7 +122,9 @@ def test_every_finding_is_told_once_and_as_it_ends(spark, planted, tmp_path):
 
 
 @pytest.mark.faults
-def test_what_is_heard_of_a_transaction_beyond_the_horizon_cannot_be_verified_and_is_counted(spark, tmp_path):
+def test_what_is_heard_of_a_transaction_beyond_the_horizon_cannot_be_verified_and_is_counted(
+    spark, tmp_path
+):
     shop = Transactions(WrittenLog(tmp_path / "store"))
     first = shop.begin("first")
     shop.commit(first)
@@ -114,14 +139,20 @@ def test_what_is_heard_of_a_transaction_beyond_the_horizon_cannot_be_verified_an
     shop.log.close()
 
     watch, steps = watched(
-        spark, shop.log.root, StateFolder(str(tmp_path / "state")), horizon_ms=5_000, batch_bytes=shop.log.end // 8
+        spark,
+        shop.log.root,
+        StateFolder(str(tmp_path / "state")),
+        horizon_ms=5_000,
+        batch_bytes=shop.log.end // 8,
     )
 
     report = watch.report()
     assert report["verdicts"]["unverifiable_retention"] == 1
     assert (report["verdicts"]["committed_once"], report["verdicts"]["undecided"]) == (61, 1)
     assert (report["begun"], report["balanced"]) == (63, True)
-    assert max(step.state.open and sum(step.state.open.values()) for step in steps) < 40, "what is kept is bounded"
+    assert max(step.state.open and sum(step.state.open.values()) for step in steps) < 40, (
+        "what is kept is bounded"
+    )
     assert report["watch"]["left"] > 20
 
 
@@ -157,8 +188,25 @@ def test_a_watch_refuses_what_it_cannot_judge_or_does_not_belong_to_it(spark, pl
 @pytest.mark.faults
 def test_a_watch_that_is_told_to_end_ends_with_the_status_of_what_it_has_counted(planted, tmp_path):
     store, truth = planted
-    command = [Path(sys.executable).with_name("escrowmq"), "audit", "watch", "--log", store, "--state", tmp_path / "state"]
-    options = ["--json", tmp_path / "report.json", "--progress", "json", "--interval-ms", "100", "--master", "local[2]"]
+    command = [
+        Path(sys.executable).with_name("escrowmq"),
+        "audit",
+        "watch",
+        "--log",
+        store,
+        "--state",
+        tmp_path / "state",
+    ]
+    options = [
+        "--json",
+        tmp_path / "report.json",
+        "--progress",
+        "json",
+        "--interval-ms",
+        "100",
+        "--master",
+        "local[2]",
+    ]
     # In runs of seconds compiling more costs more than it gains.
     environment = {**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     watching = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env=environment)
@@ -176,4 +224,8 @@ def test_a_watch_that_is_told_to_end_ends_with_the_status_of_what_it_has_counted
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert (report["begun"], report["run"]["exit_status"]) == (len(truth), 1)
     assert lines[-1] == {"batch": 0, "reached": report["log"]["end"], "kept": len(truth)}
-    assert len(lines) - 1 == len({line["finding"]["transaction_id"] for line in lines[:-1]}) > len(FLAGGED)
+    assert (
+        len(lines) - 1
+        == len({line["finding"]["transaction_id"] for line in lines[:-1]})
+        > len(FLAGGED)
+    )

@@ -36,7 +36,9 @@ async def store(request, tmp_path) -> AsyncIterator[MessageStore]:
     else:
         flush = FlushPolicy.BEFORE_ACK if request.param == "local" else FlushPolicy.INTERVAL
         identifiers = Identifiers(clock, SystemRandom())
-        opened = await LocalMessageStore.open(tmp_path / "store", local_options(flush), OsVfs(), clock, identifiers)
+        opened = await LocalMessageStore.open(
+            tmp_path / "store", local_options(flush), OsVfs(), clock, identifiers
+        )
     await opened.create_topic("orders", queue_count=2)
     yield opened
     await opened.aclose()

@@ -1,4 +1,6 @@
-"""What every engine that keeps times promises behind the seam (storage/store.py, `DueIndex`), and how many are read at once."""
+"""What every engine that keeps times promises behind the seam (storage/store.py, `DueIndex`), and
+how many are read at once.
+"""
 
 from storage.errors import OffsetBeyondEnd, UnknownTopic
 from storage.message import NEVER_MS, DueEntry, QueueId, StoredMessage
@@ -47,18 +49,23 @@ async def test_what_was_taken_away_is_never_read_and_nothing_else_goes_with_it(s
     store.change_due([due(20, 3)], [due(10, 2), due(20, 3)], {ORDERS: 2})
 
     assert await read(store) == [due(10, 1), due(10, 2, revision=2)]
-    assert [await store.holds_due(due(10, 2)), await store.holds_due(due(10, 1)), await store.holds_due(due(9, 1))] == [
+    assert [await store.holds_due(due(10, 2)), await store.holds_due(due(10, 1)),
+    await store.holds_due(due(9, 1))] == [
         False, True, False,
     ]  # fmt: skip
     assert await store.count_due(until_ms=11) == 2
 
 
 async def test_only_entries_with_a_wanted_label_are_read(store):
-    store.change_due([due(number, number, label=number % 4) for number in range(20)], [], {ORDERS: 1})
+    store.change_due(
+        [due(number, number, label=number % 4) for number in range(20)], [], {ORDERS: 1}
+    )
 
     assert [one.due_ms for one in await read(store, labels=range(3, 4))] == [3, 7, 11, 15, 19]
     assert {one.label for one in await read(store, labels=range(1, 1 << 32))} == {1, 2, 3}
-    assert [one.due_ms for one in await read(store, due(7, 7), labels=range(3, 4), max_entries=2)] == [11, 15]
+    assert [
+        one.due_ms for one in await read(store, due(7, 7), labels=range(3, 4), max_entries=2)
+    ] == [11, 15]
 
 
 async def test_what_is_never_due_is_kept_and_counted_apart(store):
@@ -91,10 +98,19 @@ async def test_what_is_forgotten_is_gone_with_what_it_reflected(store):
     assert await read(store) == [due(5)]
 
 
-async def test_messages_that_lie_anywhere_are_read_together_each_or_the_reason_why_it_is_not_to_be_had(store):
+async def test_messages_that_lie_anywhere_are_read_together_each_or_the_reason_why_it_is_not_to_be_had(
+    store,
+):
     await store.append(messages(5))
     await store.append([message(b"other", queue=QueueId("orders", 1))])
-    places = [(ORDERS, 4), (QueueId("orders", 1), 0), (ORDERS, 5), (ORDERS, 0), (ORDERS, 1), (QueueId("nowhere", 0), 0)]
+    places = [
+        (ORDERS, 4),
+        (QueueId("orders", 1), 0),
+        (ORDERS, 5),
+        (ORDERS, 0),
+        (ORDERS, 1),
+        (QueueId("nowhere", 0), 0),
+    ]
 
     found = await read_each(store, places, max_bytes=1 << 20)
 

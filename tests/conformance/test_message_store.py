@@ -5,7 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
-from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
+from storage.errors import (
+    InvalidRequest,
+    OffsetBeyondEnd,
+    OffsetExpired,
+    StoreClosed,
+    UnknownQueue,
+    UnknownTopic,
+)
 from storage.formats.queue_entry import tag_hash
 from storage.formats.row import rows_of
 from storage.message import Durability, OffsetRange, Placed, QueueId, Row, TransactionBits
@@ -57,9 +64,13 @@ async def test_what_was_appended_is_read_with_every_field(store):
     assert found.log_offset == appended.log_offset
 
 
-async def append_rows(store: RowAppends, rows: list[Row], *, durability: Durability | None = None) -> Placed:
+async def append_rows(
+    store: RowAppends, rows: list[Row], *, durability: Durability | None = None
+) -> Placed:
     answer = asyncio.get_running_loop().create_future()
-    store.append_rows(rows, durability=durability, done=answer.set_result, failed=answer.set_exception)
+    store.append_rows(
+        rows, durability=durability, done=answer.set_result, failed=answer.set_exception
+    )
     assert not answer.done()
     return await answer
 
@@ -68,8 +79,20 @@ async def append_rows(store: RowAppends, rows: list[Row], *, durability: Durabil
 async def test_messages_appended_as_rows_are_stored_as_messages_are(store, durability):
     given = [
         message(b"1", message_id="m1", key="k", tag="t", queue=SECOND),
-        message(b"", message_id="m2", properties={"own": "väl", "empty": ""}, system={"__SHARDINGKEY": "customer"}),
-        message(b"3", message_id="m3", key="a b", transaction=TransactionBits.COMMIT, prepared_log_offset=8, queue=SECOND),
+        message(
+            b"",
+            message_id="m2",
+            properties={"own": "väl", "empty": ""},
+            system={"__SHARDINGKEY": "customer"},
+        ),
+        message(
+            b"3",
+            message_id="m3",
+            key="a b",
+            transaction=TransactionBits.COMMIT,
+            prepared_log_offset=8,
+            queue=SECOND,
+        ),
     ]
     expected = await store.append(given)
 
@@ -103,12 +126,22 @@ async def test_rows_that_are_refused_raise_at_once_and_store_nothing(store):
 
 
 async def test_offsets_of_each_queue_rise_by_one_in_the_order_given(store):
-    given = [message(bytes([n]), queue=[FIRST, SECOND][n % 2], message_id=f"m{n}") for n in range(10)]
+    given = [
+        message(bytes([n]), queue=[FIRST, SECOND][n % 2], message_id=f"m{n}") for n in range(10)
+    ]
 
     appended = await store.append(given)
 
-    assert [(place.queue, place.queue_offset) for place in appended] == [([FIRST, SECOND][n % 2], n // 2) for n in range(10)]
-    assert [found.message_id for found in await store.read(SECOND, 0, **EVERYTHING)] == ["m1", "m3", "m5", "m7", "m9"]
+    assert [(place.queue, place.queue_offset) for place in appended] == [
+        ([FIRST, SECOND][n % 2], n // 2) for n in range(10)
+    ]
+    assert [found.message_id for found in await store.read(SECOND, 0, **EVERYTHING)] == [
+        "m1",
+        "m3",
+        "m5",
+        "m7",
+        "m9",
+    ]
     assert await store.offsets(FIRST) == OffsetRange(0, 5)
 
 
@@ -116,16 +149,22 @@ async def test_appends_of_one_caller_keep_their_order(store):
     for n in range(30):
         await store.append([message(str(n).encode(), message_id=f"m{n}")])
 
-    assert [int(found.body) for found in await store.read(FIRST, 0, **EVERYTHING)] == list(range(30))
+    assert [int(found.body) for found in await store.read(FIRST, 0, **EVERYTHING)] == list(
+        range(30)
+    )
 
 
 async def test_appends_at_the_same_time_are_all_stored_once(store):
-    answers = await asyncio.gather(*[store.append([message(message_id=f"m{n}")]) for n in range(50)])
+    answers = await asyncio.gather(
+        *[store.append([message(message_id=f"m{n}")]) for n in range(50)]
+    )
 
     offsets = [place.queue_offset for (place,) in answers]
     found = await store.read(FIRST, 0, **EVERYTHING)
     assert sorted(offsets) == list(range(50))
-    assert {one.message_id: one.queue_offset for one in found} == {f"m{n}": offsets[n] for n in range(50)}
+    assert {one.message_id: one.queue_offset for one in found} == {
+        f"m{n}": offsets[n] for n in range(50)
+    }
 
 
 async def test_appending_nothing_is_nothing(store):
@@ -172,7 +211,9 @@ async def test_a_read_is_no_longer_than_asked_for(store):
 async def test_one_message_always_comes_even_if_it_is_too_large(store):
     await store.append([message(b"x" * 5_000, message_id="large"), message(message_id="small")])
 
-    assert [found.message_id for found in await store.read(FIRST, 0, max_messages=10, max_bytes=1)] == ["large"]
+    assert [
+        found.message_id for found in await store.read(FIRST, 0, max_messages=10, max_bytes=1)
+    ] == ["large"]
 
 
 async def test_unknown_topics_and_queues_are_told_apart(store):
@@ -236,7 +277,10 @@ async def test_a_waiting_reader_is_let_go_when_the_store_closes(store):
 
 
 async def test_many_readers_are_woken_by_one_arrival(store):
-    waiting = [asyncio.ensure_future(store.wait_for_arrival(FIRST, 0, timeout_ms=20_000)) for _ in range(100)]
+    waiting = [
+        asyncio.ensure_future(store.wait_for_arrival(FIRST, 0, timeout_ms=20_000))
+        for _ in range(100)
+    ]
     await asyncio.sleep(0)
 
     await store.append([message()])
@@ -280,7 +324,9 @@ async def test_a_call_that_is_forgotten_is_not_made(store):
     assert called == ["other"]
 
 
-async def test_who_is_called_on_an_arrival_is_called_when_the_store_closes_and_when_the_topic_is_deleted(store):
+async def test_who_is_called_on_an_arrival_is_called_when_the_store_closes_and_when_the_topic_is_deleted(
+    store,
+):
     assert isinstance(store, TopicDeletion)
     await store.create_topic("gone", queue_count=1)
     called: list[str] = []
@@ -394,18 +440,29 @@ async def test_engines_that_keep_snapshots_give_the_last_one_back(store):
     assert await store.load_snapshot("missing") is None
 
 
-# ------------------------------------------------------------------------------------------------------------- KeyLookup
+# --------------------------------------------------------------------------------------------------
+# KeyLookup
 
 
 async def ids_of(store, key, **given) -> list[str]:
     assert isinstance(store, KeyLookup)
     return [
-        found.message_id for found in await store.find_messages(key, **{"topics": ["orders"], "max_messages": 100, **given})
+        found.message_id
+        for found in await store.find_messages(
+            key, **{"topics": ["orders"], "max_messages": 100, **given}
+        )
     ]
 
 
-async def test_a_message_is_found_by_its_id_and_by_each_of_its_keys_as_soon_as_it_can_be_read(store):
-    await store.append([message(b"x", message_id="m1", key="8812 customer-7"), message(b"8812", message_id="m2", key="9000")])
+async def test_a_message_is_found_by_its_id_and_by_each_of_its_keys_as_soon_as_it_can_be_read(
+    store,
+):
+    await store.append(
+        [
+            message(b"x", message_id="m1", key="8812 customer-7"),
+            message(b"8812", message_id="m2", key="9000"),
+        ]
+    )
 
     assert await ids_of(store, "m1", by_id=True) == ["m1"]
     assert await ids_of(store, "8812") == ["m1"]
@@ -418,7 +475,9 @@ async def test_a_message_is_found_by_its_id_and_by_each_of_its_keys_as_soon_as_i
 
 
 async def test_what_a_key_finds_is_as_it_was_stored(store):
-    await store.append([message(b"the body", message_id="m1", key="väl", tag="t", properties={"a": "b"})])
+    await store.append(
+        [message(b"the body", message_id="m1", key="väl", tag="t", properties={"a": "b"})]
+    )
 
     (found,) = await store.find_messages("väl", topics=["orders"], max_messages=1)
 
@@ -428,21 +487,31 @@ async def test_what_a_key_finds_is_as_it_was_stored(store):
 
 async def test_messages_of_one_key_come_newest_first_and_no_more_than_asked_for(store):
     for n in range(300):
-        await store.append([message(b"x", message_id=f"m{n}", key="same", queue=[FIRST, SECOND][n % 2])])
+        await store.append(
+            [message(b"x", message_id=f"m{n}", key="same", queue=[FIRST, SECOND][n % 2])]
+        )
 
-    assert await ids_of(store, "same", max_messages=1_000) == [f"m{n}" for n in reversed(range(300))]
+    assert await ids_of(store, "same", max_messages=1_000) == [
+        f"m{n}" for n in reversed(range(300))
+    ]
     assert await ids_of(store, "same", max_messages=3) == ["m299", "m298", "m297"]
     assert await ids_of(store, "same", max_messages=0) == []
     for max_bytes, found in ((0, 2), (1, 2), (2, 3), (10, 11), (1_000, 300)):
         assert len(await ids_of(store, "same", max_messages=1_000, max_bytes=max_bytes)) == found
     third = (await store.find_messages("same", topics=["orders"], max_messages=3))[-1]
-    assert await ids_of(store, "same", older_than=third.log_offset, max_messages=2) == ["m296", "m295"]
+    assert await ids_of(store, "same", older_than=third.log_offset, max_messages=2) == [
+        "m296",
+        "m295",
+    ]
 
 
 async def test_only_the_topics_asked_for_are_searched(store):
     await store.create_topic("emails", queue_count=1)
     await store.append(
-        [message(b"x", message_id="m1", key="k"), message(b"x", message_id="m2", key="k", queue=QueueId("emails", 0))]
+        [
+            message(b"x", message_id="m1", key="k"),
+            message(b"x", message_id="m2", key="k", queue=QueueId("emails", 0)),
+        ]
     )
 
     assert await ids_of(store, "k") == ["m1"]
@@ -468,7 +537,8 @@ async def test_a_closed_store_finds_nothing_any_more(store):
         await ids_of(store, "m1", by_id=True)
 
 
-# ----------------------------------------------------------------------------------------------------------- by tag code
+# --------------------------------------------------------------------------------------------------
+# by tag code
 
 
 async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looked_at_is_said(store):
@@ -483,7 +553,10 @@ async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looke
         offsets = [one.queue_offset for one in found.messages]
         if isinstance(store, RecordReads):
             found_records = await store.read_records(FIRST, at, **given)
-            assert ([one.queue_offset for one in found_records.records], found_records.next_offset) == (
+            assert (
+                [one.queue_offset for one in found_records.records],
+                found_records.next_offset,
+            ) == (
                 offsets,
                 found.next_offset,
             )
@@ -498,13 +571,22 @@ async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looke
     assert await read(8, "a") == ([], 8)
 
 
-async def test_a_read_by_tag_ends_before_the_bytes_are_too_many_but_not_before_its_first_message(store):
+async def test_a_read_by_tag_ends_before_the_bytes_are_too_many_but_not_before_its_first_message(
+    store,
+):
     assert isinstance(store, TagCodes)
-    await store.append([message(b"x" * 100, message_id=f"m{n}", tag="ab"[n % 2]) for n in range(10)])
+    await store.append(
+        [message(b"x" * 100, message_id=f"m{n}", tag="ab"[n % 2]) for n in range(10)]
+    )
 
     async def read(max_bytes: int) -> tuple[int, int]:
         found = await store.read_tagged(
-            FIRST, 0, tag_codes={tag_hash("b")}, max_scanned=100, max_messages=100, max_bytes=max_bytes
+            FIRST,
+            0,
+            tag_codes={tag_hash("b")},
+            max_scanned=100,
+            max_messages=100,
+            max_bytes=max_bytes,
         )
         return len(found.messages), found.next_offset
 
@@ -517,10 +599,15 @@ async def test_a_read_by_tag_spans_what_is_in_memory_and_what_is_in_files(store)
     assert isinstance(store, TagCodes)
     for start in range(0, 2_000, 100):
         await store.append(
-            [message(message_id=f"m{n}", tag="rare" if n % 97 == 0 else "often") for n in range(start, start + 100)]
+            [
+                message(message_id=f"m{n}", tag="rare" if n % 97 == 0 else "often")
+                for n in range(start, start + 100)
+            ]
         )
 
-    found = await store.read_tagged(FIRST, 3, tag_codes={tag_hash("rare")}, max_scanned=5_000, **EVERYTHING)
+    found = await store.read_tagged(
+        FIRST, 3, tag_codes={tag_hash("rare")}, max_scanned=5_000, **EVERYTHING
+    )
 
     assert [one.queue_offset for one in found.messages] == list(range(97, 2_000, 97))
     assert found.next_offset == 2_000
@@ -533,10 +620,13 @@ async def test_a_read_by_tag_asks_for_what_is_there(store):
     with pytest.raises(OffsetBeyondEnd):
         await store.read_tagged(FIRST, 2, tag_codes={97}, max_scanned=10, **EVERYTHING)
     with pytest.raises(UnknownQueue):
-        await store.read_tagged(QueueId("orders", 2), 0, tag_codes={97}, max_scanned=10, **EVERYTHING)
+        await store.read_tagged(
+            QueueId("orders", 2), 0, tag_codes={97}, max_scanned=10, **EVERYTHING
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------- deleted topics
+# --------------------------------------------------------------------------------------------------
+# deleted topics
 
 
 async def test_what_a_deleted_topic_had_can_neither_be_read_nor_looked_up(store):
@@ -560,7 +650,9 @@ async def test_what_a_deleted_topic_had_can_neither_be_read_nor_looked_up(store)
     assert await store.find_messages("k", topics=["orders"], max_messages=9) == []
 
 
-async def test_what_a_deleted_topic_had_is_found_where_it_is_asked_for_though_the_topic_exists_again(store):
+async def test_what_a_deleted_topic_had_is_found_where_it_is_asked_for_though_the_topic_exists_again(
+    store,
+):
     assert isinstance(store, TopicDeletion)
     assert isinstance(store, KeyLookup)
     await store.append([message(b"1", queue=FIRST, key="k")])
@@ -582,13 +674,19 @@ async def test_a_topic_created_under_the_name_of_a_deleted_one_goes_on_at_its_of
 
     await store.delete_topic("orders")
     await store.create_topic("orders", queue_count=3)
-    (appended, other) = await store.append([message(b"new", queue=FIRST, key="k"), message(queue=SECOND)])
+    (appended, other) = await store.append(
+        [message(b"new", queue=FIRST, key="k"), message(queue=SECOND)]
+    )
 
     assert (appended.queue_offset, other.queue_offset) == (2, 0)
     assert await store.offsets(FIRST) == (2, 3)
     assert await store.committed_offset("billing", FIRST) is None
-    assert [one.body for one in await store.find_messages("k", topics=["orders"], max_messages=9)] == [b"new"]
-    assert [one.body for one in await store.read(FIRST, 2, max_messages=9, max_bytes=99)] == [b"new"]
+    assert [
+        one.body for one in await store.find_messages("k", topics=["orders"], max_messages=9)
+    ] == [b"new"]
+    assert [one.body for one in await store.read(FIRST, 2, max_messages=9, max_bytes=99)] == [
+        b"new"
+    ]
     with pytest.raises(OffsetExpired):
         await store.read(FIRST, 1, max_messages=1, max_bytes=1)
 

@@ -1,4 +1,6 @@
-"""One service for all tests that leave it as they found it; topics are made by name, so that no test meets another's."""
+"""One service for all tests that leave it as they found it; topics are made by name, so that no
+test meets another's.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import count

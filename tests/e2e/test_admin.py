@@ -12,8 +12,26 @@ from tests.support.http import at_once, ok, until
 from tests.support.server import Server
 
 LOOPS = [
-    *("retention", "schedules", "schedule_snapshots", "cron", "cron_snapshots", "leases", "redrive", "lease_snapshots"),
-    *("requests", "request_snapshots", "checkback", "webhooks", "snapshots", "deriver", "scrub", "registry"),
+    *(
+        "retention",
+        "schedules",
+        "schedule_snapshots",
+        "cron",
+        "cron_snapshots",
+        "leases",
+        "redrive",
+        "lease_snapshots",
+    ),
+    *(
+        "requests",
+        "request_snapshots",
+        "checkback",
+        "webhooks",
+        "snapshots",
+        "deriver",
+        "scrub",
+        "registry",
+    ),
 ]
 
 
@@ -24,7 +42,10 @@ def loops(api) -> dict:
 def test_every_loop_says_when_it_ran_and_that_all_is_well(api, topic):
     ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
 
-    found = until(lambda: (now := loops(api)) and all("last_run_at" in loop for loop in now.values()) and now, "each has run")
+    found = until(
+        lambda: (now := loops(api)) and all("last_run_at" in loop for loop in now.values()) and now,
+        "each has run",
+    )
 
     assert sorted(found) == sorted(LOOPS)
     for loop in found.values():
@@ -41,7 +62,10 @@ def test_the_store_says_how_it_is_in_numbers(tmp_path):
     with Server(tmp_path / "data") as server, server.client() as api:
         messages = [{"topic": "orders", "message": {"payload": "x"}}]
         for _ in range(3):
-            ok(api.post("/v1/transactions", json={"producer_group": "shop", "messages": messages}), 201)
+            ok(
+                api.post("/v1/transactions", json={"producer_group": "shop", "messages": messages}),
+                201,
+            )
         receipt = ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
 
         store = ok(api.get("/v1/admin/store"))
@@ -52,14 +76,22 @@ def test_the_store_says_how_it_is_in_numbers(tmp_path):
     assert log["visible_offset"] == log["synced_offset"]
     assert log["segments"] >= 1
     assert store["dispatch_lag_bytes"] == 0
-    assert (store["pending_transactions"], store["held_transactions"], store["schedules_due_late"]) == (3, 0, 0)
+    assert (
+        store["pending_transactions"],
+        store["held_transactions"],
+        store["schedules_due_late"],
+    ) == (3, 0, 0)
 
 
 def ended(api, path: str) -> dict:
-    return until(lambda: (task := ok(api.get(path)))["state"] != "running" and task, "the task ends")
+    return until(
+        lambda: (task := ok(api.get(path)))["state"] != "running" and task, "the task ends"
+    )
 
 
-def test_a_verification_beside_sends_finds_nothing_over_http_and_from_another_process(api, server, make_topic):
+def test_a_verification_beside_sends_finds_nothing_over_http_and_from_another_process(
+    api, server, make_topic
+):
     topic = make_topic(queues=4)
     ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
     is_over = threading.Event()
@@ -68,8 +100,14 @@ def test_a_verification_beside_sends_finds_nothing_over_http_and_from_another_pr
         count = 0
         with server.client() as client:
             while not is_over.is_set():
-                messages = [{"message": {"payload": "x" * 500, "key": f"k{count}-{n}", "tag": "a"}} for n in range(20)]
-                ok(client.post(f"/v1/topics/{topic}/messages/batch", json={"entries": messages}), 201)
+                messages = [
+                    {"message": {"payload": "x" * 500, "key": f"k{count}-{n}", "tag": "a"}}
+                    for n in range(20)
+                ]
+                ok(
+                    client.post(f"/v1/topics/{topic}/messages/batch", json={"entries": messages}),
+                    201,
+                )
                 count += 20
         return count
 
@@ -79,7 +117,11 @@ def test_a_verification_beside_sends_finds_nothing_over_http_and_from_another_pr
             for _ in range(3):
                 begun = api.post("/v1/admin/store/verify")
                 task = ended(api, begun.headers["location"])
-                assert (task["state"], task["findings"], task["kind"]) == ("done", [], "verify_store"), task
+                assert (task["state"], task["findings"], task["kind"]) == (
+                    "done",
+                    [],
+                    "verify_store",
+                ), task
                 assert 0 < task["done"] <= task["total"]
             program = Path(sys.executable).with_name("escrowmq")
             command = [str(program), "store", "verify", str(server.data_dir)]
@@ -102,14 +144,26 @@ def test_one_verification_runs_at_a_time_and_can_be_cancelled(api):
     assert cancelled["state"] in ("cancelled", "done")
     assert "ended_at" in cancelled
     assert ok(api.get(path)) == cancelled
-    assert cancelled in ok(api.get("/v1/tasks", params={"page_size": 1000, "state": cancelled["state"]}))["items"]
+    assert (
+        cancelled
+        in ok(api.get("/v1/tasks", params={"page_size": 1000, "state": cancelled["state"]}))[
+            "items"
+        ]
+    )
     assert ended(api, api.post("/v1/admin/store/verify").headers["location"])["state"] == "done"
 
 
-def test_damage_of_the_old_log_is_told_by_the_verification_and_by_the_scrub_and_takes_no_readiness_away(tmp_path):
+def test_damage_of_the_old_log_is_told_by_the_verification_and_by_the_scrub_and_takes_no_readiness_away(
+    tmp_path,
+):
     with Server(tmp_path / "data") as server, server.client() as api:
         for n in range(20):
-            ok(api.post("/v1/topics/orders/messages", json={"payload": f"message {n}", "queue_id": 0}), 201)
+            ok(
+                api.post(
+                    "/v1/topics/orders/messages", json={"payload": f"message {n}", "queue_id": 0}
+                ),
+                201,
+            )
         assert server.terminate() == 0
         path = server.data_dir / "store" / "commitlog" / ("0" * 20)
         raw = path.read_bytes()
@@ -118,28 +172,47 @@ def test_damage_of_the_old_log_is_told_by_the_verification_and_by_the_scrub_and_
         server.start()
 
         found = ended(api, api.post("/v1/admin/store/verify").headers["location"])["findings"]
-        scrub = until(lambda: (scrub := ok(api.get("/v1/admin/store"))["scrub"])["findings"] and scrub, "the scrub finds it")
+        scrub = until(
+            lambda: (scrub := ok(api.get("/v1/admin/store"))["scrub"])["findings"] and scrub,
+            "the scrub finds it",
+        )
 
-        assert [(one["code"], one["derived"]) for one in found] == [("log_damaged", False), ("log_messages_lost", False)]
+        assert [(one["code"], one["derived"]) for one in found] == [
+            ("log_damaged", False),
+            ("log_messages_lost", False),
+        ]
         assert found[1]["place"] == "orders/0, offset 7"
         assert scrub["findings"] == found[:1]
         assert scrub["position"] > found[0]["position"]
         checks = ok(api.get("/readyz"))["checks"]
-        assert checks["store_intact"] == "the old log is damaged in 1 places, see GET /v1/admin/store"
+        assert (
+            checks["store_intact"] == "the old log is damaged in 1 places, see GET /v1/admin/store"
+        )
         assert "escrowmq_scrub_findings 1.0" in api.get("/metrics").text
         assert "log_damage_found" in server.log()
 
 
-def test_what_a_loop_went_past_is_told_with_its_reason_and_the_service_is_ready_all_the_same(tmp_path):
+def test_what_a_loop_went_past_is_told_with_its_reason_and_the_service_is_ready_all_the_same(
+    tmp_path,
+):
     with Server(tmp_path / "data") as server, server.client() as api:
         schedules = [
-            ok(api.post("/v1/schedules", json={"cron": "@hourly", "topic": "ticks", "message": {"payload": "x"}}), 201)
+            ok(
+                api.post(
+                    "/v1/schedules",
+                    json={"cron": "@hourly", "topic": "ticks", "message": {"payload": "x"}},
+                ),
+                201,
+            )
             for _ in range(2)
         ]
         assert server.terminate() == 0
         lost = schedules[0]["schedule_id"]
         with sqlite3.connect(tmp_path / "data" / "registry.db") as registry:
-            registry.execute("UPDATE cron_schedules SET time_zone = 'Atlantis/City' WHERE schedule_id = ?", [lost])
+            registry.execute(
+                "UPDATE cron_schedules SET time_zone = 'Atlantis/City' WHERE schedule_id = ?",
+                [lost],
+            )
         server.start()
 
         cron = loops(api)["cron"]
@@ -150,7 +223,10 @@ def test_what_a_loop_went_past_is_told_with_its_reason_and_the_service_is_ready_
         found = ok(api.get("/v1/schedules", params={"kind": "cron", "state": "set_aside"}))["items"]
         assert [one["schedule_id"] for one in found] == [lost]
         ok(api.get("/readyz"))
-        assert ok(api.patch(f"/v1/schedules/{lost}", json={"time_zone": "UTC"}))["state"] == "scheduled"
+        assert (
+            ok(api.patch(f"/v1/schedules/{lost}", json={"time_zone": "UTC"}))["state"]
+            == "scheduled"
+        )
         assert loops(api)["cron"]["set_aside"] == 0
 
 
@@ -159,7 +235,13 @@ def test_a_damaged_record_under_a_delayed_message_keeps_no_other_from_being_deli
     with Server(tmp_path / "data", environment=never_sweeps) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         _, sound = (
-            ok(api.post("/v1/topics/orders/messages", json={"payload": f"number-{number}", "delay_ms": 50 + number}), 201)
+            ok(
+                api.post(
+                    "/v1/topics/orders/messages",
+                    json={"payload": f"number-{number}", "delay_ms": 50 + number},
+                ),
+                201,
+            )
             for number in (1, 2)
         )
         ok(api.get("/v1/schedules"))  # both are known, and kept by the stop
@@ -169,7 +251,9 @@ def test_a_damaged_record_under_a_delayed_message_keeps_no_other_from_being_deli
     with Server(tmp_path / "data") as server, server.client() as api:
         path = "/v1/topics/orders/queues/0/messages?offset=0&wait_ms=10000"
         assert [one["message_id"] for one in ok(api.get(path))["messages"]] == [sound["message_id"]]
-        schedules = until(lambda: (now := loops(api)["schedules"])["set_aside"] and now, "it is set aside")
+        schedules = until(
+            lambda: (now := loops(api)["schedules"])["set_aside"] and now, "it is set aside"
+        )
 
         assert "last_error" not in schedules
         (aside,) = ok(api.get("/v1/schedules", params={"state": "set_aside"}))["items"]

@@ -1,4 +1,7 @@
-"""Audits over HTTP. The reports are made by a program that stands in for Spark; one test at the end asks Spark itself."""
+"""Audits over HTTP.
+
+The reports are made by a program that stands in for Spark; one test at the end asks Spark itself.
+"""
 
 import json
 import os
@@ -38,12 +41,19 @@ def report_of(api, **asked) -> dict:
     assert answer.headers["location"] == f"/v1/audit/reports/{made['report_id']}"
     assert made["state"] in ("queued", "running")
     return until(
-        lambda: (now := ok(api.get(answer.headers["location"])))["state"] in ("done", "failed") and now, "it has ended"
+        lambda: (
+            (now := ok(api.get(answer.headers["location"])))["state"] in ("done", "failed") and now
+        ),
+        "it has ended",
     )
 
 
 def test_a_report_is_asked_for_made_and_looked_at(api):
-    asked = {"kind": "transaction_outcomes", "from": "2026-03-01T00:00:00.000Z", "to": "2026-03-02T00:00:00.000Z"}
+    asked = {
+        "kind": "transaction_outcomes",
+        "from": "2026-03-01T00:00:00.000Z",
+        "to": "2026-03-02T00:00:00.000Z",
+    }
 
     report = report_of(api, producer_group="shop", **asked)
 
@@ -51,7 +61,11 @@ def test_a_report_is_asked_for_made_and_looked_at(api):
     assert {**report, **asked, "producer_group": "shop"} == report
     assert report["verdicts"] == {"committed_once": 1, "final_missing": 2}
     assert report["run"]["report_id"] == report["report_id"]
-    (listed,) = [one for one in ok(api.get("/v1/audit/reports"))["items"] if one["report_id"] == report["report_id"]]
+    (listed,) = [
+        one
+        for one in ok(api.get("/v1/audit/reports"))["items"]
+        if one["report_id"] == report["report_id"]
+    ]
     assert "verdicts" not in listed
     assert {name: report[name] for name in listed} == listed
 
@@ -72,9 +86,18 @@ def test_findings_come_in_pages_and_by_verdict_or_flag(api):
 
 
 def test_a_report_asks_all_checks_unless_it_is_told_which(api):
-    everything, some, none = report_of(api), report_of(api, checks=["what_if", "queues", "queues"]), report_of(api, checks=[])
+    everything, some, none = (
+        report_of(api),
+        report_of(api, checks=["what_if", "queues", "queues"]),
+        report_of(api, checks=[]),
+    )
 
-    assert everything["checks_asked"] == list(everything["checks"]) == list(CHECKS) == list(handlers.CHECKS)
+    assert (
+        everything["checks_asked"]
+        == list(everything["checks"])
+        == list(CHECKS)
+        == list(handlers.CHECKS)
+    )
     assert some["checks_asked"] == list(some["checks"]) == ["what_if", "queues"]
     assert none["checks_asked"] == []
     assert "checks" not in none
@@ -96,13 +119,20 @@ def test_a_report_is_downloaded_as_what_it_has(api):
     assert lines[1] == "final_missing,txn_1,shop,wrong_half,0,,,half@0,,"
     assert lines[2] == "damaged,,,,600,8,its checksum is wrong,,,"
     assert lines[3].startswith("final_missing,'=cmd()"), "no spreadsheet takes it for a formula"
-    assert lines[4] == 'queue_gap,,,,700,,,,queues,"{""topic"":""orders"",""queue_id"":0,""missing"":2}"'
+    assert (
+        lines[4]
+        == 'queue_gap,,,,700,,,,queues,"{""topic"":""orders"",""queue_id"":0,""missing"":2}"'
+    )
     assert api.get(path, params={"format": "html"}).text == "<html>plots</html>"
     assert api.get(path, params={"format": "parquet"}).content == b"PAR1PAR1"
     without = f"/v1/audit/reports/{report_of(api, producer_group='shop')['report_id']}/download"
-    missing = assert_problem(api.get(without, params={"format": "parquet"}), 404, "report_not_found")
+    missing = assert_problem(
+        api.get(without, params={"format": "parquet"}), 404, "report_not_found"
+    )
     assert missing["context"] == {"state": "done"}
-    assert_problem(api.get(path, params={"format": "pdf"}), 422, "validation_failed", "/query/format")
+    assert_problem(
+        api.get(path, params={"format": "pdf"}), 422, "validation_failed", "/query/format"
+    )
 
 
 def test_one_that_failed_says_why_and_has_nothing_to_download(api):
@@ -110,7 +140,9 @@ def test_one_that_failed_says_why_and_has_nothing_to_download(api):
 
     assert (report["state"], report["reason"]) == ("failed", "the log is not there")
     for part in ("findings", "download"):
-        problem = assert_problem(api.get(f"/v1/audit/reports/{report['report_id']}/{part}"), 404, "report_not_found")
+        problem = assert_problem(
+            api.get(f"/v1/audit/reports/{report['report_id']}/{part}"), 404, "report_not_found"
+        )
         assert problem["context"] == {"state": "failed"}
 
 
@@ -124,7 +156,9 @@ def test_a_dropped_report_is_410_and_one_that_never_was_404(api):
     for part in ("", "/findings", "/download"):
         assert_problem(api.get(path + part), 410, "report_expired")
         assert_problem(api.get(f"/v1/audit/reports/rpt_nobody{part}"), 404, "report_not_found")
-    assert report["report_id"] not in [one["report_id"] for one in ok(api.get("/v1/audit/reports"))["items"]]
+    assert report["report_id"] not in [
+        one["report_id"] for one in ok(api.get("/v1/audit/reports"))["items"]
+    ]
 
 
 def test_a_request_that_is_repeated_with_its_key_makes_one_report(api):
@@ -160,12 +194,20 @@ def test_a_run_does_not_outlive_a_service_that_is_killed_and_the_next_one_makes_
         said = tmp_path / "data" / "audit" / report["report_id"] / "pid"
         pid = int(until(lambda: said.is_file() and said.read_text(), "it has begun"))
         path = f"/v1/audit/reports/{report['report_id']}"
-        until(lambda: ok(api.get(path)).get("progress") == {"tasks_done": 1, "tasks_known": 7}, "it says how far it is")
+        until(
+            lambda: ok(api.get(path)).get("progress") == {"tasks_done": 1, "tasks_known": 7},
+            "it says how far it is",
+        )
 
         server.kill()
         until(lambda: not is_there(pid), "the run is gone, too")
         server.start()
-        anew = int(until(lambda: said.is_file() and said.read_text() != str(pid) and said.read_text(), "it begins anew"))
+        anew = int(
+            until(
+                lambda: said.is_file() and said.read_text() != str(pid) and said.read_text(),
+                "it begins anew",
+            )
+        )
 
         assert ok(api.get(path))["state"] == "running"
         assert server.terminate(signal.SIGTERM) == 0
@@ -180,16 +222,28 @@ def is_there(pid: int) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------------ without any report
+# --------------------------------------------------------------------------------------------------
+# without any report
 
 
 def test_the_proof_of_a_transaction_is_what_a_plain_audit_of_the_log_says(tmp_path):
     at_once = {"first_after_ms": 10, "interval_ms": 10, "max_answers": 1}
-    with Server(tmp_path / "data", environment={"ESCROWMQ_TXN__SWEEP_INTERVAL_MS": "10"}) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", environment={"ESCROWMQ_TXN__SWEEP_INTERVAL_MS": "10"}) as server,
+        server.client() as api,
+    ):
 
         def begin(name: str, *, check: dict | None = None, **message: object) -> str:
-            messages = [{"topic": topic, "message": {"payload": name, **message}} for topic in ("orders", "bills", "orders")]
-            body = {"transaction_id": name, "producer_group": "shop", "messages": messages, "check": check or {}}
+            messages = [
+                {"topic": topic, "message": {"payload": name, **message}}
+                for topic in ("orders", "bills", "orders")
+            ]
+            body = {
+                "transaction_id": name,
+                "producer_group": "shop",
+                "messages": messages,
+                "check": check or {},
+            }
             return ok(api.post("/v1/transactions", json=body), 201)["transaction_id"]
 
         def hold(name: str) -> None:
@@ -207,36 +261,72 @@ def test_the_proof_of_a_transaction_is_what_a_plain_audit_of_the_log_says(tmp_pa
         ok(api.post(f"/v1/transactions/{begin('delivered', delay_ms=1)}/commit"))
         for name in ("held", "late", "resumed"):
             hold(name)
-        ok(api.post("/v1/transactions/late/resolve", json={"decision": "commit", "reason": "seen in the database"}))
+        ok(
+            api.post(
+                "/v1/transactions/late/resolve",
+                json={"decision": "commit", "reason": "seen in the database"},
+            )
+        )
         ok(api.post("/v1/transactions/resumed/resume"))
-        until(lambda: [one["kind"] for one in records(api, "delivered")].count("final") == 3, "they are delivered")
+        until(
+            lambda: [one["kind"] for one in records(api, "delivered")].count("final") == 3,
+            "they are delivered",
+        )
         proofs = {name: ok(api.get(f"/v1/audit/transactions/{name}")) for name in EXPECTED}
         segments = ok(api.get("/v1/audit/segments"))["items"]
         end = ok(api.post("/v1/admin/store/flush"))["synced_offset"]
-        assert_problem(api.get("/v1/audit/transactions/nobody-began-it"), 404, "transaction_not_found")
+        assert_problem(
+            api.get("/v1/audit/transactions/nobody-began-it"), 404, "transaction_not_found"
+        )
         server.terminate()
 
     log = plain_audit.read_log(tmp_path / "data" / "store" / "commitlog", end=end)
-    assert {name: proof["verdict"] for name, proof in proofs.items()} == EXPECTED == plain_audit.verdicts(log)
+    assert (
+        {name: proof["verdict"] for name, proof in proofs.items()}
+        == EXPECTED
+        == plain_audit.verdicts(log)
+    )
     committed = proofs["committed"]
-    assert (committed["producer_group"], committed["is_finding"], committed["flags"]) == ("shop", False, [])
+    assert (committed["producer_group"], committed["is_finding"], committed["flags"]) == (
+        "shop",
+        False,
+        [],
+    )
     assert [one["kind"] for one in committed["records"]] == ["half"] * 3 + ["final"] * 3 + ["op"]
     stored = {message.log_offset: message for message in log.messages}
     for record in committed["records"]:
         message = stored[record["log_offset"]]
-        assert (record["topic"], record["queue_offset"]) == (message.queue.topic, message.queue_offset)
-    halves, finals, (op,) = committed["records"][:3], committed["records"][3:6], committed["records"][6:]
+        assert (record["topic"], record["queue_offset"]) == (
+            message.queue.topic,
+            message.queue_offset,
+        )
+    halves, finals, (op,) = (
+        committed["records"][:3],
+        committed["records"][3:6],
+        committed["records"][6:],
+    )
     assert [one["prepared_offset"] for one in finals] == [one["log_offset"] for one in halves]
     assert len({one["crc"] for one in (*halves, *finals)}) == 1
-    assert (op["decision"], op["half_offsets"]) == ("commit", [one["queue_offset"] for one in halves])
-    assert [one["event"] for one in proofs["held"]["records"] if one["kind"] == "check"] == ["answered_unknown", "held"]
-    assert [(one["segment"], one["begin"], one["sealed"]) for one in segments] == [("0" * 20, 0, False)]
+    assert (op["decision"], op["half_offsets"]) == (
+        "commit",
+        [one["queue_offset"] for one in halves],
+    )
+    assert [one["event"] for one in proofs["held"]["records"] if one["kind"] == "check"] == [
+        "answered_unknown",
+        "held",
+    ]
+    assert [(one["segment"], one["begin"], one["sealed"]) for one in segments] == [
+        ("0" * 20, 0, False)
+    ]
     assert segments[0]["first_stored_at"] <= committed["records"][0]["at"]
 
 
 @pytest.mark.faults
 def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
-    with Server(tmp_path / "data", environment={"ESCROWMQ_AUDIT__DRIVER_MEMORY": "512m"}) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", environment={"ESCROWMQ_AUDIT__DRIVER_MEMORY": "512m"}) as server,
+        server.client() as api,
+    ):
         for name in ("one", "two", "three"):
             body = {"transaction_id": name, "producer_group": "shop", "messages": [MESSAGE]}
             ok(api.post("/v1/transactions", json=body), 201)
@@ -251,8 +341,13 @@ def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
 
         report = until(made, "Spark has made it", seconds=600)
 
-        assert (report["state"], report["balanced"], report["begun"]) == ("done", True, 3), report.get("reason")
-        proofs = [ok(api.get(f"/v1/audit/transactions/{name}"))["verdict"] for name in ("one", "two", "three")]
+        assert (report["state"], report["balanced"], report["begun"]) == ("done", True, 3), (
+            report.get("reason")
+        )
+        proofs = [
+            ok(api.get(f"/v1/audit/transactions/{name}"))["verdict"]
+            for name in ("one", "two", "three")
+        ]
         assert sorted(name for name, count in report["verdicts"].items() if count) == sorted(proofs)
         assert report["run"]["log"] == "store"
         assert list(report["checks"]) == report["checks_asked"] == asked["checks"]

@@ -1,4 +1,6 @@
-"""What cannot be taken is refused with the status, the code and the field that the contract names, and never with a 5xx."""
+"""What cannot be taken is refused with the status, the code and the field that the contract names,
+and never with a 5xx.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,10 @@ DEEP = 10_000
 
 
 class Case(NamedTuple):
-    """A request that is refused. `{topic}` and `{open}` stand for a topic and an open transaction that exist."""
+    """A request that is refused.
+
+    `{topic}` and `{open}` stand for a topic and an open transaction that exist.
+    """
 
     name: str
     method: str
@@ -28,31 +33,63 @@ class Case(NamedTuple):
 
 
 def send(name: str, message: Any, pointer: str | None = None, **expected: Any) -> Case:
-    return Case(f"send {name}", "POST", "/v1/topics/{topic}/messages", message, pointer=pointer, **expected)
+    return Case(
+        f"send {name}", "POST", "/v1/topics/{topic}/messages", message, pointer=pointer, **expected
+    )
 
 
-def begin(name: str, pointer: str | None = None, status: int = 422, code: str = "validation_failed", **fields: Any) -> Case:
-    body = {"producer_group": "shop", "messages": [{"topic": "{topic}", "message": MESSAGE}], **fields}
+def begin(
+    name: str,
+    pointer: str | None = None,
+    status: int = 422,
+    code: str = "validation_failed",
+    **fields: Any,
+) -> Case:
+    body = {
+        "producer_group": "shop",
+        "messages": [{"topic": "{topic}", "message": MESSAGE}],
+        **fields,
+    }
     body = {field: value for field, value in body.items() if value is not ...}
-    return Case(f"begin {name}", "POST", "/v1/transactions", body, status=status, code=code, pointer=pointer)
+    return Case(
+        f"begin {name}", "POST", "/v1/transactions", body, status=status, code=code, pointer=pointer
+    )
 
 
 def raw(name: str, headers: dict[str, str], pointer: str, **expected: Any) -> Case:
-    return Case(f"raw {name}", "POST", "/v1/topics/{topic}/messages/raw", b"x", headers, pointer=pointer, **expected)
+    return Case(
+        f"raw {name}",
+        "POST",
+        "/v1/topics/{topic}/messages/raw",
+        b"x",
+        headers,
+        pointer=pointer,
+        **expected,
+    )
 
 
 def pull(name: str, query: str, pointer: str | None = None, **expected: Any) -> Case:
-    return Case(f"pull {name}", "GET", f"/v1/topics/{{topic}}/queues/0/messages?{query}", pointer=pointer, **expected)
+    return Case(
+        f"pull {name}",
+        "GET",
+        f"/v1/topics/{{topic}}/queues/0/messages?{query}",
+        pointer=pointer,
+        **expected,
+    )
 
 
 def create(name: str, pointer: str, **fields: Any) -> Case:
-    return Case(f"create {name}", "POST", "/v1/topics", {"topic": "never-made", **fields}, pointer=pointer)
+    return Case(
+        f"create {name}", "POST", "/v1/topics", {"topic": "never-made", **fields}, pointer=pointer
+    )
 
 
 def malformed(name: str, body: bytes) -> Iterator[Case]:
     """The same nonsense on every route that reads JSON."""
     for method, path in JSON_ROUTES:
-        yield Case(f"{name}, {method} {path}", method, path, body, status=400, code="malformed_request")
+        yield Case(
+            f"{name}, {method} {path}", method, path, body, status=400, code="malformed_request"
+        )
 
 
 JSON_ROUTES = (
@@ -135,31 +172,60 @@ def named() -> Iterator[Case]:
             body = {}
         for name in RESERVED:
             yield Case(
-                f"{method} {path} {name}", method, path.replace("{name}", quote(name, safe="")), body, code="reserved_topic"
+                f"{method} {path} {name}",
+                method,
+                path.replace("{name}", quote(name, safe="")),
+                body,
+                code="reserved_topic",
             )
         for name in HOSTILE:
             shown = f"{method} {path} {name[:20]!r}"
-            yield Case(shown, method, path.replace("{name}", quote(name, safe="").replace(".", "%2e")), body)
+            yield Case(
+                shown,
+                method,
+                path.replace("{name}", quote(name, safe="").replace(".", "%2e")),
+                body,
+            )
         # A slash makes another path of it, however it is written.
         for name in ("%2F..%2F..%2Fetc", "a%2Fb"):
             yield Case(
-                f"{method} {path} {name}", method, path.replace("{name}", name), body, status=404, code="route_not_found"
+                f"{method} {path} {name}",
+                method,
+                path.replace("{name}", name),
+                body,
+                status=404,
+                code="route_not_found",
             )
 
 
 def nulls() -> Iterator[Case]:
     """`null` is rejected wherever it stands, but inside `json`."""
     for field in (
-        "payload", "payload_encoding", "content_type", "key", "tag", "ordering_key", "queue_id", "properties", "delay_ms",
+        "payload", "payload_encoding", "content_type", "key", "tag", "ordering_key", "queue_id",
+        "properties", "delay_ms",
         "deliver_at", "delay_level", "require_durability",
     ):  # fmt: skip
         yield send(f"null {field}", {**MESSAGE, field: None}, f"/{field}")
     yield send("null property", {**MESSAGE, "properties": {"a": None}}, "/properties")
     for field in ("producer_group", "messages", "transaction_id", "business_key", "check"):
         yield begin(f"null {field}", f"/{field}", **{field: None})
-    for field in ("first_after_ms", "interval_ms", "max_answers", "unreachable_limit_ms", "on_exhausted"):
+    for field in (
+        "first_after_ms",
+        "interval_ms",
+        "max_answers",
+        "unreachable_limit_ms",
+        "on_exhausted",
+    ):
         yield begin(f"null {field}", f"/check/{field}", check={field: None})
-    for field in ("queues", "message_types", "retention_ms", "max_message_bytes", "dedup_window_ms", "max_delay_ms", "topic"):
+    for field in (
+        "queues",
+        "message_types",
+        "retention_ms",
+        "max_message_bytes",
+        "dedup_window_ms",
+        "max_delay_ms",
+        "topic",
+    ):
         yield create(f"null {field}", f"/{field}", **{field: None})
     for body in (None, [], "text", 0, True):
         yield Case(f"a body that is {body!r}", "POST", "/v1/topics", json.dumps(body).encode())
@@ -168,12 +234,27 @@ def nulls() -> Iterator[Case]:
 def unknown() -> Iterator[Case]:
     """A field or query parameter that the operation does not know."""
     for method, path in JSON_ROUTES:
-        yield Case(f"unknown field, {method} {path}", method, path, {"nonsense": 1}, pointer="/nonsense")
-        yield Case(f"unknown parameter, {method} {path}", method, f"{path}?nonsense=1", {}, pointer="/query/nonsense")
+        yield Case(
+            f"unknown field, {method} {path}", method, path, {"nonsense": 1}, pointer="/nonsense"
+        )
+        yield Case(
+            f"unknown parameter, {method} {path}",
+            method,
+            f"{path}?nonsense=1",
+            {},
+            pointer="/query/nonsense",
+        )
     for path in GET_ROUTES:
-        pointer = None if path.endswith("offset") else "/query/nonsense"  # there `at` is missing as well
+        # there `at` is missing as well
+        pointer = None if path.endswith("offset") else "/query/nonsense"
         yield Case(f"unknown parameter, GET {path}", "GET", f"{path}?nonsense=1", pointer=pointer)
-    yield Case("unknown parameter, raw", "POST", "/v1/topics/{topic}/messages/raw?a=1", b"x", pointer="/query/a")
+    yield Case(
+        "unknown parameter, raw",
+        "POST",
+        "/v1/topics/{topic}/messages/raw?a=1",
+        b"x",
+        pointer="/query/a",
+    )
     yield send("unknown field with odd characters", {**MESSAGE, "a/b~c": 1}, "/a~1b~0c")
     yield begin(
         "unknown field of a message",
@@ -185,13 +266,19 @@ def unknown() -> Iterator[Case]:
 
 
 def texts() -> Iterator[Case]:
-    """Key, tag and ordering key: 255 bytes of UTF-8, no control characters; key and tag without spaces, a tag without |."""
+    """Key, tag and ordering key: 255 bytes of UTF-8, no control characters; key and tag without
+    spaces, a tag without |.
+    """
     for field in ("key", "tag", "ordering_key", "content_type"):
         yield send(f"{field} of no characters", {**MESSAGE, field: ""}, f"/{field}")
         yield send(f"{field} of 256 bytes", {**MESSAGE, field: "x" * 256}, f"/{field}")
-        yield send(f"{field} of 128 characters and 256 bytes", {**MESSAGE, field: "ü" * 128}, f"/{field}")
+        yield send(
+            f"{field} of 128 characters and 256 bytes", {**MESSAGE, field: "ü" * 128}, f"/{field}"
+        )
         for character in "\x00\x01\x02\t\n\x1f\x7f\x85":
-            yield send(f"{field} with {character!r}", {**MESSAGE, field: f"a{character}b"}, f"/{field}")
+            yield send(
+                f"{field} with {character!r}", {**MESSAGE, field: f"a{character}b"}, f"/{field}"
+            )
         yield send(f"{field} that is a number", {**MESSAGE, field: 1}, f"/{field}")
     for field in ("key", "tag"):
         yield send(f"{field} with a space", {**MESSAGE, field: "a b"}, f"/{field}")
@@ -205,57 +292,125 @@ def properties() -> Iterator[Case]:
     for name in ("", "a b", "ü", "a:b", "x" * 128, "a/b", "a\x01b"):
         pointer = f"/properties/{name.replace('/', '~1')}"
         yield send(f"property named {name[:10]!r}", {**MESSAGE, "properties": {name: "v"}}, pointer)
-    for name in ("KEYS", "TAGS", "UNIQ_KEY", "TRAN_MSG", "__own", "__", "DELAY", "CLUSTER", "INSTANCE_ID"):
-        yield send(f"property that is reserved: {name}", {**MESSAGE, "properties": {name: "v"}}, f"/properties/{name}")
+    for name in (
+        "KEYS",
+        "TAGS",
+        "UNIQ_KEY",
+        "TRAN_MSG",
+        "__own",
+        "__",
+        "DELAY",
+        "CLUSTER",
+        "INSTANCE_ID",
+    ):
+        yield send(
+            f"property that is reserved: {name}",
+            {**MESSAGE, "properties": {name: "v"}},
+            f"/properties/{name}",
+        )
     for character in "\x00\x01\x02\n\x7f":
-        yield send(f"property with {character!r}", {**MESSAGE, "properties": {"a": f"b{character}"}}, "/properties/a")
+        yield send(
+            f"property with {character!r}",
+            {**MESSAGE, "properties": {"a": f"b{character}"}},
+            "/properties/a",
+        )
     yield send("property that is a number", {**MESSAGE, "properties": {"a": 1}}, "/properties")
     yield send("properties that are a list", {**MESSAGE, "properties": []}, "/properties")
-    yield send("properties of 16 KiB and a byte", {**MESSAGE, "key": "k", "properties": {"a": "x" * 16_383}}, "/properties")
-    yield send("properties of 16 KiB and a character", {**MESSAGE, "properties": {"a": "x" * 16_382, "b": "ü"}}, "/properties")
+    yield send(
+        "properties of 16 KiB and a byte",
+        {**MESSAGE, "key": "k", "properties": {"a": "x" * 16_383}},
+        "/properties",
+    )
+    yield send(
+        "properties of 16 KiB and a character",
+        {**MESSAGE, "properties": {"a": "x" * 16_382, "b": "ü"}},
+        "/properties",
+    )
 
 
 def messages() -> Iterator[Case]:
     yield send("nothing", {}, "/payload")
     yield send("payload and json", {"payload": "x", "json": 1}, "/payload")
     yield send("json as base64", {"json": 1, "payload_encoding": "base64"}, "/payload_encoding")
-    yield send("json with another content type", {"json": 1, "content_type": "text/plain"}, "/content_type")
-    yield send("encoding that is none", {"payload": "x", "payload_encoding": "hex"}, "/payload_encoding")
-    yield send("encoding in capitals", {"payload": "x", "payload_encoding": "UTF8"}, "/payload_encoding")
+    yield send(
+        "json with another content type", {"json": 1, "content_type": "text/plain"}, "/content_type"
+    )
+    yield send(
+        "encoding that is none", {"payload": "x", "payload_encoding": "hex"}, "/payload_encoding"
+    )
+    yield send(
+        "encoding in capitals", {"payload": "x", "payload_encoding": "UTF8"}, "/payload_encoding"
+    )
     for text in ("x", "====", "AAA", "AA==\n", "A-_=", "ü", "AAA=AAA="):
-        yield send(f"no base64: {text!r}", {"payload": text, "payload_encoding": "base64"}, "/payload")
+        yield send(
+            f"no base64: {text!r}", {"payload": text, "payload_encoding": "base64"}, "/payload"
+        )
     yield send("payload that is an object", {"payload": {}}, "/payload")
     yield send("negative queue", {**MESSAGE, "queue_id": -1}, "/queue_id")
     yield send("queue that is text", {**MESSAGE, "queue_id": "0"}, "/queue_id")
     yield send("queue that is no integer", {**MESSAGE, "queue_id": 0.5}, "/queue_id")
     yield send("queue over every limit", {**MESSAGE, "queue_id": 1_024}, "/queue_id")
-    yield send("queue that the topic has not", {**MESSAGE, "queue_id": 1}, status=404, code="queue_not_found")
+    yield send(
+        "queue that the topic has not",
+        {**MESSAGE, "queue_id": 1},
+        status=404,
+        code="queue_not_found",
+    )
     yield send("two delays", {**MESSAGE, "delay_ms": 0, "delay_level": 1}, "/delay_level")
     yield send("negative delay", {**MESSAGE, "delay_ms": -1}, "/delay_ms")
     yield send("delay level 0", {**MESSAGE, "delay_level": 0}, "/delay_level")
     yield send("delay level 19", {**MESSAGE, "delay_level": 19}, "/delay_level")
-    for time in ("", "yesterday", "2026-03-02", "2026-03-02T10:15:00", "2026-13-02T10:15:00Z", 1_772_446_504):
+    for time in (
+        "",
+        "yesterday",
+        "2026-03-02",
+        "2026-03-02T10:15:00",
+        "2026-13-02T10:15:00Z",
+        1_772_446_504,
+    ):
         yield send(f"time {time!r}", {**MESSAGE, "deliver_at": time}, "/deliver_at")
-    yield send("durability that is none", {**MESSAGE, "require_durability": "eternal"}, "/require_durability")
+    yield send(
+        "durability that is none",
+        {**MESSAGE, "require_durability": "eternal"},
+        "/require_durability",
+    )
 
 
 def batches() -> Iterator[Case]:
     def batch(name: str, body: Any, pointer: str | None = None) -> Case:
-        return Case(f"batch {name}", "POST", "/v1/topics/{topic}/messages/batch", body, pointer=pointer)
+        return Case(
+            f"batch {name}", "POST", "/v1/topics/{topic}/messages/batch", body, pointer=pointer
+        )
 
     yield batch("of nothing", {}, "/entries")
     yield batch("of no entries", {"entries": []}, "/entries")
     yield batch("entries that are an object", {"entries": {}}, "/entries")
     yield batch("entry without a message", {"entries": [{"id": "a"}]}, "/entries/0/message")
-    yield batch("entry without a message, not atomic", {"atomic": False, "entries": [{"id": "a"}]}, "/entries/0/message")
-    yield batch("entry with an unknown field", {"entries": [{"message": MESSAGE, "x": 1}]}, "/entries/0/x")
-    yield batch("atomic that is text", {"atomic": "yes", "entries": [{"message": MESSAGE}]}, "/atomic")
-    yield batch("two entries of one id", {"entries": [{"id": "a", "message": MESSAGE}] * 2}, "/entries/1/id")
-    yield batch("id of no characters", {"entries": [{"id": "", "message": MESSAGE}]}, "/entries/0/id")
     yield batch(
-        "wrong field in the second", {"entries": [{"message": MESSAGE}, {"message": {"key": 1}}]}, "/entries/1/message/key"
+        "entry without a message, not atomic",
+        {"atomic": False, "entries": [{"id": "a"}]},
+        "/entries/0/message",
     )
-    nothing_stands_in_it = b'{"atomic":false,"entries":[{"message":{"payload":"x"}},{"message":{"json":1e400}}]}'
+    yield batch(
+        "entry with an unknown field", {"entries": [{"message": MESSAGE, "x": 1}]}, "/entries/0/x"
+    )
+    yield batch(
+        "atomic that is text", {"atomic": "yes", "entries": [{"message": MESSAGE}]}, "/atomic"
+    )
+    yield batch(
+        "two entries of one id", {"entries": [{"id": "a", "message": MESSAGE}] * 2}, "/entries/1/id"
+    )
+    yield batch(
+        "id of no characters", {"entries": [{"id": "", "message": MESSAGE}]}, "/entries/0/id"
+    )
+    yield batch(
+        "wrong field in the second",
+        {"entries": [{"message": MESSAGE}, {"message": {"key": 1}}]},
+        "/entries/1/message/key",
+    )
+    nothing_stands_in_it = (
+        b'{"atomic":false,"entries":[{"message":{"payload":"x"}},{"message":{"json":1e400}}]}'
+    )
     yield Case(
         "batch with 1e400",
         "POST",
@@ -278,10 +433,22 @@ def begins() -> Iterator[Case]:
         yield begin(f"topic {name[:10]!r}", messages=[{"topic": name, "message": MESSAGE}])
     for name in RESERVED:
         yield begin(f"reserved group {name}", producer_group=name, code="reserved_topic")
-        yield begin(f"reserved topic {name}", messages=[{"topic": name, "message": MESSAGE}], code="reserved_topic")
-        yield Case(f"create reserved {name}", "POST", "/v1/topics", {"topic": name}, code="reserved_topic")
+        yield begin(
+            f"reserved topic {name}",
+            messages=[{"topic": name, "message": MESSAGE}],
+            code="reserved_topic",
+        )
+        yield Case(
+            f"create reserved {name}", "POST", "/v1/topics", {"topic": name}, code="reserved_topic"
+        )
         offsets = {"offsets": [{"topic": name, "queue_id": 0, "offset": 0}]}
-        yield Case(f"offsets of reserved {name}", "PUT", "/v1/groups/billing/offsets", offsets, code="reserved_topic")
+        yield Case(
+            f"offsets of reserved {name}",
+            "PUT",
+            "/v1/groups/billing/offsets",
+            offsets,
+            code="reserved_topic",
+        )
         yield Case(
             f"get offsets of reserved {name}",
             "GET",
@@ -296,8 +463,18 @@ def begins() -> Iterator[Case]:
     yield begin("exhausted with commit", "/check/on_exhausted", check={"on_exhausted": "commit"})
     yield begin("check that is a list", "/check", check=[])
     for name, fields, code, pointer in (
-        ("delay beyond the limit", {"delay_ms": 1 << 53}, "validation_failed", "/messages/0/message/delay_ms"),
-        ("delayed message in an order", {"delay_ms": 5, "ordering_key": "k"}, "unsupported_combination", "/messages/0/message"),
+        (
+            "delay beyond the limit",
+            {"delay_ms": 1 << 53},
+            "validation_failed",
+            "/messages/0/message/delay_ms",
+        ),
+        (
+            "delayed message in an order",
+            {"delay_ms": 5, "ordering_key": "k"},
+            "unsupported_combination",
+            "/messages/0/message",
+        ),
     ):
         messages = [{"topic": "{topic}", "message": MESSAGE | fields}]
         yield begin(name, pointer, code=code, messages=messages)
@@ -311,7 +488,13 @@ def begins() -> Iterator[Case]:
         ("resolve", {"decision": "COMMIT"}, "/decision"),
         ("resume", {"decision": "commit"}, "/decision"),
     ):
-        yield Case(f"{verb} {body}"[:60], "POST", f"/v1/transactions/{{open}}/{verb}", body, pointer=pointer)
+        yield Case(
+            f"{verb} {body}"[:60],
+            "POST",
+            f"/v1/transactions/{{open}}/{verb}",
+            body,
+            pointer=pointer,
+        )
 
 
 def schedules() -> Iterator[Case]:
@@ -325,10 +508,15 @@ def schedules() -> Iterator[Case]:
         yield Case(f"move to {name}", "PATCH", "/v1/schedules/sch_nobody", body, pointer=pointer)
     for method in ("GET", "DELETE"):
         yield Case(
-            f"{method} no schedule", method, "/v1/schedules/" + "x" * 500, status=404, code="schedule_not_found"
+            f"{method} no schedule", method, "/v1/schedules/" + "x" * 500, status=404,
+            code="schedule_not_found"
         )  # fmt: skip
     yield Case(
-        "page token of another list", "GET", "/v1/schedules?page_token=dG9waWNzOng", status=400, code="invalid_page_token"
+        "page token of another list",
+        "GET",
+        "/v1/schedules?page_token=dG9waWNzOng",
+        status=400,
+        code="invalid_page_token",
     )
 
 
@@ -360,17 +548,31 @@ def raws() -> Iterator[Case]:
     yield raw("key of 256 bytes", {"Message-Key": "%C3%BC" * 128}, "/headers/message-key")
     yield raw("key of nothing", {"Message-Key": ""}, "/headers/message-key")
     yield raw("tag with |", {"Message-Tag": "a|b"}, "/headers/message-tag")
-    yield raw("ordering key with a NUL", {"Message-Ordering-Key": "%00"}, "/headers/message-ordering-key")
+    yield raw(
+        "ordering key with a NUL", {"Message-Ordering-Key": "%00"}, "/headers/message-ordering-key"
+    )
     yield raw("queue that is text", {"Message-Queue-Id": "one"}, "/headers/message-queue-id")
     yield raw("negative queue", {"Message-Queue-Id": "-1"}, "/headers/message-queue-id")
     yield raw("negative delay", {"Message-Delay-Ms": "-1"}, "/headers/message-delay-ms")
     yield raw("time that is none", {"Message-Deliver-At": "soon"}, "/headers/message-deliver-at")
-    yield raw("durability that is none", {"Message-Require-Durability": "no"}, "/headers/message-require-durability")
+    yield raw(
+        "durability that is none",
+        {"Message-Require-Durability": "no"},
+        "/headers/message-require-durability",
+    )
     yield raw("header that nobody knows", {"Message-Nonsense": "1"}, "/headers/message-nonsense")
-    yield raw("property that is reserved", {"Message-Property-__x": "1"}, "/headers/message-property-__x")
+    yield raw(
+        "property that is reserved", {"Message-Property-__x": "1"}, "/headers/message-property-__x"
+    )
     yield raw("property without a name", {"Message-Property-": "1"}, "/headers/message-property-")
-    yield raw("property with an odd name", {"Message-Property-A!b": "1"}, "/headers/message-property-a!b")
-    yield raw("property with a line break", {"Message-Property-A": "%0d%0a"}, "/headers/message-property-a")
+    yield raw(
+        "property with an odd name", {"Message-Property-A!b": "1"}, "/headers/message-property-a!b"
+    )
+    yield raw(
+        "property with a line break",
+        {"Message-Property-A": "%0d%0a"},
+        "/headers/message-property-a",
+    )
     yield raw("content type that is too long", {"Content-Type": "x" * 256}, "/headers/content-type")
 
 
@@ -381,7 +583,20 @@ def queries() -> Iterator[Case]:
         ("wait_ms", -1, 30_001),
         ("offset", -1, None),
     ):
-        for value in (low, high, "", "x", "1.5", "+1", "%201", "1_0", "0x1", "%D9%A5", "true", "null"):
+        for value in (
+            low,
+            high,
+            "",
+            "x",
+            "1.5",
+            "+1",
+            "%201",
+            "1_0",
+            "0x1",
+            "%D9%A5",
+            "true",
+            "null",
+        ):
             if value is not None:
                 yield pull(f"{name}={value}", f"{name}={value}", f"/query/{name}")
     yield pull("payload that is no form", "payload=hex", "/query/payload")
@@ -393,40 +608,102 @@ def queries() -> Iterator[Case]:
         yield pull(f"from={time}", f"from={time}", "/query/from")
         path = f"/v1/topics/{{topic}}/queues/0/offset?at={time}"
         yield Case(f"offset at={time}", "GET", path, pointer="/query/at")
-    yield Case("offset without a time", "GET", "/v1/topics/{topic}/queues/0/offset", pointer="/query/at")
+    yield Case(
+        "offset without a time", "GET", "/v1/topics/{topic}/queues/0/offset", pointer="/query/at"
+    )
     yield pull("offset behind the end", "offset=1", status=400, code="offset_beyond_end")
-    yield pull("offset that no number of ours holds", f"offset={'9' * 30}", status=400, code="offset_beyond_end")
+    yield pull(
+        "offset that no number of ours holds",
+        f"offset={'9' * 30}",
+        status=400,
+        code="offset_beyond_end",
+    )
     yield pull("offset of 5,000 digits", f"offset={'9' * 5_000}", "/query/offset")
     for queue in ("-1", "x", "1.0", "+1", "0x1", "1e3", "1_0", "%201", "", "%D9%A5", "9" * 30):
         status, code = (404, "route_not_found") if queue == "" else (422, "validation_failed")
         for rest in ("messages", "offset?at=2020-01-01T00:00:00Z"):
             yield Case(
-                f"queue {queue} {rest}"[:40], "GET", f"/v1/topics/{{topic}}/queues/{queue}/{rest}", status=status, code=code
+                f"queue {queue} {rest}"[:40],
+                "GET",
+                f"/v1/topics/{{topic}}/queues/{queue}/{rest}",
+                status=status,
+                code=code,
             )
     for queue in (1, 1_024, 9_999_999_999):
-        yield Case(f"queue {queue}", "GET", f"/v1/topics/{{topic}}/queues/{queue}/messages", status=404, code="queue_not_found")
+        yield Case(
+            f"queue {queue}",
+            "GET",
+            f"/v1/topics/{{topic}}/queues/{queue}/messages",
+            status=404,
+            code="queue_not_found",
+        )
     for path in ("/v1/topics", "/v1/transactions"):
         for size in ("0", "1001", "-1", "x", ""):
-            yield Case(f"{path} page_size={size}", "GET", f"{path}?page_size={size}", pointer="/query/page_size")
-        yield Case(f"{path} with a long token", "GET", f"{path}?page_token={'x' * 1_025}", pointer="/query/page_token")
+            yield Case(
+                f"{path} page_size={size}",
+                "GET",
+                f"{path}?page_size={size}",
+                pointer="/query/page_size",
+            )
+        yield Case(
+            f"{path} with a long token",
+            "GET",
+            f"{path}?page_token={'x' * 1_025}",
+            pointer="/query/page_token",
+        )
     for state in ("", "open", "prepared,", "PREPARED", "prepared;held"):
-        yield Case(f"state={state}", "GET", f"/v1/transactions?state={state}", pointer="/query/state")
-    yield Case("older than text", "GET", "/v1/transactions?older_than_ms=old", pointer="/query/older_than_ms")
-    yield Case("older than the future", "GET", "/v1/transactions?older_than_ms=-1", pointer="/query/older_than_ms")
-    yield Case("wait too long", "GET", "/v1/transactions/{open}?wait_ms=30001", pointer="/query/wait_ms")
+        yield Case(
+            f"state={state}", "GET", f"/v1/transactions?state={state}", pointer="/query/state"
+        )
+    yield Case(
+        "older than text",
+        "GET",
+        "/v1/transactions?older_than_ms=old",
+        pointer="/query/older_than_ms",
+    )
+    yield Case(
+        "older than the future",
+        "GET",
+        "/v1/transactions?older_than_ms=-1",
+        pointer="/query/older_than_ms",
+    )
+    yield Case(
+        "wait too long", "GET", "/v1/transactions/{open}?wait_ms=30001", pointer="/query/wait_ms"
+    )
     for time in ("yesterday", "2026-03-02T10:15:04", "9999-03-02T10:15:04.000Z", ""):
-        yield Case(f"as_of={time}", "GET", f"/v1/transactions/{{open}}?as_of={time}", pointer="/query/as_of")
+        yield Case(
+            f"as_of={time}",
+            "GET",
+            f"/v1/transactions/{{open}}?as_of={time}",
+            pointer="/query/as_of",
+        )
 
 
 def checks() -> Iterator[Case]:
     def receive(field: str, value: Any) -> Case:
         body = {field: value}
-        return Case(f"receive {body}", "POST", "/v1/producer-groups/shop/checks/receive", body, pointer=f"/{field}")
+        return Case(
+            f"receive {body}",
+            "POST",
+            "/v1/producer-groups/shop/checks/receive",
+            body,
+            pointer=f"/{field}",
+        )
 
     def answer(name: str, answers: Any, pointer: str) -> Case:
-        return Case(f"answer {name}", "POST", "/v1/producer-groups/shop/checks/answer", {"answers": answers}, pointer=pointer)
+        return Case(
+            f"answer {name}",
+            "POST",
+            "/v1/producer-groups/shop/checks/answer",
+            {"answers": answers},
+            pointer=pointer,
+        )
 
-    for field, low, high in (("max_checks", 0, 1_001), ("wait_ms", -1, 30_001), ("lease_ms", 99, 43_200_001)):
+    for field, low, high in (
+        ("max_checks", 0, 1_001),
+        ("wait_ms", -1, 30_001),
+        ("lease_ms", 99, 43_200_001),
+    ):
         for value in (low, high, "1", None, 1.5):
             yield receive(field, value)
     good = {"check_id": CHECK_ID, "decision": "commit"}
@@ -435,23 +712,54 @@ def checks() -> Iterator[Case]:
     yield answer("without an id", [{"decision": "commit"}], "/answers/0/check_id")
     yield answer("without a decision", [{"check_id": CHECK_ID}], "/answers/0/decision")
     for word in ("", "COMMIT", "comit", "held", None, 1):
-        yield answer(f"with {word!r}", [good, {"check_id": CHECK_ID, "decision": word}], "/answers/1/decision")
+        yield answer(
+            f"with {word!r}",
+            [good, {"check_id": CHECK_ID, "decision": word}],
+            "/answers/1/decision",
+        )
     yield answer("with an id of no characters", [{**good, "check_id": ""}], "/answers/0/check_id")
     yield answer("with evidence that is a list", [{**good, "evidence": []}], "/answers/0/evidence")
-    yield answer("with evidence that holds a number", [{**good, "evidence": {"a": 1}}], "/answers/0/evidence")
-    yield answer("with too much evidence", [{**good, "evidence": {"a": "x" * 5_000}}], "/answers/0/evidence")
-    yield answer("to be asked again too late", [{**good, "recheck_after_ms": 86_400_001}], "/answers/0/recheck_after_ms")
-    yield answer("to be asked again in the past", [{**good, "recheck_after_ms": -1}], "/answers/0/recheck_after_ms")
+    yield answer(
+        "with evidence that holds a number", [{**good, "evidence": {"a": 1}}], "/answers/0/evidence"
+    )
+    yield answer(
+        "with too much evidence", [{**good, "evidence": {"a": "x" * 5_000}}], "/answers/0/evidence"
+    )
+    yield answer(
+        "to be asked again too late",
+        [{**good, "recheck_after_ms": 86_400_001}],
+        "/answers/0/recheck_after_ms",
+    )
+    yield answer(
+        "to be asked again in the past",
+        [{**good, "recheck_after_ms": -1}],
+        "/answers/0/recheck_after_ms",
+    )
     group = "/v1/producer-groups/shop"
-    yield Case("check mode that is none", "PUT", group, {"check_mode": "smoke"}, pointer="/check_mode")
+    yield Case(
+        "check mode that is none", "PUT", group, {"check_mode": "smoke"}, pointer="/check_mode"
+    )
     for field in ("check_url", "timeout_ms", "concurrency"):
         value = "https://x.example" if field == "check_url" else 1
-        yield Case(f"poll with {field}", "PUT", group, {"check_mode": "poll", field: value}, pointer=f"/{field}")
+        yield Case(
+            f"poll with {field}",
+            "PUT",
+            group,
+            {"check_mode": "poll", field: value},
+            pointer=f"/{field}",
+        )
 
 
 def offsets() -> Iterator[Case]:
     def commit(name: str, body: Any, pointer: str | None = None, **expected: Any) -> Case:
-        return Case(f"offsets {name}", "PUT", "/v1/groups/billing/offsets", body, pointer=pointer, **expected)
+        return Case(
+            f"offsets {name}",
+            "PUT",
+            "/v1/groups/billing/offsets",
+            body,
+            pointer=pointer,
+            **expected,
+        )
 
     one = {"topic": "{topic}", "queue_id": 0, "offset": 0}
     yield commit("of nothing", {}, "/offsets")
@@ -463,9 +771,22 @@ def offsets() -> Iterator[Case]:
     for field in one:
         rest = {name: value for name, value in one.items() if name != field}
         yield commit(f"without {field}", {"offsets": [rest]}, f"/offsets/0/{field}")
-    yield commit("behind the end", {"offsets": [{**one, "offset": 1}]}, status=400, code="offset_beyond_end")
-    yield commit("of a queue that is not there", {"offsets": [{**one, "queue_id": 1}]}, status=404, code="queue_not_found")
-    yield Case("offsets of a group that nobody made", "GET", "/v1/groups/nobody/offsets", status=404, code="group_not_found")
+    yield commit(
+        "behind the end", {"offsets": [{**one, "offset": 1}]}, status=400, code="offset_beyond_end"
+    )
+    yield commit(
+        "of a queue that is not there",
+        {"offsets": [{**one, "queue_id": 1}]},
+        status=404,
+        code="queue_not_found",
+    )
+    yield Case(
+        "offsets of a group that nobody made",
+        "GET",
+        "/v1/groups/nobody/offsets",
+        status=404,
+        code="group_not_found",
+    )
 
 
 def types() -> Iterator[Case]:
@@ -489,7 +810,11 @@ def types() -> Iterator[Case]:
                 "unsupported_media_type",
             )
     for encoding in ("deflate", "br", "zstd", "gzip, gzip", "x"):
-        for method, path in (*JSON_ROUTES[:4], ("POST", "/v1/topics/{topic}/messages/raw"), ("GET", "/v1/topics")):
+        for method, path in (
+            *JSON_ROUTES[:4],
+            ("POST", "/v1/topics/{topic}/messages/raw"),
+            ("GET", "/v1/topics"),
+        ):
             yield Case(
                 f"{encoding}, {method} {path}",
                 method,
@@ -559,20 +884,48 @@ def nonsense() -> Iterator[Case]:
     yield from malformed("single quotes", b"{'a':1}")
     yield from malformed("a comment", b"{/* */}")
     for name, value in (
-        ("NaN", b"NaN"), ("1e400", b"1e400"), ("-1e400", b"-1e400"), ("400 digits", b"9" * 400), ("surrogate", b'"\\ud800"'),
+        ("NaN", b"NaN"), ("1e400", b"1e400"), ("-1e400", b"-1e400"), ("400 digits", b"9" * 400),
+        ("surrogate", b'"\\ud800"'),
         ("no UTF-8", b'"\xff"'),
-        ("deep", b"[" * DEEP + b"]" * DEEP), ("128 levels", b"[" * 128 + b"]" * 128), ("cut short", b"["),
+        ("deep", b"[" * DEEP + b"]" * DEEP), ("128 levels", b"[" * 128 + b"]" * 128),
+        ("cut short", b"["),
     ):  # fmt: skip
         path = "/v1/topics/{topic}/messages"
-        yield Case(f"json: {name}", "POST", path, b'{"json":' + value + b"}", status=400, code="malformed_request")
+        yield Case(
+            f"json: {name}",
+            "POST",
+            path,
+            b'{"json":' + value + b"}",
+            status=400,
+            code="malformed_request",
+        )
         batch = b'{"entries":[{"message":{"json":' + value + b"}}]}"
-        yield Case(f"json in a batch: {name}", "POST", f"{path}/batch", batch, status=400, code="malformed_request")
-        begun = b'{"producer_group":"shop","messages":[{"topic":"{topic}","message":{"json":' + value + b"}}]}"
-        yield Case(f"json in a begin: {name}", "POST", "/v1/transactions", begun, status=400, code="malformed_request")
+        yield Case(
+            f"json in a batch: {name}",
+            "POST",
+            f"{path}/batch",
+            batch,
+            status=400,
+            code="malformed_request",
+        )
+        begun = (
+            b'{"producer_group":"shop","messages":[{"topic":"{topic}","message":{"json":'
+            + value
+            + b"}}]}"
+        )
+        yield Case(
+            f"json in a begin: {name}",
+            "POST",
+            "/v1/transactions",
+            begun,
+            status=400,
+            code="malformed_request",
+        )
 
 
 CASES = [
-    *named(), *nulls(), *unknown(), *texts(), *properties(), *messages(), *batches(), *begins(), *topics(), *raws(), *queries(),
+    *named(), *nulls(), *unknown(), *texts(), *properties(), *messages(), *batches(), *begins(),
+    *topics(), *raws(), *queries(),
     *schedules(), *checks(), *offsets(), *types(), *routes(), *nonsense(),
 ]  # fmt: skip
 
@@ -587,13 +940,24 @@ def places(api) -> dict[str, str]:
         "check": {"first_after_ms": 3_600_000},
     }
     transaction_id = ok(api.post("/v1/transactions", json=begun), 201)["transaction_id"]
-    ok(api.put("/v1/groups/billing/offsets", json={"offsets": [{"topic": "table", "queue_id": 0, "offset": 0}]}))
+    ok(
+        api.put(
+            "/v1/groups/billing/offsets",
+            json={"offsets": [{"topic": "table", "queue_id": 0, "offset": 0}]},
+        )
+    )
     return {"{topic}": "table", "{open}": transaction_id}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_it_is_refused(api, places, case):
-    content = case.body if isinstance(case.body, bytes) else None if case.body is None else json.dumps(case.body).encode()
+    content = (
+        case.body
+        if isinstance(case.body, bytes)
+        else None
+        if case.body is None
+        else json.dumps(case.body).encode()
+    )
     path = case.path
     for place, value in places.items():
         path = path.replace(place, value)
@@ -604,13 +968,17 @@ def test_it_is_refused(api, places, case):
 
     answer = api.request(case.method, path, content=content, headers=headers)
 
-    assert_problem(answer, case.status, case.code, *([case.pointer] if case.pointer is not None else []))
+    assert_problem(
+        answer, case.status, case.code, *([case.pointer] if case.pointer is not None else [])
+    )
 
 
 def test_nothing_of_all_that_has_changed_anything(api, places):
     transaction = ok(api.get(f"/v1/transactions/{places['{open}']}"))
     assert (transaction["state"], transaction["revision"]) == ("prepared", 1)
-    assert ok(api.get("/v1/topics/table/queues"))["items"] == [{"queue_id": 0, "min_offset": 0, "max_offset": 0}]
+    assert ok(api.get("/v1/topics/table/queues"))["items"] == [
+        {"queue_id": 0, "min_offset": 0, "max_offset": 0}
+    ]
     assert_problem(api.get("/v1/topics/never-made"), 404, "topic_not_found")
 
 
@@ -646,23 +1014,43 @@ def test_a_field_error_never_shows_a_whole_body_again(api, topic):
 
 
 def test_an_encoding_of_no_body_changes_nothing(api):
-    assert_problem(api.delete("/v1/schedules/sch_none", headers={"Content-Encoding": "gzip"}), 404, "schedule_not_found")
+    assert_problem(
+        api.delete("/v1/schedules/sch_none", headers={"Content-Encoding": "gzip"}),
+        404,
+        "schedule_not_found",
+    )
 
 
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/v1/topics/{topic}/messages", {"payload": "x", "require_durability": "sure"}, "buffered, synced"),
-        ("/v1/topics/{topic}/messages/batch", {"entries": [{"id": "a", "message": {"payload_encoding": "x"}}]}, "base64, utf8"),
+        (
+            "/v1/topics/{topic}/messages",
+            {"payload": "x", "require_durability": "sure"},
+            "buffered, synced",
+        ),
+        (
+            "/v1/topics/{topic}/messages/batch",
+            {"entries": [{"id": "a", "message": {"payload_encoding": "x"}}]},
+            "base64, utf8",
+        ),
         (
             "/v1/producer-groups/shop/checks/answer",
             {"answers": [{"check_id": "c", "decision": "yes"}]},
             "commit, rollback, unknown",
         ),
-        ("/v1/groups/billing/offsets/reset", {"topic": "t", "to": "begin"}, "earliest, latest, offset, time"),
+        (
+            "/v1/groups/billing/offsets/reset",
+            {"topic": "t", "to": "begin"},
+            "earliest, latest, offset, time",
+        ),
     ],
 )
-def test_a_word_that_is_none_of_a_fields_is_answered_with_those_that_are(api, topic, path, body, words):
-    problem = assert_problem(api.post(path.replace("{topic}", topic), json=body), 422, "validation_failed")
+def test_a_word_that_is_none_of_a_fields_is_answered_with_those_that_are(
+    api, topic, path, body, words
+):
+    problem = assert_problem(
+        api.post(path.replace("{topic}", topic), json=body), 422, "validation_failed"
+    )
 
     assert problem["errors"][0]["detail"].endswith(f": it is one of {words}")

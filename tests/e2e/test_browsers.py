@@ -1,4 +1,5 @@
-"""Requests of web pages to a service without API keys: what another origin sends is refused, the service's own pages work.
+"""Requests of web pages to a service without API keys: what another origin sends is refused, the
+service's own pages work.
 
 The first half sends what browsers send; the second asks a real Chromium, where one is installed.
 """
@@ -17,7 +18,9 @@ from tests.support.server import Server
 EVIL = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
 
 
-def codes(server: Server, target: str, *, host: str = "localhost", method: str = "GET") -> tuple[int, str | None]:
+def codes(
+    server: Server, target: str, *, host: str = "localhost", method: str = "GET"
+) -> tuple[int, str | None]:
     """Status and code of the answer to a request whose target is written like this."""
     sent = request(method, target, close=True).replace(b"Host: localhost", f"Host: {host}".encode())
     (answer,) = speak(server, sent)
@@ -37,12 +40,25 @@ def test_a_request_that_a_foreign_page_sends_changes_nothing(api, undecided):
     for method, path in [("POST", "commit"), ("POST", "rollback")]:
         refused = api.request(method, f"/v1/transactions/{undecided}/{path}", headers=EVIL)
         assert_problem(refused, 403, "origin_not_allowed")
-    assert_problem(api.post(f"/v1/topics/{undecided}/messages", content=b'{"json":1}', headers=EVIL), 403, "origin_not_allowed")
-    assert_problem(api.patch(f"/v1/topics/{undecided}", json={"queues": 2}, headers=EVIL), 403, "origin_not_allowed")
+    assert_problem(
+        api.post(f"/v1/topics/{undecided}/messages", content=b'{"json":1}', headers=EVIL),
+        403,
+        "origin_not_allowed",
+    )
+    assert_problem(
+        api.patch(f"/v1/topics/{undecided}", json={"queues": 2}, headers=EVIL),
+        403,
+        "origin_not_allowed",
+    )
     assert_problem(api.delete("/v1/groups/any", headers=EVIL), 403, "origin_not_allowed")
 
     assert ok(api.get(f"/v1/transactions/{undecided}", headers=EVIL))["state"] == "prepared"
-    ok(api.post(f"/v1/transactions/{undecided}/commit", headers={"Origin": str(api.base_url).rstrip("/")}))
+    ok(
+        api.post(
+            f"/v1/transactions/{undecided}/commit",
+            headers={"Origin": str(api.base_url).rstrip("/")},
+        )
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/topics", "/livez", "/docs", "/metrics", "/nothing"])
@@ -73,15 +89,23 @@ def test_named_hosts_are_served_and_with_a_key_any_host_is(tmp_path):
     with Server(tmp_path / "named", environment=named) as server, server.client() as api:
         own = {"Host": "mq.example.com", "Origin": "https://mq.example.com"}
         ok(api.post("/v1/topics", json={"topic": "one"}, headers=own), 201)
-        assert_problem(api.get("/v1/topics", headers={"Host": "evil.example"}), 421, "host_not_allowed")
-    with Server(tmp_path / "keys", environment={"ESCROWMQ_API_KEYS": '["first-key"]'}) as server, server.client() as api:
+        assert_problem(
+            api.get("/v1/topics", headers={"Host": "evil.example"}), 421, "host_not_allowed"
+        )
+    with (
+        Server(tmp_path / "keys", environment={"ESCROWMQ_API_KEYS": '["first-key"]'}) as server,
+        server.client() as api,
+    ):
         key = {"Authorization": "Bearer first-key", "Host": "evil.example"}
         ok(api.post("/v1/topics", json={"topic": "one"}, headers=key | EVIL), 201)
-        assert_problem(api.post("/v1/topics", json={"topic": "two"}, headers=EVIL), 401, "unauthenticated")
+        assert_problem(
+            api.post("/v1/topics", json={"topic": "two"}, headers=EVIL), 401, "unauthenticated"
+        )
         assert codes(server, "/livez", host="local host") == (400, "malformed_request")
 
 
-# --------------------------------------------------------------------------------------------------------------- Chromium
+# --------------------------------------------------------------------------------------------------
+# Chromium
 
 
 class _Nothing(BaseHTTPRequestHandler):
@@ -114,7 +138,8 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-# Everything that a page can send without asking first, and what it must ask for. What can be read of the answers is returned.
+# Everything that a page can send without asking first, and what it must ask for. What can be read
+# of the answers is returned.
 ATTACK = """
 const at = %s, topic = %s, seen = [];
 const send = async (path, options) => {
@@ -159,9 +184,12 @@ def test_in_chromium_a_page_of_another_origin_can_neither_commit_nor_send_nor_re
     assert ok(api.get(f"/v1/topics/{undecided}"))["queues"] == 1
 
 
-def test_in_chromium_a_name_that_was_made_to_resolve_to_loopback_reads_and_changes_nothing(server, api, browser, undecided):
+def test_in_chromium_a_name_that_was_made_to_resolve_to_loopback_reads_and_changes_nothing(
+    server, api, browser, undecided
+):
     at = f"http://evil.example:{server.port}"
-    page = browser.open(f"{at}/v1/topics")  # its scripts have the origin of what it asks, as after DNS rebinding
+    # its scripts have the origin of what it asks, as after DNS rebinding
+    page = browser.open(f"{at}/v1/topics")
 
     assert page.run("return document.body.innerText").count("host_not_allowed") > 0
     seen = page.run(ATTACK % (json.dumps(at), json.dumps(undecided)))
@@ -183,6 +211,12 @@ def test_in_chromium_the_services_own_pages_work_and_none_can_be_framed(server, 
         return frame.contentDocument === null;
     """
     assert page.run("return document.title") == "EscrowMQ API"
-    assert page.run(f'return (await fetch("/v1/transactions/{undecided}/commit", {{method: "POST"}})).status') == 200
+    assert (
+        page.run(
+            f'return (await fetch("/v1/transactions/{undecided}/commit", {{method: '
+            f'"POST"}})).status'
+        )
+        == 200
+    )
     assert undecided in page.run('return await (await fetch("/v1/topics?page_size=1000")).text()')
     assert page.run(framed) is True

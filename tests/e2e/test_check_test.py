@@ -1,4 +1,6 @@
-"""An endpoint is put to the test: five questions about transactions that nobody began, over real HTTP."""
+"""An endpoint is put to the test: five questions about transactions that nobody began, over real
+HTTP.
+"""
 
 import threading
 import time
@@ -41,7 +43,12 @@ class Shop:
         self.secrets: list[str] = []
 
     def put(self, **fields: Any) -> None:
-        body = {"check_mode": "webhook", "check_url": self.receiver.url, "timeout_ms": 2_000, **fields}
+        body = {
+            "check_mode": "webhook",
+            "check_url": self.receiver.url,
+            "timeout_ms": 2_000,
+            **fields,
+        }
         self.secrets = [ok(self.api.put(self.path, json=body), 201)["signing_secret"]]
 
     def verifying(self, answering: Answering) -> Answering:
@@ -100,7 +107,9 @@ def test_what_is_asked_looks_like_a_check_and_is_about_nothing(shop):
     assert len({question["transaction_id"] for question in asked}) == 4
     assert asked[2]["age_ms"] == 30 * 86_400_000
     assert ok(shop.api.get("/v1/transactions"))["items"] == []
-    assert_problem(shop.api.get(f"/v1/transactions/{asked[0]['transaction_id']}"), 404, "transaction_not_found")
+    assert_problem(
+        shop.api.get(f"/v1/transactions/{asked[0]['transaction_id']}"), 404, "transaction_not_found"
+    )
 
 
 def test_an_endpoint_that_commits_what_it_has_never_seen_fails(shop):
@@ -108,17 +117,23 @@ def test_an_endpoint_that_commits_what_it_has_never_seen_fails(shop):
     shop.receiver.answering = shop.verifying(lambda _: decide("commit"))
     shop.put()
 
-    assert failed(shop.try_it()) == dict.fromkeys(("never_seen", "asked_again", "very_old"), "commit")
+    assert failed(shop.try_it()) == dict.fromkeys(
+        ("never_seen", "asked_again", "very_old"), "commit"
+    )
 
 
 def test_an_endpoint_that_gives_up_and_commits_what_is_old_fails(shop):
-    shop.receiver.answering = shop.verifying(lambda asked: decide("commit" if asked.check["answer_number"] > 10 else "unknown"))
+    shop.receiver.answering = shop.verifying(
+        lambda asked: decide("commit" if asked.check["answer_number"] > 10 else "unknown")
+    )
     shop.put()
 
     assert failed(shop.try_it()) == {"very_old": "commit"}
 
 
-@pytest.mark.parametrize(("first", "second"), [("rollback", "unknown"), ("unknown", "commit"), ("rollback", "commit")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("rollback", "unknown"), ("unknown", "commit"), ("rollback", "commit")]
+)
 def test_an_endpoint_that_changes_its_mind_fails(shop, first, second):
     said = iter([first, second, "unknown"])
     shop.receiver.answering = shop.verifying(lambda _: decide(next(said)))
@@ -145,7 +160,12 @@ def test_an_endpoint_that_believes_anybody_fails(shop):
 def test_an_endpoint_that_does_not_look_at_the_time_fails(shop):
     def answering(request: Request) -> Said:
         try:
-            verify(shop.secrets, request.headers, request.body, now=float(request.headers["webhook-timestamp"]))
+            verify(
+                shop.secrets,
+                request.headers,
+                request.body,
+                now=float(request.headers["webhook-timestamp"]),
+            )
         except InvalidSignature:
             return REFUSED
         return decide("unknown")
@@ -169,7 +189,10 @@ NO_ANSWERS: dict[str, tuple[Callable[[], Said], str]] = {
         lambda: Said(200, b"Traceback", {"Content-Type": "text/plain"}),
         "the content type is text/plain",
     ),
-    "a word that is none": (lambda: Said(200, b'{"decision":"committed"}'), "the body is no answer"),
+    "a word that is none": (
+        lambda: Said(200, b'{"decision":"committed"}'),
+        "the body is no answer",
+    ),
     "too much": (lambda: Said(200, b" " * 65_537), "the answer is longer than 65536 bytes"),
     "a redirect": (lambda: Said(307, b"", {"Location": "https://a.example/"}), "status 307"),
 }
@@ -230,18 +253,26 @@ def test_questions_come_one_at_a_time_and_few_endpoints_are_tested_at_once(shop)
 
         assert_problem(refused, 429, "too_many_waiting")
         go_on.set()
-        assert all(list(failed(test.result())) == ["wrong_signature", "old_timestamp"] for test in tests)
+        assert all(
+            list(failed(test.result())) == ["wrong_signature", "old_timestamp"] for test in tests
+        )
     assert shop.receiver.most_under_way == 4
 
 
 def test_a_test_waits_for_its_turn_at_a_host_that_is_busy_with_checks(shop):
     go_on = threading.Event()
-    shop.receiver.answering = lambda _: decide("unknown", recheck_after_ms=86_400_000) if go_on.wait(20) else REFUSED
+    shop.receiver.answering = lambda _: (
+        decide("unknown", recheck_after_ms=86_400_000) if go_on.wait(20) else REFUSED
+    )
     shop.put(timeout_ms=20_000, concurrency=1)
     message = {"topic": "orders", "message": {"json": 1}}
     soon = {"first_after_ms": 10, "interval_ms": 10}
     for _ in range(3):
-        body = {"producer_group": shop.path.rpartition("/")[2], "messages": [message], "check": soon}
+        body = {
+            "producer_group": shop.path.rpartition("/")[2],
+            "messages": [message],
+            "check": soon,
+        }
         ok(shop.api.post("/v1/transactions", json=body), 201)
     shop.receiver.wait_under_way(1)
     with ThreadPoolExecutor(1) as pool:
@@ -256,7 +287,9 @@ def test_a_test_waits_for_its_turn_at_a_host_that_is_busy_with_checks(shop):
 def test_a_stop_does_not_wait_for_a_test(tmp_path):
     go_on = threading.Event()
     with (
-        Server(tmp_path / "data", environment=LISTED | {"ESCROWMQ_HTTP__STOP_TIMEOUT_MS": "60000"}) as server,
+        Server(
+            tmp_path / "data", environment=LISTED | {"ESCROWMQ_HTTP__STOP_TIMEOUT_MS": "60000"}
+        ) as server,
         Receiver(lambda _: decide("unknown") if go_on.wait(20) else REFUSED) as receiver,
         server.client() as api,
         ThreadPoolExecutor(1) as pool,

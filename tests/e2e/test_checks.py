@@ -1,4 +1,7 @@
-"""Checkback by poll: who is asked, when, under which lease, and what an answer does. All times are small ones."""
+"""Checkback by poll: who is asked, when, under which lease, and what an answer does.
+
+All times are small ones.
+"""
 
 from typing import Any
 
@@ -31,7 +34,9 @@ class Producer:
         return ok(self.api.post("/v1/transactions", json=body), 201)["transaction_id"]
 
     def receive(self, **fields: Any) -> list[dict[str, Any]]:
-        return ok(self.api.post(f"/v1/producer-groups/{self.name}/checks/receive", json=fields))["checks"]
+        return ok(self.api.post(f"/v1/producer-groups/{self.name}/checks/receive", json=fields))[
+            "checks"
+        ]
 
     def one(self, **fields: Any) -> dict[str, Any]:
         """The next check; waits for it."""
@@ -39,7 +44,9 @@ class Producer:
         return check
 
     def answers(self, *answers: dict[str, Any]) -> httpx.Response:
-        return self.api.post(f"/v1/producer-groups/{self.name}/checks/answer", json={"answers": answers})
+        return self.api.post(
+            f"/v1/producer-groups/{self.name}/checks/answer", json={"answers": answers}
+        )
 
     def answer(self, check: dict[str, Any], decision: str, **fields: Any) -> dict[str, Any]:
         answer = ok(self.answers({"check_id": check["check_id"], "decision": decision, **fields}))
@@ -90,7 +97,9 @@ def test_a_check_says_what_it_asks_about(producer):
     assert check["prepared_at"] < check["lease_expires_at"]
 
 
-@pytest.mark.parametrize(("decision", "state"), [("commit", "committed"), ("rollback", "rolled_back")])
+@pytest.mark.parametrize(
+    ("decision", "state"), [("commit", "committed"), ("rollback", "rolled_back")]
+)
 def test_an_answer_decides(producer, decision, state):
     transaction_id = producer.begin()
     check = producer.one()
@@ -176,9 +185,15 @@ def test_exhausted_means_held_and_a_person_decides(producer):
     assert (held["hold_reason"], held["late"]) == ("answers_exhausted", False)
     assert "next_check_at" in held
     assert producer.receive() == []
-    (item,) = ok(producer.api.get("/v1/transactions", params={"state": "held", "producer_group": producer.name}))["items"]
+    (item,) = ok(
+        producer.api.get(
+            "/v1/transactions", params={"state": "held", "producer_group": producer.name}
+        )
+    )["items"]
     assert (item["transaction_id"], item["hold_reason"]) == (transaction_id, "answers_exhausted")
-    answer = ok(producer.api.post(f"/v1/transactions/{transaction_id}/resolve", json={"decision": "commit"}))
+    answer = ok(
+        producer.api.post(f"/v1/transactions/{transaction_id}/resolve", json={"decision": "commit"})
+    )
     assert answer["resolved_by"] == "operator"
     assert producer.look(transaction_id)["late"] is True
     assert seen(producer.api, producer.topic) == 1
@@ -263,7 +278,13 @@ def test_another_groups_check_and_one_that_nobody_made_are_not_open(producer, ap
     stranger.receive()  # makes the group
 
     assert stranger.refused(check, "commit")["code"] == "check_not_open"
-    for made_up in ("chk_2_nobody", "nonsense", "chk_99_" + check["transaction_id"], "chk_0_" + check["transaction_id"], "ä"):
+    for made_up in (
+        "chk_2_nobody",
+        "nonsense",
+        "chk_99_" + check["transaction_id"],
+        "chk_0_" + check["transaction_id"],
+        "ä",
+    ):
         assert producer.refused({"check_id": made_up}, "commit")["code"] == "check_not_open"
     assert producer.look(check["transaction_id"])["state"] == "prepared"
 
@@ -271,22 +292,36 @@ def test_another_groups_check_and_one_that_nobody_made_are_not_open(producer, ap
 def test_some_answers_may_be_refused_while_others_are_taken(producer):
     ids = {producer.begin() for _ in range(3)}
     checks: list[dict[str, Any]] = []
-    until(lambda: checks.extend(producer.receive(wait_ms=100)) or len(checks) == 3, "three checks are due")
+    until(
+        lambda: checks.extend(producer.receive(wait_ms=100)) or len(checks) == 3,
+        "three checks are due",
+    )
     ok(producer.api.post(f"/v1/transactions/{checks[1]['transaction_id']}/rollback"))
 
-    answer = ok(producer.answers(*({"check_id": check["check_id"], "decision": "commit"} for check in checks)), 207)
+    answer = ok(
+        producer.answers(
+            *({"check_id": check["check_id"], "decision": "commit"} for check in checks)
+        ),
+        207,
+    )
 
     assert {check["transaction_id"] for check in checks} == ids
     assert (answer["accepted"], answer["rejected"]) == (2, 1)
     assert [result["status"] for result in answer["results"]] == [200, 409, 200]
     assert [result.get("state") for result in answer["results"]] == ["committed", None, "committed"]
-    assert answer["results"][1]["problem"]["context"] == {"state": "rolled_back", "resolved_by": "producer"}
+    assert answer["results"][1]["problem"]["context"] == {
+        "state": "rolled_back",
+        "resolved_by": "producer",
+    }
 
 
 def test_a_decision_word_that_is_none_refuses_the_whole_body(producer):
     transaction_id = producer.begin()
     check = producer.one()
-    answers = [{"check_id": check["check_id"], "decision": "commit"}, {"check_id": check["check_id"], "decision": "comit"}]
+    answers = [
+        {"check_id": check["check_id"], "decision": "commit"},
+        {"check_id": check["check_id"], "decision": "comit"},
+    ]
 
     assert_problem(producer.answers(*answers), 422, "validation_failed", "/answers/1/decision")
 
@@ -295,7 +330,11 @@ def test_a_decision_word_that_is_none_refuses_the_whole_body(producer):
 
 def test_a_group_that_nobody_has_made_may_wait_for_checks_but_not_answer_them(api, topic):
     nobody = Producer(api, topic, f"nobody-{topic}")
-    assert_problem(nobody.answers({"check_id": "chk_1_x", "decision": "commit"}), 404, "producer_group_not_found")
+    assert_problem(
+        nobody.answers({"check_id": "chk_1_x", "decision": "commit"}),
+        404,
+        "producer_group_not_found",
+    )
 
     assert nobody.receive() == []
 
@@ -306,9 +345,11 @@ def test_receive_takes_no_body_and_hands_out_as_many_as_are_wanted(producer):
     for _ in range(3):
         producer.begin()
     until(
-        lambda: ok(producer.api.get("/v1/transactions", params={"producer_group": producer.name, "older_than_ms": 200}))[
-            "items"
-        ][2:],
+        lambda: ok(
+            producer.api.get(
+                "/v1/transactions", params={"producer_group": producer.name, "older_than_ms": 200}
+            )
+        )["items"][2:],
         "all three are old enough to be asked about",
     )
 
@@ -324,7 +365,10 @@ def test_counts_and_open_checks_survive_kill_9(tmp_path):
     with Server(tmp_path / "data") as server, server.client() as api:
         producer = Producer(api, "orders", "shop")
         counted, held = producer.begin(max_answers=3), producer.begin(max_answers=1)
-        first = {check["transaction_id"]: check for check in (producer.one(lease_ms=60_000), producer.one(lease_ms=60_000))}
+        first = {
+            check["transaction_id"]: check
+            for check in (producer.one(lease_ms=60_000), producer.one(lease_ms=60_000))
+        }
         producer.answer(first[counted], "unknown", recheck_after_ms=0)
         producer.answer(first[held], "unknown")
         second = producer.one(lease_ms=60_000)
@@ -332,7 +376,11 @@ def test_counts_and_open_checks_survive_kill_9(tmp_path):
 
         server.start()
         found = producer.look(counted)
-        assert (found["state"], found["answers"], found["last_answer"]) == ("prepared", 1, "unknown")
+        assert (found["state"], found["answers"], found["last_answer"]) == (
+            "prepared",
+            1,
+            "unknown",
+        )
         assert producer.look(held)["hold_reason"] == "answers_exhausted"
         assert producer.one(lease_ms=60_000)["check_id"] == second["check_id"]
         assert producer.answer(second, "commit")["state"] == "committed"

@@ -1,4 +1,7 @@
-"""What users of other brokers have suffered, as far as no other test asks it (docs/compared.md). Days pass in no time here."""
+"""What users of other brokers have suffered, as far as no other test asks it (docs/compared.md).
+
+Days pass in no time here.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +41,11 @@ def asked(escrowmq, receiver) -> Iterator[ProducerGroup]:
 
 
 def begin(escrowmq: EscrowMQ, group: str, topic: str, **fields: Any) -> str:
-    body = {"producer_group": group, "messages": [{"topic": topic, "message": {"payload": "mine"}}], **fields}
+    body = {
+        "producer_group": group,
+        "messages": [{"topic": topic, "message": {"payload": "mine"}}],
+        **fields,
+    }
     return ok(escrowmq.client.post("/v1/transactions", json=body), 201)["transaction_id"]
 
 
@@ -60,8 +67,12 @@ def test_a_commit_after_many_unknowns_ends_the_asking_for_good(escrowmq, topic, 
     assert payloads(escrowmq, topic) == ["mine"]
 
 
-def test_a_producer_that_is_down_for_hours_uses_up_nothing_and_decides_when_it_is_back(escrowmq, topic, receiver, asked):
-    """Fifteen checks of thirty seconds each would be over after eight minutes, and nobody would have been asked once."""
+def test_a_producer_that_is_down_for_hours_uses_up_nothing_and_decides_when_it_is_back(
+    escrowmq, topic, receiver, asked
+):
+    """Fifteen checks of thirty seconds each would be over after eight minutes, and nobody would
+    have been asked once.
+    """
     receiver.answering = lambda _: Said(503)
     transaction_id = begin(escrowmq, asked.name, topic)
 
@@ -80,11 +91,15 @@ def test_a_producer_that_was_silent_for_a_month_finds_its_check(escrowmq, topic)
 
     escrowmq.advance(days=30)
 
-    (check,) = ok(escrowmq.client.post(f"/v1/producer-groups/{group.name}/checks/receive"))["checks"]
+    (check,) = ok(escrowmq.client.post(f"/v1/producer-groups/{group.name}/checks/receive"))[
+        "checks"
+    ]
     assert check["transaction_id"] == transaction_id
 
 
-def test_however_late_its_first_check_is_to_be_it_comes_after_a_kill_too(escrowmq, topic, receiver, asked):
+def test_however_late_its_first_check_is_to_be_it_comes_after_a_kill_too(
+    escrowmq, topic, receiver, asked
+):
     transaction_id = begin(escrowmq, asked.name, topic, check={"first_after_ms": 40 * DAY_MS})
 
     escrowmq.advance(days=30)
@@ -117,7 +132,9 @@ def test_an_open_transaction_holds_up_nobody_else(escrowmq, topic):
     ok(escrowmq.client.post(f"/v1/topics/{topic}/messages", json={"payload": "plain"}), 201)
     ok(escrowmq.client.post(f"/v1/transactions/{other}/commit"))
 
-    assert [(message["payload"], message["queue_offset"]) for message in escrowmq.messages(topic)] == [
+    assert [
+        (message["payload"], message["queue_offset"]) for message in escrowmq.messages(topic)
+    ] == [
         ("plain", 0),
         ("mine", 1),
     ]
@@ -139,7 +156,9 @@ def test_a_message_may_be_put_off_for_longer_than_a_timer_of_32_bits_can_count(e
     assert message["stored_at"][:10] == escrowmq.now.strftime("%Y-%m-%d")
 
 
-def test_after_a_day_without_the_service_nobody_is_flooded_and_everything_comes(escrowmq, topic, receiver, asked):
+def test_after_a_day_without_the_service_nobody_is_flooded_and_everything_comes(
+    escrowmq, topic, receiver, asked
+):
     """What fell due meanwhile: checks and deliveries of a whole day."""
     transaction_ids = [begin(escrowmq, asked.name, topic) for _ in range(20)]
     for number in range(20):

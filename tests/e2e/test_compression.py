@@ -19,18 +19,33 @@ def compressed(value: object) -> bytes:
 def test_a_compressed_body_is_the_same_request(api, topic):
     path, key = f"/v1/topics/{topic}/messages", {"Idempotency-Key": "once"}
     payload = " ".join(map(str, range(MIB // 8)))
-    sent = ok(api.post(path, content=compressed({"payload": payload}), headers={**GZIP, **key}), 201)
+    sent = ok(
+        api.post(path, content=compressed({"payload": payload}), headers={**GZIP, **key}), 201
+    )
 
-    again = api.post(path, content=json.dumps({"payload": payload}), headers={**key, "Content-Type": "application/json"})
+    again = api.post(
+        path,
+        content=json.dumps({"payload": payload}),
+        headers={**key, "Content-Type": "application/json"},
+    )
 
     assert ok(again, 201)["message_id"] == sent["message_id"]
     assert ok(api.get(f"/v1/messages/{sent['message_id']}"))["payload"] == payload
 
 
 def test_a_raw_message_and_a_stream_are_stored_as_they_were_before_they_were_compressed(api, topic):
-    ok(api.post(f"/v1/topics/{topic}/messages/raw", content=gzip.compress(b"raw"), headers={"Content-Encoding": "gzip"}), 201)
+    ok(
+        api.post(
+            f"/v1/topics/{topic}/messages/raw",
+            content=gzip.compress(b"raw"),
+            headers={"Content-Encoding": "gzip"},
+        ),
+        201,
+    )
     lines = gzip.compress(b'{"message":{"payload":"1"}}\n{"message":{"payload":"2"}}\n')
-    streamed = api.post(f"/v1/topics/{topic}/messages/stream", content=lines, headers={"Content-Encoding": "gzip"})
+    streamed = api.post(
+        f"/v1/topics/{topic}/messages/stream", content=lines, headers={"Content-Encoding": "gzip"}
+    )
 
     assert [json.loads(line)["status"] for line in streamed.text.splitlines()] == [201, 201]
     messages = ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
@@ -41,7 +56,9 @@ def test_the_limit_of_a_body_counts_what_it_is_when_it_is_decompressed(api, topi
     bomb = gzip.compress(b'{"payload":"' + b"x" * (64 * MIB) + b'"}')
     assert len(bomb) < MIB // 8
 
-    assert_problem(api.post(f"/v1/topics/{topic}/messages", content=bomb, headers=GZIP), 413, "body_too_large")
+    assert_problem(
+        api.post(f"/v1/topics/{topic}/messages", content=bomb, headers=GZIP), 413, "body_too_large"
+    )
     just_fits = compressed({"payload": "x" * 100, "properties": {"a": "b" * 15_000}})
     ok(api.post(f"/v1/topics/{topic}/messages", content=just_fits, headers=GZIP), 201)
 
@@ -57,12 +74,18 @@ def test_the_limit_of_a_body_counts_what_it_is_when_it_is_decompressed(api, topi
     ids=["not gzip", "without its end", "cut short", "with something behind it"],
 )
 def test_what_is_no_gzip_is_malformed_and_stores_nothing(api, topic, body):
-    assert_problem(api.post(f"/v1/topics/{topic}/messages", content=body, headers=GZIP), 400, "malformed_request")
+    assert_problem(
+        api.post(f"/v1/topics/{topic}/messages", content=body, headers=GZIP),
+        400,
+        "malformed_request",
+    )
 
     assert ok(api.get(f"/v1/topics/{topic}/stats"))["messages_ever"] == 0
 
 
-def test_a_long_answer_is_compressed_for_who_takes_it_and_for_nobody_else(server: Server, api, topic):
+def test_a_long_answer_is_compressed_for_who_takes_it_and_for_nobody_else(
+    server: Server, api, topic
+):
     entries = [{"message": {"payload": f"{number} " * 1_000}} for number in range(100)]
     ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}), 201)
     path = f"/v1/topics/{topic}/queues/0/messages"
@@ -73,7 +96,10 @@ def test_a_long_answer_is_compressed_for_who_takes_it_and_for_nobody_else(server
     (raw,) = speak(server, request("GET", path, "Accept-Encoding: br, gzip;q=0.5", close=True))
 
     assert not any("content-encoding" in answer.headers for answer in (plain, refused, short))
-    assert (raw.headers["content-encoding"], raw.headers["vary"]) == ("gzip", "Accept, Accept-Encoding")
+    assert (raw.headers["content-encoding"], raw.headers["vary"]) == (
+        "gzip",
+        "Accept, Accept-Encoding",
+    )
     assert len(raw.body) < len(plain.content) // 4
     assert gzip.decompress(raw.body) == plain.content == refused.content
 
@@ -81,11 +107,14 @@ def test_a_long_answer_is_compressed_for_who_takes_it_and_for_nobody_else(server
 @pytest.mark.parametrize("accepted", ["gzip", "identity"])
 def test_the_head_of_an_answer_is_the_same_as_with_its_body(api, accepted):
     with_body, head = (
-        api.request(method, "/openapi.json", headers={"Accept-Encoding": accepted}) for method in ("GET", "HEAD")
+        api.request(method, "/openapi.json", headers={"Accept-Encoding": accepted})
+        for method in ("GET", "HEAD")
     )
 
     names = ("content-length", "content-encoding", "content-type")
-    assert [head.headers.get(name) for name in names] == [with_body.headers.get(name) for name in names]
+    assert [head.headers.get(name) for name in names] == [
+        with_body.headers.get(name) for name in names
+    ]
     assert with_body.json()["openapi"] == "3.1.0"
 
 
@@ -98,6 +127,12 @@ def test_the_answer_to_a_batch_is_compressed_however_often_the_same_head_came(ap
     for path, content in (("messages", single), *[("messages/batch", body)] * 3):
         answer = api.post(f"/v1/topics/{topic}/{path}", content=content, headers=headers)
         assert answer.status_code == 201
-        assert answer.headers.get("content-encoding") == ("gzip" if path == "messages/batch" else None)
-    plain = api.post(f"/v1/topics/{topic}/messages/batch", content=body, headers=headers | {"Accept-Encoding": "identity"})
+        assert answer.headers.get("content-encoding") == (
+            "gzip" if path == "messages/batch" else None
+        )
+    plain = api.post(
+        f"/v1/topics/{topic}/messages/batch",
+        content=body,
+        headers=headers | {"Accept-Encoding": "identity"},
+    )
     assert len(plain.json()["results"]) == 50

@@ -30,13 +30,17 @@ def connected(server: Server, count: int, sent: bytes = b"") -> Iterator[list[so
     with ExitStack() as stack:
         connections = []
         for _ in range(count):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            )
             connection.sendall(sent)
             connections.append(connection)
         yield connections
 
 
-def test_more_silent_connections_than_there_are_files_end_nothing_and_keep_nobody_from_being_served(tmp_path):
+def test_more_silent_connections_than_there_are_files_end_nothing_and_keep_nobody_from_being_served(
+    tmp_path,
+):
     with Server(tmp_path / "data", open_files=(512, 1_024)) as server:
         assert "raised_from=512" in server.log()
         with connected(server, SILENT):
@@ -44,8 +48,15 @@ def test_more_silent_connections_than_there_are_files_end_nothing_and_keep_nobod
                 assert httpx.get(server.url + path, timeout=60).status_code == 200
             store = httpx.get(f"{server.url}/v1/admin/store", timeout=60).json()
             assert SILENT // 4 < store["connections"]["open"] <= store["connections"]["limit"] + 64
-            assert store["connections"]["open"] < store["files"]["open"] < store["files"]["limit"] == 1_024
-            sent = httpx.post(f"{server.url}/v1/topics/new/messages", json={"payload": "x"}, timeout=60)
+            assert (
+                store["connections"]["open"]
+                < store["files"]["open"]
+                < store["files"]["limit"]
+                == 1_024
+            )
+            sent = httpx.post(
+                f"{server.url}/v1/topics/new/messages", json={"payload": "x"}, timeout=60
+            )
             assert sent.status_code in (201, 503), sent.text
 
         with server.client() as api:
@@ -54,7 +65,9 @@ def test_more_silent_connections_than_there_are_files_end_nothing_and_keep_nobod
         assert server.terminate() == 0
 
 
-def test_parked_polls_and_unfinished_requests_leave_probes_and_operators_their_connections(tmp_path):
+def test_parked_polls_and_unfinished_requests_leave_probes_and_operators_their_connections(
+    tmp_path,
+):
     environment = {"ESCROWMQ_HTTP__MAX_CONNECTIONS": "8", "ESCROWMQ_HTTP__MAX_WAITING": "7"}
     poll = request("GET", "/v1/topics/orders/queues/0/messages?wait_ms=30000")
     unfinished = request("POST", "/v1/topics/orders/messages", "Content-Length: 9")[:-2] + b"\r\n{"
@@ -62,8 +75,14 @@ def test_parked_polls_and_unfinished_requests_leave_probes_and_operators_their_c
         with server.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         with connected(server, 7, poll), connected(server, 1, unfinished):
-            until(lambda: "escrowmq_long_polls_open 7.0" in httpx.get(f"{server.url}/metrics").text, "7 are parked")
-            until(lambda: speak(server, request("GET", "/v1/topics"))[0].status == 503, "all connections are taken")
+            until(
+                lambda: "escrowmq_long_polls_open 7.0" in httpx.get(f"{server.url}/metrics").text,
+                "7 are parked",
+            )
+            until(
+                lambda: speak(server, request("GET", "/v1/topics"))[0].status == 503,
+                "all connections are taken",
+            )
 
             (answer,) = speak(server, request("GET", "/v1/topics"))
 
@@ -74,7 +93,10 @@ def test_parked_polls_and_unfinished_requests_leave_probes_and_operators_their_c
             for path in FREE:
                 assert speak(server, request("GET", path, close=True))[0].status == 200
 
-        until(lambda: speak(server, request("GET", "/v1/topics", close=True))[0].status == 200, "there is room again")
+        until(
+            lambda: speak(server, request("GET", "/v1/topics", close=True))[0].status == 200,
+            "there is room again",
+        )
 
 
 def test_an_idle_connection_makes_room_for_a_new_one(tmp_path):
@@ -85,7 +107,10 @@ def test_an_idle_connection_makes_room_for_a_new_one(tmp_path):
     ):
         assert [connection.recv(15)[:12] for connection in idle] == [b"HTTP/1.1 200"] * 2
 
-        until(lambda: speak(server, request("GET", "/v1/topics", close=True))[0].status == 200, "one was closed")
+        until(
+            lambda: speak(server, request("GET", "/v1/topics", close=True))[0].status == 200,
+            "one was closed",
+        )
 
         while idle[0].recv(65_536):
             pass
@@ -95,10 +120,16 @@ def test_an_idle_connection_makes_room_for_a_new_one(tmp_path):
     ("limits", "environment", "words"),
     [
         ((256, 256), {}, ["256 files may be open", "are needed", "LimitNOFILE="]),
-        ((1_024, 1_024), {"ESCROWMQ_HTTP__MAX_CONNECTIONS": "4096"}, ["connections 4096", "ESCROWMQ_HTTP__MAX_CONNECTIONS"]),
+        (
+            (1_024, 1_024),
+            {"ESCROWMQ_HTTP__MAX_CONNECTIONS": "4096"},
+            ["connections 4096", "ESCROWMQ_HTTP__MAX_CONNECTIONS"],
+        ),
     ],
 )
-def test_a_limit_of_open_files_that_is_too_low_is_78_with_one_line_of_figures(tmp_path, limits, environment, words):
+def test_a_limit_of_open_files_that_is_too_low_is_78_with_one_line_of_figures(
+    tmp_path, limits, environment, words
+):
     server = Server(tmp_path / "data", environment=environment, open_files=limits)
     server.start(until_ready=False)
 
@@ -122,5 +153,7 @@ def test_a_store_of_more_segments_than_half_the_limit_of_open_files_is_written_a
         assert server.terminate() == 0
 
     with server, server.client() as api:
-        page = ok(api.get(f"/v1/topics/orders/queues/0/messages?offset={SEGMENTS - 10}&max_messages=100"))
+        page = ok(
+            api.get(f"/v1/topics/orders/queues/0/messages?offset={SEGMENTS - 10}&max_messages=100")
+        )
         assert len(page["messages"]) == 10

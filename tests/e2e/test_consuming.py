@@ -1,4 +1,6 @@
-"""Consuming under leases over HTTP: what a consumer with curl does, and what survives the kill of the service."""
+"""Consuming under leases over HTTP: what a consumer with curl does, and what survives the kill of
+the service.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -29,15 +31,21 @@ class Group:
 
     def send(self, *payloads: str, **fields: Any) -> list[str]:
         entries = [{"message": {"payload": payload, **fields}} for payload in payloads]
-        results = ok(self.api.post(f"/v1/topics/{self.topic}/messages/batch", json={"entries": entries}), 201)["results"]
+        results = ok(
+            self.api.post(f"/v1/topics/{self.topic}/messages/batch", json={"entries": entries}), 201
+        )["results"]
         return [result["receipt"]["message_id"] for result in results]
 
     def receive(self, **fields: Any) -> list[dict[str, Any]]:
         return ok(self.api.post(f"{self.path}/receive", json=fields))["messages"]
 
-    def settle(self, verb: str, *messages: dict[str, Any], status: int = 200, **fields: Any) -> list[dict[str, Any]]:
+    def settle(
+        self, verb: str, *messages: dict[str, Any], status: int = 200, **fields: Any
+    ) -> list[dict[str, Any]]:
         entries = [{"receipt_handle": message["receipt_handle"], **fields} for message in messages]
-        return ok(self.api.post(f"{self.path}/{verb}", json={"entries": entries}), status)["results"]
+        return ok(self.api.post(f"{self.path}/{verb}", json={"entries": entries}), status)[
+            "results"
+        ]
 
     def lag(self) -> dict[str, Any]:
         return ok(self.api.get(f"{self.path}/lag"))
@@ -84,7 +92,11 @@ def test_a_consumer_receives_extends_acknowledges_and_is_told_entry_by_entry(gro
     (again,) = group.receive()
     assert (again["message_id"], again["attempt"]) == (third["message_id"], 2)
     refused, taken = group.settle("ack", third, again, status=207)
-    assert (refused["status"], refused["problem"]["code"], taken["status"]) == (409, "lease_expired", 200)
+    assert (refused["status"], refused["problem"]["code"], taken["status"]) == (
+        409,
+        "lease_expired",
+        200,
+    )
 
 
 def test_two_groups_are_given_everything_each(api, topic, group):
@@ -118,7 +130,9 @@ def test_a_group_that_does_not_exist_and_one_that_reads_nothing_are_told_apart(a
         ({"skip_older_than_ms": None}, 422, "validation_failed", "/skip_older_than_ms"),
     ],
 )
-def test_rules_that_cannot_be_are_refused_with_their_place_and_leave_no_group_behind(api, topic, body, status, code, pointer):
+def test_rules_that_cannot_be_are_refused_with_their_place_and_leave_no_group_behind(
+    api, topic, body, status, code, pointer
+):
     path = f"/v1/groups/refused-of-{topic}"
 
     assert_problem(api.put(path, json=body), status, code, pointer)
@@ -129,7 +143,12 @@ def test_rules_that_cannot_be_are_refused_with_their_place_and_leave_no_group_be
 def test_a_filter_belongs_to_the_group_and_says_where_it_is_wrong(api, topic):
     path = f"/v1/groups/filtered-of-{topic}"
     wrong = {"topic": topic, "filter": {"kind": "sql92", "expression": "amount > "}}
-    assert_problem(api.put(path, json={"topics": [wrong]}), 422, "validation_failed", "/topics/0/filter/expression")
+    assert_problem(
+        api.put(path, json={"topics": [wrong]}),
+        422,
+        "validation_failed",
+        "/topics/0/filter/expression",
+    )
     group = Group(api, topic)
     right = wrong | {"filter": {"kind": "sql92", "expression": "amount > 10"}}
     ok(api.put(group.path, json={"topics": [right]}, headers={"If-Match": '"1"'}))
@@ -142,7 +161,9 @@ def test_a_filter_belongs_to_the_group_and_says_where_it_is_wrong(api, topic):
 def test_a_change_of_a_group_can_ask_for_the_revision_that_it_knows(api, topic, group):
     rules = {"topics": [{"topic": topic}], "lease_ms": 5_000}
 
-    assert_problem(api.put(group.path, json=rules, headers={"If-Match": '"7"'}), 412, "revision_mismatch")
+    assert_problem(
+        api.put(group.path, json=rules, headers={"If-Match": '"7"'}), 412, "revision_mismatch"
+    )
     changed = api.put(group.path, json=rules, headers={"If-Match": '"1"'})
 
     assert (ok(changed)["revision"], changed.headers["etag"]) == (2, '"2"')
@@ -152,7 +173,12 @@ def test_a_change_of_a_group_can_ask_for_the_revision_that_it_knows(api, topic, 
 def test_of_changes_of_a_group_at_once_that_know_the_same_revision_one_is_made(api, topic, group):
     known = {"If-Match": '"1"'}
     rules = {"topics": [{"topic": topic}]}
-    answers = at_once([lambda n=n: api.put(group.path, json=rules | {"lease_ms": 5_000 + n}, headers=known) for n in range(8)])
+    answers = at_once(
+        [
+            lambda n=n: api.put(group.path, json=rules | {"lease_ms": 5_000 + n}, headers=known)
+            for n in range(8)
+        ]
+    )
 
     assert sorted(answer.status_code for answer in answers) == [200] + [412] * 7
     assert ok(api.get(group.path))["revision"] == 2
@@ -169,15 +195,31 @@ def test_a_message_that_is_refused_too_often_is_a_dead_letter_and_can_be_redrive
 
     (dead,) = ok(api.get(f"{group.path}/dead-letters"))["items"]
     assert (dead["origin_topic"], dead["reason"], dead["attempts"]) == (topic, "db still down", 2)
-    assert (dead["message"]["message_id"], dead["message"]["payload"], dead["message"]["key"]) == (message_id, "a", "8812")
-    begun = api.post(f"{group.path}/dead-letters/redrive", json={"select": "all", "max_per_second": 50})
+    assert (dead["message"]["message_id"], dead["message"]["payload"], dead["message"]["key"]) == (
+        message_id,
+        "a",
+        "8812",
+    )
+    begun = api.post(
+        f"{group.path}/dead-letters/redrive", json={"select": "all", "max_per_second": 50}
+    )
     assert ok(begun, 202)["total"] == 1
     assert begun.headers["location"] == f"/v1/tasks/{begun.json()['task_id']}"
     (redriven,) = group.receive(wait_ms=LONG_MS)
-    assert (redriven["message_id"], redriven["attempt"], redriven["topic"]) == (message_id, 1, topic)
+    assert (redriven["message_id"], redriven["attempt"], redriven["topic"]) == (
+        message_id,
+        1,
+        topic,
+    )
     task = until(lambda: ended(api, begun.json()["task_id"]), "the task has ended")
     assert (task["kind"], task["group"], task["state"]) == ("redrive", group.name, "done")
-    assert (task["total"], task["done"], task["failed"], task["failures"], task["failures_omitted"]) == (1, 1, 0, [], 0)
+    assert (
+        task["total"],
+        task["done"],
+        task["failed"],
+        task["failures"],
+        task["failures_omitted"],
+    ) == (1, 1, 0, [], 0)
     assert {"task_id", "created_at", "ended_at"} < task.keys()
     assert "eta_ms" not in task
     assert ok(api.get(f"{group.path}/dead-letters"))["items"] == []
@@ -196,27 +238,43 @@ def test_a_reset_to_where_the_group_is_says_what_it_ends_and_what_comes_again(ap
     once_more = ok(api.post(f"{group.path}/offsets/reset", json=reset))
 
     assert (planned["messages_affected"], planned["already_acked"]) == (0, 2)
-    assert planned["note"] == "2 messages would be delivered again, 1 open lease would end, 1 retry would end"
+    assert (
+        planned["note"]
+        == "2 messages would be delivered again, 1 open lease would end, 1 retry would end"
+    )
     assert done["note"] == "2 messages will be delivered again, 1 open lease ended, 1 retry ended"
     assert once_more["note"] == "nothing changes"
     assert payloads(group.receive()) == ["a", "b", "c"]
 
 
-def test_a_redrive_by_id_names_the_ids_that_it_did_not_find_and_one_that_runs_says_how_long_it_takes(api, topic):
+def test_a_redrive_by_id_names_the_ids_that_it_did_not_find_and_one_that_runs_says_how_long_it_takes(
+    api, topic
+):
     group = Group(api, topic)
     sent = group.send("a", "b")
     group.settle("dead-letter", *group.receive(), reason="db down")
     path = f"{group.path}/dead-letters/redrive"
     by_id = {"select": "ids", "message_ids": [sent[0], "msg_nobody"]}
 
-    assert ok(api.post(path, json=by_id | {"dry_run": True})) == {"dry_run": True, "total": 2, "failed": 1}
+    assert ok(api.post(path, json=by_id | {"dry_run": True})) == {
+        "dry_run": True,
+        "total": 2,
+        "failed": 1,
+    }
     task_id = ok(api.post(path, json=by_id), 202)["task_id"]
     task = until(lambda: ended(api, task_id), "the task has ended")
     assert (task["total"], task["done"], task["failed"], task["failures_omitted"]) == (2, 1, 1, 0)
     assert task["failures"] == [{"message_id": "msg_nobody", "code": "message_not_found"}]
-    slow = {"select": "query", "reason_contains": "down", "from": "2020-01-01T00:00:00.000Z", "max_per_second": 1}
+    slow = {
+        "select": "query",
+        "reason_contains": "down",
+        "from": "2020-01-01T00:00:00.000Z",
+        "max_per_second": 1,
+    }
     assert ok(api.post(path, json=slow | {"dry_run": True})) == {"dry_run": True, "total": 1}
-    refused = api.post(path, json=slow | {"dry_run": True}, headers={"Idempotency-Key": "two words"})
+    refused = api.post(
+        path, json=slow | {"dry_run": True}, headers={"Idempotency-Key": "two words"}
+    )
     assert_problem(refused, 422, "validation_failed")
     running = ok(api.post(path, json=slow), 202)
     assert (running["state"], running["total"], running["done"]) == ("running", 1, 0)
@@ -233,9 +291,19 @@ def test_the_leases_of_a_group_are_listed_page_by_page_until_they_end(api, topic
 
     items = page["items"] + rest["items"]
     expires_at = [datetime.fromisoformat(item.pop("lease_expires_at")) for item in items]
-    assert max(expires_at) - datetime.fromisoformat(first["lease_expires_at"]) < timedelta(milliseconds=10)
-    place = {"topic": topic, "queue_id": first["queue_id"], "key": "8812", "ordering_key": "customer-17", "attempt": 1}
-    assert items == [place | {"message_id": one, "queue_offset": offset} for offset, one in enumerate(sent)]
+    assert max(expires_at) - datetime.fromisoformat(first["lease_expires_at"]) < timedelta(
+        milliseconds=10
+    )
+    place = {
+        "topic": topic,
+        "queue_id": first["queue_id"],
+        "key": "8812",
+        "ordering_key": "customer-17",
+        "attempt": 1,
+    }
+    assert items == [
+        place | {"message_id": one, "queue_offset": offset} for offset, one in enumerate(sent)
+    ]
     assert "next_page_token" not in rest
     group.settle("ack", first)
     group.settle("nack", second, delay_ms=60_000)
@@ -263,7 +331,9 @@ def test_the_leases_of_a_group_are_listed_page_by_page_until_they_end(api, topic
 def test_a_redrive_says_which_fields_go_with_which_selection(api, topic, body, pointer):
     group = Group(api, topic)
 
-    assert_problem(api.post(f"{group.path}/dead-letters/redrive", json=body), 422, "validation_failed", pointer)
+    assert_problem(
+        api.post(f"{group.path}/dead-letters/redrive", json=body), 422, "validation_failed", pointer
+    )
 
 
 def test_a_reset_says_before_what_it_would_do_and_then_does_it(api, topic, group):
@@ -276,15 +346,34 @@ def test_a_reset_says_before_what_it_would_do_and_then_does_it(api, topic, group
     assert group.receive() == []
     done = ok(api.post(f"{group.path}/offsets/reset", json=reset))
 
-    assert (planned["messages_affected"], planned["queues"]) == (2, [{"queue_id": 0, "from_offset": 2, "to_offset": 0}])
+    assert (planned["messages_affected"], planned["queues"]) == (
+        2,
+        [{"queue_id": 0, "from_offset": 2, "to_offset": 0}],
+    )
     assert done["queues"] == planned["queues"]
-    assert (planned["already_acked"], planned["note"]) == (2, "2 messages would be delivered again, 1 open lease would end")
-    assert (done["already_acked"], done["note"]) == (2, "2 messages will be delivered again, 1 open lease ended")
+    assert (planned["already_acked"], planned["note"]) == (
+        2,
+        "2 messages would be delivered again, 1 open lease would end",
+    )
+    assert (done["already_acked"], done["note"]) == (
+        2,
+        "2 messages will be delivered again, 1 open lease ended",
+    )
     assert group.settle("ack", third, status=207)[0]["status"] == 409
-    assert [(one["payload"], one["attempt"]) for one in group.receive()] == [("a", 1), ("b", 1), ("c", 1)]
-    for wrong, pointer in (({"to": "time"}, "/at"), ({"to": "offset", "offset": 0}, "/queue_id"), ({"at": "x"}, "/at")):
+    assert [(one["payload"], one["attempt"]) for one in group.receive()] == [
+        ("a", 1),
+        ("b", 1),
+        ("c", 1),
+    ]
+    for wrong, pointer in (
+        ({"to": "time"}, "/at"),
+        ({"to": "offset", "offset": 0}, "/queue_id"),
+        ({"at": "x"}, "/at"),
+    ):
         body = reset | wrong
-        assert_problem(api.post(f"{group.path}/offsets/reset", json=body), 422, "validation_failed", pointer)
+        assert_problem(
+            api.post(f"{group.path}/offsets/reset", json=body), 422, "validation_failed", pointer
+        )
 
 
 def test_a_reset_of_one_queue_leaves_the_retries_of_the_others(api, topic):
@@ -294,7 +383,12 @@ def test_a_reset_of_one_queue_leaves_the_retries_of_the_others(api, topic):
     group.send("one", queue_id=1)
     group.settle("nack", *group.receive(), delay_ms=200)
 
-    ok(api.post(f"{group.path}/offsets/reset", json={"topic": group.topic, "queue_id": 0, "to": "latest"}))
+    ok(
+        api.post(
+            f"{group.path}/offsets/reset",
+            json={"topic": group.topic, "queue_id": 0, "to": "latest"},
+        )
+    )
 
     (again,) = group.receive(wait_ms=5_000)
     assert (again["payload"], again["attempt"]) == ("one", 2)
@@ -317,12 +411,19 @@ def test_nobody_who_receives_while_a_group_is_made_is_given_what_lies_before_its
     with ThreadPoolExecutor(2) as pool:
         for name in names:
             receiving = [pool.submit(receive_from, name) for _ in range(2)]
-            ok(api.put(f"/v1/groups/{name}", json={"topics": [{"topic": topic}], "start": "latest"}), 201)
+            ok(
+                api.put(
+                    f"/v1/groups/{name}", json={"topics": [{"topic": topic}], "start": "latest"}
+                ),
+                201,
+            )
             assert [received.result() for received in receiving] == [[], []]
 
 
 @pytest.mark.faults
-def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_the_service_is_killed(own):
+def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_the_service_is_killed(
+    own,
+):
     server, api = own
     group = Group(api, "orders", lease_ms=500)
     sent = group.send(*[str(number) for number in range(30)])
@@ -336,7 +437,9 @@ def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_
 
     while group.lag()["messages_ready"] or group.lag()["messages_leased"]:
         received = group.receive(wait_ms=1_000)
-        assert not acked & {one["message_id"] for one in received}, "an acknowledged message came again"
+        assert not acked & {one["message_id"] for one in received}, (
+            "an acknowledged message came again"
+        )
         if received:
             group.settle("ack", *received)
             acked |= {one["message_id"] for one in received}
@@ -345,7 +448,9 @@ def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_
     assert group.offsets() == [30]
 
 
-def test_what_a_group_has_no_time_for_is_passed_over_counted_and_told_and_stays_so_after_kill_9(own):
+def test_what_a_group_has_no_time_for_is_passed_over_counted_and_told_and_stays_so_after_kill_9(
+    own,
+):
     server, api = own
     group = Group(api, "orders", skip_lag_over=2, skip_older_than_ms=86_400_000)
     rules = ok(api.get(group.path))
@@ -357,18 +462,25 @@ def test_what_a_group_has_no_time_for_is_passed_over_counted_and_told_and_stays_
     assert payloads(received) == ["d", "e"]
     server.kill()
     server.start()
-    assert (group.lag()["messages_skipped"], group.lag()["queues"][-1]["messages_skipped"]) == (3, 3)
+    assert (group.lag()["messages_skipped"], group.lag()["queues"][-1]["messages_skipped"]) == (
+        3,
+        3,
+    )
     assert group.offsets() == [3]
     assert "escrowmq_messages_skipped 3.0" in api.get("/metrics").text
     trace = ok(api.get(f"/v1/messages/{sent[0]}/trace"))["items"]
-    assert [(one["event"], one["group"]) for one in trace if "group" in one] == [("skipped", group.name)]
+    assert [(one["event"], one["group"]) for one in trace if "group" in one] == [
+        ("skipped", group.name)
+    ]
     (line,) = [line for line in server.log().splitlines() if "messages_skipped" in line]
     assert all(word in line for word in (group.name, "orders/0", "lag"))
     group.settle("ack", *received)
     assert group.offsets() == [5]
 
 
-def test_a_key_again_says_so_and_brings_nothing_back_though_its_message_was_acknowledged_or_purged(api, topic):
+def test_a_key_again_says_so_and_brings_nothing_back_though_its_message_was_acknowledged_or_purged(
+    api, topic
+):
     group = Group(api, topic, max_attempts=1)
 
     def send(key: str) -> dict[str, Any]:
@@ -383,7 +495,9 @@ def test_a_key_again_says_so_and_brings_nothing_back_though_its_message_was_ackn
 
     again = {key: send(key) for key in first}
 
-    assert {key: one["message_id"] for key, one in again.items()} == {key: one["message_id"] for key, one in first.items()}
+    assert {key: one["message_id"] for key, one in again.items()} == {
+        key: one["message_id"] for key, one in first.items()
+    }
     assert [one["deduplicated"] for one in again.values()] == [True, True]
     assert group.receive() == []
 
@@ -409,7 +523,9 @@ def test_a_stop_answers_those_who_wait(own):
     group = Group(api, "orders")
     body = b'{"wait_ms":30000}'
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-        connection.sendall(request("POST", f"{group.path}/receive", "Content-Type: application/json", body=body))
+        connection.sendall(
+            request("POST", f"{group.path}/receive", "Content-Type: application/json", body=body)
+        )
         until(lambda: "escrowmq_long_polls_open 1.0" in api.get("/metrics").text, "it is parked")
 
         assert server.terminate() == 0
@@ -426,7 +542,11 @@ def test_a_deleted_group_answers_those_who_wait_and_begins_anew(api, topic, grou
     assert api.delete(group.path).status_code == 204
 
     assert_problem(api.get(group.path), 404, "group_not_found")
-    assert_problem(api.post(f"{group.path}/ack", json={"entries": [{"receipt_handle": "lh_x"}]}), 404, "group_not_found")
+    assert_problem(
+        api.post(f"{group.path}/ack", json={"entries": [{"receipt_handle": "lh_x"}]}),
+        404,
+        "group_not_found",
+    )
     ok(api.put(group.path, json={"topics": [{"topic": topic}]}), 201)
     assert group.settle("ack", held, status=207)[0]["status"] == 409
     assert [(one["payload"], one["attempt"]) for one in group.receive()] == [("a", 1)]

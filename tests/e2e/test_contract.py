@@ -1,4 +1,6 @@
-"""What the contract says of every operation alike, and the small operations that say who, what and how far."""
+"""What the contract says of every operation alike, and the small operations that say who, what and
+how far.
+"""
 
 import json
 
@@ -28,22 +30,30 @@ def test_who_opens_the_root_is_led_to_the_documentation(api):
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 
-# -------------------------------------------------------------------------------------------------------- store pressure
+# --------------------------------------------------------------------------------------------------
+# store pressure
 
 
 def test_a_refused_send_says_how_full_the_queue_of_writes_is_as_a_taken_one_does(api, topic):
     refused = {
         "field": api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "delay_ms": -5}),
         "topic": api.post("/v1/topics/nobody-made-it/messages", json={"payload": "x"}),
-        "type": api.post(f"/v1/topics/{topic}/messages", content=b"x", headers={"Content-Type": "text/plain"}),
-        "batch": api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": [{"message": {}}]}),
-        "raw": api.post(f"/v1/topics/{topic}/messages/raw", content=b"x", headers={"Message-Nothing": "x"}),
+        "type": api.post(
+            f"/v1/topics/{topic}/messages", content=b"x", headers={"Content-Type": "text/plain"}
+        ),
+        "batch": api.post(
+            f"/v1/topics/{topic}/messages/batch", json={"entries": [{"message": {}}]}
+        ),
+        "raw": api.post(
+            f"/v1/topics/{topic}/messages/raw", content=b"x", headers={"Message-Nothing": "x"}
+        ),
         "begin": api.post("/v1/transactions", json={"producer_group": "shop", "messages": []}),
         "stream": api.post("/v1/topics/nobody-made-it/messages/stream", content=b"{}"),
     }
 
     assert {what: answer.status_code for what, answer in refused.items()} == {
-        "field": 422, "topic": 404, "type": 415, "batch": 422, "raw": 422, "begin": 422, "stream": 404
+        "field": 422, "topic": 404, "type": 415, "batch": 422, "raw": 422, "begin": 422,
+        "stream": 404
     }  # fmt: skip
     for what, answer in refused.items():
         assert 0 <= float(answer.headers["store-pressure"]) <= 1, what
@@ -59,30 +69,46 @@ def test_the_answer_to_a_stream_says_how_full_the_queue_of_writes_is(server, top
         assert 0 <= float(stream.headers["store-pressure"]) <= 1
 
 
-# -------------------------------------------------------------------------------------------------------------- pointers
+# --------------------------------------------------------------------------------------------------
+# pointers
 
 
-@pytest.mark.parametrize(("message", "pointer"), [({"payload": "x", "delay_ms": -5}, "/delay_ms"), ({}, "/payload")])
-def test_what_is_wrong_with_a_message_is_shown_at_its_place_in_the_line_or_batch(api, server, topic, message, pointer):
+@pytest.mark.parametrize(
+    ("message", "pointer"), [({"payload": "x", "delay_ms": -5}, "/delay_ms"), ({}, "/payload")]
+)
+def test_what_is_wrong_with_a_message_is_shown_at_its_place_in_the_line_or_batch(
+    api, server, topic, message, pointer
+):
     with LineStream(server, topic) as stream:
         stream.send({"id": "1", "message": message})
         stream.end()
         (in_line,) = stream.rest()
     entries = [{"message": {"payload": "y"}}, {"message": message}]
-    batch = ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"atomic": False, "entries": entries}), 207)
+    batch = ok(
+        api.post(f"/v1/topics/{topic}/messages/batch", json={"atomic": False, "entries": entries}),
+        207,
+    )
 
-    for problem, place in ((in_line["problem"], "/message"), (batch["results"][1]["problem"], "/entries/1/message")):
+    for problem, place in (
+        (in_line["problem"], "/message"),
+        (batch["results"][1]["problem"], "/entries/1/message"),
+    ):
         assert [error["pointer"] for error in problem["errors"]] == [place + pointer]
         assert " /delay_ms" not in f" {problem['detail']}", "the text names the same place"
 
 
-# ------------------------------------------------------------------------------------------------------- small strictness
+# --------------------------------------------------------------------------------------------------
+# small strictness
 
 
 @pytest.mark.parametrize("number", ["1.0", "+1", "1_0", " 1", "1e1"])
 def test_a_number_in_a_query_or_header_is_written_in_digits(api, topic, number):
     pulled = api.get(f"/v1/topics/{topic}/queues/0/messages", params={"max_messages": number})
-    sent = api.post(f"/v1/topics/{topic}/messages/raw", content=b"x", headers={"Message-Delay-Ms": number.strip() + ".0"})
+    sent = api.post(
+        f"/v1/topics/{topic}/messages/raw",
+        content=b"x",
+        headers={"Message-Delay-Ms": number.strip() + ".0"},
+    )
 
     assert_problem(pulled, 422, "validation_failed", "/query/max_messages")
     assert_problem(sent, 422, "validation_failed", "/headers/message-delay-ms")
@@ -92,31 +118,48 @@ def test_a_raw_message_sent_again_with_its_key_is_the_same_whatever_its_content_
     path, key = f"/v1/topics/{topic}/messages/raw", {"Idempotency-Key": "k-1", "Message-Tag": "a"}
     first = ok(api.post(path, content=b"x", headers={**key, "Content-Type": "text/plain"}), 201)
 
-    again = api.post(path, content=b"x", headers={**key, "Content-Type": "application/octet-stream"})
+    again = api.post(
+        path, content=b"x", headers={**key, "Content-Type": "application/octet-stream"}
+    )
 
     assert again.headers["idempotency-replayed"] == "true"
-    assert {name: ok(again, 201)[name] for name in RECEIPT} == {name: first[name] for name in RECEIPT}
+    assert {name: ok(again, 201)[name] for name in RECEIPT} == {
+        name: first[name] for name in RECEIPT
+    }
     other = api.post(path, content=b"x", headers={**key, "Message-Tag": "b"})
     assert_problem(other, 422, "idempotency_key_reused")
 
 
 def test_a_look_at_a_request_waits_for_as_long_as_prefer_says(api, topic):
-    asked = ok(api.post(f"/v1/topics/{topic}/requests", json={"message": {"payload": "x"}, "timeout_ms": 300}), 202)
+    asked = ok(
+        api.post(
+            f"/v1/topics/{topic}/requests", json={"message": {"payload": "x"}, "timeout_ms": 300}
+        ),
+        202,
+    )
 
     found = ok(api.get(f"/v1/requests/{asked['request_id']}", headers={"Prefer": "wait=20"}))
 
     assert found["state"] == "timed_out"
 
 
-# ------------------------------------------------------------------------------------------- who, what, how far, how set
+# ------------------------------------------------------------------------------------------- who,
+# what, how far, how set
 
 
 def test_a_buffered_message_becomes_durable_when_it_is_waited_for(tmp_path):
-    with Server(tmp_path / "data", environment={"ESCROWMQ_LOCAL__FLUSH": "interval"}) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", environment={"ESCROWMQ_LOCAL__FLUSH": "interval"}) as server,
+        server.client() as api,
+    ):
         receipt = ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
         assert receipt["durability"] == "buffered"
 
-        waited = ok(api.get("/v1/store/durability", params={"offset": receipt["log_offset"], "wait_ms": 20_000}))
+        waited = ok(
+            api.get(
+                "/v1/store/durability", params={"offset": receipt["log_offset"], "wait_ms": 20_000}
+            )
+        )
         beyond = ok(api.get("/v1/store/durability", params={"offset": 1 << 40, "wait_ms": 20_000}))
         ok(api.post("/v1/topics/orders/messages", json={"payload": "y"}), 201)
         flushed = ok(api.post("/v1/admin/store/flush"))
@@ -134,11 +177,19 @@ def test_a_buffered_message_becomes_durable_when_it_is_waited_for(tmp_path):
 def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(tmp_path):
     environment = {
         "ESCROWMQ_API_KEYS": '["a-secret-key"]',
-        "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(["c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3I="]),
+        "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(
+            ["c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3I="]
+        ),
         "ESCROWMQ_HTTP__MAX_WAITING": "77",
     }
     with Server(tmp_path / "data", environment=environment) as server, server.client() as api:
-        for path in ("/v1/whoami", "/v1/version", "/v1/admin/config", "/v1/admin/recovery", "/v1/store/durability"):
+        for path in (
+            "/v1/whoami",
+            "/v1/version",
+            "/v1/admin/config",
+            "/v1/admin/recovery",
+            "/v1/store/durability",
+        ):
             assert_problem(api.get(path), 401, "unauthenticated")
         api.headers["Authorization"] = "Bearer a-secret-key"
         new = ok(api.get("/v1/admin/recovery"))
@@ -149,13 +200,18 @@ def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(t
         server.kill()
         server.start()
         after_a_kill = ok(api.get("/v1/admin/recovery"))
-        told = CliRunner().invoke(cli.main.app, ["store", "recovery-report", "--url", server.url, "--api-key", "a-secret-key"])
+        told = CliRunner().invoke(
+            cli.main.app,
+            ["store", "recovery-report", "--url", server.url, "--api-key", "a-secret-key"],
+        )
         config = api.get("/v1/admin/config")
         whoami, version = ok(api.get("/v1/whoami")), ok(api.get("/v1/version"))
 
     stored = CliRunner().invoke(cli.main.app, ["store", "recovery-report", str(tmp_path / "data")])
     assert told.output == stored.output
-    assert [line.partition("started ")[2].partition(",")[0] for line in stored.output.splitlines()] == [
+    assert [
+        line.partition("started ")[2].partition(",")[0] for line in stored.output.splitlines()
+    ] == [
         "after a crash or a kill",
         "after a stop in order",
         "after a stop in order",
@@ -167,8 +223,15 @@ def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(t
     assert after_a_kill["walked_bytes"] > 0
     settings = ok(config)["settings"]
     assert settings["ESCROWMQ_HTTP__MAX_WAITING"] == "77"
-    assert (settings["ESCROWMQ_API_KEYS"], settings["ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS"]) == ("(set)", "(set)")
+    assert (settings["ESCROWMQ_API_KEYS"], settings["ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS"]) == (
+        "(set)",
+        "(set)",
+    )
     assert "secret" not in config.text.lower().replace("secret_overlap_ms", "")
     assert "c2VjcmV0" not in config.text
-    assert (whoami["authenticated"], whoami["namespace"], len(whoami["scopes"])) == (True, "default", 6)
+    assert (whoami["authenticated"], whoami["namespace"], len(whoami["scopes"])) == (
+        True,
+        "default",
+        6,
+    )
     assert (version["name"], version["api_version"]) == ("EscrowMQ", "v1")

@@ -1,4 +1,6 @@
-"""Time and faults in the hand of a test: what falls due is done at its time and in its order, and faults do what they say."""
+"""Time and faults in the hand of a test: what falls due is done at its time and in its order, and
+faults do what they say.
+"""
 
 import json
 import time
@@ -50,13 +52,26 @@ def asked(escrowmq, receiver) -> Iterator[ProducerGroup]:
 
 
 def begin(escrowmq: EscrowMQ, group: ProducerGroup, topic: str, **fields: Any) -> str:
-    body = {"producer_group": group.name, "messages": [{"topic": topic, "message": {"json": 1}}], **fields}
+    body = {
+        "producer_group": group.name,
+        "messages": [{"topic": topic, "message": {"json": 1}}],
+        **fields,
+    }
     return ok(escrowmq.client.post("/v1/transactions", json=body), 201)["transaction_id"]
 
 
-def send(escrowmq: EscrowMQ, topic: str, payload: str, status: int = 201, headers: dict[str, str] | None = None, **fields: Any):
+def send(
+    escrowmq: EscrowMQ,
+    topic: str,
+    payload: str,
+    status: int = 201,
+    headers: dict[str, str] | None = None,
+    **fields: Any,
+):
     path = f"/v1/topics/{topic}/messages"
-    return ok(escrowmq.client.post(path, json={"payload": payload, **fields}, headers=headers), status)
+    return ok(
+        escrowmq.client.post(path, json={"payload": payload, **fields}, headers=headers), status
+    )
 
 
 def payloads(escrowmq: EscrowMQ, topic: str) -> list[str]:
@@ -64,10 +79,13 @@ def payloads(escrowmq: EscrowMQ, topic: str) -> list[str]:
 
 
 def receive(escrowmq: EscrowMQ, group: ProducerGroup, **fields: Any) -> list[dict[str, Any]]:
-    return ok(escrowmq.client.post(f"/v1/producer-groups/{group.name}/checks/receive", json=fields))["checks"]
+    return ok(
+        escrowmq.client.post(f"/v1/producer-groups/{group.name}/checks/receive", json=fields)
+    )["checks"]
 
 
-# ------------------------------------------------------------------------------------------------------------------- time
+# --------------------------------------------------------------------------------------------------
+# time
 
 
 def test_a_delayed_message_comes_at_its_time_and_not_before(escrowmq, topic):
@@ -85,7 +103,8 @@ def test_a_delayed_message_comes_at_its_time_and_not_before(escrowmq, topic):
 def test_what_falls_due_in_a_day_is_there_at_once_and_in_its_order(escrowmq, topic):
     minutes = [(number * 577) % 1_440 for number in range(300)]
     entries = [
-        {"id": str(at), "message": {"payload": str(at), "delay_ms": at * 60_000 + 30_000}} for at in dict.fromkeys(minutes)
+        {"id": str(at), "message": {"payload": str(at), "delay_ms": at * 60_000 + 30_000}}
+        for at in dict.fromkeys(minutes)
     ]
     ok(escrowmq.client.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}), 201)
 
@@ -104,20 +123,25 @@ def test_a_cron_line_fires_at_each_of_its_times(escrowmq, topic):
     assert sorted(hours) == [f"{hour:02}:00" for hour in range(24)]
 
 
-def test_a_producer_is_asked_at_each_time_that_it_would_have_been_asked_at(escrowmq, topic, receiver, asked):
+def test_a_producer_is_asked_at_each_time_that_it_would_have_been_asked_at(
+    escrowmq, topic, receiver, asked
+):
     receiver.answering = lambda _: decide("unknown")
     transaction_id = begin(escrowmq, asked, topic)
 
     escrowmq.advance(minutes=10)
 
-    ages = [round(request.check["age_ms"], -4) for request in receiver.requests]  # the clock goes on while they are asked
+    # the clock goes on while they are asked
+    ages = [round(request.check["age_ms"], -4) for request in receiver.requests]
     assert ages == [10_000 + number * 30_000 for number in range(15)]
     assert escrowmq.transaction(transaction_id)["hold_reason"] == "answers_exhausted"
 
 
 def test_what_got_no_answer_is_asked_again_after_its_waits(escrowmq, topic, receiver, asked):
     receiver.answering = lambda _: Said(404)
-    transaction_id = begin(escrowmq, asked, topic, check={"first_after_ms": 1_000, "interval_ms": 1_000})
+    transaction_id = begin(
+        escrowmq, asked, topic, check={"first_after_ms": 1_000, "interval_ms": 1_000}
+    )
 
     escrowmq.advance(minutes=3)
     receiver.answering = lambda _: decide("commit")
@@ -125,14 +149,20 @@ def test_what_got_no_answer_is_asked_again_after_its_waits(escrowmq, topic, rece
 
     ages = [request.check["age_ms"] for request in receiver.requests]
     waits = [later - earlier for earlier, later in pairwise(ages)]
-    for wait, longest in zip(waits, (1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000), strict=False):
+    for wait, longest in zip(
+        waits, (1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000), strict=False
+    ):
         assert 0.9 * longest <= wait <= longest + 500
     assert escrowmq.transaction(transaction_id)["state"] == "committed"
 
 
-def test_a_host_that_is_left_alone_is_asked_again_when_that_time_is_over(escrowmq, topic, receiver, asked):
+def test_a_host_that_is_left_alone_is_asked_again_when_that_time_is_over(
+    escrowmq, topic, receiver, asked
+):
     receiver.answering = lambda _: Said(503)
-    transaction_id = begin(escrowmq, asked, topic, check={"first_after_ms": 1_000, "interval_ms": 10})
+    transaction_id = begin(
+        escrowmq, asked, topic, check={"first_after_ms": 1_000, "interval_ms": 10}
+    )
 
     escrowmq.advance(hours=1)
     assert 100 <= len(receiver.requests) <= 140, "every thirty seconds"
@@ -227,10 +257,13 @@ def test_time_that_is_moved_is_in_every_answer(escrowmq, topic):
     assert send(escrowmq, topic, "x")["stored_at"] >= after.strftime("%Y-%m-%dT%H:%M:%S")
 
 
-# ----------------------------------------------------------------------------------------------------------------- faults
+# --------------------------------------------------------------------------------------------------
+# faults
 
 
-def test_a_commit_that_is_lost_on_its_way_changes_nothing_and_the_next_one_arrives(escrowmq, topic, polled):
+def test_a_commit_that_is_lost_on_its_way_changes_nothing_and_the_next_one_arrives(
+    escrowmq, topic, polled
+):
     transaction_id = begin(escrowmq, polled, topic)
     path = f"/v1/transactions/{transaction_id}/commit"
     struck = escrowmq.struck
@@ -285,7 +318,9 @@ def test_a_crash_before_a_commit_leaves_it_undone_and_one_after_it_done(escrowmq
     assert escrowmq.transaction(second)["state"] == "committed"
 
 
-def test_a_slow_answer_comes_too_late_for_what_was_decided_meanwhile(escrowmq, topic, receiver, asked):
+def test_a_slow_answer_comes_too_late_for_what_was_decided_meanwhile(
+    escrowmq, topic, receiver, asked
+):
     transaction_id = begin(escrowmq, asked, topic)
     escrowmq.slow_check(2)
 
@@ -307,14 +342,18 @@ def test_an_answer_that_is_slower_than_it_may_be_is_none(escrowmq, topic, receiv
     escrowmq.slow_check(3)
 
     escrowmq.advance(seconds=20)
-    assert escrowmq.transaction(transaction_id)["last_failure"] == "unreachable: no answer within 3000 ms"
+    assert (
+        escrowmq.transaction(transaction_id)["last_failure"]
+        == "unreachable: no answer within 3000 ms"
+    )
     escrowmq.slow_check(0)
     escrowmq.advance(minutes=1)
 
     assert escrowmq.transaction(transaction_id)["state"] == "committed"
 
 
-# ------------------------------------------------------------------------------------------------------------ the surface
+# --------------------------------------------------------------------------------------------------
+# the surface
 
 
 def test_the_controls_are_in_no_document(escrowmq):
@@ -342,7 +381,9 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_is_wrong_is_refused_with_its_field(escrowmq, what):
     path, body, pointer = BAD[what]
 
-    assert_problem(escrowmq.client.post(f"/v1/dev/{path}", json=body), 422, "validation_failed", pointer)
+    assert_problem(
+        escrowmq.client.post(f"/v1/dev/{path}", json=body), 422, "validation_failed", pointer
+    )
 
 
 def test_faults_can_be_looked_at_and_switched_off(escrowmq):
@@ -361,19 +402,33 @@ def test_faults_can_be_looked_at_and_switched_off(escrowmq):
 
 def test_dev_alone_does_not_turn_the_controls_on(tmp_path):
     keys = {"ESCROWMQ_API_KEYS": '["a-key"]'}
-    with Server(tmp_path / "data", "--host", "0.0.0.0", environment=keys) as server, server.client() as client:
+    with (
+        Server(tmp_path / "data", "--host", "0.0.0.0", environment=keys) as server,
+        server.client() as client,
+    ):
         client.headers["Authorization"] = "Bearer a-key"
         for path in ("clock/advance", "faults"):
-            assert_problem(client.post(f"/v1/dev/{path}", json={"by_ms": 1}), 404, "route_not_found")
+            assert_problem(
+                client.post(f"/v1/dev/{path}", json={"by_ms": 1}), 404, "route_not_found"
+            )
         assert "controls_for_tests_are_on" not in server.log()
 
 
 def test_where_the_controls_are_on_the_log_says_so_and_keys_are_asked_for(tmp_path):
     environment = {"ESCROWMQ_API_KEYS": '["a-key"]', "ESCROWMQ_TESTING__ENABLED": "true"}
-    with Server(tmp_path / "data", dev=False, environment=environment) as server, server.client() as client:
-        assert_problem(client.post("/v1/dev/clock/advance", json={"by_ms": 1}), 401, "unauthenticated")
+    with (
+        Server(tmp_path / "data", dev=False, environment=environment) as server,
+        server.client() as client,
+    ):
+        assert_problem(
+            client.post("/v1/dev/clock/advance", json={"by_ms": 1}), 401, "unauthenticated"
+        )
         client.headers["Authorization"] = "Bearer a-key"
         assert ok(client.post("/v1/dev/clock/advance", json={"by_ms": 1}))["ahead_ms"] == 1
-        warned = [json.loads(line) for line in server.log().splitlines() if "controls_for_tests_are_on" in line]
+        warned = [
+            json.loads(line)
+            for line in server.log().splitlines()
+            if "controls_for_tests_are_on" in line
+        ]
 
     assert [line["level"] for line in warned] == ["warning"]

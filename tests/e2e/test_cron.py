@@ -1,4 +1,6 @@
-"""Cron schedules over HTTP: made, looked at, changed, stopped, and every time of theirs met once, whatever a kill does."""
+"""Cron schedules over HTTP: made, looked at, changed, stopped, and every time of theirs met once,
+whatever a kill does.
+"""
 
 import sqlite3
 from datetime import UTC, datetime, timedelta
@@ -14,7 +16,15 @@ EVERY_SECOND = "* * * * * *"
 DAILY = "0 6 * * 1-5"
 
 
-def make(api: httpx.Client, topic: str, cron: str = DAILY, *, status: int = 201, key: str | None = None, **said: Any) -> Any:
+def make(
+    api: httpx.Client,
+    topic: str,
+    cron: str = DAILY,
+    *,
+    status: int = 201,
+    key: str | None = None,
+    **said: Any,
+) -> Any:
     headers = {"Idempotency-Key": key} if key else None
     body = {"cron": cron, "topic": topic, "message": {"payload": "tick"}, **said}
     return ok(api.post("/v1/schedules", json=body, headers=headers), status)
@@ -45,7 +55,8 @@ def listed(api: httpx.Client, **query: Any) -> list[str]:
     return [one["schedule_id"] for one in ok(api.get("/v1/schedules", params=query))["items"]]
 
 
-# ---------------------------------------------------------------------------------------------------------- make and look
+# --------------------------------------------------------------------------------------------------
+# make and look
 
 
 def test_a_cron_schedule_says_when_it_fires_next_and_what_it_sends(api, topic):
@@ -82,18 +93,32 @@ def test_a_cron_schedule_says_when_it_fires_next_and_what_it_sends(api, topic):
 
 
 def test_what_it_sends_says_which_schedule_it_is_of_and_which_time_was_meant(api, topic):
-    schedule = make(api, topic, EVERY_SECOND, message={"json": {"n": 1}, "key": "k", "tag": "t", "properties": {"a": "b"}})
+    schedule = make(
+        api,
+        topic,
+        EVERY_SECOND,
+        message={"json": {"n": 1}, "key": "k", "tag": "t", "properties": {"a": "b"}},
+    )
 
     (sent, *_) = pulled(api, topic, wait_ms=10_000)
 
     stop(api, schedule)
     meant = sent["properties"]["occurrence"]
-    assert sent["properties"] == {"a": "b", "schedule_id": schedule["schedule_id"], "occurrence": meant}
+    assert sent["properties"] == {
+        "a": "b",
+        "schedule_id": schedule["schedule_id"],
+        "occurrence": meant,
+    }
     assert (sent["key"], sent["tag"], sent["payload"]) == ("k", "t", '{"n":1}')
     assert (meant, at(meant).microsecond) == (schedule["deliver_at"], 0)
     assert at(meant) <= at(sent["stored_at"]) <= at(meant) + timedelta(seconds=1)
     firing = look(api, schedule)["recent_firings"][-1]
-    assert firing == {"event": "fired", "at": sent["stored_at"], "occurrence": meant, "message_id": sent["message_id"]}
+    assert firing == {
+        "event": "fired",
+        "at": sent["stored_at"],
+        "occurrence": meant,
+        "message_id": sent["message_id"],
+    }
     assert 'escrowmq_cron_occurrences_total{event="fired"}' in api.get("/metrics").text
 
 
@@ -123,9 +148,13 @@ def test_the_next_times_of_a_schedule_are_told(api, topic):
 
 
 def test_a_message_has_one_time_and_no_list_of_them(api, topic):
-    sent = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "delay_ms": 3_600_000}), 201)
+    sent = ok(
+        api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "delay_ms": 3_600_000}), 201
+    )
 
-    assert_problem(api.get(f"/v1/schedules/{sent['schedule_id']}/occurrences"), 422, "unsupported_combination")
+    assert_problem(
+        api.get(f"/v1/schedules/{sent['schedule_id']}/occurrences"), 422, "unsupported_combination"
+    )
     assert_problem(api.get("/v1/schedules/sch_nobody/occurrences"), 404, "schedule_not_found")
 
 
@@ -156,7 +185,9 @@ def test_schedules_are_listed_by_kind_and_cron_schedules_before_messages(api, to
     assert listed(api, topic=topic, kind="cron", due_before="2000-01-01T00:00:00Z") == []
     for page_size in (1, 2, 3):
         assert paged(api, topic=topic, page_size=page_size) == [cron, sooner, later]
-    assert_problem(api.get("/v1/schedules", params={"kind": "both"}), 422, "validation_failed", "/query/kind")
+    assert_problem(
+        api.get("/v1/schedules", params={"kind": "both"}), 422, "validation_failed", "/query/kind"
+    )
 
 
 def test_made_again_with_its_idempotency_key_it_is_the_same_schedule(api, topic):
@@ -168,28 +199,42 @@ def test_made_again_with_its_idempotency_key_it_is_the_same_schedule(api, topic)
     assert ok(again, 201) == first
     assert again.headers["idempotency-replayed"] == "true"
     assert_problem(
-        api.post("/v1/schedules", json=body | {"catch_up": "all"}, headers={"Idempotency-Key": f"once-{topic}"}),
+        api.post(
+            "/v1/schedules",
+            json=body | {"catch_up": "all"},
+            headers={"Idempotency-Key": f"once-{topic}"},
+        ),
         422,
         "idempotency_key_reused",
     )
     assert listed(api, topic=topic) == [first["schedule_id"]]
 
 
-# -------------------------------------------------------------------------------------------------------- change and stop
+# --------------------------------------------------------------------------------------------------
+# change and stop
 
 
 def test_it_is_changed_where_the_etag_still_holds(api, topic):
     schedule = make(api, topic, catch_up="all")
     path = f"/v1/schedules/{schedule['schedule_id']}"
 
-    changed = api.patch(path, json={"cron": "@hourly", "time_zone": "Asia/Tokyo"}, headers={"If-Match": '"1"'})
+    changed = api.patch(
+        path, json={"cron": "@hourly", "time_zone": "Asia/Tokyo"}, headers={"If-Match": '"1"'}
+    )
 
     found = ok(changed)
     assert (changed.headers["etag"], found["revision"], found["cron"]) == ('"2"', 2, "@hourly")
     assert (found["time_zone"], found["catch_up"]) == ("Asia/Tokyo", "all")
     assert at(found["deliver_at"]) <= datetime.now(UTC) + timedelta(hours=1)
-    assert change(api, schedule, message={"payload": "tock"}, catch_up="once")["message"]["payload"] == "tock"
-    assert_problem(api.patch(path, json={"paused": True}, headers={"If-Match": '"1"'}), 412, "revision_mismatch")
+    assert (
+        change(api, schedule, message={"payload": "tock"}, catch_up="once")["message"]["payload"]
+        == "tock"
+    )
+    assert_problem(
+        api.patch(path, json={"paused": True}, headers={"If-Match": '"1"'}),
+        412,
+        "revision_mismatch",
+    )
     assert_problem(api.delete(path, headers={"If-Match": '"2"'}), 412, "revision_mismatch")
     assert change(api, schedule)["revision"] == 3
 
@@ -218,7 +263,11 @@ def test_stopped_it_fires_no_more(api, topic):
     assert stop(api, schedule) == stopped
     assert pulled(api, topic, offset=fired, wait_ms=2_100) == []
     assert listed(api, topic=topic, state="cancelled") == [schedule["schedule_id"]]
-    assert_problem(api.patch(f"/v1/schedules/{schedule['schedule_id']}", json={"paused": True}), 409, "already_cancelled")
+    assert_problem(
+        api.patch(f"/v1/schedules/{schedule['schedule_id']}", json={"paused": True}),
+        409,
+        "already_cancelled",
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,15 +283,26 @@ def test_stopped_it_fires_no_more(api, topic):
         ({"time_zone": "../../etc/passwd"}, "/time_zone"),
         ({"catch_up": "sometimes"}, "/catch_up"),
         ({"message": {"payload": "x", "delay_ms": 5}}, "/message/delay_ms"),
-        ({"message": {"payload": "x", "deliver_at": "2030-01-01T00:00:00Z"}}, "/message/deliver_at"),
-        ({"message": {"payload": "x", "require_durability": "synced"}}, "/message/require_durability"),
-        ({"message": {"payload": "x", "properties": {"occurrence": "y"}}}, "/message/properties/occurrence"),
+        (
+            {"message": {"payload": "x", "deliver_at": "2030-01-01T00:00:00Z"}},
+            "/message/deliver_at",
+        ),
+        (
+            {"message": {"payload": "x", "require_durability": "synced"}},
+            "/message/require_durability",
+        ),
+        (
+            {"message": {"payload": "x", "properties": {"occurrence": "y"}}},
+            "/message/properties/occurrence",
+        ),
         ({"message": {"payload": "x", "tag": "a b"}}, "/message/tag"),
         ({"message": {}}, "/message/payload"),
         ({"surprise": 1}, ""),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_field_when_it_is_made_and_when_it_is_changed(api, topic, wrong, pointer):
+def test_what_cannot_be_is_refused_by_its_field_when_it_is_made_and_when_it_is_changed(
+    api, topic, wrong, pointer
+):
     schedule = make(api, topic)
     body = {"cron": DAILY, "topic": topic, "message": {"payload": "tick"}}
 
@@ -259,10 +319,17 @@ def test_what_cannot_be_is_refused_by_its_field_when_it_is_made_and_when_it_is_c
 
 def test_fields_of_one_kind_are_refused_on_the_other(api, topic):
     schedule = make(api, topic)
-    sent = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "delay_ms": 3_600_000}), 201)
+    sent = ok(
+        api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "delay_ms": 3_600_000}), 201
+    )
 
     later = {"deliver_at": "2030-01-01T00:00:00Z"}
-    assert_problem(api.patch(f"/v1/schedules/{schedule['schedule_id']}", json=later), 422, "validation_failed", "/deliver_at")
+    assert_problem(
+        api.patch(f"/v1/schedules/{schedule['schedule_id']}", json=later),
+        422,
+        "validation_failed",
+        "/deliver_at",
+    )
     path = f"/v1/schedules/{sent['schedule_id']}"
     assert_problem(api.patch(path, json={"paused": True}), 422, "validation_failed", "/paused")
     assert_problem(api.patch(path, json={}), 422, "validation_failed", "/deliver_at")
@@ -271,20 +338,28 @@ def test_fields_of_one_kind_are_refused_on_the_other(api, topic):
 def test_its_topic_must_exist_and_take_its_message(api, topic, make_topic):
     body = {"cron": DAILY, "topic": "nobody-made-it", "message": {"payload": "x"}}
     assert_problem(api.post("/v1/schedules", json=body), 404, "topic_not_found")
-    assert_problem(api.post("/v1/schedules", json=body | {"topic": "%RETRY%x"}), 422, "reserved_topic")
+    assert_problem(
+        api.post("/v1/schedules", json=body | {"topic": "%RETRY%x"}), 422, "reserved_topic"
+    )
     no_order = make_topic(message_types=["normal"])
     ordered = {"payload": "x", "ordering_key": "k"}
     assert_problem(
-        api.post("/v1/schedules", json=body | {"topic": no_order, "message": ordered}), 422, "unsupported_combination"
+        api.post("/v1/schedules", json=body | {"topic": no_order, "message": ordered}),
+        422,
+        "unsupported_combination",
     )
     large = {"payload": "x" * 70_000}
     problem = assert_problem(
-        api.post("/v1/schedules", json=body | {"topic": topic, "message": large}), 413, "message_too_large", "/message"
+        api.post("/v1/schedules", json=body | {"topic": topic, "message": large}),
+        413,
+        "message_too_large",
+        "/message",
     )
     assert problem["context"] == {"limit_bytes": "65536"}
 
 
-# ----------------------------------------------------------------------------------------------------------------- kills
+# --------------------------------------------------------------------------------------------------
+# kills
 
 
 @pytest.mark.faults
@@ -310,14 +385,19 @@ def test_killed_again_and_again_every_second_comes_once_and_none_is_missing(tmp_
     assert [at(one["occurrence"]) for one in recent] == found[: -len(recent) - 1 : -1]
 
 
-def test_what_its_topic_does_not_take_any_more_is_set_aside_and_shown_until_the_topic_is_there_again(tmp_path):
+def test_what_its_topic_does_not_take_any_more_is_set_aside_and_shown_until_the_topic_is_there_again(
+    tmp_path,
+):
     with Server(tmp_path / "data", dev=False) as server, server.client() as api:
         for topic in ("gone", "stays"):
             ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
-        schedule, other = (make(api, topic, EVERY_SECOND, paused=True) for topic in ("gone", "stays"))
+        schedule, other = (
+            make(api, topic, EVERY_SECOND, paused=True) for topic in ("gone", "stays")
+        )
         assert server.terminate() == 0
         with sqlite3.connect(tmp_path / "data" / "registry.db") as registry:
-            registry.execute("DELETE FROM topics WHERE topic = 'gone'")  # as an older copy of the registry would have it
+            # as an older copy of the registry would have it
+            registry.execute("DELETE FROM topics WHERE topic = 'gone'")
         server.start()
         change(api, schedule, paused=False)
         change(api, other, paused=False)

@@ -1,4 +1,6 @@
-"""Schemas that make a check dear: refused when they are set, checked beside the event loop, and never in the way of a start."""
+"""Schemas that make a check dear: refused when they are set, checked beside the event loop, and
+never in the way of a start.
+"""
 
 import json
 import sqlite3
@@ -47,7 +49,9 @@ def test_a_schema_that_unfolds_beyond_the_limit_is_refused_wherever_it_is_set(ap
         assert problem["errors"][0]["code"] == "limit_reached"
 
 
-def test_a_document_that_is_checked_beside_the_loop_is_taken_by_every_way_in(api, server, judged_twice):
+def test_a_document_that_is_checked_beside_the_loop_is_taken_by_every_way_in(
+    api, server, judged_twice
+):
     path = f"/v1/topics/{judged_twice}"
     message = {"json": GOOD}
 
@@ -55,13 +59,28 @@ def test_a_document_that_is_checked_beside_the_loop_is_taken_by_every_way_in(api
     first = ok(api.post(f"{path}/messages", json=message, headers=key), 201)
     again = ok(api.post(f"{path}/messages", json=message, headers=key), 201)
     assert (again["message_id"], again["deduplicated"]) == (first["message_id"], True)
-    ok(api.post(f"{path}/messages/raw", content=json.dumps(GOOD), headers={"Content-Type": "application/json"}), 201)
+    ok(
+        api.post(
+            f"{path}/messages/raw",
+            content=json.dumps(GOOD),
+            headers={"Content-Type": "application/json"},
+        ),
+        201,
+    )
     entries = [{"message": {"json": nested(20 + number)}} for number in range(20)]
     ok(api.post(f"{path}/messages/batch", json={"entries": entries}), 201)
-    begun = {"producer_group": "shop", "messages": [{"topic": judged_twice, "message": message}] * 2}
+    begun = {
+        "producer_group": "shop",
+        "messages": [{"topic": judged_twice, "message": message}] * 2,
+    }
     ok(api.post("/v1/transactions", json=begun), 201)
     ok(api.post(f"{path}/requests", json={"message": message}), 202)
-    ok(api.post("/v1/schedules", json={"cron": "0 6 * * *", "topic": judged_twice, "message": message}), 201)
+    ok(
+        api.post(
+            "/v1/schedules", json={"cron": "0 6 * * *", "topic": judged_twice, "message": message}
+        ),
+        201,
+    )
     for headers in ((), ("Idempotency-Key: stream",)):
         with LineStream(server, judged_twice, *headers) as stream:
             for number in range(3):
@@ -70,27 +89,34 @@ def test_a_document_that_is_checked_beside_the_loop_is_taken_by_every_way_in(api
             assert [line["status"] for line in stream.rest()] == [201] * 3
 
     messages = ok(api.get(f"{path}/queues/0/messages", params={"max_messages": 100}))["messages"]
-    assert [len(one["payload"]) // 2 for one in messages[-6:]] == [30, 29, 28] * 2, "lines keep their order"
+    assert [len(one["payload"]) // 2 for one in messages[-6:]] == [30, 29, 28] * 2, (
+        "lines keep their order"
+    )
 
 
 def test_a_check_over_its_limit_is_a_clear_refusal_and_the_service_goes_on(api, judged_twice):
     path = f"/v1/topics/{judged_twice}/messages"
 
-    problem = assert_problem(api.post(path, json={"json": nested(60, "1")}), 422, "validation_failed", "/json")
+    problem = assert_problem(
+        api.post(path, json={"json": nested(60, "1")}), 422, "validation_failed", "/json"
+    )
 
     assert problem["errors"][0]["code"] == "limit_reached"
     assert "CPU time" in problem["detail"]
     ok(api.post(path, json={"json": GOOD}), 201)
 
 
-def test_a_start_goes_past_a_stored_schema_over_the_limit_and_its_occurrences_are_set_aside(tmp_path):
+def test_a_start_goes_past_a_stored_schema_over_the_limit_and_its_occurrences_are_set_aside(
+    tmp_path,
+):
     with Server(tmp_path / "data", dev=False) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", **schema({})}), 201)
         body = {"cron": "* * * * * *", "topic": "orders", "message": {"json": 1}}
         schedule = ok(api.post("/v1/schedules", json=body), 201)["schedule_id"]
         assert server.terminate() == 0
         stored = {"kind": "json_schema", "mode": "enforce", "json": json.dumps(doubled(40))}
-        with sqlite3.connect(server.data_dir / "registry.db") as registry:  # as a release without the limit left it
+        # as a release without the limit left it
+        with sqlite3.connect(server.data_dir / "registry.db") as registry:
             registry.execute("UPDATE topics SET schema = ?", (json.dumps(stored),))
         registry.close()
 

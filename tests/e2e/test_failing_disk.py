@@ -1,4 +1,7 @@
-"""A disk that fails a sync ends the service with status 74; a full one is waited out. In both nothing acknowledged is lost."""
+"""A disk that fails a sync ends the service with status 74; a full one is waited out.
+
+In both nothing acknowledged is lost.
+"""
 
 import json
 import os
@@ -21,8 +24,12 @@ pytestmark = pytest.mark.faults
 STORAGE_FAILED = 74
 MESSAGE = {"payload": "x"}
 SENDERS = 8
-QUICK = {"ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "200", "ESCROWMQ_LOCAL__QUEUE_FLUSH_INTERVAL_MS": "100"}
-# After the first send all the space that the others need is prepared: nobody but who waits for a sync calls for one then.
+QUICK = {
+    "ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "200",
+    "ESCROWMQ_LOCAL__QUEUE_FLUSH_INTERVAL_MS": "100",
+}
+# After the first send all the space that the others need is prepared: nobody but who waits for a
+# sync calls for one then.
 SMALL = {
     "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(256 << 10),
     "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10),
@@ -36,12 +43,19 @@ def disk(tmp_path) -> Disk:
 
 
 def begin(api: httpx.Client, transaction_id: str) -> httpx.Response:
-    body = {"transaction_id": transaction_id, "producer_group": "shop", "messages": [{"topic": "orders", "message": MESSAGE}]}
+    body = {
+        "transaction_id": transaction_id,
+        "producer_group": "shop",
+        "messages": [{"topic": "orders", "message": MESSAGE}],
+    }
     return api.post("/v1/transactions", json=body)
 
 
 def commit_offset(api: httpx.Client, offset: int) -> httpx.Response:
-    return api.put("/v1/groups/billing/offsets", json={"offsets": [{"topic": "orders", "queue_id": 0, "offset": offset}]})
+    return api.put(
+        "/v1/groups/billing/offsets",
+        json={"offsets": [{"topic": "orders", "queue_id": 0, "offset": offset}]},
+    )
 
 
 _numbers = count()
@@ -50,7 +64,9 @@ _numbers = count()
 REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
     "send": lambda api: api.post("/v1/topics/orders/messages", json=MESSAGE),
     "raw": lambda api: api.post("/v1/topics/orders/messages/raw", content=b"x"),
-    "batch": lambda api: api.post("/v1/topics/orders/messages/batch", json={"entries": [{"message": MESSAGE}]}),
+    "batch": lambda api: api.post(
+        "/v1/topics/orders/messages/batch", json={"entries": [{"message": MESSAGE}]}
+    ),
     "begin": lambda api: begin(api, f"another-{next(_numbers)}"),
     "commit": lambda api: api.post("/v1/transactions/open/commit"),
     "rollback": lambda api: api.post("/v1/transactions/open/rollback"),
@@ -59,9 +75,12 @@ REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
 
 
 @pytest.mark.parametrize(
-    ("call", "request_name"), [*(("fdatasync", name) for name in REQUESTS), ("pwrite", "send"), ("pwrite", "commit")]
+    ("call", "request_name"),
+    [*(("fdatasync", name) for name in REQUESTS), ("pwrite", "send"), ("pwrite", "commit")],
 )
-def test_the_first_sync_or_write_that_fails_ends_the_service_and_acknowledges_nobody(tmp_path, disk, call, request_name):
+def test_the_first_sync_or_write_that_fails_ends_the_service_and_acknowledges_nobody(
+    tmp_path, disk, call, request_name
+):
     ask = REQUESTS[request_name]
     with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server:
         with server.client() as api:
@@ -79,7 +98,9 @@ def test_the_first_sync_or_write_that_fails_ends_the_service_and_acknowledges_no
                 if answer is not None and answer.json()["code"] != "shutting_down":
                     problem = assert_problem(answer, 503, "storage_failed")
                     assert not problem["retryable"]
-            assert any(answer is not None for answer in answers), "those who waited for the sync are told what became of it"
+            assert any(answer is not None for answer in answers), (
+                "those who waited for the sync are told what became of it"
+            )
             ready = or_none(lambda api: api.get("/readyz"), api)
             if ready is not None:
                 assert_problem(ready, 503, "storage_failed")
@@ -106,7 +127,9 @@ def test_the_first_sync_or_write_that_fails_ends_the_service_and_acknowledges_no
         ("pwrite", "commitlog"),
     ],
 )
-def test_any_other_file_of_the_store_that_fails_ends_it_too_and_everything_acknowledged_is_there(tmp_path, disk, call, file):
+def test_any_other_file_of_the_store_that_fails_ends_it_too_and_everything_acknowledged_is_there(
+    tmp_path, disk, call, file
+):
     sent: list[str] = []
     with ServerOnDisk(tmp_path / "data", disk, environment={**SMALL, **QUICK}) as server:
         with server.client() as api:
@@ -132,7 +155,11 @@ def test_who_waits_for_a_message_is_answered_when_the_disk_fails(tmp_path, disk)
     with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server:
         with server.client() as api, ThreadPoolExecutor(1) as beside:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-            waiting = beside.submit(or_none, lambda api: api.get("/v1/topics/orders/queues/0/messages?wait_ms=30000"), api)
+            waiting = beside.submit(
+                or_none,
+                lambda api: api.get("/v1/topics/orders/queues/0/messages?wait_ms=30000"),
+                api,
+            )
             until(lambda: "escrowmq_long_polls_open 1.0" in api.get("/metrics").text, "it waits")
             begun = time.monotonic()
 
@@ -146,10 +173,13 @@ def test_who_waits_for_a_message_is_answered_when_the_disk_fails(tmp_path, disk)
     assert took < 5
 
 
-# ------------------------------------------------------------------------------------------------------------------ full
+# --------------------------------------------------------------------------------------------------
+# full
 
 
-def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_goes_on_by_itself(tmp_path, disk):
+def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_goes_on_by_itself(
+    tmp_path, disk
+):
     with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         for name in "open", "decided", "to-commit", "to-roll-back":
@@ -164,7 +194,10 @@ def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_go
         ready = ok(api.get("/readyz"))
         assert "the disk is full" in ready["checks"].pop("store_writable")
         assert set(ready["checks"].values()) == {"ok"}
-        waiting = until(lambda: (now := loop(api, "schedules")) and "waits_for" in now and now, "what is due waits")
+        waiting = until(
+            lambda: (now := loop(api, "schedules")) and "waits_for" in now and now,
+            "what is due waits",
+        )
         assert waiting["waits_for"].startswith("StorageFull")
         assert (waiting["failures"], "last_error" in waiting) == (0, False)
         for name in "send", "raw", "batch", "begin":
@@ -175,7 +208,9 @@ def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_go
         ok(commit_offset(api, 0))
         assert ok(api.get("/v1/transactions/decided"))["state"] == "committed"
         assert ok(api.get("/v1/transactions/open"))["state"] == "prepared"
-        assert [item["offset"] for item in ok(api.get("/v1/groups/billing/offsets"))["items"]] == [0]
+        assert [item["offset"] for item in ok(api.get("/v1/groups/billing/offsets"))["items"]] == [
+            0
+        ]
         sent.append(settled["message_id"])
         assert [message["message_id"] for message in everything(api)][-len(sent) :] == sent
 
@@ -183,7 +218,9 @@ def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_go
         receipt = until(lambda: taken(send_much(api)), "it goes on", seconds=5)
         assert ok(api.get("/readyz"))["checks"]["store_writable"] == "ok"
         assert len(ok(api.get("/v1/topics/later/queues/0/messages?wait_ms=10000"))["messages"]) == 1
-        until(lambda: "waits_for" not in loop(api, "schedules"), "the run that delivered it has ended")
+        until(
+            lambda: "waits_for" not in loop(api, "schedules"), "the run that delivered it has ended"
+        )
 
         assert receipt["queue_offset"] == len(everything(api)) - 1
         known = {one["transaction_id"] for one in ok(api.get("/v1/transactions"))["items"]}
@@ -229,10 +266,13 @@ def test_a_log_that_cannot_be_written_keeps_nothing_from_being_done(tmp_path, di
         assert server.terminate() == 0
 
 
-# --------------------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------
+# helpers
 
 
-def or_none(ask: Callable[[httpx.Client], httpx.Response], api: httpx.Client) -> httpx.Response | None:
+def or_none(
+    ask: Callable[[httpx.Client], httpx.Response], api: httpx.Client
+) -> httpx.Response | None:
     """The answer; None where the connection was closed instead, or cannot be had."""
     try:
         return ask(api)
@@ -262,7 +302,12 @@ def everything(api: httpx.Client) -> list[dict[str, Any]]:
     """The messages of the one queue, in their order."""
     found: list[dict[str, Any]] = []
     while True:
-        page = ok(api.get(f"/v1/topics/orders/queues/0/messages?offset={len(found)}&max_messages=1000&payload=omit"))
+        page = ok(
+            api.get(
+                f"/v1/topics/orders/queues/0/messages?offset={len(found)}&max_messages=1000&"
+                "payload=omit"
+            )
+        )
         if not page["messages"]:
             return found
         found += page["messages"]

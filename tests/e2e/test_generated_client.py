@@ -1,7 +1,9 @@
-"""A client that a generator makes of our document: made without a warning, and every operation of it called on a live service.
+"""A client that a generator makes of our document: made without a warning, and every operation of
+it called on a live service.
 
-The examples of the document are the bodies where they can be; an answer counts as success once the client has parsed it into
-the model that the document promises. The generator is openapi-python-client.
+The examples of the document are the bodies where they can be; an answer counts as success once the
+client has parsed it into the model that the document promises. The generator is
+openapi-python-client.
 """
 
 import datetime
@@ -28,7 +30,8 @@ from tests.support.server import Server
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "openapi" / "openapi.json"
 PACKAGE = "generated_escrowmq_client"
-EXAMPLES = ROOT / "app" / "examples.json"  # answers for the document; EXAMPLES=write adds those that are missing
+# answers for the document; EXAMPLES=write adds those that are missing
+EXAMPLES = ROOT / "app" / "examples.json"
 KEY = "a-key"
 SOON = {"first_after_ms": 10, "interval_ms": 10}  # checks that are due at once
 
@@ -38,14 +41,20 @@ Operations = dict[str, tuple[str, dict[str, Any]]]
 def operations() -> Operations:
     """By operation id: the tag, and the operation."""
     document = json.loads(DOCUMENT.read_text("utf-8"))
-    return {one["operationId"]: (one["tags"][0], one) for path in document["paths"].values() for one in path.values()}
+    return {
+        one["operationId"]: (one["tags"][0], one)
+        for path in document["paths"].values()
+        for one in path.values()
+    }
 
 
 OPERATIONS = operations()
 
 
 class Generated:
-    """The generated package, its client of a service, and which of its operations have been called with success."""
+    """The generated package, its client of a service, and which of its operations have been called
+    with success.
+    """
 
     def __init__(self, server: Server) -> None:
         self.models = importlib.import_module(f"{PACKAGE}.models")
@@ -53,11 +62,18 @@ class Generated:
         self._url = server.url
         self.client = self.for_key(KEY)
         self.succeeded: set[str] = set()
-        self.answers: dict[str, dict[str, Any]] = {}  # the first one of each operation, by its status
+        # the first one of each operation, by its status
+        self.answers: dict[str, dict[str, Any]] = {}
 
     def for_key(self, key: str) -> Any:
-        options = {"timeout": httpx.Timeout(30), "raise_on_unexpected_status": True, "httpx_args": {"trust_env": False}}
-        return importlib.import_module(PACKAGE).AuthenticatedClient(base_url=self._url, token=key, **options)
+        options = {
+            "timeout": httpx.Timeout(30),
+            "raise_on_unexpected_status": True,
+            "httpx_args": {"trust_env": False},
+        }
+        return importlib.import_module(PACKAGE).AuthenticatedClient(
+            base_url=self._url, token=key, **options
+        )
 
     def module(self, operation_id: str) -> ModuleType:
         tag, _ = OPERATIONS[operation_id]
@@ -76,7 +92,9 @@ class Generated:
 
     def call(self, operation_id: str, *arguments: Any, status: int, **keywords: Any) -> Any:
         """The parsed answer, of the type that the document has for this status."""
-        response = self.module(operation_id).sync_detailed(*arguments, client=self.client, **keywords)
+        response = self.module(operation_id).sync_detailed(
+            *arguments, client=self.client, **keywords
+        )
         assert response.status_code == status, response.content
         if status == 204:
             assert (response.parsed, response.content) == (None, b"")
@@ -89,7 +107,8 @@ class Generated:
             self.succeeded.add(operation_id)
             return response.parsed
         assert type(response.parsed).__name__ == schema["$ref"].rpartition("/")[2]
-        # Nothing is lost and nothing is unknown: the model gives back what was sent, field by field.
+        # Nothing is lost and nothing is unknown: the model gives back what was sent, field by
+        # field.
         assert as_plain(response.parsed.to_dict()) == as_plain(json.loads(response.content))
         assert unknown_fields(response.parsed) == []
         if status < 300:
@@ -99,7 +118,9 @@ class Generated:
 
 
 def as_plain(value: Any) -> Any:
-    """Times in one spelling: the client writes +00:00 and microseconds, the service Z and milliseconds."""
+    """Times in one spelling: the client writes +00:00 and microseconds, the service Z and
+    milliseconds.
+    """
     if isinstance(value, dict):
         return {name: as_plain(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -110,14 +131,18 @@ def as_plain(value: Any) -> Any:
 
 
 def unknown_fields(value: Any) -> list[str]:
-    """Fields of an answer that the document does not have. A map has no others; what stands in it is the sender's."""
+    """Fields of an answer that the document does not have.
+
+    A map has no others; what stands in it is the sender's.
+    """
     if isinstance(value, list):
         return [name for item in value for name in unknown_fields(item)]
     names = [field.name for field in getattr(type(value), "__attrs_attrs__", ())]
     if names in ([], ["additional_properties"]):
         return []
     known = [getattr(value, name) for name in names if name != "additional_properties"]
-    return [*getattr(value, "additional_properties", ()), *unknown_fields(known)]  # what is taken in has none
+    # what is taken in has none
+    return [*getattr(value, "additional_properties", ()), *unknown_fields(known)]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +152,9 @@ def server(tmp_path_factory) -> Iterator[Server]:
         "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["localhost"]',
         "ESCROWMQ_AUDIT__PROGRAM": json.dumps([sys.executable, report_program.__file__]),
     }
-    with Server(tmp_path_factory.mktemp("service") / "data", dev=False, environment=environment) as running:
+    with Server(
+        tmp_path_factory.mktemp("service") / "data", dev=False, environment=environment
+    ) as running:
         yield running
 
 
@@ -137,8 +164,19 @@ def generation(tmp_path_factory) -> Iterator[subprocess.CompletedProcess[str]]:
     tools = Path(sys.executable).parent
     folder = tmp_path_factory.mktemp("generated")
     config = DOCUMENT.with_name("generator.yaml")
-    command = [tools / "openapi-python-client", "generate", "--path", DOCUMENT, "--output-path", folder / PACKAGE]
-    environment = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}  # it calls ruff
+    command = [
+        tools / "openapi-python-client",
+        "generate",
+        "--path",
+        DOCUMENT,
+        "--output-path",
+        folder / PACKAGE,
+    ]
+    # it calls ruff
+    environment = os.environ | {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "200",
+    }
     done = subprocess.run(
         [*command, "--meta", "none", "--config", config, "--fail-on-warning"],
         capture_output=True,
@@ -168,9 +206,16 @@ def test_the_client_is_generated_without_a_warning(generation):
 
 def test_it_has_every_operation_of_the_document_and_no_other(generated):
     folder = Path(importlib.import_module(f"{PACKAGE}.api").__path__[0])
-    made = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py") if path.stem != "__init__"}
+    made = {
+        path.relative_to(folder).with_suffix("").as_posix()
+        for path in folder.rglob("*.py")
+        if path.stem != "__init__"
+    }
 
-    assert made == {f"{tag}/{generated.module(name).__name__.rpartition('.')[2]}" for name, (tag, _) in OPERATIONS.items()}
+    assert made == {
+        f"{tag}/{generated.module(name).__name__.rpartition('.')[2]}"
+        for name, (tag, _) in OPERATIONS.items()
+    }
 
 
 def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
@@ -200,11 +245,20 @@ def test_what_is_refused_is_parsed_as_a_problem(generated):
 
     refused = [
         generated.call("getTopic", "nobody-made-it", status=404),
-        generated.call("createTopic", body=generated.body("createTopic", topic="%RETRY%x"), status=422),
-        generated.call("createTopic", body=generated.body("createTopic", topic=topic, queues=7), status=409),
+        generated.call(
+            "createTopic", body=generated.body("createTopic", topic="%RETRY%x"), status=422
+        ),
+        generated.call(
+            "createTopic", body=generated.body("createTopic", topic=topic, queues=7), status=409
+        ),
         generated.call("commitTransaction", "nobody-began-it", status=404),
         generated.call("getSchedule", "nobody-made-it", status=404),
-        generated.call("sendMessage", topic, body=generated.model("MessageInput", **too_late["message"]), status=422),
+        generated.call(
+            "sendMessage",
+            topic,
+            body=generated.model("MessageInput", **too_late["message"]),
+            status=422,
+        ),
     ]
 
     assert [problem.code for problem in refused] == [
@@ -225,13 +279,16 @@ def test_who_has_another_key_is_told_so_in_a_parsed_problem(generated, server):
     assert (answer.status_code, answer.parsed.code) == (401, "unauthenticated")
 
 
-# ----------------------------------------------------------------------------------------------------------- what is called
+# --------------------------------------------------------------------------------------------------
+# what is called
 
 
 def make_topic(generated: Generated) -> str:
     """A topic of one queue; its name."""
     name = f"topic-{next(_numbers)}"
-    return generated.call("createTopic", body=generated.model("TopicInput", topic=name, queues=1), status=201).topic
+    return generated.call(
+        "createTopic", body=generated.model("TopicInput", topic=name, queues=1), status=201
+    ).topic
 
 
 _numbers = count(1)
@@ -240,7 +297,11 @@ _numbers = count(1)
 def write_examples(answers: dict[str, dict[str, Any]]) -> None:
     """What is there stays as it is: it would be another one with each run."""
     kept = json.loads(EXAMPLES.read_text("utf-8")) if EXAMPLES.exists() else {}
-    found = {name: kept.get(name, answers.get(name)) for name in OPERATIONS if name in kept or name in answers}
+    found = {
+        name: kept.get(name, answers.get(name))
+        for name in OPERATIONS
+        if name in kept or name in answers
+    }
     EXAMPLES.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
@@ -254,12 +315,16 @@ def make_topics(generated: Generated) -> None:
     generated.call("deleteTopic", "put", if_match='"1"', status=204)
     assert made in generated.call("listTopics", page_size=1_000, status=200).items
     assert isinstance(made.created_at, datetime.datetime)
-    changed = generated.call("updateTopic", made.topic, body=generated.body("updateTopic"), if_match='"1"', status=200)
+    changed = generated.call(
+        "updateTopic", made.topic, body=generated.body("updateTopic"), if_match='"1"', status=200
+    )
     assert (changed.revision, changed.max_delay_ms) == (2, 86_400_000)
     assert generated.call("getTopicStats", made.topic, status=200).queues == 4
 
     queues = generated.call("listQueues", made.topic, status=200).items
-    assert [(queue.queue_id, queue.min_offset, queue.max_offset) for queue in queues] == [(n, 0, 0) for n in range(4)]
+    assert [(queue.queue_id, queue.min_offset, queue.max_offset) for queue in queues] == [
+        (n, 0, 0) for n in range(4)
+    ]
 
 
 def send_and_pull(generated: Generated) -> None:
@@ -267,20 +332,41 @@ def send_and_pull(generated: Generated) -> None:
 
     receipt = generated.call("sendMessage", topic, body=sent, idempotency_key="once", status=201)
     again = generated.call("sendMessage", topic, body=sent, idempotency_key="once", status=201)
-    batch = generated.call("sendMessageBatch", topic, body=generated.body("sendMessageBatch"), status=201)
-    mixed = generated.body("sendMessageBatch", atomic=False, entries=[{"message": {"json": 3}}, {"message": {}}])
+    batch = generated.call(
+        "sendMessageBatch", topic, body=generated.body("sendMessageBatch"), status=201
+    )
+    mixed = generated.body(
+        "sendMessageBatch", atomic=False, entries=[{"message": {"json": 3}}, {"message": {}}]
+    )
     partly = generated.call("sendMessageBatch", topic, body=mixed, status=207)
     raw = generated.types.File(payload=BytesIO(b"\x00\xff"))
     durability = generated.models.SendMessageRawMessageRequireDurability.SYNCED
-    generated.call("sendMessageRaw", topic, body=raw, message_key="8813", message_require_durability=durability, status=201)
+    generated.call(
+        "sendMessageRaw",
+        topic,
+        body=raw,
+        message_key="8813",
+        message_require_durability=durability,
+        status=201,
+    )
 
     lines = generated.types.File(payload=BytesIO(b'{"id":"1","message":{"payload":"streamed"}}\n'))
-    answers = generated.call("sendMessageStream", topic, body=lines, idempotency_key="all", status=200).payload.getvalue()
+    answers = generated.call(
+        "sendMessageStream", topic, body=lines, idempotency_key="all", status=200
+    ).payload.getvalue()
     assert [json.loads(line)["status"] for line in answers.splitlines()] == [201]
 
-    assert (again.message_id, receipt.deduplicated, again.deduplicated) == (receipt.message_id, False, True)
+    assert (again.message_id, receipt.deduplicated, again.deduplicated) == (
+        receipt.message_id,
+        False,
+        True,
+    )
     assert [(one.id, one.receipt.queue_offset) for one in batch.results] == [("a", 1), ("b", 2)]
-    assert (partly.accepted, partly.rejected, partly.results[1].problem.code) == (1, 1, "validation_failed")
+    assert (partly.accepted, partly.rejected, partly.results[1].problem.code) == (
+        1,
+        1,
+        "validation_failed",
+    )
     page = generated.call("pullMessages", topic, 0, offset=0, wait_ms=1_000, status=200)
     assert [(one.payload, one.payload_encoding) for one in page.messages] == [
         ('{"order_id":8812,"total":"19.90"}', "utf8"),
@@ -291,11 +377,17 @@ def send_and_pull(generated: Generated) -> None:
         ("streamed", "utf8"),
     ]
     first = page.messages[0]
-    assert (first.key, first.tag, first.properties.to_dict()) == ("8812", "created", {"source": "shop"})
+    assert (first.key, first.tag, first.properties.to_dict()) == (
+        "8812",
+        "created",
+        {"source": "shop"},
+    )
     assert page.messages[-2].key == "8813"
     found = generated.call("searchOffset", topic, 0, at=first.stored_at, status=200)
     assert (found.offset, found.stored_at) == (0, receipt.stored_at)
-    since = generated.call("pullMessages", topic, 0, from_=first.stored_at, max_messages=1, status=200)
+    since = generated.call(
+        "pullMessages", topic, 0, from_=first.stored_at, max_messages=1, status=200
+    )
     assert since.messages == [first]
 
 
@@ -305,9 +397,14 @@ def look_up(generated: Generated) -> None:
 
     message = generated.call("getMessage", receipt.message_id, status=200)
     assert message.payload == '{"order_id":8812,"total":"19.90"}'
-    (found,) = generated.call("queryMessages", topic=topic, key="8812", from_=message.stored_at, status=200).items
+    (found,) = generated.call(
+        "queryMessages", topic=topic, key="8812", from_=message.stored_at, status=200
+    ).items
     assert found.to_dict() == message.to_dict()
-    assert generated.call("getMessageTrace", receipt.message_id, status=200).items[-1].event == "indexed"
+    assert (
+        generated.call("getMessageTrace", receipt.message_id, status=200).items[-1].event
+        == "indexed"
+    )
     generated.call("getMessagePayload", receipt.message_id, status=200)
     generated.call("getMessagePayload", receipt.message_id, range_="bytes=0-3", status=206)
     assert generated.call("getMessage", "msg_nobody", status=404).code == "message_not_found"
@@ -319,7 +416,9 @@ def look_at_the_disk(generated: Generated) -> None:
     assert disk.clean_above < disk.force_above < disk.refuse_above
     task = generated.call("verifyStore", status=202)
     assert task.kind == "verify_store"
-    assert generated.call("runRetention", body=generated.body("runRetention"), status=200).total == 0
+    assert (
+        generated.call("runRetention", body=generated.body("runRetention"), status=200).total == 0
+    )
     flushed = generated.call("flushStore", status=200)
     assert generated.call("getDurability", offset=flushed.synced_offset - 1, status=200).synced
     assert generated.call("getRecoveryReport", status=200).took_ms >= 0
@@ -330,10 +429,17 @@ def look_at_the_disk(generated: Generated) -> None:
 
 def audit(generated: Generated) -> None:
     asked = generated.body("createAuditReport")
-    report_id = generated.call("createAuditReport", body=asked, idempotency_key="march", status=202).report_id
+    report_id = generated.call(
+        "createAuditReport", body=asked, idempotency_key="march", status=202
+    ).report_id
     generated.answers.pop("getAuditReport", None)
     until(
-        lambda: generated.module("getAuditReport").sync_detailed(report_id, client=generated.client).parsed.state == "done",
+        lambda: (
+            generated.module("getAuditReport")
+            .sync_detailed(report_id, client=generated.client)
+            .parsed.state
+            == "done"
+        ),
         "the report is made",
         seconds=report_program.PATIENCE_SECONDS,
     )
@@ -343,13 +449,23 @@ def audit(generated: Generated) -> None:
     assert report.checks_asked == list(report.checks.to_dict()) == ["queues", "delays"]
     (gap,) = [one for one in report.findings.items if one.verdict == "queue_gap"]
     assert (gap.check, gap.evidence["topic"], gap.evidence["missing"]) == ("queues", "orders", 2)
-    assert report_id in [one.report_id for one in generated.call("listAuditReports", state="done", status=200).items]
-    assert len(generated.call("listAuditFindings", report_id, verdict="damaged", status=200).items) == 1
+    assert report_id in [
+        one.report_id for one in generated.call("listAuditReports", state="done", status=200).items
+    ]
+    assert (
+        len(generated.call("listAuditFindings", report_id, verdict="damaged", status=200).items)
+        == 1
+    )
     generated.call("downloadAuditReport", report_id, status=200)
-    transaction = generated.call("beginTransaction", body=generated.body("beginTransaction"), status=201)
+    transaction = generated.call(
+        "beginTransaction", body=generated.body("beginTransaction"), status=201
+    )
     generated.call("commitTransaction", transaction.transaction_id, status=200)
     proof = generated.call("getTransactionProof", transaction.transaction_id, status=200)
-    assert (proof.verdict, [one.kind for one in proof.records]) == ("committed_once", ["half", "final", "op"])
+    assert (proof.verdict, [one.kind for one in proof.records]) == (
+        "committed_once",
+        ["half", "final", "op"],
+    )
     assert generated.call("listAuditSegments", status=200).items[0].begin == 0
     generated.call("deleteAuditReport", report_id, status=204)
     assert generated.call("getAuditReport", report_id, status=410).code == "report_expired"
@@ -361,13 +477,19 @@ def ask_and_reply(generated: Generated) -> None:
 
     pending = generated.call("sendRequest", topic, body=asking, idempotency_key="q-55", status=202)
     assert generated.call("getRequest", pending.request_id, status=200) == pending
-    answer = generated.call("replyToRequest", pending.request_id, body=generated.body("replyToRequest"), status=200)
+    answer = generated.call(
+        "replyToRequest", pending.request_id, body=generated.body("replyToRequest"), status=200
+    )
     replied = generated.call("sendRequest", topic, body=asking, idempotency_key="q-55", status=200)
     cancelled = generated.call("sendRequest", topic, body=asking, status=202)
     slow = generated.body("sendRequest", timeout_ms=1, wait_ms=1_000)
 
     assert (answer.state, answer.late, answer.settled) == ("replied", False, False)
-    assert (replied.request_id, replied.state, replied.reply.payload) == (pending.request_id, "replied", '{"price":"4.20"}')
+    assert (replied.request_id, replied.state, replied.reply.payload) == (
+        pending.request_id,
+        "replied",
+        '{"price":"4.20"}',
+    )
     assert generated.call("cancelRequest", cancelled.request_id, status=200).state == "cancelled"
     assert generated.call("sendRequest", topic, body=slow, status=504).code == "reply_timeout"
 
@@ -377,7 +499,12 @@ def commit_offsets(generated: Generated) -> None:
     generated.call("sendMessage", topic, body=generated.body("sendMessage"), status=201)
     offsets = [{"topic": topic, "queue_id": 0, "offset": 1}]
 
-    committed = generated.call("commitOffsets", "warehouse", body=generated.body("commitOffsets", offsets=offsets), status=200)
+    committed = generated.call(
+        "commitOffsets",
+        "warehouse",
+        body=generated.body("commitOffsets", offsets=offsets),
+        status=200,
+    )
 
     assert [(one.topic, one.offset, one.max_offset) for one in committed.items] == [(topic, 1, 1)]
     assert generated.call("getOffsets", "warehouse", topic=topic, status=200) == committed
@@ -387,16 +514,24 @@ def consume(generated: Generated) -> None:
     topic = make_topic(generated)
     for _ in range(5):
         generated.call("sendMessage", topic, body=generated.body("sendMessage"), status=201)
-    rules = generated.body("putGroup", topics=[{"topic": topic}], backoff_ms=[60_000], skip_lag_over=1_000)
+    rules = generated.body(
+        "putGroup", topics=[{"topic": topic}], backoff_ms=[60_000], skip_lag_over=1_000
+    )
     group = generated.call("putGroup", "consumers", body=rules, status=201)
     assert generated.call("putGroup", "consumers", body=rules, status=200) == group
     assert generated.call("getGroup", "consumers", status=200) == group
     assert group in generated.call("listGroups", page_size=1_000, status=200).items
 
-    received = generated.call("receiveMessages", "consumers", body=generated.body("receiveMessages"), status=200)
-    assert [(one.attempt, one.queue_offset) for one in received.messages] == [(1, offset) for offset in range(5)]
+    received = generated.call(
+        "receiveMessages", "consumers", body=generated.body("receiveMessages"), status=200
+    )
+    assert [(one.attempt, one.queue_offset) for one in received.messages] == [
+        (1, offset) for offset in range(5)
+    ]
     page = generated.call("listLeases", "consumers", page_size=2, status=200)
-    assert [(one.message_id, one.attempt) for one in page.items] == [(one.message_id, 1) for one in received.messages[:2]]
+    assert [(one.message_id, one.attempt) for one in page.items] == [
+        (one.message_id, 1) for one in received.messages[:2]
+    ]
     rest = generated.call("listLeases", "consumers", page_token=page.next_page_token, status=200)
     assert [one.queue_offset for one in rest.items] == [2, 3, 4]
     assert not rest.next_page_token
@@ -418,32 +553,61 @@ def consume(generated: Generated) -> None:
     settle(generated, "ackMessages", fourth)
     settle(generated, "ackMessages", fifth)
     reset = generated.body("resetOffsets", topic=topic)
-    assert generated.call("resetOffsets", "consumers", body=reset, status=200).messages_affected == 5
+    assert (
+        generated.call("resetOffsets", "consumers", body=reset, status=200).messages_affected == 5
+    )
     generated.call("deleteGroup", "consumers", if_match='"1"', status=204)
     assert generated.call("getGroup", "consumers", status=404).code == "group_not_found"
 
 
 def redrive_and_purge(generated: Generated, topic: str) -> None:
     (dead,) = generated.call("listDeadLetters", "consumers", page_size=10, status=200).items
-    assert (dead.origin_topic, dead.reason, dead.attempts, dead.message.queue_offset) == (topic, "bad schema", 1, 2)
+    assert (dead.origin_topic, dead.reason, dead.attempts, dead.message.queue_offset) == (
+        topic,
+        "bad schema",
+        1,
+        2,
+    )
     assert generated.call("getDeadLetter", "consumers", dead.message.message_id, status=200) == dead
-    counted = generated.call("redriveDeadLetters", "consumers", body=generated.body("redriveDeadLetters"), status=200)
+    counted = generated.call(
+        "redriveDeadLetters", "consumers", body=generated.body("redriveDeadLetters"), status=200
+    )
     assert (counted.dry_run, counted.total) == (True, 1)
     wanted = generated.model("RedriveInput", select="query", topic=topic, reason_contains="schema")
-    begun = generated.call("redriveDeadLetters", "consumers", body=wanted, idempotency_key="once", status=202)
-    again = generated.call("redriveDeadLetters", "consumers", body=wanted, idempotency_key="once", status=202)
+    begun = generated.call(
+        "redriveDeadLetters", "consumers", body=wanted, idempotency_key="once", status=202
+    )
+    again = generated.call(
+        "redriveDeadLetters", "consumers", body=wanted, idempotency_key="once", status=202
+    )
     assert begun.task_id == again.task_id
-    until(lambda: generated.call("getTask", begun.task_id, status=200).state == "done", "the task is done")
+    until(
+        lambda: generated.call("getTask", begun.task_id, status=200).state == "done",
+        "the task is done",
+    )
     (task,) = generated.call("listTasks", group="consumers", state="done", status=200).items
-    assert (task.total, task.done, task.failed, task.failures, task.failures_omitted) == (1, 1, 0, [], 0)
+    assert (task.total, task.done, task.failed, task.failures, task.failures_omitted) == (
+        1,
+        1,
+        0,
+        [],
+        0,
+    )
     assert generated.call("cancelTask", task.task_id, status=200) == task
-    assert generated.call("getDeadLetter", "consumers", dead.message.message_id, status=404).code == "message_not_found"
+    assert (
+        generated.call("getDeadLetter", "consumers", dead.message.message_id, status=404).code
+        == "message_not_found"
+    )
     assert generated.call("purgeDeadLetters", "consumers", status=200).purged == 0
 
 
-def settle(generated: Generated, verb: str, handle: str, *, status: int = 200, **fields: Any) -> Any:
+def settle(
+    generated: Generated, verb: str, handle: str, *, status: int = 200, **fields: Any
+) -> Any:
     entries = [{"receipt_handle": handle, **fields}]
-    return generated.call(verb, "consumers", body=generated.body(verb, entries=entries), status=status)
+    return generated.call(
+        verb, "consumers", body=generated.body(verb, entries=entries), status=status
+    )
 
 
 def move_and_cancel(generated: Generated) -> None:
@@ -451,31 +615,51 @@ def move_and_cancel(generated: Generated) -> None:
     body = generated.body("sendMessage", delay_ms=3_600_000)
     receipt = generated.call("sendMessage", topic, body=body, status=201)
 
-    (listed,) = generated.call("listSchedules", topic=topic, state="scheduled", page_size=10, status=200).items
+    (listed,) = generated.call(
+        "listSchedules", topic=topic, state="scheduled", page_size=10, status=200
+    ).items
     assert (listed.schedule_id, listed.deliver_at) == (receipt.schedule_id, receipt.deliver_at)
     assert generated.call("getSchedule", receipt.schedule_id, status=200) == listed
     later = (receipt.deliver_at + datetime.timedelta(hours=1)).isoformat()
     moving = generated.model("RescheduleInput", deliver_at=later)
-    moved = generated.call("rescheduleMessage", receipt.schedule_id, body=moving, if_match='"1"', status=200)
+    moved = generated.call(
+        "rescheduleMessage", receipt.schedule_id, body=moving, if_match='"1"', status=200
+    )
     cancelled = generated.call("cancelSchedule", receipt.schedule_id, status=200)
     assert (moved.revision, moved.state, cancelled.state) == (2, "scheduled", "cancelled")
-    assert generated.call("rescheduleMessage", receipt.schedule_id, body=moving, status=409).code == "already_cancelled"
+    assert (
+        generated.call("rescheduleMessage", receipt.schedule_id, body=moving, status=409).code
+        == "already_cancelled"
+    )
 
 
 def fire_by_cron(generated: Generated) -> None:
     topic = make_topic(generated)
     body = generated.body("createSchedule", topic=topic)
 
-    preview = generated.call("createSchedule", body=generated.body("createSchedule", topic=topic, dry_run=True), status=200)
+    preview = generated.call(
+        "createSchedule",
+        body=generated.body("createSchedule", topic=topic, dry_run=True),
+        status=200,
+    )
     made = generated.call("createSchedule", body=body, idempotency_key="cron", status=201)
     again = generated.call("createSchedule", body=body, idempotency_key="cron", status=201)
     assert (made.kind, made.deliver_at, again) == ("cron", preview.items[0].at, made)
-    assert generated.call("listOccurrences", made.schedule_id, count=10, status=200).items == preview.items
+    assert (
+        generated.call("listOccurrences", made.schedule_id, count=10, status=200).items
+        == preview.items
+    )
     changing = generated.model("RescheduleInput", paused=True, message={"payload": "x"})
     paused = generated.call("rescheduleMessage", made.schedule_id, body=changing, status=200)
     kind = generated.models.ListSchedulesKind.CRON
-    (listed,) = generated.call("listSchedules", topic=topic, kind=kind, state="paused", status=200).items
-    assert (paused.state, paused.message.payload, listed.schedule_id) == ("paused", "x", made.schedule_id)
+    (listed,) = generated.call(
+        "listSchedules", topic=topic, kind=kind, state="paused", status=200
+    ).items
+    assert (paused.state, paused.message.payload, listed.schedule_id) == (
+        "paused",
+        "x",
+        made.schedule_id,
+    )
     assert generated.call("cancelSchedule", made.schedule_id, status=200).state == "cancelled"
     wrong = generated.body("createSchedule", topic=topic, cron="0 0 31 4 *")
     assert generated.call("createSchedule", body=wrong, status=422).code == "validation_failed"
@@ -485,47 +669,89 @@ def decide_transactions(generated: Generated) -> None:
     committed, rolled_back, resolved = (begin(generated, "deciders", {}) for _ in range(3))
     assert committed.state == "prepared"
 
-    done = generated.call("commitTransaction", committed.transaction_id, body=generated.body("commitTransaction"), status=200)
+    done = generated.call(
+        "commitTransaction",
+        committed.transaction_id,
+        body=generated.body("commitTransaction"),
+        status=200,
+    )
     again = generated.call("commitTransaction", committed.transaction_id, status=200)
     undone = generated.call(
-        "rollbackTransaction", rolled_back.transaction_id, body=generated.body("rollbackTransaction"), status=200
+        "rollbackTransaction",
+        rolled_back.transaction_id,
+        body=generated.body("rollbackTransaction"),
+        status=200,
     )
     by_hand = generated.call(
-        "resolveTransaction", resolved.transaction_id, body=generated.body("resolveTransaction"), status=200
+        "resolveTransaction",
+        resolved.transaction_id,
+        body=generated.body("resolveTransaction"),
+        status=200,
     )
     conflict = generated.call("rollbackTransaction", committed.transaction_id, status=409)
 
-    assert (done.state, done.replayed, again.replayed, undone.state) == ("committed", False, True, "rolled_back")
-    assert (undone.reason, by_hand.resolved_by, by_hand.reason) == ("payment refused", "operator", "INC-311")
+    assert (done.state, done.replayed, again.replayed, undone.state) == (
+        "committed",
+        False,
+        True,
+        "rolled_back",
+    )
+    assert (undone.reason, by_hand.resolved_by, by_hand.reason) == (
+        "payment refused",
+        "operator",
+        "INC-311",
+    )
     assert conflict.context.to_dict() == {"state": "committed", "resolved_by": "producer"}
     seen = generated.call("getTransaction", committed.transaction_id, status=200)
-    assert (seen.state, seen.resolved_at, seen.messages) == ("committed", done.resolved_at, done.messages)
+    assert (seen.state, seen.resolved_at, seen.messages) == (
+        "committed",
+        done.resolved_at,
+        done.messages,
+    )
     events = generated.call("getTransactionHistory", committed.transaction_id, status=200).items
     assert [event.event for event in events] == ["half_stored", "committed"]
-    assert "was committed by its producer" in generated.call("explainTransaction", committed.transaction_id, status=200).summary
-    listed = generated.call("listTransactions", producer_group="deciders", state="committed,rolled_back", status=200)
-    assert [one.transaction_id for one in listed.items] == [one.transaction_id for one in (committed, rolled_back, resolved)]
+    assert (
+        "was committed by its producer"
+        in generated.call("explainTransaction", committed.transaction_id, status=200).summary
+    )
+    listed = generated.call(
+        "listTransactions", producer_group="deciders", state="committed,rolled_back", status=200
+    )
+    assert [one.transaction_id for one in listed.items] == [
+        one.transaction_id for one in (committed, rolled_back, resolved)
+    ]
 
 
 def answer_checks(generated: Generated) -> None:
-    group = generated.call("putProducerGroup", "answerers", body=generated.body("putProducerGroup"), status=201)
+    group = generated.call(
+        "putProducerGroup", "answerers", body=generated.body("putProducerGroup"), status=201
+    )
     assert generated.call("putProducerGroup", "answerers", status=200) == group
     assert generated.call("getProducerGroup", "answerers", status=200) == group
     begun = begin(generated, "answerers", SOON | {"max_answers": 1})
 
     unknown = answered(generated, begun.transaction_id, "unknown", status=200)
     assert (unknown.accepted, unknown.results[0].state) == (1, "held")
-    resumed = generated.call("resumeTransaction", begun.transaction_id, body=generated.body("resumeTransaction"), status=200)
+    resumed = generated.call(
+        "resumeTransaction",
+        begun.transaction_id,
+        body=generated.body("resumeTransaction"),
+        status=200,
+    )
     assert (resumed.state, resumed.answers) == ("prepared", 0)
     assert generated.call("checkTransaction", begun.transaction_id, status=200).state == "prepared"
     committed = answered(generated, begun.transaction_id, "commit", status=200)
     assert committed.results[0].state == "committed"
-    refused = generated.call("answerChecks", "answerers", body=generated.body("answerChecks"), status=207)
+    refused = generated.call(
+        "answerChecks", "answerers", body=generated.body("answerChecks"), status=207
+    )
     assert refused.results[0].problem.code == "check_not_open"
 
 
 def configure_webhook(generated: Generated) -> None:
-    wanted = generated.body("putProducerGroup", check_mode="webhook", check_url="https://93.184.215.14/mq/check")
+    wanted = generated.body(
+        "putProducerGroup", check_mode="webhook", check_url="https://93.184.215.14/mq/check"
+    )
     group = generated.call("putProducerGroup", "asked", body=wanted, status=201)
     rotated = generated.call("rotateSigningSecret", "asked", status=200)
     found = generated.call("getProducerGroup", "asked", status=200)
@@ -533,7 +759,9 @@ def configure_webhook(generated: Generated) -> None:
     assert len({group.signing_secret, rotated.signing_secret, found.signing_secret}) == 3
     assert isinstance(rotated.previous_secret_expires_at, datetime.datetime)
     assert "signing_secret" not in found.to_dict()
-    refused = generated.call("putProducerGroup", "asked", body=generated.body("putProducerGroup", **LOCAL), status=422)
+    refused = generated.call(
+        "putProducerGroup", "asked", body=generated.body("putProducerGroup", **LOCAL), status=422
+    )
     assert refused.code == "check_url_refused"
     elsewhere = generated.body("putProducerGroup", **NOBODY_THERE)
     generated.call("putProducerGroup", "asked", body=elsewhere, if_match='"2"', status=200)
@@ -563,8 +791,10 @@ def answered(generated: Generated, transaction_id: str, decision: str, *, status
     wanted = generated.body("receiveChecks", max_checks=1, wait_ms=10_000)
     (check,) = generated.call("receiveChecks", "answerers", body=wanted, status=200).checks
     assert check.transaction_id == transaction_id
-    (answer,) = OPERATIONS["answerChecks"][1]["requestBody"]["content"]["application/json"]["examples"]["answerChecks"][
-        "value"
-    ]["answers"]
-    body = generated.body("answerChecks", answers=[answer | {"check_id": check.check_id, "decision": decision}])
+    (answer,) = OPERATIONS["answerChecks"][1]["requestBody"]["content"]["application/json"][
+        "examples"
+    ]["answerChecks"]["value"]["answers"]
+    body = generated.body(
+        "answerChecks", answers=[answer | {"check_id": check.check_id, "decision": decision}]
+    )
     return generated.call("answerChecks", "answerers", body=body, status=status)

@@ -1,4 +1,6 @@
-"""HTTP itself: what is no HTTP is refused as everything is, what is odd but allowed works, nothing gets out of step."""
+"""HTTP itself: what is no HTTP is refused as everything is, what is odd but allowed works, nothing
+gets out of step.
+"""
 
 import json
 import socket
@@ -11,7 +13,11 @@ from tests.support.server import Server
 
 LIVE = b'{"live":true}'
 SLOW = {"ESCROWMQ_HTTP__HEAD_TIMEOUT_MS": "200", "ESCROWMQ_HTTP__BODY_TIMEOUT_MS": "400"}
-H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+H2C = (
+    "Connection: Upgrade, HTTP2-Settings",
+    "Upgrade: h2c",
+    "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
+)
 
 
 def post(body: bytes, *headers: str, path: str = "/v1/topics", **options) -> bytes:
@@ -43,19 +49,27 @@ NOT_HTTP = {
     "a method that nobody knows": b"FETCH /livez HTTP/1.1\r\n\r\n",
     "a version that nobody knows": b"GET /livez HTTP/9.9\r\n\r\n",
     "a proxy's request": b"CONNECT shop:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a proxy's request with an upgrade": b"CONNECT shop:443 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    "a proxy's request with an upgrade": b"CONNECT shop:443 HTTP/1.1\r\nConnection: "
+    b"Upgrade\r\nUpgrade: h2c\r\n\r\n",
     "a path that is no ASCII": "GET /v1/topics/ü HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
     "a space in the path": b"GET /v1/topics/a b HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "chunks in version 1.0": b"POST /v1/topics HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    + chunked(b"{}"),
-    "a chunk extension without end": POST + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"a" * 1_000_000,
-    "chunk extensions": POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" + b"a" * 1_000 + b"\r\n \r\n") * 1_000,
-    "a trailer without end": POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 1_000_000,
+    "chunks in version 1.0": b"POST /v1/topics HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: "
+    b"chunked\r\n\r\n" + chunked(b"{}"),
+    "a chunk extension without end": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n2;"
+    + b"a" * 1_000_000,
+    "chunk extensions": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + (b"1;" + b"a" * 1_000 + b"\r\n \r\n") * 1_000,
+    "a trailer without end": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: "
+    + b"a" * 1_000_000,
     "too many trailers": POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 60_000,
     "no host": b"GET /livez HTTP/1.1\r\n\r\n",
     "no host, as a proxy would be asked": b"GET http://localhost/livez HTTP/1.1\r\n\r\n",
     "two hosts": GET + b"Host: localhost\r\n\r\n",
-    "two hosts in version 1.0": b"GET /livez HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+    "two hosts in version 1.0": b"GET /livez HTTP/1.0\r\nHost: localhost\r\nHost: "
+    b"localhost\r\n\r\n",
     "a host that is none": b"GET /livez HTTP/1.1\r\nHost: local host\r\n\r\n",
     "a header on two lines": GET + b"X: a\r\n b\r\n\r\n",
     "a space before the colon": GET + b"X : a\r\n\r\n",
@@ -64,14 +78,19 @@ NOT_HTTP = {
     "bare line feeds": b"GET /livez HTTP/1.1\nHost: localhost\n\n",
     "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
     "the same length twice": POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
-    "a length and chunks": POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and a length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
+    "a length and chunks": POST
+    + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": POST
+    + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
     "a chunk of no size": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     "a chunk of a negative size": POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n",
     "a chunk of any size": POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
-    "a chunk that is longer than it says": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX0\r\n\r\n",
+    "a chunk that is longer than it says": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX0\r\n\r\n",
     "another transfer encoding": POST + b"Transfer-Encoding: gzip\r\n\r\n{}",
-    "another transfer encoding, chunked": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + chunked(b"{}"),
+    "another transfer encoding, chunked": POST
+    + b"Transfer-Encoding: gzip, chunked\r\n\r\n"
+    + chunked(b"{}"),
     "nearly chunked": POST + b"Transfer-Encoding: xchunked\r\n\r\n" + chunked(b"{}"),
     "a head without end": b"GET /livez HTTP/1.1\r\nX: " + b"a" * 1_000_000,
     "a head that is too large": GET + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
@@ -93,7 +112,12 @@ def test_what_is_no_http_is_refused_with_a_problem_and_ends_the_connection(serve
 
 
 def test_requests_in_one_packet_are_answered_in_their_order(server):
-    found = speak(server, request("GET", "/livez") + request("GET", "/v1/nothing") + request("GET", "/livez", close=True))
+    found = speak(
+        server,
+        request("GET", "/livez")
+        + request("GET", "/v1/nothing")
+        + request("GET", "/livez", close=True),
+    )
 
     assert [answer.status for answer in found] == [200, 404, 200]
 
@@ -105,7 +129,9 @@ def test_fifty_posts_in_one_packet_are_all_taken_and_in_order(server, api, topic
     found = speak(server, b"".join(posts))
 
     assert [answer.status for answer in found] == [201] * 50
-    messages = ok(api.get(f"/v1/topics/{topic}/queues/0/messages", params={"max_messages": 100}))["messages"]
+    messages = ok(api.get(f"/v1/topics/{topic}/queues/0/messages", params={"max_messages": 100}))[
+        "messages"
+    ]
     assert [message["payload"] for message in messages] == [str(number) for number in range(50)]
 
 
@@ -142,7 +168,13 @@ def test_a_body_may_come_byte_by_byte_and_in_chunks(server, topic):
     (answer,) = speak(server, *(bytes([byte]) for byte in post(body, close=True)))
     assert answer.status == 201
 
-    head = request("POST", "/v1/topics", "Content-Type: application/json", "Transfer-Encoding: chunked", close=True)
+    head = request(
+        "POST",
+        "/v1/topics",
+        "Content-Type: application/json",
+        "Transfer-Encoding: chunked",
+        close=True,
+    )
     body = json.dumps({"topic": f"chunked-{topic}"}).encode()
     (answer,) = speak(server, head + chunked(*(bytes([byte]) for byte in body)))
     assert answer.status == 201
@@ -152,9 +184,17 @@ def test_a_body_may_come_byte_by_byte_and_in_chunks(server, topic):
 
 def test_a_body_of_many_small_chunks_is_taken(server, topic):
     body = json.dumps({"topic": f"many-{topic}"}).encode() + b" " * 100_000
-    head = request("POST", "/v1/topics", "Content-Type: application/json", "Transfer-Encoding: chunked", close=True)
+    head = request(
+        "POST",
+        "/v1/topics",
+        "Content-Type: application/json",
+        "Transfer-Encoding: chunked",
+        close=True,
+    )
 
-    (answer,) = speak(server, head + b"".join(b"1;n\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+    (answer,) = speak(
+        server, head + b"".join(b"1;n\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    )
 
     assert answer.status == 201
 
@@ -162,8 +202,15 @@ def test_a_body_of_many_small_chunks_is_taken(server, topic):
 def test_a_trailer_is_no_header(server, topic):
     """What stands in front of a service judges the head alone."""
     path = f"/v1/topics/{topic}/messages"
-    head = request("POST", path, "Content-Type: application/json", "Transfer-Encoding: chunked", close=True)
-    for trailer in (b"Idempotency-Key: once", b"Host: evil.example", b"Origin: null", b"Content-Type: text/plain"):
+    head = request(
+        "POST", path, "Content-Type: application/json", "Transfer-Encoding: chunked", close=True
+    )
+    for trailer in (
+        b"Idempotency-Key: once",
+        b"Host: evil.example",
+        b"Origin: null",
+        b"Content-Type: text/plain",
+    ):
         for pieces in (
             (head + chunked(b'{"payload":"x"}')[:-2] + trailer + b"\r\n\r\n",),
             (head, b"0\r\n" + trailer + b"\r\n\r\n"),
@@ -176,16 +223,26 @@ def test_a_trailer_is_no_header(server, topic):
 def test_a_body_of_16_mib_is_read_and_one_byte_more_is_not(server, api, topic):
     path = f"/v1/topics/{topic}/messages/raw"
     limit = 16 << 20
-    problem_of(speak(server, request("POST", path, f"Content-Length: {limit + 1}", close=True))[0], 413, "body_too_large")
+    problem_of(
+        speak(server, request("POST", path, f"Content-Length: {limit + 1}", close=True))[0],
+        413,
+        "body_too_large",
+    )
     # Read, and then refused for its topic.
     assert_problem(api.post(path, content=bytes(limit)), 413, "message_too_large")
 
     # Without a length it is counted as it comes, and the rest of it does no harm.
-    head = request("POST", f"/v1/topics/{topic}/messages/batch", "Transfer-Encoding: chunked", close=True)
+    head = request(
+        "POST", f"/v1/topics/{topic}/messages/batch", "Transfer-Encoding: chunked", close=True
+    )
     mebibyte = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
     (answer,) = speak(server, head, *[mebibyte] * 17, b"0\r\n\r\n")
     problem_of(answer, 413, "body_too_large")
-    problem_of(speak(server, request("POST", path, f"Content-Length: {2**64 - 1}", close=True))[0], 413, "body_too_large")
+    problem_of(
+        speak(server, request("POST", path, f"Content-Length: {2**64 - 1}", close=True))[0],
+        413,
+        "body_too_large",
+    )
 
 
 def test_a_refused_body_that_comes_all_the_same_leaves_the_connection_in_step(server):
@@ -217,8 +274,14 @@ def test_a_question_for_another_protocol_is_passed_over_and_the_body_is_not(serv
     head, _, _ = asking.partition(body)
     (parted, last) = speak(server, head, body, request("GET", "/livez", close=True))
     assert (parted.status, last.status) == (200, 200)
-    socket_key = ("Upgrade: websocket", "Connection: Upgrade, close", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
-    assert [answer.status for answer in speak(server, request("GET", "/livez", *socket_key))] == [200]
+    socket_key = (
+        "Upgrade: websocket",
+        "Connection: Upgrade, close",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    )
+    assert [answer.status for answer in speak(server, request("GET", "/livez", *socket_key))] == [
+        200
+    ]
 
 
 def test_an_old_client_is_answered_and_its_connection_closed(server):
@@ -228,7 +291,16 @@ def test_an_old_client_is_answered_and_its_connection_closed(server):
 
 
 def test_the_head_of_everything_that_can_be_got_can_be_asked_for(api, topic):
-    for path in ("/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/v1/topics", f"/v1/topics/{topic}", "/problems"):
+    for path in (
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/v1/topics",
+        f"/v1/topics/{topic}",
+        "/problems",
+    ):
         got, head = api.get(path), api.head(path)
         assert (head.status_code, head.content) == (got.status_code, b"")
         assert head.headers["content-type"] == got.headers["content-type"]
@@ -252,7 +324,10 @@ def test_405_names_every_method_of_the_path(api, topic):
 
 
 def test_a_body_on_a_get_is_passed_over(api):
-    assert ok(api.request("GET", "/v1/topics", params={"page_size": 1}, content=b"nonsense"))["items"] is not None
+    assert (
+        ok(api.request("GET", "/v1/topics", params={"page_size": 1}, content=b"nonsense"))["items"]
+        is not None
+    )
 
 
 def test_an_empty_body_is_an_empty_object_where_every_field_may_be_left_out(api, topic):
@@ -262,18 +337,24 @@ def test_an_empty_body_is_an_empty_object_where_every_field_may_be_left_out(api,
     for content_type in ({}, {"Content-Type": "application/json"}):
         ok(api.post("/v1/producer-groups/shop/checks/receive", headers=content_type))
         ok(api.post(f"/v1/transactions/{transaction_id}/rollback", headers=content_type))
-        assert_problem(api.post("/v1/topics", headers=content_type), 422, "validation_failed", "/topic")
+        assert_problem(
+            api.post("/v1/topics", headers=content_type), 422, "validation_failed", "/topic"
+        )
     ok(api.post(f"/v1/transactions/{transaction_id}/rollback", json={}))
 
 
-@pytest.mark.parametrize("content_type", [None, "application/json", "Application/JSON", "application/json; charset=utf-8"])
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "application/json", "Application/JSON", "application/json; charset=utf-8"],
+)
 def test_json_is_taken_by_its_name_or_without_one(api, topic, content_type):
     headers = {} if content_type is None else {"Content-Type": content_type}
 
     ok(api.post(f"/v1/topics/{topic}/messages", content=b'{"json":1}', headers=headers), 201)
 
 
-# ------------------------------------------------------------------------------------------------------------- Request-Id
+# --------------------------------------------------------------------------------------------------
+# Request-Id
 
 
 @pytest.mark.parametrize("given", ["abc", "!" * 128, "8f1c-42", '"<>&'])
@@ -293,23 +374,41 @@ def test_a_request_without_an_id_of_its_own_gets_one(api, given):
 
 
 def test_after_a_trailer_that_ends_the_connection_no_request_waits_in_vain(server, topic):
-    head = request("POST", f"/v1/topics/{topic}/messages", "Content-Type: application/json", "Transfer-Encoding: chunked")
+    head = request(
+        "POST",
+        f"/v1/topics/{topic}/messages",
+        "Content-Type: application/json",
+        "Transfer-Encoding: chunked",
+    )
     body, end = b"d\r\n" + b'{"payload":1}' + b"\r\n", b"0\r\nConnection: close\r\n\r\n"
-    for pieces in ((head + body + end + request("GET", "/livez"),), (head, body, end, request("GET", "/livez"))):
+    for pieces in (
+        (head + body + end + request("GET", "/livez"),),
+        (head, body, end, request("GET", "/livez")),
+    ):
         (answer,) = speak(server, *pieces)
 
         assert answer.headers["connection"] == "close"
 
 
 def test_a_length_may_begin_with_any_number_of_zeros(server, topic):
-    head = POST.replace(b"/v1/topics", f"/v1/topics/{topic}/messages".encode()) + b"Connection: close\r\n"
-    for length, status in ((b"0" * 5_000 + b"15", 201), (b"0" * 5_000 + b"9" * 18, 413), (b"0" * 5_000, 422)):
-        (answer,) = speak(server, head + b"Content-Length: " + length + b"\r\n\r\n" + b'{"payload":"x"}')
+    head = (
+        POST.replace(b"/v1/topics", f"/v1/topics/{topic}/messages".encode())
+        + b"Connection: close\r\n"
+    )
+    for length, status in (
+        (b"0" * 5_000 + b"15", 201),
+        (b"0" * 5_000 + b"9" * 18, 413),
+        (b"0" * 5_000, 422),
+    ):
+        (answer,) = speak(
+            server, head + b"Content-Length: " + length + b"\r\n\r\n" + b'{"payload":"x"}'
+        )
 
         assert answer.status == status
 
 
-# ----------------------------------------------------------------------------------------------------- slow and many
+# --------------------------------------------------------------------------------------------------
+# slow and many
 
 
 def test_silent_and_dribbling_clients_are_cut_off_and_honest_ones_are_not(tmp_path):
@@ -320,7 +419,13 @@ def test_silent_and_dribbling_clients_are_cut_off_and_honest_ones_are_not(tmp_pa
             assert speak(server, start) == [], "closed without an answer"
         # Behind a long poll it is we who are late, not the client.
         waiting = request("GET", "/v1/topics/orders/queues/0/messages?wait_ms=1000")
-        found = speak(server, waiting + request("GET", "/livez") + POST + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
+        found = speak(
+            server,
+            waiting
+            + request("GET", "/livez")
+            + POST
+            + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}",
+        )
 
         assert [answer.status for answer in found] == [200, 200, 422]
         assert time.monotonic() - begun < 15

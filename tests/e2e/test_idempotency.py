@@ -1,4 +1,6 @@
-"""Idempotency-Key: the same request again changes nothing and gets the same answer, also after a kill -9."""
+"""Idempotency-Key: the same request again changes nothing and gets the same answer, also after a
+kill -9.
+"""
 
 import json
 import threading
@@ -29,12 +31,20 @@ def send_batch(api: httpx.Client, topic: str, key: str, body: object) -> httpx.R
     return api.post(f"/v1/topics/{topic}/messages/batch", json=body, headers=with_key(key))
 
 
-def send_raw(api: httpx.Client, topic: str, key: str, body: bytes, **headers: str) -> httpx.Response:
-    return api.post(f"/v1/topics/{topic}/messages/raw", content=body, headers=with_key(key, **headers))
+def send_raw(
+    api: httpx.Client, topic: str, key: str, body: bytes, **headers: str
+) -> httpx.Response:
+    return api.post(
+        f"/v1/topics/{topic}/messages/raw", content=body, headers=with_key(key, **headers)
+    )
 
 
 def begin(api: httpx.Client, topic: str, key: str, **fields: object) -> httpx.Response:
-    body = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"payload": "x"}}], **fields}
+    body = {
+        "producer_group": "shop",
+        "messages": [{"topic": topic, "message": {"payload": "x"}}],
+        **fields,
+    }
     return api.post("/v1/transactions", json=body, headers=with_key(key))
 
 
@@ -83,7 +93,9 @@ def test_a_key_belongs_to_method_and_path(api, make_topic):
     assert ok(send(api, other, key, {"json": 1}), 201)["message_id"] != first["message_id"]
     assert ok(send_raw(api, one, key, b"1"), 201)["deduplicated"] is False
     assert (
-        ok(send_batch(api, one, key, {"entries": [{"message": {"json": 1}}]}), 201)["results"][0]["receipt"]["deduplicated"]
+        ok(send_batch(api, one, key, {"entries": [{"message": {"json": 1}}]}), 201)["results"][0][
+            "receipt"
+        ]["deduplicated"]
         is False
     )
     assert ok(begin(api, one, key), 201)["state"] == "prepared"
@@ -108,13 +120,18 @@ def test_a_refused_request_is_not_remembered(api, topic):
 
 
 def test_a_batch_again_is_the_same_batch(api, topic):
-    key, body = fresh_key(), {"entries": [{"id": "a", "message": {"json": 1}}, {"id": "b", "message": {"json": 2}}]}
+    key, body = (
+        fresh_key(),
+        {"entries": [{"id": "a", "message": {"json": 1}}, {"id": "b", "message": {"json": 2}}]},
+    )
     first, again = send_batch(api, topic, key, body), send_batch(api, topic, key, body)
 
     assert_replayed(first, again)
     for one, other in zip(ok(first, 201)["results"], ok(again, 201)["results"], strict=True):
         assert other == one | {"receipt": one["receipt"] | {"deduplicated": True}}
-    assert_problem(send_batch(api, topic, key, {**body, "atomic": False}), 422, "idempotency_key_reused")
+    assert_problem(
+        send_batch(api, topic, key, {**body, "atomic": False}), 422, "idempotency_key_reused"
+    )
     assert count_of(api, topic) == 2
 
 
@@ -128,10 +145,22 @@ def test_a_batch_that_was_partly_or_wholly_refused_is_answered_again_as_it_was(a
 
         assert_replayed(first, again)
         was, now = ok(first, 207), ok(again, 207)
-        assert (was["accepted"], was["rejected"]) == (now["accepted"], now["rejected"]) == (stored, len(messages) - stored)
-        assert [result["status"] for result in was["results"]] == [result["status"] for result in now["results"]]
-        assert [result.get("problem") for result in was["results"]] == [result.get("problem") for result in now["results"]]
-        assert_problem(send_batch(api, topic, key, {"entries": [{"message": {"payload": "y"}}]}), 422, "idempotency_key_reused")
+        assert (
+            (was["accepted"], was["rejected"])
+            == (now["accepted"], now["rejected"])
+            == (stored, len(messages) - stored)
+        )
+        assert [result["status"] for result in was["results"]] == [
+            result["status"] for result in now["results"]
+        ]
+        assert [result.get("problem") for result in was["results"]] == [
+            result.get("problem") for result in now["results"]
+        ]
+        assert_problem(
+            send_batch(api, topic, key, {"entries": [{"message": {"payload": "y"}}]}),
+            422,
+            "idempotency_key_reused",
+        )
         assert count_of(api, topic) == before + stored
 
 
@@ -142,7 +171,11 @@ def test_raw_bytes_again_are_the_same_message_and_their_headers_count(api, topic
 
     assert_replayed(first, again)
     assert ok(again, 201)["message_id"] == ok(first, 201)["message_id"]
-    assert_problem(send_raw(api, topic, key, b"\x00\xff", **{"Message-Key": "other"}), 422, "idempotency_key_reused")
+    assert_problem(
+        send_raw(api, topic, key, b"\x00\xff", **{"Message-Key": "other"}),
+        422,
+        "idempotency_key_reused",
+    )
     assert_problem(send_raw(api, topic, key, b"\x00"), 422, "idempotency_key_reused")
     assert count_of(api, topic) == 1
 
@@ -156,7 +189,10 @@ def test_a_begin_again_is_the_transaction_as_it_is_now(api, topic):
 
     api.post(f"/v1/transactions/{first.json()['transaction_id']}/commit")
     later = ok(begin(api, topic, key), 201)
-    assert (later["transaction_id"], later["state"]) == (first.json()["transaction_id"], "committed")
+    assert (later["transaction_id"], later["state"]) == (
+        first.json()["transaction_id"],
+        "committed",
+    )
     assert_problem(begin(api, topic, key, business_key="other"), 422, "idempotency_key_reused")
     assert count_of(api, topic) == 1
 
@@ -175,9 +211,18 @@ def test_creating_a_topic_again_with_its_key_is_201_as_it_was(api, topic):
 
     assert_replayed(first, again)
     assert ok(again, 201) == ok(first, 201)
-    assert ok(api.post("/v1/topics", json=body))["topic"] == body["topic"]  # without the key: 200, equal
-    assert_problem(api.post("/v1/topics", json={"topic": "x"}, headers=with_key(key)), 422, "idempotency_key_reused")
-    assert_problem(api.post("/v1/topics", json=body | {"queues": 9}, headers=with_key(fresh_key())), 409, "topic_exists")
+    # without the key: 200, equal
+    assert ok(api.post("/v1/topics", json=body))["topic"] == body["topic"]
+    assert_problem(
+        api.post("/v1/topics", json={"topic": "x"}, headers=with_key(key)),
+        422,
+        "idempotency_key_reused",
+    )
+    assert_problem(
+        api.post("/v1/topics", json=body | {"queues": 9}, headers=with_key(fresh_key())),
+        409,
+        "topic_exists",
+    )
 
 
 def test_after_the_topics_window_a_key_is_free_again(api, make_topic):
@@ -197,7 +242,10 @@ def test_a_key_that_is_none_is_refused_on_every_post_that_takes_one(server, api,
         (f"/v1/topics/{topic}/messages", {"json": 1}),
         (f"/v1/topics/{topic}/messages/batch", {"entries": [{"message": {"json": 1}}]}),
         (f"/v1/topics/{topic}/messages/raw", {"json": 1}),
-        ("/v1/transactions", {"producer_group": "shop", "messages": [{"topic": topic, "message": {"json": 1}}]}),
+        (
+            "/v1/transactions",
+            {"producer_group": "shop", "messages": [{"topic": topic, "message": {"json": 1}}]},
+        ),
     ):
         answer = api.post(path, json=body, headers=header)  # type: ignore[arg-type]
         assert_problem(answer, 422, "validation_failed", "/headers/idempotency-key")
@@ -217,11 +265,15 @@ def test_two_different_keys_in_one_request_are_refused(api, topic):
 
 
 @pytest.mark.parametrize("kind", ["send", "raw", "batch", "begin"])
-def test_of_many_at_once_with_one_key_one_is_taken_and_the_others_are_told_to_come_back(server, topic, kind):
+def test_of_many_at_once_with_one_key_one_is_taken_and_the_others_are_told_to_come_back(
+    server, topic, kind
+):
     requests = {
         "send": lambda client, key: send(client, topic, key, {"json": 1}),
         "raw": lambda client, key: send_raw(client, topic, key, b"1"),
-        "batch": lambda client, key: send_batch(client, topic, key, {"entries": [{"message": {"json": 1}}]}),
+        "batch": lambda client, key: send_batch(
+            client, topic, key, {"entries": [{"message": {"json": 1}}]}
+        ),
         "begin": lambda client, key: begin(client, topic, key),
     }
     were_in_progress = 0
@@ -252,10 +304,18 @@ def test_of_many_at_once_with_one_key_one_is_taken_and_the_others_are_told_to_co
 
 def test_every_key_is_known_after_kill_9(tmp_path):
     with Server(tmp_path / "data") as server, server.client() as api:
-        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}, headers=with_key("k")), 201)
-        partly = {"atomic": False, "entries": [{"message": {"json": 2}}, {"message": {"payload": "x", "queue_id": 7}}]}
+        ok(
+            api.post("/v1/topics", json={"topic": "orders", "queues": 1}, headers=with_key("k")),
+            201,
+        )
+        partly = {
+            "atomic": False,
+            "entries": [{"message": {"json": 2}}, {"message": {"payload": "x", "queue_id": 7}}],
+        }
         requests = [
-            lambda: api.post("/v1/topics", json={"topic": "orders", "queues": 1}, headers=with_key("k")),
+            lambda: api.post(
+                "/v1/topics", json={"topic": "orders", "queues": 1}, headers=with_key("k")
+            ),
             lambda: send(api, "orders", "k", {"json": 1}),
             lambda: send_batch(api, "orders", "k", partly),
             lambda: send_raw(api, "orders", "k", b"3", **{"Message-Tag": "t"}),
@@ -269,7 +329,12 @@ def test_every_key_is_known_after_kill_9(tmp_path):
         for was, now in zip(before, after, strict=True):
             assert now.headers["idempotency-replayed"] == "true"
             assert now.status_code == was.status_code
-            assert json.loads(now.text.replace('"deduplicated":true', '"deduplicated":false')) == was.json()
+            assert (
+                json.loads(now.text.replace('"deduplicated":true', '"deduplicated":false'))
+                == was.json()
+            )
         assert_problem(send(api, "orders", "k", {"json": 9}), 422, "idempotency_key_reused")
-        assert_problem(begin(api, "orders", "k", business_key="other"), 422, "idempotency_key_reused")
+        assert_problem(
+            begin(api, "orders", "k", business_key="other"), 422, "idempotency_key_reused"
+        )
         assert count_of(api, "orders") == 3

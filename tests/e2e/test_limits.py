@@ -20,7 +20,10 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory) -> Iterator[httpx.Client]:
-    with Server(tmp_path_factory.mktemp("limited") / "data", environment=LIMITS) as server, server.client() as api:
+    with (
+        Server(tmp_path_factory.mktemp("limited") / "data", environment=LIMITS) as server,
+        server.client() as api,
+    ):
         ok(api.put("/v1/topics/a", json={"queues": 2}), 201)
         ok(api.put("/v1/topics/b", json={"queues": 2}), 201)
         yield api
@@ -38,14 +41,16 @@ def test_topics_and_their_queues_in_all_have_limits_and_a_deletion_makes_room(li
     ok(limited.put("/v1/topics/c", json={"queues": 1}), 201)
     assert_limited(limited.put("/v1/topics/d", json={"queues": 1}), "/topic")
     assert_limited(limited.post("/v1/topics", json={"topic": "d", "queues": 1}), "/topic")
-    assert_limited(limited.post("/v1/topics/d/messages", json={"payload": "x"}), "/topic")  # created as it is used
+    # created as it is used
+    assert_limited(limited.post("/v1/topics/d/messages", json={"payload": "x"}), "/topic")
 
     assert limited.delete("/v1/topics/c").status_code == 204
 
     ok(limited.put("/v1/topics/d", json={"queues": 1}), 201)
     ok(limited.post("/v1/topics/d/messages", json={"payload": "x"}), 201)
     assert limited.delete("/v1/topics/d").status_code == 204
-    # The end of its queue is remembered, so that no offset is used twice: there is room for one more, and not for two.
+    # The end of its queue is remembered, so that no offset is used twice: there is room for one
+    # more, and not for two.
     assert_limited(limited.put("/v1/topics/e", json={"queues": 2}), "/queues")
     ok(limited.put("/v1/topics/e", json={"queues": 1}), 201)
 
@@ -99,18 +104,34 @@ def test_redrives_that_run_at_once_have_a_limit(limited):
 
 
 def test_a_page_of_large_topics_or_groups_is_a_short_one(tmp_path):
-    """4 MiB of a list are built at once, whatever page_size says: a hundred groups can be forty times as much."""
+    """4 MiB of a list are built at once, whatever page_size says: a hundred groups can be forty
+    times as much.
+    """
     with Server(tmp_path / "data") as server, server.client() as api:
         topics = [f"t{number:02}" for number in range(66)]
         for topic in topics:
-            ok(api.put(f"/v1/topics/{topic}", json={"queues": 1, "schema": {"json": {"const": "x" * 65_000}}}), 201)
-        read = [{"topic": topic, "filter": {"kind": "sql92", "expression": f"a = '{'x' * 4_080}'"}} for topic in topics]
+            ok(
+                api.put(
+                    f"/v1/topics/{topic}",
+                    json={"queues": 1, "schema": {"json": {"const": "x" * 65_000}}},
+                ),
+                201,
+            )
+        read = [
+            {"topic": topic, "filter": {"kind": "sql92", "expression": f"a = '{'x' * 4_080}'"}}
+            for topic in topics
+        ]
         groups = [f"g{number:02}" for number in range(17)]
         for group in groups:
             ok(api.put(f"/v1/groups/{group}", json={"topics": read}), 201)
 
-        for path, field, names in (("/v1/topics", "topic", topics), ("/v1/groups", "group", groups)):
+        for path, field, names in (
+            ("/v1/topics", "topic", topics),
+            ("/v1/groups", "group", groups),
+        ):
             first = ok(api.get(path, params={"page_size": 1_000}))
-            last = ok(api.get(path, params={"page_size": 1_000, "page_token": first["next_page_token"]}))
+            last = ok(
+                api.get(path, params={"page_size": 1_000, "page_token": first["next_page_token"]})
+            )
             assert [one[field] for one in first["items"] + last["items"]] == names
             assert "next_page_token" not in last

@@ -1,4 +1,6 @@
-"""Long polls: answered early by what they wait for, and by the end of the service; else when their time is up; always 200."""
+"""Long polls: answered early by what they wait for, and by the end of the service; else when their
+time is up; always 200.
+"""
 
 import socket
 import time
@@ -25,7 +27,11 @@ def parked(api: httpx.Client) -> int:
 
 def begin(api: httpx.Client, topic: str, **check: Any) -> str:
     messages = [{"topic": topic, "message": {"payload": "x"}}]
-    body = {"producer_group": f"polls-{topic}", "messages": messages, "check": {"first_after_ms": LONG_MS, **check}}
+    body = {
+        "producer_group": f"polls-{topic}",
+        "messages": messages,
+        "check": {"first_after_ms": LONG_MS, **check},
+    }
     return ok(api.post("/v1/transactions", json=body), 201)["transaction_id"]
 
 
@@ -34,7 +40,9 @@ def pull(api: httpx.Client, topic: str, **query: Any) -> dict[str, Any]:
 
 
 def known_pull(api: httpx.Client, topic: str, *, offset: int = 0) -> str:
-    """The path of a pull that waits, with a head that the service knows from now on: it holds such a request as its bytes."""
+    """The path of a pull that waits, with a head that the service knows from now on: it holds such
+    a request as its bytes.
+    """
     path = f"/v1/topics/{topic}/queues/0/messages?offset={offset}&wait_ms="
     ok(api.get(f"{path}1"))
     return f"{path}{LONG_MS}"
@@ -53,7 +61,9 @@ def beside():
 
 def wait_until_parked(api: httpx.Client, count: int) -> None:
     """Within a time that is much shorter than what they asked for."""
-    until(lambda: parked(api) == count, f"{count} long polls are parked", seconds=LONG_MS / 1000 / 2)
+    until(
+        lambda: parked(api) == count, f"{count} long polls are parked", seconds=LONG_MS / 1000 / 2
+    )
 
 
 def answer_of(waiting: Future[dict[str, Any]]) -> dict[str, Any]:
@@ -94,7 +104,9 @@ def test_a_pull_with_a_tag_waits_for_that_tag(api, topic, beside):
     assert [message["payload"] for message in answer_of(waiting)["messages"]] == ["mine"]
 
 
-def test_a_known_pull_is_answered_by_the_arrival_of_a_message_or_else_when_its_time_is_up(api, topic, beside):
+def test_a_known_pull_is_answered_by_the_arrival_of_a_message_or_else_when_its_time_is_up(
+    api, topic, beside
+):
     path = known_pull(api, topic)
     assert ok(api.get(path.replace(str(LONG_MS), str(SHORT_MS))))["result"] == "no_new_message"
     waiting = [beside(lambda: ok(api.get(path))) for _ in range(3)]
@@ -114,9 +126,16 @@ def test_a_known_pull_is_answered_by_a_message_that_only_the_handler_shows(api, 
     waiting = beside(lambda: ok(api.get(path)))
     wait_until_parked(api, 1)
 
-    ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "properties": {"own": 'a "b"'}}), 201)
+    ok(
+        api.post(
+            f"/v1/topics/{topic}/messages", json={"payload": "x", "properties": {"own": 'a "b"'}}
+        ),
+        201,
+    )
 
-    assert [message["properties"] for message in answer_of(waiting)["messages"]] == [{"own": 'a "b"'}]
+    assert [message["properties"] for message in answer_of(waiting)["messages"]] == [
+        {"own": 'a "b"'}
+    ]
 
 
 def test_a_known_pull_is_answered_by_the_end_of_its_topic(api, beside):
@@ -148,7 +167,9 @@ def test_a_request_behind_a_known_pull_that_waits_is_answered_behind_it(server, 
     assert (first.status, found.body.count(b"message_id"), alive.status) == (200, 1, 200)
 
 
-@pytest.mark.parametrize("behind", [b"", request("GET", "/livez")], ids=["", "with another request behind it"])
+@pytest.mark.parametrize(
+    "behind", [b"", request("GET", "/livez")], ids=["", "with another request behind it"]
+)
 def test_who_leaves_a_known_pull_is_no_longer_waited_for(server, api, topic, behind):
     raw = request("GET", f"/v1/topics/{topic}/queues/0/messages?offset=0&wait_ms={LONG_MS}")
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
@@ -167,7 +188,13 @@ def test_a_pull_whose_time_is_up_is_200_and_empty(api, topic):
     page = pull(api, topic, wait_ms=SHORT_MS)
 
     assert time.monotonic() - begun >= SHORT_MS / 1000
-    assert page == {"messages": [], "next_offset": 0, "min_offset": 0, "max_offset": 0, "result": "no_new_message"}
+    assert page == {
+        "messages": [],
+        "next_offset": 0,
+        "min_offset": 0,
+        "max_offset": 0,
+        "result": "no_new_message",
+    }
 
 
 def test_a_pull_that_saw_only_other_tags_says_so_and_where_to_go_on(api, topic):
@@ -182,20 +209,30 @@ def test_a_pull_that_saw_only_other_tags_says_so_and_where_to_go_on(api, topic):
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
 def test_a_look_at_a_transaction_is_answered_by_its_decision(api, topic, beside, verb):
     transaction_id = begin(api, topic)
-    waiting = [beside(lambda: ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}))) for _ in range(3)]
+    waiting = [
+        beside(
+            lambda: ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}))
+        )
+        for _ in range(3)
+    ]
     wait_until_parked(api, 3)
 
     decided = ok(api.post(f"/v1/transactions/{transaction_id}/{verb}"))
 
     assert {answer_of(one)["state"] for one in waiting} == {decided["state"]}
     # Decided already: there is nothing to wait for.
-    assert ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}))["state"] == decided["state"]
+    assert (
+        ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}))["state"]
+        == decided["state"]
+    )
 
 
 def test_a_look_at_a_transaction_is_answered_when_it_is_held(api, topic, beside):
     transaction_id = begin(api, topic, first_after_ms=10, max_answers=1)
     (check,) = receive(api, topic, wait_ms=LONG_MS)["checks"]
-    waiting = beside(lambda: ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS})))
+    waiting = beside(
+        lambda: ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}))
+    )
     wait_until_parked(api, 1)
 
     answer = {"answers": [{"check_id": check["check_id"], "decision": "unknown"}]}
@@ -207,7 +244,10 @@ def test_a_look_at_a_transaction_is_answered_when_it_is_held(api, topic, beside)
 def test_a_look_at_a_transaction_whose_time_is_up_shows_it_as_it_is(api, topic):
     transaction_id = begin(api, topic)
 
-    assert ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": SHORT_MS}))["state"] == "prepared"
+    assert (
+        ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": SHORT_MS}))["state"]
+        == "prepared"
+    )
 
 
 def test_a_wait_for_checks_is_answered_when_one_is_due(api, topic, beside):
@@ -226,12 +266,16 @@ def test_a_wait_for_checks_whose_time_is_up_is_200_and_empty(api, topic):
 def test_who_leaves_is_no_longer_waited_for(server, topic):
     with server.client() as api:
         with pytest.raises(httpx.ReadTimeout):
-            api.get(f"/v1/topics/{topic}/queues/0/messages", params={"wait_ms": LONG_MS}, timeout=0.2)
+            api.get(
+                f"/v1/topics/{topic}/queues/0/messages", params={"wait_ms": LONG_MS}, timeout=0.2
+            )
 
         wait_until_parked(api, 0)
 
 
-def test_who_leaves_with_another_request_behind_the_long_poll_is_no_longer_waited_for_either(server, api, topic):
+def test_who_leaves_with_another_request_behind_the_long_poll_is_no_longer_waited_for_either(
+    server, api, topic
+):
     waiting = request("GET", f"/v1/topics/{topic}/queues/0/messages?wait_ms={LONG_MS}")
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(waiting + request("GET", "/livez"))
@@ -244,7 +288,11 @@ def test_who_leaves_with_another_request_behind_the_long_poll_is_no_longer_waite
 def test_who_leaves_takes_no_check_with_him(server, api, topic):
     with server.client() as leaving:
         with pytest.raises(httpx.ReadTimeout):
-            leaving.post(f"/v1/producer-groups/polls-{topic}/checks/receive", json={"wait_ms": LONG_MS}, timeout=0.2)
+            leaving.post(
+                f"/v1/producer-groups/polls-{topic}/checks/receive",
+                json={"wait_ms": LONG_MS},
+                timeout=0.2,
+            )
         wait_until_parked(api, 0)
 
     transaction_id = begin(api, topic, first_after_ms=10)
@@ -260,7 +308,9 @@ def test_the_end_of_the_service_answers_every_long_poll(tmp_path, beside):
         pulling = beside(pull, api, "orders", wait_ms=LONG_MS)
         path = known_pull(api, "orders")
         known = beside(lambda: ok(api.get(path)))
-        looking = beside(lambda: ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS})))
+        looking = beside(
+            lambda: ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}))
+        )
         asking = beside(receive, api, "orders", wait_ms=LONG_MS)
         wait_until_parked(api, 4)
 
@@ -276,7 +326,10 @@ def test_the_end_of_the_service_answers_every_long_poll(tmp_path, beside):
 
 
 def test_more_long_polls_than_are_allowed_are_told_to_come_back(tmp_path, beside):
-    with Server(tmp_path / "data", environment={"ESCROWMQ_HTTP__MAX_WAITING": "2"}) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", environment={"ESCROWMQ_HTTP__MAX_WAITING": "2"}) as server,
+        server.client() as api,
+    ):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         transaction_id = begin(api, "orders")
         known_pull(api, "orders")
@@ -284,7 +337,9 @@ def test_more_long_polls_than_are_allowed_are_told_to_come_back(tmp_path, beside
         wait_until_parked(api, 2)
 
         for answer in (
-            api.get("/v1/topics/orders/queues/0/messages", params={"offset": 0, "wait_ms": LONG_MS}),
+            api.get(
+                "/v1/topics/orders/queues/0/messages", params={"offset": 0, "wait_ms": LONG_MS}
+            ),
             api.get("/v1/topics/orders/queues/0/messages", params={"wait_ms": LONG_MS}),
             api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}),
             api.post("/v1/producer-groups/shop/checks/receive", json={"wait_ms": LONG_MS}),

@@ -1,4 +1,6 @@
-"""Messages by their id and their key: as soon as they are answered, exactly, across kills; never what nobody may see yet."""
+"""Messages by their id and their key: as soon as they are answered, exactly, across kills; never
+what nobody may see yet.
+"""
 
 from typing import Any
 
@@ -10,7 +12,9 @@ from tests.support.server import Server
 
 
 def send(api: httpx.Client, topic: str, **message: Any) -> str:
-    return ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", **message}), 201)["message_id"]
+    return ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", **message}), 201)[
+        "message_id"
+    ]
 
 
 def ids(api: httpx.Client, topic: str, key: str, **query: Any) -> list[str]:
@@ -23,7 +27,9 @@ def test_a_message_is_found_by_its_id_and_key_as_soon_as_it_is_answered(api, top
 
     (pulled,) = ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
     assert ok(api.get(f"/v1/messages/{message_id}")) == pulled
-    assert ok(api.get("/v1/messages", params={"topic": topic, "key": "8812"})) == {"items": [pulled]}
+    assert ok(api.get("/v1/messages", params={"topic": topic, "key": "8812"})) == {
+        "items": [pulled]
+    }
 
 
 def test_the_location_of_a_receipt_leads_to_the_message(api, topic):
@@ -34,9 +40,15 @@ def test_the_location_of_a_receipt_leads_to_the_message(api, topic):
 
 def test_a_message_that_was_never_stored_is_404(api, topic):
     send(api, topic, key="msg_nobody")
-    for path in ("/v1/messages/msg_nobody", "/v1/messages/msg_nobody/payload", "/v1/messages/msg_nobody/trace"):
+    for path in (
+        "/v1/messages/msg_nobody",
+        "/v1/messages/msg_nobody/payload",
+        "/v1/messages/msg_nobody/trace",
+    ):
         assert_problem(api.get(path), 404, "message_not_found")
-    assert_problem(api.get("/v1/messages/" + "x" * 300), 422, "validation_failed", "/path/message_id")
+    assert_problem(
+        api.get("/v1/messages/" + "x" * 300), 422, "validation_failed", "/path/message_id"
+    )
     assert_problem(api.get("/v1/messages/a%00b"), 422, "validation_failed", "/path/message_id")
 
 
@@ -77,9 +89,9 @@ def test_a_page_of_large_messages_is_a_short_one_and_the_next_page_has_the_other
         while not pages or "next_page_token" in pages[-1]:
             more = {"page_token": pages[-1]["next_page_token"]} if pages else {}
             pages.append(ok(api.get(path, params=query | more)))
-        assert [[one.get("message", one)["payload"] for one in page["items"]] for page in pages] == [
-            [body] for body in expected
-        ]
+        assert [
+            [one.get("message", one)["payload"] for one in page["items"]] for page in pages
+        ] == [[body] for body in expected]
 
 
 def test_a_query_keeps_to_its_time_to_the_millisecond(api, topic):
@@ -107,15 +119,36 @@ def test_a_wrong_query_is_told_by_its_parameter(api, query, pointer):
 
 def test_wrong_times_tokens_and_topics_are_refused(api, topic):
     good = {"topic": topic, "key": "k"}
-    assert_problem(api.get("/v1/messages", params={**good, "from": "soon"}), 422, "validation_failed", "/query/from")
-    assert_problem(api.get("/v1/messages", params={**good, "to": "2026-01-01T00:00"}), 422, "validation_failed", "/query/to")
-    assert_problem(api.get("/v1/messages", params={**good, "page_token": "nonsense"}), 400, "invalid_page_token")
-    assert_problem(api.get("/v1/messages", params={"topic": "nowhere", "key": "k"}), 404, "topic_not_found")
-    assert_problem(api.get("/v1/messages", params={"topic": "rmq_sys_x", "key": "k"}), 422, "reserved_topic")
+    assert_problem(
+        api.get("/v1/messages", params={**good, "from": "soon"}),
+        422,
+        "validation_failed",
+        "/query/from",
+    )
+    assert_problem(
+        api.get("/v1/messages", params={**good, "to": "2026-01-01T00:00"}),
+        422,
+        "validation_failed",
+        "/query/to",
+    )
+    assert_problem(
+        api.get("/v1/messages", params={**good, "page_token": "nonsense"}),
+        400,
+        "invalid_page_token",
+    )
+    assert_problem(
+        api.get("/v1/messages", params={"topic": "nowhere", "key": "k"}), 404, "topic_not_found"
+    )
+    assert_problem(
+        api.get("/v1/messages", params={"topic": "rmq_sys_x", "key": "k"}), 422, "reserved_topic"
+    )
 
 
 def test_the_messages_of_a_transaction_are_found_once_it_is_committed_and_not_before(api, topic):
-    body = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"payload": "x", "key": "8812"}}]}
+    body = {
+        "producer_group": "shop",
+        "messages": [{"topic": topic, "message": {"payload": "x", "key": "8812"}}],
+    }
     begun = [ok(api.post("/v1/transactions", json=body), 201) for _ in range(2)]
     committed, rolled_back = (transaction["messages"][0]["message_id"] for transaction in begun)
     for message_id in (committed, rolled_back):
@@ -133,12 +166,20 @@ def test_the_messages_of_a_transaction_are_found_once_it_is_committed_and_not_be
 
 def test_a_payload_comes_as_it_was_sent_and_no_browser_runs_it(api, topic):
     page = b"<script>alert(1)</script>\x00\xff"
-    sent = api.post(f"/v1/topics/{topic}/messages/raw", content=page, headers={"Content-Type": "text/html; charset=x"})
+    sent = api.post(
+        f"/v1/topics/{topic}/messages/raw",
+        content=page,
+        headers={"Content-Type": "text/html; charset=x"},
+    )
     path = f"/v1/messages/{ok(sent, 201)['message_id']}/payload"
 
     answer = api.get(path)
 
-    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, page, "text/html; charset=x")
+    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (
+        200,
+        page,
+        "text/html; charset=x",
+    )
     assert answer.headers["content-disposition"] == "attachment"
     assert answer.headers["content-security-policy"] == "sandbox"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -161,7 +202,9 @@ def test_a_payload_comes_as_it_was_sent_and_no_browser_runs_it(api, topic):
         ("bytes=-", 200, "0123456789"),
     ],
 )
-def test_a_range_of_a_payload_comes_where_it_can_be_given_and_else_all_of_it(api, topic, asked, status, expected):
+def test_a_range_of_a_payload_comes_where_it_can_be_given_and_else_all_of_it(
+    api, topic, asked, status, expected
+):
     message_id = send(api, topic, payload="0123456789")
 
     answer = api.get(f"/v1/messages/{message_id}/payload", headers={"Range": asked})
@@ -172,7 +215,9 @@ def test_a_range_of_a_payload_comes_where_it_can_be_given_and_else_all_of_it(api
         assert answer.headers["content-range"] == f"bytes {first}-{first + len(expected) - 1}/10"
 
 
-@pytest.mark.parametrize("asked", ["bytes=10-", "bytes=99999-", "bytes=10-20", "bytes=-0", "bytes=" + "9" * 30 + "-"])
+@pytest.mark.parametrize(
+    "asked", ["bytes=10-", "bytes=99999-", "bytes=10-20", "bytes=-0", "bytes=" + "9" * 30 + "-"]
+)
 def test_a_range_behind_the_end_of_a_payload_is_refused_with_its_length(api, topic, asked):
     message_id = send(api, topic, payload="0123456789")
 
@@ -198,7 +243,12 @@ def test_a_trace_says_who_had_the_message_and_what_became_of_it(api, topic):
     group = f"traced-{topic}"
     ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": topic}]}), 201)
     (lent,) = ok(api.post(f"/v1/groups/{group}/receive", json={"worker": "billing-7f"}))["messages"]
-    ok(api.post(f"/v1/groups/{group}/ack", json={"entries": [{"receipt_handle": lent["receipt_handle"]}]}))
+    ok(
+        api.post(
+            f"/v1/groups/{group}/ack",
+            json={"entries": [{"receipt_handle": lent["receipt_handle"]}]},
+        )
+    )
 
     trace = ok(api.get(f"/v1/messages/{message_id}/trace"))
 
@@ -217,10 +267,18 @@ def test_everything_is_found_after_kill_9_and_after_the_index_is_gone(tmp_path):
 
         def all_is_found() -> None:
             with server.client() as api:
-                sent.extend(send(api, "orders", key=f"k{len(sent) // 10}", queue_id=0) for _ in range(100))
-                found = [message_id for n in reversed(range(len(sent) // 10)) for message_id in ids(api, "orders", f"k{n}")]
+                sent.extend(
+                    send(api, "orders", key=f"k{len(sent) // 10}", queue_id=0) for _ in range(100)
+                )
+                found = [
+                    message_id
+                    for n in reversed(range(len(sent) // 10))
+                    for message_id in ids(api, "orders", f"k{n}")
+                ]
                 assert len(found) == len(sent)
-                assert all(ok(api.get(f"/v1/messages/{one}"))["message_id"] == one for one in sent[::17])
+                assert all(
+                    ok(api.get(f"/v1/messages/{one}"))["message_id"] == one for one in sent[::17]
+                )
 
         all_is_found()
         server.kill()

@@ -1,4 +1,6 @@
-"""A thousand long polls that are parked over HTTP: each is answered once, in time, and costs little meanwhile."""
+"""A thousand long polls that are parked over HTTP: each is answered once, in time, and costs little
+meanwhile.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -31,23 +33,39 @@ def api(server) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def asked(server: Server, api: httpx.Client, group: str, *, wait_ms: int) -> Iterator[list[socket.socket]]:
-    """So many connections, each with a receive of one message, in a group that is given nothing twice."""
+def asked(
+    server: Server, api: httpx.Client, group: str, *, wait_ms: int
+) -> Iterator[list[socket.socket]]:
+    """So many connections, each with a receive of one message, in a group that is given nothing
+    twice.
+    """
     rules = {"topics": [{"topic": "orders"}], "start": "latest", "lease_ms": 43_200_000}
     ok(api.put(f"/v1/groups/{group}", json=rules), 201)
     body = b'{"max_messages":1,"wait_ms":%d}' % wait_ms
-    raw = request("POST", f"/v1/groups/{group}/receive", "Content-Type: application/json", body=body, close=True)
+    raw = request(
+        "POST",
+        f"/v1/groups/{group}/receive",
+        "Content-Type: application/json",
+        body=body,
+        close=True,
+    )
     with ExitStack() as stack:
         waiting = []
         for _ in range(WAITERS):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=120))
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=120)
+            )
             connection.sendall(raw)
             waiting.append(connection)
         yield waiting
 
 
 def until_parked(api: httpx.Client, count: int) -> None:
-    until(lambda: f"escrowmq_long_polls_open {count}.0" in api.get("/metrics").text, f"{count} are parked", seconds=60)
+    until(
+        lambda: f"escrowmq_long_polls_open {count}.0" in api.get("/metrics").text,
+        f"{count} are parked",
+        seconds=60,
+    )
 
 
 def answer_of(connection: socket.socket) -> Answer:
@@ -79,7 +97,10 @@ def test_a_thousand_wait_for_a_thousand_messages_and_get_one_each(server, api):
         found = [answer_of(connection) for connection in waiting]
 
     assert all(answer.body.count(b'"message_id"') == 1 for answer in found)
-    assert len({answer.body.partition(b'"payload":"')[2].partition(b'"')[0] for answer in found}) == WAITERS
+    assert (
+        len({answer.body.partition(b'"payload":"')[2].partition(b'"')[0] for answer in found})
+        == WAITERS
+    )
 
 
 def test_a_thousand_who_wait_for_nothing_are_answered_empty_when_their_time_is_up(server, api):
@@ -89,7 +110,9 @@ def test_a_thousand_who_wait_for_nothing_are_answered_empty_when_their_time_is_u
     until_parked(api, 0)
 
 
-def test_of_a_thousand_who_wait_one_send_wakes_one_and_a_stop_answers_the_others_and_ends_well(server, api):
+def test_of_a_thousand_who_wait_one_send_wakes_one_and_a_stop_answers_the_others_and_ends_well(
+    server, api
+):
     before = resident_bytes(server)
     with asked(server, api, "one", wait_ms=30_000) as waiting:
         until_parked(api, WAITERS)

@@ -1,4 +1,6 @@
-"""Batches and streams as MessagePack: the messages, the answers and the limits of JSON, and payloads of any bytes."""
+"""Batches and streams as MessagePack: the messages, the answers and the limits of JSON, and
+payloads of any bytes.
+"""
 
 import gzip
 import json
@@ -17,7 +19,9 @@ CHANGING = {"message_id", "topic", "log_offset", "stored_at", "born_at"}
 pack = msgspec.msgpack.encode
 
 
-def send(api: httpx.Client, topic: str, entries: list[Any], *, atomic: bool = True, **headers: str) -> httpx.Response:
+def send(
+    api: httpx.Client, topic: str, entries: list[Any], *, atomic: bool = True, **headers: str
+) -> httpx.Response:
     body = pack({"entries": entries, "atomic": atomic})
     return api.post(f"/v1/topics/{topic}/messages/batch", content=body, headers=HEADERS | headers)
 
@@ -29,7 +33,10 @@ def stored(api: httpx.Client, topic: str) -> list[dict[str, Any]]:
 
 def seen_of(answer: Any, messages: list[dict[str, Any]]) -> Any:
     receipts = [result.pop("receipt", {}) for result in answer]
-    without = [{name: value for name, value in one.items() if name not in CHANGING} for one in (*receipts, *messages)]
+    without = [
+        {name: value for name, value in one.items() if name not in CHANGING}
+        for one in (*receipts, *messages)
+    ]
     return answer, [list(receipt) for receipt in receipts], without
 
 
@@ -42,7 +49,13 @@ OTHERS = [
     *PLAIN,
     {
         "id": "4",
-        "message": {"payload": "x", "queue_id": 0, "ordering_key": "o", "properties": {"a": "b"}, "content_type": "a/b"},
+        "message": {
+            "payload": "x",
+            "queue_id": 0,
+            "ordering_key": "o",
+            "properties": {"a": "b"},
+            "content_type": "a/b",
+        },
     },
     {"id": "5", "message": {"payload": "eA==", "payload_encoding": "base64"}},
 ]
@@ -56,7 +69,9 @@ def test_a_batch_is_answered_and_stored_as_the_same_one_in_json(api, make_topic,
     expected = ok(api.post(f"/v1/topics/{plain}/messages/batch", json={"entries": entries}), 201)
 
     assert answer["accepted"] == expected["accepted"] == len(entries)
-    assert seen_of(answer["results"], stored(api, packed)) == seen_of(expected["results"], stored(api, plain))
+    assert seen_of(answer["results"], stored(api, packed)) == seen_of(
+        expected["results"], stored(api, plain)
+    )
 
 
 @pytest.mark.parametrize("more", [{}, {"queue_id": 0}], ids=["plain", "others"])
@@ -70,30 +85,39 @@ def test_a_binary_payload_is_stored_as_it_is(api, make_topic, server, more):
         stream.end()
         assert [answer["status"] for answer in stream.rest()] == [201] * 4
 
-    found = [api.get(f"/v1/messages/{message['message_id']}/payload").content for message in stored(api, topic)]
+    found = [
+        api.get(f"/v1/messages/{message['message_id']}/payload").content
+        for message in stored(api, topic)
+    ]
     assert found == bodies * 2
 
 
 def test_wrong_messages_are_told_from_right_ones(api, make_topic):
     topic = make_topic(queues=1)
     wrong = [
-        {"payload": 5}, {"payload": b"x", "payload_encoding": "base64"}, {"json": b"x"}, {"json": [float("nan")]},
+        {"payload": 5}, {"payload": b"x", "payload_encoding": "base64"}, {"json": b"x"},
+        {"json": [float("nan")]},
         {"json": {1: 2}}, {"json": msgspec.msgpack.Ext(1, b"")}, {"payload": "x", "json": 1}, {},
         {"payload": "x", "delay_ms": -1}, {"payload": "x", "unknown": 1}, 5,
     ]  # fmt: skip
-    entries = [{"id": str(n), "message": message} for n, message in enumerate([{"payload": "x"}, *wrong])]
+    entries = [
+        {"id": str(n), "message": message} for n, message in enumerate([{"payload": "x"}, *wrong])
+    ]
 
     answer = ok(send(api, topic, entries, atomic=False), 207)
 
     assert [result["status"] for result in answer["results"]] == [201] + [422] * len(wrong)
     pointers = [result["problem"]["errors"][0]["pointer"] for result in answer["results"][1:]]
     fields = [
-        "/payload", "/payload_encoding", "/json", "/json", "/json", "/json", "/payload", "/payload", "/delay_ms", "/unknown",
+        "/payload", "/payload_encoding", "/json", "/json", "/json", "/json", "/payload", "/payload",
+        "/delay_ms", "/unknown",
         "",
     ]  # fmt: skip
     assert pointers == [f"/entries/{n}/message{field}" for n, field in enumerate(fields, 1)]
     assert len(stored(api, topic)) == 1
-    assert_problem(send(api, topic, entries[:2]), 422, "validation_failed", "/entries/1/message/payload")
+    assert_problem(
+        send(api, topic, entries[:2]), 422, "validation_failed", "/entries/1/message/payload"
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +125,10 @@ def test_wrong_messages_are_told_from_right_ones(api, make_topic):
     [
         (b"\xc1", "(byte 0)"),
         (pack({"entries": []})[:-1], "(byte 9)"),
-        (pack({"entries": [{"message": {"payload": "x"}}]}) + b"\x00", "trailing characters (byte 30)"),
+        (
+            pack({"entries": [{"message": {"payload": "x"}}]}) + b"\x00",
+            "trailing characters (byte 30)",
+        ),
         (pack({"entries": [{"message": {"payload": 1}}]})[:-1] + b"\xc1", "(byte 28)"),
         (pack({"entries": [{"message": {"json": msgspec.Raw(b"\xa1\xff")}}]}), "position 0"),
     ],
@@ -121,8 +148,15 @@ def test_limits_are_those_of_json(api, topic):
     assert_problem(sent(b"\x91" * 5_000 + b"\x01"), 400, "malformed_request")
     assert_problem(sent(pack([1] * MAX_VALUES)), 413, "body_too_large")
     assert_problem(sent(pack([[1] * 9] * (MAX_VALUES // 10))), 413, "body_too_large")
-    assert_problem(send(api, topic, [{"message": {"payload": b"x"}}] * 1_001), 422, "validation_failed", "/entries")
-    assert_problem(send(api, topic, [{"message": {"payload": bytes(5 << 20)}}]), 413, "message_too_large")
+    assert_problem(
+        send(api, topic, [{"message": {"payload": b"x"}}] * 1_001),
+        422,
+        "validation_failed",
+        "/entries",
+    )
+    assert_problem(
+        send(api, topic, [{"message": {"payload": bytes(5 << 20)}}]), 413, "message_too_large"
+    )
     assert sent(b"\x91" * 124 + b"\x01").status_code == 201
     assert sent(pack([1] * (MAX_VALUES - 10))).status_code == 201
 
@@ -145,7 +179,12 @@ def test_a_compressed_batch_is_taken(api, topic):
     body = gzip.compress(pack({"entries": [{"message": {"payload": b"x"}}]}))
 
     headers = HEADERS | {"Content-Encoding": "gzip"}
-    assert ok(api.post(f"/v1/topics/{topic}/messages/batch", content=body, headers=headers), 201)["accepted"] == 1
+    assert (
+        ok(api.post(f"/v1/topics/{topic}/messages/batch", content=body, headers=headers), 201)[
+            "accepted"
+        ]
+        == 1
+    )
 
 
 def test_other_operations_take_no_messagepack(api, topic):
@@ -154,19 +193,33 @@ def test_other_operations_take_no_messagepack(api, topic):
         ("/v1/transactions", {"producer_group": "shop", "messages": []}),
         (f"/v1/topics/{topic}/requests", {"message": {"payload": "x"}}),
     ):
-        assert_problem(api.post(path, content=pack(body), headers=HEADERS), 415, "unsupported_media_type")
-    other = api.post(f"/v1/topics/{topic}/messages/batch", content=b"x", headers={"Content-Type": "application/cbor"})
-    assert "application/json or application/msgpack" in assert_problem(other, 415, "unsupported_media_type")["detail"]
+        assert_problem(
+            api.post(path, content=pack(body), headers=HEADERS), 415, "unsupported_media_type"
+        )
+    other = api.post(
+        f"/v1/topics/{topic}/messages/batch",
+        content=b"x",
+        headers={"Content-Type": "application/cbor"},
+    )
+    assert (
+        "application/json or application/msgpack"
+        in assert_problem(other, 415, "unsupported_media_type")["detail"]
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- stream
+# --------------------------------------------------------------------------------------------------
+# stream
 
 
-def test_each_value_of_a_stream_is_answered_in_its_place_and_a_wrong_one_ends_nothing(server, api, make_topic):
+def test_each_value_of_a_stream_is_answered_in_its_place_and_a_wrong_one_ends_nothing(
+    server, api, make_topic
+):
     topic = make_topic(queues=1)
     entries = [
-        PLAIN[0], 32, {"id": "2", "message": {"payload": b"\xff"}}, {"id": "3", "message": {"json": b"x"}}, [1],
-        {"id": "5", "message": {"payload": "x", "delay_ms": -1}}, msgspec.Raw(pack({"id": "6", "more": 1})[:-1] + b"\xa1\xff"),
+        PLAIN[0], 32, {"id": "2", "message": {"payload": b"\xff"}},
+        {"id": "3", "message": {"json": b"x"}}, [1],
+        {"id": "5", "message": {"payload": "x", "delay_ms": -1}},
+        msgspec.Raw(pack({"id": "6", "more": 1})[:-1] + b"\xa1\xff"),
         OTHERS[3],
     ]  # fmt: skip
     data = b"".join(map(pack, entries))
@@ -235,7 +288,9 @@ def test_a_value_of_a_stream_with_a_key_is_stored_once(server, api, make_topic):
     topic = make_topic(queues=1)
     ids = []
     for _ in range(2):
-        with LineStream(server, topic, "Content-Type: application/msgpack", "Idempotency-Key: key-1") as stream:
+        with LineStream(
+            server, topic, "Content-Type: application/msgpack", "Idempotency-Key: key-1"
+        ) as stream:
             stream.write(pack(PLAIN[0]) + pack(PLAIN[1]) + pack(PLAIN[2]))
             stream.end()
             answers = stream.rest()

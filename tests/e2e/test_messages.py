@@ -37,7 +37,8 @@ def body_of(message: dict[str, Any]) -> bytes:
     return message["payload"].encode()
 
 
-# --------------------------------------------------------------------------------------------------------------- receipts
+# --------------------------------------------------------------------------------------------------
+# receipts
 
 
 def test_a_receipt_says_where_the_message_is_and_how_sure_that_is(api, topic):
@@ -104,25 +105,46 @@ def test_a_trace_goes_with_the_message(api, topic):
     ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "1"}, headers=with_trace), 201)
     ok(api.post(f"/v1/topics/{topic}/messages/raw", content=b"2", headers=with_trace), 201)
     ok(
-        api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": [{"message": {"payload": "3"}}]}, headers=with_trace),
+        api.post(
+            f"/v1/topics/{topic}/messages/batch",
+            json={"entries": [{"message": {"payload": "3"}}]},
+            headers=with_trace,
+        ),
         201,
     )
     own = {"payload": "4", "properties": {"traceparent": "mine"}}
     ok(api.post(f"/v1/topics/{topic}/messages", json=own, headers=with_trace), 201)
-    ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "5"}, headers={"traceparent": "nonsense"}), 201)
+    ok(
+        api.post(
+            f"/v1/topics/{topic}/messages",
+            json={"payload": "5"},
+            headers={"traceparent": "nonsense"},
+        ),
+        201,
+    )
 
     found = [message["properties"].get("traceparent") for message in pull(api, topic)["messages"]]
 
     assert found == [TRACE, TRACE, TRACE, "mine", None]
 
 
-# ---------------------------------------------------------------------------------------------------------------- payload
+# --------------------------------------------------------------------------------------------------
+# payload
 
 
-@pytest.mark.parametrize("value", [{"b": 1, "a": [1, 2.5, None, True, "ü"]}, [], {}, "text", 0, 10**30, False, None, ""])
+@pytest.mark.parametrize(
+    "value", [{"b": 1, "a": [1, 2.5, None, True, "ü"]}, [], {}, "text", 0, 10**30, False, None, ""]
+)
 def test_json_is_stored_without_white_space_and_with_its_keys_in_order(api, topic, value):
     body = json.dumps({"json": value}, indent=4, ensure_ascii=False).encode()
-    ok(api.post(f"/v1/topics/{topic}/messages", content=body, headers={"Content-Type": "application/json"}), 201)
+    ok(
+        api.post(
+            f"/v1/topics/{topic}/messages",
+            content=body,
+            headers={"Content-Type": "application/json"},
+        ),
+        201,
+    )
 
     found = only(pull(api, topic))
 
@@ -132,7 +154,14 @@ def test_json_is_stored_without_white_space_and_with_its_keys_in_order(api, topi
 
 def test_escapes_numbers_and_repeated_keys_in_json_are_stored_as_they_were_sent(api, topic):
     body = rb'{ "json" : { "b": "\u00fc\ud83d\ude00\/", "a": 1E2, "b": 1.0 } }'
-    ok(api.post(f"/v1/topics/{topic}/messages", content=body, headers={"Content-Type": "application/json"}), 201)
+    ok(
+        api.post(
+            f"/v1/topics/{topic}/messages",
+            content=body,
+            headers={"Content-Type": "application/json"},
+        ),
+        201,
+    )
 
     assert only(pull(api, topic))["payload"] == r'{"b":"\u00fc\ud83d\ude00\/","a":1E2,"b":1.0}'
 
@@ -190,7 +219,12 @@ def test_raw_headers_are_the_attributes(api, make_topic):
     found = only(pull(api, topic, queue=1))
 
     assert body_of(found) == PNG
-    assert (found["content_type"], found["key"], found["tag"], found["ordering_key"]) == ("image/png", "kü", "t", "o o")
+    assert (found["content_type"], found["key"], found["tag"], found["ordering_key"]) == (
+        "image/png",
+        "kü",
+        "t",
+        "o o",
+    )
     assert found["properties"] == {"source": "50%", "x-y": "😀"}  # HTTP header names have no case
 
 
@@ -208,20 +242,28 @@ def test_a_message_as_large_as_its_topic_allows_is_taken_and_one_byte_more_is_no
     for answer in (
         api.post(f"/v1/topics/{topic}/messages", json={"payload": "x" * 1_001}),
         api.post(f"/v1/topics/{topic}/messages/raw", content=b"x" * 1_001),
-        api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": [{"message": {"payload": "x" * 1_001}}]}),
+        api.post(
+            f"/v1/topics/{topic}/messages/batch",
+            json={"entries": [{"message": {"payload": "x" * 1_001}}]},
+        ),
     ):
-        assert assert_problem(answer, 413, "message_too_large")["context"] == {"limit_bytes": "1000"}
+        assert assert_problem(answer, 413, "message_too_large")["context"] == {
+            "limit_bytes": "1000"
+        }
 
 
 def test_four_mebibytes_are_the_default_limit_of_a_message(api, topic):
     body = bytes(4 << 20)
     send_raw(api, topic, body)
-    assert_problem(api.post(f"/v1/topics/{topic}/messages/raw", content=body + b"x"), 413, "message_too_large")
+    assert_problem(
+        api.post(f"/v1/topics/{topic}/messages/raw", content=body + b"x"), 413, "message_too_large"
+    )
 
     assert body_of(only(pull(api, topic, max_bytes=1))) == body  # one message always comes
 
 
-# ------------------------------------------------------------------------------------------------------------------ batch
+# --------------------------------------------------------------------------------------------------
+# batch
 
 
 def test_a_batch_is_one_append_with_results_in_its_order(api, make_topic):
@@ -233,40 +275,85 @@ def test_a_batch_is_one_append_with_results_in_its_order(api, make_topic):
     assert (answer["accepted"], answer["rejected"]) == (10, 0)
     assert [result["id"] for result in answer["results"]] == [str(n) for n in range(10)]
     assert [result["status"] for result in answer["results"]] == [201] * 10
-    places = [(result["receipt"]["queue_id"], result["receipt"]["queue_offset"]) for result in answer["results"]]
+    places = [
+        (result["receipt"]["queue_id"], result["receipt"]["queue_offset"])
+        for result in answer["results"]
+    ]
     assert places == [(n % 2, n // 2) for n in range(10)]
     ids = {result["receipt"]["message_id"] for result in answer["results"]}
-    assert ids == {message["message_id"] for queue in (0, 1) for message in pull(api, topic, queue=queue)["messages"]}
+    assert ids == {
+        message["message_id"]
+        for queue in (0, 1)
+        for message in pull(api, topic, queue=queue)["messages"]
+    }
 
 
-def test_a_batch_of_plain_messages_is_answered_and_stored_as_one_with_another_among_them(api, make_topic):
-    """Plain ones have a way of their own; `payload_encoding` says nothing new, and leads past it."""
-    entries = [{"id": f'"{n}"', "message": {"payload": "x", "key": f"k{n}"} | ({"tag": "t"} if n else {})} for n in range(4)]
+def test_a_batch_of_plain_messages_is_answered_and_stored_as_one_with_another_among_them(
+    api, make_topic
+):
+    """Plain ones have a way of their own; `payload_encoding` says nothing new, and leads
+    past it.
+    """
+    entries = [
+        {"id": f'"{n}"', "message": {"payload": "x", "key": f"k{n}"} | ({"tag": "t"} if n else {})}
+        for n in range(4)
+    ]
     entries.append({"message": {"json": {"n": 1}}})
-    others = [{**entries[0], "message": {**entries[0]["message"], "payload_encoding": "utf8"}}, *entries[1:]]
+    others = [
+        {**entries[0], "message": {**entries[0]["message"], "payload_encoding": "utf8"}},
+        *entries[1:],
+    ]
     changing = {"message_id", "topic", "log_offset", "stored_at", "born_at"}
     seen = []
     for given in (entries, others):
         topic = make_topic(queues=2)
-        answer = api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": given}, headers={"traceparent": TRACE})
+        answer = api.post(
+            f"/v1/topics/{topic}/messages/batch",
+            json={"entries": given},
+            headers={"traceparent": TRACE},
+        )
         results = ok(answer, 201)["results"]
         receipts = [result.pop("receipt") for result in results]
-        stored = [message for queue in (0, 1) for message in pull(api, topic, queue=queue)["messages"]]
-        assert {receipt["message_id"] for receipt in receipts} == {message["message_id"] for message in stored}
-        plain = [{name: value for name, value in one.items() if name not in changing} for one in (*receipts, *stored)]
-        seen.append((list(answer.json()), [list(receipt) for receipt in receipts], results, plain, sorted(answer.headers)))
+        stored = [
+            message for queue in (0, 1) for message in pull(api, topic, queue=queue)["messages"]
+        ]
+        assert {receipt["message_id"] for receipt in receipts} == {
+            message["message_id"] for message in stored
+        }
+        plain = [
+            {name: value for name, value in one.items() if name not in changing}
+            for one in (*receipts, *stored)
+        ]
+        seen.append(
+            (
+                list(answer.json()),
+                [list(receipt) for receipt in receipts],
+                results,
+                plain,
+                sorted(answer.headers),
+            )
+        )
 
     assert seen[0] == seen[1]
 
 
 def test_entries_need_no_id(api, topic):
-    answer = ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": [{"message": {"payload": "x"}}]}), 201)
+    answer = ok(
+        api.post(
+            f"/v1/topics/{topic}/messages/batch", json={"entries": [{"message": {"payload": "x"}}]}
+        ),
+        201,
+    )
 
     assert "id" not in answer["results"][0]
 
 
 def test_one_wrong_message_refuses_an_atomic_batch(api, topic):
-    entries = [{"message": {"payload": "x"}}, {"message": {"payload": "x", "delay_ms": -5}}, {"message": {}}]
+    entries = [
+        {"message": {"payload": "x"}},
+        {"message": {"payload": "x", "delay_ms": -5}},
+        {"message": {}},
+    ]
 
     problem = assert_problem(
         api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}),
@@ -290,29 +377,51 @@ def test_wrong_messages_are_told_from_right_ones_where_the_batch_is_not_atomic(a
         {"id": "f", "message": {"payload": "x"}},
     ]
 
-    answer = ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"atomic": False, "entries": entries}), 207)
+    answer = ok(
+        api.post(f"/v1/topics/{topic}/messages/batch", json={"atomic": False, "entries": entries}),
+        207,
+    )
 
     assert (answer["accepted"], answer["rejected"]) == (2, 4)
     assert [result["id"] for result in answer["results"]] == list("abcdef")
     assert [result["status"] for result in answer["results"]] == [201, 422, 404, 422, 422, 201]
     codes = [result["problem"]["code"] for result in answer["results"] if "problem" in result]
-    assert codes == ["validation_failed", "queue_not_found", "unsupported_combination", "validation_failed"]
+    assert codes == [
+        "validation_failed",
+        "queue_not_found",
+        "unsupported_combination",
+        "validation_failed",
+    ]
     assert answer["results"][1]["problem"]["errors"][0]["pointer"] == "/entries/1/message/delay_ms"
     assert answer["results"][2]["problem"]["errors"][0]["pointer"] == "/entries/2/message"
     assert answer["results"][4]["problem"]["errors"][0]["pointer"] == "/entries/4/message/nonsense"
-    stored = [result["receipt"]["message_id"] for result in answer["results"] if "receipt" in result]
+    stored = [
+        result["receipt"]["message_id"] for result in answer["results"] if "receipt" in result
+    ]
     assert [message["message_id"] for message in pull(api, topic)["messages"]] == stored
 
 
 @pytest.mark.parametrize(
     ("field", "wrong", "pointer"),
-    [("id", "a", "/entries/1/id"), ("key", "k k", "/entries/1/message/key"), ("tag", "t|t", "/entries/1/message/tag")],
+    [
+        ("id", "a", "/entries/1/id"),
+        ("key", "k k", "/entries/1/message/key"),
+        ("tag", "t|t", "/entries/1/message/tag"),
+    ],
 )
-def test_a_wrong_batch_is_refused_though_its_head_is_that_of_right_ones(api, topic, field, wrong, pointer):
+def test_a_wrong_batch_is_refused_though_its_head_is_that_of_right_ones(
+    api, topic, field, wrong, pointer
+):
     def send_two(id_: str, key: str, tag: str) -> httpx.Response:
-        entries = [{"id": "a", "message": {"payload": "x"}}, {"id": id_, "message": {"payload": "x", "key": key, "tag": tag}}]
-        headers = {"Accept-Encoding": "identity"}  # else it is answered by another way, which compresses
-        return api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}, headers=headers)
+        entries = [
+            {"id": "a", "message": {"payload": "x"}},
+            {"id": id_, "message": {"payload": "x", "key": key, "tag": tag}},
+        ]
+        # else it is answered by another way, which compresses
+        headers = {"Accept-Encoding": "identity"}
+        return api.post(
+            f"/v1/topics/{topic}/messages/batch", json={"entries": entries}, headers=headers
+        )
 
     right = {"id_": "b", "key": "k-k", "tag": "t-t"}
     for _ in range(3):
@@ -333,28 +442,51 @@ def test_a_batch_of_a_thousand_is_taken_and_one_more_is_not(api, topic):
     assert pull(api, topic)["max_offset"] == 1_000
 
 
-# ----------------------------------------------------------------------------------------------------- queues, order, delay
+# --------------------------------------------------------------------------------------------------
+# queues, order, delay
 
 
 def test_without_a_queue_and_an_ordering_key_the_queues_come_in_turn(api, make_topic):
     topic = make_topic(queues=4)
 
-    assert sorted(send(api, topic, payload="x")["queue_id"] for _ in range(8)) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sorted(send(api, topic, payload="x")["queue_id"] for _ in range(8)) == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_messages_of_one_ordering_key_are_in_one_queue_and_in_order(api, make_topic):
     topic = make_topic(queues=8)
     keys = ["customer-17", "customer-18", "ü"]
-    queues = {key: {send(api, topic, json=[key, number], ordering_key=key)["queue_id"] for number in range(5)} for key in keys}
+    queues = {
+        key: {
+            send(api, topic, json=[key, number], ordering_key=key)["queue_id"]
+            for number in range(5)
+        }
+        for key in keys
+    }
 
     for key in keys:
         (queue,) = queues[key]
-        found = [json.loads(message["payload"]) for message in pull(api, topic, queue=queue)["messages"]]
+        found = [
+            json.loads(message["payload"]) for message in pull(api, topic, queue=queue)["messages"]
+        ]
         assert [number for name, number in found if name == key] == list(range(5))
 
 
 @pytest.mark.parametrize(
-    "delay", [{"delay_ms": 0}, {"deliver_at": "2020-01-01T00:00:00.000Z"}, {"deliver_at": "2020-01-01T00:00:00+02:00"}]
+    "delay",
+    [
+        {"delay_ms": 0},
+        {"deliver_at": "2020-01-01T00:00:00.000Z"},
+        {"deliver_at": "2020-01-01T00:00:00+02:00"},
+    ],
 )
 def test_a_delay_of_nothing_delivers_at_once(api, topic, delay):
     send(api, topic, payload="x", **delay)
@@ -380,10 +512,16 @@ def test_a_topic_takes_only_the_types_that_it_allows(api, make_topic, types, mes
     else:
         assert_problem(answer, 422, "unsupported_combination")
     begin = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"payload": "x"}}]}
-    assert_problem(api.post("/v1/transactions", json=begin), 422, "unsupported_combination", "/messages/0/message")
+    assert_problem(
+        api.post("/v1/transactions", json=begin),
+        422,
+        "unsupported_combination",
+        "/messages/0/message",
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- pull
+# --------------------------------------------------------------------------------------------------
+# pull
 
 
 def test_a_page_holds_what_was_asked_for_and_says_where_to_read_on(api, topic):
@@ -414,8 +552,12 @@ def test_a_page_ends_before_its_bodies_are_too_many_bytes_but_one_message_always
     for _ in range(4):
         send(api, topic, payload="x" * 100)
 
-    assert [len(pull(api, topic, max_bytes=limit)["messages"]) for limit in (1, 100, 199, 200, 10_000)] == [1, 1, 1, 2, 4]
-    assert [len(pull(api, topic, max_bytes=limit, tag="none || *")["messages"]) for limit in (1, 200)] == [1, 2]
+    assert [
+        len(pull(api, topic, max_bytes=limit)["messages"]) for limit in (1, 100, 199, 200, 10_000)
+    ] == [1, 1, 1, 2, 4]
+    assert [
+        len(pull(api, topic, max_bytes=limit, tag="none || *")["messages"]) for limit in (1, 200)
+    ] == [1, 2]
 
 
 def test_an_offset_behind_the_end_is_refused_unless_a_jump_is_asked_for(api, topic):
@@ -428,7 +570,8 @@ def test_an_offset_behind_the_end_is_refused_unless_a_jump_is_asked_for(api, top
     assert pull(api, topic, offset=2, out_of_range="earliest")["messages"][0]["queue_offset"] == 0
     jumped = pull(api, topic, offset=10**18, out_of_range="latest")
     assert (jumped["messages"], jumped["next_offset"]) == ([], 1)
-    assert pull(api, topic, offset=1, out_of_range="earliest")["messages"] == []  # it can be read, so there is no jump
+    # it can be read, so there is no jump
+    assert pull(api, topic, offset=1, out_of_range="earliest")["messages"] == []
 
 
 def test_tags_choose_messages(api, topic):
@@ -444,12 +587,15 @@ def test_tags_choose_messages(api, topic):
     assert tagged("*") == tagged("") == ["created", "paid", "sent", "paid", "none"]
     assert tagged("nobody") == []
     page = pull(api, topic, tag="paid", max_messages=1)
-    assert (page["next_offset"], page["result"]) == (3, "found")  # what lies between is not looked at again
+    # what lies between is not looked at again
+    assert (page["next_offset"], page["result"]) == (3, "found")
     assert pull(api, topic, tag="paid", offset=3)["next_offset"] == 5
 
 
 def test_a_filter_that_no_tag_can_match_is_refused_at_its_place(api, topic):
-    answer = api.get(f"/v1/topics/{topic}/queues/0/messages", params={"tag": "paid || created | sent"})
+    answer = api.get(
+        f"/v1/topics/{topic}/queues/0/messages", params={"tag": "paid || created | sent"}
+    )
 
     problem = assert_problem(answer, 422, "validation_failed", "/query/tag")
     assert problem["context"] == {"position": "9"}
@@ -472,8 +618,14 @@ def test_a_pull_can_begin_at_a_time(api, topic):
     while later["stored_at"] == first["stored_at"]:
         later = send(api, topic, payload="3")
 
-    assert pull(api, topic, **{"from": "2000-01-01T00:00:00.000Z"})["messages"][0]["message_id"] == first["message_id"]
-    assert pull(api, topic, **{"from": later["stored_at"]})["messages"][0]["message_id"] == later["message_id"]
+    assert (
+        pull(api, topic, **{"from": "2000-01-01T00:00:00.000Z"})["messages"][0]["message_id"]
+        == first["message_id"]
+    )
+    assert (
+        pull(api, topic, **{"from": later["stored_at"]})["messages"][0]["message_id"]
+        == later["message_id"]
+    )
     assert pull(api, topic, **{"from": "2999-01-01T00:00:00.000Z"})["result"] == "no_new_message"
 
 
@@ -487,8 +639,16 @@ def test_the_offset_of_a_time_can_be_looked_up(api, topic):
     def at(time: str) -> dict[str, Any]:
         return ok(api.get(path, params={"at": time}))
 
-    assert at("2000-01-01T00:00:00.000Z") == {"queue_id": 0, "offset": 0, "stored_at": first["stored_at"]}
-    assert at(later["stored_at"]) == {"queue_id": 0, "offset": later["queue_offset"], "stored_at": later["stored_at"]}
+    assert at("2000-01-01T00:00:00.000Z") == {
+        "queue_id": 0,
+        "offset": 0,
+        "stored_at": first["stored_at"],
+    }
+    assert at(later["stored_at"]) == {
+        "queue_id": 0,
+        "offset": later["queue_offset"],
+        "stored_at": later["stored_at"],
+    }
     # The same moment as it is written two hours further east.
     east = later["stored_at"].replace("Z", "-00:00")
     assert at(east)["offset"] == later["queue_offset"]

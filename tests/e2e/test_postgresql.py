@@ -16,7 +16,9 @@ def service(folder: Path, url: str) -> Server:
     return Server(folder / "data", dev=False, environment={"ESCROWMQ_DATABASE_URL": url})
 
 
-def test_what_was_configured_is_there_after_a_kill_and_a_server_that_was_away_is_found_again(postgresql, tmp_path):
+def test_what_was_configured_is_there_after_a_kill_and_a_server_that_was_away_is_found_again(
+    postgresql, tmp_path
+):
     with service(tmp_path, postgresql.new_database()) as server, server.client() as api:
         topic = ok(api.post("/v1/topics", json={"topic": "Orders.eu", "queues": 3}), 201)
         group = ok(api.put("/v1/groups/warehouse", json={"topics": [{"topic": "Orders.eu"}]}), 201)
@@ -30,7 +32,9 @@ def test_what_was_configured_is_there_after_a_kill_and_a_server_that_was_away_is
         assert ok(api.get("/v1/producer-groups/shop")) == producers
 
         with postgresql.away():
-            assert_problem(api.post("/v1/topics", json={"topic": "later"}), 503, "registry_unavailable")
+            assert_problem(
+                api.post("/v1/topics", json={"topic": "later"}), 503, "registry_unavailable"
+            )
             assert ok(api.post("/v1/topics/Orders.eu/messages", json={"payload": "x"}), 201)
         ok(api.post("/v1/topics", json={"topic": "later"}), 201)
         assert not (tmp_path / "data" / "registry.db").exists()
@@ -48,7 +52,9 @@ def test_a_start_without_the_server_ends_with_75_and_can_be_made_again(postgresq
 
 def test_services_that_start_at_once_on_an_empty_database_all_serve(postgresql, tmp_path):
     url = postgresql.new_database()
-    services = [Server(tmp_path / name, environment={"ESCROWMQ_DATABASE_URL": url}) for name in "ab"]
+    services = [
+        Server(tmp_path / name, environment={"ESCROWMQ_DATABASE_URL": url}) for name in "ab"
+    ]
     with ExitStack() as stack:
         for server in services:
             stack.callback(server.__exit__)
@@ -68,7 +74,10 @@ def test_tables_that_are_deleted_or_replaced_under_the_service_are_noticed_and_n
         drop_everything(url)
 
         until(lambda: api.get("/readyz").status_code == 503, "it is noticed", seconds=30)
-        refused = [api.get("/readyz"), api.put("/v1/groups/later", json={"topics": [{"topic": "orders"}]})]
+        refused = [
+            api.get("/readyz"),
+            api.put("/v1/groups/later", json={"topics": [{"topic": "orders"}]}),
+        ]
         for one in refused:
             assert "were deleted" in assert_problem(one, 503, "registry_unavailable")["detail"]
         assert ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)

@@ -1,4 +1,6 @@
-"""What the service says about itself, and what every answer has in common: probes, metrics, pages, ids, times."""
+"""What the service says about itself, and what every answer has in common: probes, metrics, pages,
+ids, times.
+"""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +18,11 @@ MESSAGE = {"payload": "x", "tag": "paid"}
 
 
 def begin(api: httpx.Client, topic: str, **fields: Any) -> dict[str, Any]:
-    body = {"producer_group": f"by-{topic}", "messages": [{"topic": topic, "message": MESSAGE}], **fields}
+    body = {
+        "producer_group": f"by-{topic}",
+        "messages": [{"topic": topic, "message": MESSAGE}],
+        **fields,
+    }
     return ok(api.post("/v1/transactions", json=body), 201)
 
 
@@ -30,7 +36,15 @@ def metrics(api: httpx.Client) -> dict[str, float]:
 
 def test_a_service_that_serves_is_alive_and_ready_and_says_what_that_means(api):
     assert ok(api.get("/livez")) == {"live": True}
-    checks = ("store_writable", "store_intact", "dispatch_lag", "scheduler", "requests", "leases", "checker")
+    checks = (
+        "store_writable",
+        "store_intact",
+        "dispatch_lag",
+        "scheduler",
+        "requests",
+        "leases",
+        "checker",
+    )
     assert ok(api.get("/readyz")) == {"ready": True, "checks": dict.fromkeys(checks, "ok")}
 
 
@@ -39,11 +53,18 @@ def test_metrics_count_what_was_done(tmp_path):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         before = metrics(api)
         ok(api.post("/v1/topics/orders/messages", json=MESSAGE), 201)
-        ok(api.post("/v1/topics/orders/messages/batch", json={"entries": [{"message": MESSAGE}] * 4}), 201)
+        ok(
+            api.post(
+                "/v1/topics/orders/messages/batch", json={"entries": [{"message": MESSAGE}] * 4}
+            ),
+            201,
+        )
         decided, rolled_back, _ = [begin(api, "orders")["transaction_id"] for _ in range(3)]
         ok(api.post(f"/v1/transactions/{decided}/commit"))
         ok(api.post(f"/v1/transactions/{rolled_back}/rollback"))
-        assert_problem(api.post(f"/v1/transactions/{decided}/rollback"), 409, "transaction_already_resolved")
+        assert_problem(
+            api.post(f"/v1/transactions/{decided}/rollback"), 409, "transaction_already_resolved"
+        )
         pulled = ok(api.get("/v1/topics/orders/queues/0/messages"))["messages"]
         after = metrics(api)
 
@@ -53,14 +74,23 @@ def test_metrics_count_what_was_done(tmp_path):
     assert grown("escrowmq_messages_in_total") == 5
     assert grown("escrowmq_messages_out_total") == len(pulled) == 6
     assert grown("escrowmq_transactions_begun_total") == 3
-    assert grown('escrowmq_transactions_decided_total{resolved_by="producer",state="committed"}') == 1
-    assert grown('escrowmq_transactions_decided_total{resolved_by="producer",state="rolled_back"}') == 1
+    assert (
+        grown('escrowmq_transactions_decided_total{resolved_by="producer",state="committed"}') == 1
+    )
+    assert (
+        grown('escrowmq_transactions_decided_total{resolved_by="producer",state="rolled_back"}')
+        == 1
+    )
     assert grown("escrowmq_transaction_conflicts_total") == 1
     assert grown('escrowmq_http_requests_total{operation="sendMessage",status="201"}') == 1
     assert grown('escrowmq_http_requests_total{operation="rollbackTransaction",status="409"}') == 1
     assert (after["escrowmq_transactions_open"], after["escrowmq_transactions_held"]) == (1, 0)
     assert before["escrowmq_log_written_offset"] < after["escrowmq_log_written_offset"]
-    assert after["escrowmq_log_written_offset"] == after["escrowmq_log_synced_offset"] == after["escrowmq_log_visible_offset"]
+    assert (
+        after["escrowmq_log_written_offset"]
+        == after["escrowmq_log_synced_offset"]
+        == after["escrowmq_log_visible_offset"]
+    )
 
 
 def test_no_name_that_a_user_chose_becomes_a_label(api, topic):
@@ -96,7 +126,10 @@ def test_a_problem_leads_to_the_page_that_explains_it(api):
 
 
 def test_ids_have_a_prefix_and_sort_by_their_time(api, topic):
-    messages = [ok(api.post(f"/v1/topics/{topic}/messages", json=MESSAGE), 201)["message_id"] for _ in range(20)]
+    messages = [
+        ok(api.post(f"/v1/topics/{topic}/messages", json=MESSAGE), 201)["message_id"]
+        for _ in range(20)
+    ]
     transactions = [begin(api, topic) for _ in range(20)]
     ids = [transaction["transaction_id"] for transaction in transactions]
 
@@ -110,7 +143,9 @@ def test_ids_have_a_prefix_and_sort_by_their_time(api, topic):
 def test_every_time_is_utc_with_milliseconds_and_nothing_is_null(api, topic):
     transaction = begin(api, topic, check={"first_after_ms": 10}, business_key="8812")
     path = f"/v1/transactions/{transaction['transaction_id']}"
-    received = ok(api.post(f"/v1/producer-groups/by-{topic}/checks/receive", json={"wait_ms": 10_000}))
+    received = ok(
+        api.post(f"/v1/producer-groups/by-{topic}/checks/receive", json={"wait_ms": 10_000})
+    )
     answers = [
         transaction,
         received,
@@ -122,7 +157,11 @@ def test_every_time_is_utc_with_milliseconds_and_nothing_is_null(api, topic):
         ok(api.get("/v1/transactions", params={"producer_group": f"by-{topic}"})),
         ok(api.get(f"/v1/topics/{topic}")),
         ok(api.get(f"/v1/topics/{topic}/queues/0/messages")),
-        ok(api.get(f"/v1/topics/{topic}/queues/0/offset", params={"at": "2020-01-01T00:00:00.000Z"})),
+        ok(
+            api.get(
+                f"/v1/topics/{topic}/queues/0/offset", params={"at": "2020-01-01T00:00:00.000Z"}
+            )
+        ),
         ok(api.get(f"/v1/producer-groups/by-{topic}")),
     ]
 
@@ -168,11 +207,16 @@ def test_a_get_changes_nothing(api, topic):
 
 
 def test_more_open_transactions_than_are_allowed_are_told_to_come_back(tmp_path):
-    with Server(tmp_path / "data", environment={"ESCROWMQ_TXN__MAX_OPEN": "2"}) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", environment={"ESCROWMQ_TXN__MAX_OPEN": "2"}) as server,
+        server.client() as api,
+    ):
         first, _ = [begin(api, "orders")["transaction_id"] for _ in range(2)]
         body = {"producer_group": "shop", "messages": [{"topic": "orders", "message": MESSAGE}]}
 
-        problem = assert_problem(api.post("/v1/transactions", json=body), 429, "too_many_open_transactions")
+        problem = assert_problem(
+            api.post("/v1/transactions", json=body), 429, "too_many_open_transactions"
+        )
 
         assert problem["retryable"]
         ok(api.post(f"/v1/transactions/{first}/rollback"))
@@ -184,7 +228,10 @@ def test_a_damaged_message_is_never_served_and_the_rest_of_its_queue_is(tmp_path
     with Server(tmp_path / "data", dev=False) as server:
         with server.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-            sent = [ok(api.post("/v1/topics/orders/messages", json={"payload": f"number-{n}"}), 201) for n in range(3)]
+            sent = [
+                ok(api.post("/v1/topics/orders/messages", json={"payload": f"number-{n}"}), 201)
+                for n in range(3)
+            ]
         assert server.terminate() == 0
         segment = min((tmp_path / "data" / "store" / "commitlog").iterdir())
         segment.write_bytes(segment.read_bytes().replace(b"number-1", b"number-7"))
@@ -197,23 +244,38 @@ def test_a_damaged_message_is_never_served_and_the_rest_of_its_queue_is(tmp_path
             last = ok(api.get(f"{path}&offset={problem['context']['next_offset']}"))["messages"]
             ready = api.get("/readyz")
             ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
-            received = [ok(api.post("/v1/groups/billing/receive", json={"max_messages": 10}))["messages"] for _ in range(2)]
+            received = [
+                ok(api.post("/v1/groups/billing/receive", json={"max_messages": 10}))["messages"]
+                for _ in range(2)
+            ]
             (stub,) = ok(api.get("/v1/groups/billing/dead-letters"))["items"]
             found = ok(api.get(f"/v1/groups/billing/dead-letters/{stub['message']['message_id']}"))
             lag = ok(api.get("/v1/groups/billing/lag"))
             counted = metrics(api)["escrowmq_messages_damaged"]
             redrive = {"select": "ids", "message_ids": [stub["message"]["message_id"]]}
             task = ok(api.post("/v1/groups/billing/dead-letters/redrive", json=redrive), 202)
-            ended = until(lambda: (now := ok(api.get(f"/v1/tasks/{task['task_id']}")))["state"] == "done" and now, "it ends")
+            ended = until(
+                lambda: (
+                    (now := ok(api.get(f"/v1/tasks/{task['task_id']}")))["state"] == "done" and now
+                ),
+                "it ends",
+            )
 
-    assert [message["message_id"] for message in first + last] == [sent[0]["message_id"], sent[2]["message_id"]]
+    assert [message["message_id"] for message in first + last] == [
+        sent[0]["message_id"],
+        sent[2]["message_id"],
+    ]
     assert problem["context"]["offset"] == "1"
     assert str(tmp_path) not in problem["detail"]
     assert ready.status_code == 200
-    assert [one["message_id"] for some in received for one in some] == [sent[0]["message_id"], sent[2]["message_id"]]
+    assert [one["message_id"] for some in received for one in some] == [
+        sent[0]["message_id"],
+        sent[2]["message_id"],
+    ]
     assert found == stub
     assert stub | {"reason": "", "dead_lettered_at": "", "message": {}} == {
-        "message": {}, "origin_topic": "orders", "reason": "", "attempts": 0, "dead_lettered_at": "", "damaged": True,
+        "message": {}, "origin_topic": "orders", "reason": "", "attempts": 0,
+        "dead_lettered_at": "", "damaged": True,
         "log_offset": sent[1]["log_offset"],
     }  # fmt: skip
     assert "damaged" in stub["reason"]
@@ -222,4 +284,6 @@ def test_a_damaged_message_is_never_served_and_the_rest_of_its_queue_is(tmp_path
     assert place == {"topic": "orders", "queue_id": 0, "queue_offset": 1}
     assert "payload" not in stub["message"]
     assert (lag["messages_damaged"], counted) == (1, 1)
-    assert ended["failures"] == [{"message_id": stub["message"]["message_id"], "code": "record_corrupt"}]
+    assert ended["failures"] == [
+        {"message_id": stub["message"]["message_id"], "code": "record_corrupt"}
+    ]

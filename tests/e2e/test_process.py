@@ -47,7 +47,8 @@ def last_line(log: str) -> str:
     return log.strip().splitlines()[-1]
 
 
-# ------------------------------------------------------------------------------------------------------------------- keys
+# --------------------------------------------------------------------------------------------------
+# keys
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,16 @@ def locked(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "authorization",
-    [None, "", "Bearer", "Bearer wrong", "Bearer first-key2", "first-key", "Basic first-key", "bearer:first-key"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Bearer first-key2",
+        "first-key",
+        "Basic first-key",
+        "bearer:first-key",
+    ],
 )
 @pytest.mark.parametrize(
     ("method", "path"),
@@ -81,11 +91,21 @@ def test_without_a_known_key_everything_but_the_probes_is_401(locked, method, pa
 
 
 @pytest.mark.parametrize(
-    "authorization", ["Bearer first-key", "bearer first-key", "Bearer zweiter-schlüssel", "Bearer  first-key", "Bearer clé à"]
+    "authorization",
+    [
+        "Bearer first-key",
+        "bearer first-key",
+        "Bearer zweiter-schlüssel",
+        "Bearer  first-key",
+        "Bearer clé à",
+    ],
 )
 def test_with_any_of_the_keys_everything_is_open(locked, authorization):
     with locked.client() as api:
-        assert ok(api.get("/v1/topics", headers={"Authorization": authorization.encode()}))["items"] is not None
+        assert (
+            ok(api.get("/v1/topics", headers={"Authorization": authorization.encode()}))["items"]
+            is not None
+        )
 
 
 @pytest.mark.parametrize("path", PROBES)
@@ -112,12 +132,16 @@ def test_beyond_loopback_it_does_not_start_without_a_key(tmp_path, host):
 
 
 def test_beyond_loopback_it_starts_with_a_key(tmp_path):
-    with Server(tmp_path / "data", "--host", "0.0.0.0", environment=KEYS) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", "--host", "0.0.0.0", environment=KEYS) as server,
+        server.client() as api,
+    ):
         assert_problem(api.get("/v1/topics"), 401, "unauthenticated")
         ok(api.get("/v1/topics", headers={"Authorization": "Bearer first-key"}))
 
 
-# --------------------------------------------------------------------------------------------------------------- settings
+# --------------------------------------------------------------------------------------------------
+# settings
 
 
 @pytest.mark.parametrize(
@@ -138,16 +162,35 @@ def test_beyond_loopback_it_starts_with_a_key(tmp_path):
         ({"ESCROWMQ_API_KEYS": '["a-secret", " "]'}, ["ESCROWMQ_API_KEYS", "key 2", "blank"]),
         ({"ESCROWMQ_API_KEYS": '[" a-secret"]'}, ["ESCROWMQ_API_KEYS", "key 1", "blank"]),
         ({"ESCROWMQ_API_KEYS": '["a-secret\\t"]'}, ["ESCROWMQ_API_KEYS", "key 1", "blank"]),
-        ({"ESCROWMQ_API_KEYS": '["a\\nsecret"]'}, ["ESCROWMQ_API_KEYS", "key 1", "control character"]),
-        ({"ESCROWMQ_HTTP__ALLOWED_HOSTS": '["https://mq.example.com"]'}, ["ESCROWMQ_HTTP", "allowed_hosts"]),
         (
-            {"ESCROWMQ_HOST": "0.0.0.0", "ESCROWMQ_API_KEYS": '["a-secret"]', "ESCROWMQ_TESTING__ENABLED": "true"},
+            {"ESCROWMQ_API_KEYS": '["a\\nsecret"]'},
+            ["ESCROWMQ_API_KEYS", "key 1", "control character"],
+        ),
+        (
+            {"ESCROWMQ_HTTP__ALLOWED_HOSTS": '["https://mq.example.com"]'},
+            ["ESCROWMQ_HTTP", "allowed_hosts"],
+        ),
+        (
+            {
+                "ESCROWMQ_HOST": "0.0.0.0",
+                "ESCROWMQ_API_KEYS": '["a-secret"]',
+                "ESCROWMQ_TESTING__ENABLED": "true",
+            },
             ["ESCROWMQ_TESTING__ENABLED", "0.0.0.0"],
         ),
-        ({"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": "a-secret"}, ["ESCROWMQ_WEBHOOK__ALLOWED_HOSTS", "JSON"]),
+        (
+            {"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": "a-secret"},
+            ["ESCROWMQ_WEBHOOK__ALLOWED_HOSTS", "JSON"],
+        ),
         ({"ESCROWMQ_DATABASE_URL": "a-secret"}, ["ESCROWMQ_DATABASE_URL", "no URL"]),
-        ({"ESCROWMQ_DATABASE_URL": "postgresql+nothing://a:secret@b/c"}, ["ESCROWMQ_DATABASE_URL", "no URL"]),
-        ({"ESCROWMQ_DATABASE_URL": "mssql+nothing://a:secret@b/c"}, ["ESCROWMQ_DATABASE_URL", "no URL"]),
+        (
+            {"ESCROWMQ_DATABASE_URL": "postgresql+nothing://a:secret@b/c"},
+            ["ESCROWMQ_DATABASE_URL", "no URL"],
+        ),
+        (
+            {"ESCROWMQ_DATABASE_URL": "mssql+nothing://a:secret@b/c"},
+            ["ESCROWMQ_DATABASE_URL", "no URL"],
+        ),
         ({"ESCROWMQ_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "does not exist"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -175,18 +218,29 @@ def test_a_settings_file_that_is_not_utf_8_is_78_with_one_line(tmp_path):
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
     config = tmp_path / "escrowmq.toml"
-    config.write_text('log_format = "json"\nlog_level = "debug"\ndev = false\n[http]\nmax_waiting = 3\nmax_body_bytes = 5000\n')
+    config.write_text(
+        'log_format = "json"\nlog_level = "debug"\ndev = false\n[http]\nmax_waiting = '
+        "3\nmax_body_bytes = 5000\n"
+    )
     environment = {"ESCROWMQ_HTTP__MAX_WAITING": "4", "ESCROWMQ_PORT": "1"}
-    with Server(tmp_path / "data", "--config", str(config), environment=environment) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", "--config", str(config), environment=environment) as server,
+        server.client() as api,
+    ):
         assert ok(api.post("/v1/topics/made-by-use/messages", json={"payload": "x"}), 201)
-        assert_problem(api.post("/v1/topics/made-by-use/messages/raw", content=bytes(5_001)), 413, "body_too_large")
+        assert_problem(
+            api.post("/v1/topics/made-by-use/messages/raw", content=bytes(5_001)),
+            413,
+            "body_too_large",
+        )
         settings = next(line for line in server.log().splitlines() if '"event": "settings"' in line)
 
     assert '"max_waiting": 4' in settings
     assert f'"port": {server.port}' in settings
 
 
-# ------------------------------------------------------------------------------------------------------------ exit status
+# --------------------------------------------------------------------------------------------------
+# exit status
 
 
 def test_a_second_process_on_the_directory_is_73_and_does_the_first_no_harm(tmp_path):
@@ -206,7 +260,8 @@ def test_a_second_process_on_the_directory_is_73_and_does_the_first_no_harm(tmp_
 def test_a_port_that_is_taken_is_69_and_nothing_is_made(tmp_path):
     with socket.socket() as taken:
         server = Server(tmp_path / "data")
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside what reserves it for the server
+        # beside what reserves it for the server
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", server.port))
         taken.listen()
 
@@ -236,10 +291,18 @@ def test_a_data_directory_that_cannot_be_made_is_78(tmp_path):
 def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):
     with Server(tmp_path / "data") as server, server.client() as api:
         for number in range(20):
-            ok(api.post("/v1/topics/orders/messages", json={"payload": "x" * 500, "queue_id": 0, "key": f"k{number}"}), 201)
+            ok(
+                api.post(
+                    "/v1/topics/orders/messages",
+                    json={"payload": "x" * 500, "queue_id": 0, "key": f"k{number}"},
+                ),
+                201,
+            )
         offset = ok(api.get("/v1/topics/orders/queues"))["items"][0]["max_offset"]
         assert offset == 20
-        receipt = ok(api.post("/v1/topics/orders/messages", json={"payload": "y" * 500, "queue_id": 0}), 201)
+        receipt = ok(
+            api.post("/v1/topics/orders/messages", json={"payload": "y" * 500, "queue_id": 0}), 201
+        )
         ok(api.post("/v1/topics/orders/messages", json={"payload": "z" * 500, "queue_id": 0}), 201)
         server.kill()
         segment = tmp_path / "data" / "store" / "commitlog" / f"{0:020d}"
@@ -262,17 +325,35 @@ def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):
         assert escrowmq("store", "repair", str(tmp_path / "data"))[0] == 73
         page = ok(api.get("/v1/topics/orders/queues/0/messages", params={"offset": 21}))
         assert [message["payload"][0] for message in page["messages"]] == ["z"]
-        assert_problem(api.get("/v1/topics/orders/queues/0/messages", params={"offset": 20}), 500, "record_corrupt")
-        assert len(ok(api.get("/v1/topics/orders/queues/0/messages", params={"max_messages": 20}))["messages"]) == 20
+        assert_problem(
+            api.get("/v1/topics/orders/queues/0/messages", params={"offset": 20}),
+            500,
+            "record_corrupt",
+        )
+        assert (
+            len(
+                ok(api.get("/v1/topics/orders/queues/0/messages", params={"max_messages": 20}))[
+                    "messages"
+                ]
+            )
+            == 20
+        )
         assert server.terminate() == 0
     status, verified = escrowmq("store", "verify", str(tmp_path / "data"))
     assert (status, "no findings" in verified) == (0, True), verified
 
 
-def test_a_log_without_its_first_segment_is_65_until_a_repair_accepts_it_and_no_offset_is_used_again(tmp_path):
+def test_a_log_without_its_first_segment_is_65_until_a_repair_accepts_it_and_no_offset_is_used_again(
+    tmp_path,
+):
     with Server(tmp_path / "data") as server, server.client() as api:
         for number in range(3):
-            ok(api.post("/v1/topics/orders/messages", json={"payload": f"{number}", "queue_id": 0}), 201)
+            ok(
+                api.post(
+                    "/v1/topics/orders/messages", json={"payload": f"{number}", "queue_id": 0}
+                ),
+                201,
+            )
         assert server.terminate() == 0
         (tmp_path / "data" / "store" / "commitlog" / f"{0:020d}").unlink()
 
@@ -283,7 +364,9 @@ def test_a_log_without_its_first_segment_is_65_until_a_repair_accepts_it_and_no_
     status, done = escrowmq("store", "repair", str(tmp_path / "data"), "--accept-beginning")
     assert (status, "lost: orders, queue 0, offsets 0 to 2" in done) == (0, True), done
     with Server(tmp_path / "data") as server, server.client() as api:
-        receipt = ok(api.post("/v1/topics/orders/messages", json={"payload": "next", "queue_id": 0}), 201)
+        receipt = ok(
+            api.post("/v1/topics/orders/messages", json={"payload": "next", "queue_id": 0}), 201
+        )
         assert receipt["queue_offset"] == 3
 
 
@@ -305,17 +388,23 @@ def flip(file: Path, at: int) -> None:
         stream.write(bytes([byte[0] ^ 0xFF]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- signals
+# --------------------------------------------------------------------------------------------------
+# signals
 
 
-def test_sigterm_under_load_ends_in_time_and_in_order_and_everything_acknowledged_is_there(tmp_path):
+def test_sigterm_under_load_ends_in_time_and_in_order_and_everything_acknowledged_is_there(
+    tmp_path,
+):
     with Server(tmp_path / "data") as server:
         with server.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 4}), 201)
         sent: list[str] = []
         committed: list[str] = []
         unexpected: list[str] = []
-        loaders = [threading.Thread(target=load, args=(server, sent, committed, unexpected)) for _ in range(6)]
+        loaders = [
+            threading.Thread(target=load, args=(server, sent, committed, unexpected))
+            for _ in range(6)
+        ]
         for loader in loaders:
             loader.start()
         until(lambda: len(sent) > 300 and len(committed) > 30, "there is load")
@@ -341,7 +430,10 @@ def test_sigterm_under_load_ends_in_time_and_in_order_and_everything_acknowledge
 
 def load(server: Server, sent: list[str], committed: list[str], unexpected: list[str]) -> None:
     """Send and commit until the service says that it stops, or is gone."""
-    begin = {"producer_group": "shop", "messages": [{"topic": "orders", "message": {"payload": "in a transaction"}}]}
+    begin = {
+        "producer_group": "shop",
+        "messages": [{"topic": "orders", "message": {"payload": "in a transaction"}}],
+    }
     with server.client() as api:
         try:
             while True:
@@ -362,7 +454,11 @@ def load(server: Server, sent: list[str], committed: list[str], unexpected: list
 
 
 def note_end(answer: httpx.Response, unexpected: list[str]) -> None:
-    if answer.status_code != 503 or answer.json()["code"] != "shutting_down" or "retry-after" not in answer.headers:
+    if (
+        answer.status_code != 503
+        or answer.json()["code"] != "shutting_down"
+        or "retry-after" not in answer.headers
+    ):
         unexpected.append(answer.text)
 
 
@@ -372,7 +468,9 @@ def messages_of(api: httpx.Client, topic: str) -> set[str]:
         offset = queue["min_offset"]
         while offset < queue["max_offset"]:
             query = {"offset": offset, "max_messages": 1_000, "payload": "omit"}
-            page = ok(api.get(f"/v1/topics/{topic}/queues/{queue['queue_id']}/messages", params=query))
+            page = ok(
+                api.get(f"/v1/topics/{topic}/queues/{queue['queue_id']}/messages", params=query)
+            )
             found |= {message["message_id"] for message in page["messages"]}
             offset = page["next_offset"]
     return found
@@ -392,7 +490,9 @@ def test_sigterm_while_a_connection_is_in_the_middle_of_its_request_ends_in_time
         Server(tmp_path / "data", environment=environment) as server,
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
-        connection.sendall(b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        connection.sendall(
+            b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        )
         with server.client() as api:
             ok(api.get("/readyz"))
 
@@ -401,13 +501,29 @@ def test_sigterm_while_a_connection_is_in_the_middle_of_its_request_ends_in_time
     assert not (tmp_path / "data" / "store" / "abort").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------------ files
+# --------------------------------------------------------------------------------------------------
+# files
 
 
 def test_files_are_for_the_owner_alone(tmp_path):
-    with Server(tmp_path / "data", environment={"ESCROWMQ_TXN__SNAPSHOT_INTERVAL_MS": "10"}) as server, server.client() as api:
-        ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}, headers={"Idempotency-Key": "k"}), 201)
-        begin = {"producer_group": "shop", "messages": [{"topic": "orders", "message": {"payload": "x"}}]}
+    with (
+        Server(
+            tmp_path / "data", environment={"ESCROWMQ_TXN__SNAPSHOT_INTERVAL_MS": "10"}
+        ) as server,
+        server.client() as api,
+    ):
+        ok(
+            api.post(
+                "/v1/topics/orders/messages",
+                json={"payload": "x"},
+                headers={"Idempotency-Key": "k"},
+            ),
+            201,
+        )
+        begin = {
+            "producer_group": "shop",
+            "messages": [{"topic": "orders", "message": {"payload": "x"}}],
+        }
         ok(api.post("/v1/transactions", json=begin), 201)
         while_it_runs = modes(tmp_path / "data")
         assert server.terminate() == 0
@@ -430,26 +546,42 @@ def modes(directory: Path) -> dict[str, int]:
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------- command
+# --------------------------------------------------------------------------------------------------
+# command
 
 
 def test_the_command_explains_itself(tmp_path):
     program = Server(tmp_path / "data").command[0]
-    for words, expected in ((["--help"], "serve"), (["serve", "--help"], "--data-dir"), (["openapi"], '"openapi": "3.1.0"')):
-        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=60, check=False)
+    for words, expected in (
+        (["--help"], "serve"),
+        (["serve", "--help"], "--data-dir"),
+        (["openapi"], '"openapi": "3.1.0"'),
+    ):
+        done = subprocess.run(
+            [program, *words], capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
-    done = subprocess.run([program, "sreve"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [program, "sreve"], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
 
 
-def test_a_log_that_is_taken_away_under_the_service_ends_it_and_it_serves_again_once_the_log_is_back(tmp_path):
+def test_a_log_that_is_taken_away_under_the_service_ends_it_and_it_serves_again_once_the_log_is_back(
+    tmp_path,
+):
     with Server(tmp_path / "data") as server:
         with server.client() as api:
-            sent = ok(api.post("/v1/topics/orders/messages", json={"payload": "x", "queue_id": 0}), 201)["message_id"]
+            sent = ok(
+                api.post("/v1/topics/orders/messages", json={"payload": "x", "queue_id": 0}), 201
+            )["message_id"]
         log = tmp_path / "data" / "store" / "commitlog"
 
-        for take_away in lambda: log.rename(tmp_path / "kept"), lambda: replace_by_a_copy(log, tmp_path / "kept"):
+        for take_away in (
+            lambda: log.rename(tmp_path / "kept"),
+            lambda: replace_by_a_copy(log, tmp_path / "kept"),
+        ):
             take_away()
 
             assert server.wait() == 74

@@ -1,4 +1,6 @@
-"""What users' tests are given: the example of the page runs as it stands, and the fixture does what the page says."""
+"""What users' tests are given: the example of the page runs as it stands, and the fixture does what
+the page says.
+"""
 
 import re
 import subprocess
@@ -24,9 +26,21 @@ def run_pytest(folder: Path, source: str, ini: str = "") -> subprocess.Completed
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("NAME = 'theirs'\n", "utf-8")
     # Of what is installed here their project has the fixture alone.
-    others = [f"-pno:{name}" for name in ("cacheprovider", "asyncio", "xdist", "schemathesis", "hypothesispytest", "anyio")]
+    others = [
+        f"-pno:{name}"
+        for name in (
+            "cacheprovider",
+            "asyncio",
+            "xdist",
+            "schemathesis",
+            "hypothesispytest",
+            "anyio",
+        )
+    ]
     command = [sys.executable, "-m", "pytest", "-q", *others]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def test_the_worked_example_of_the_page_passes_in_a_project_of_its_own(tmp_path):
@@ -41,7 +55,8 @@ def test_neither_packages_nor_the_environment_of_the_project_get_in_the_way(tmp_
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     source = (
         "def test_x(escrowmq):\n    import app, cli, client, storage\n"
-        "    assert {app.NAME, cli.NAME, client.NAME, storage.NAME} == {'theirs'}\n    escrowmq.topic('orders')\n"
+        "    assert {app.NAME, cli.NAME, client.NAME, storage.NAME} == {'theirs'}\n    "
+        "escrowmq.topic('orders')\n"
     )
 
     done = run_pytest(tmp_path, source)
@@ -50,7 +65,10 @@ def test_neither_packages_nor_the_environment_of_the_project_get_in_the_way(tmp_
 
 
 def test_a_run_that_asks_for_no_service_imports_nothing_that_starts_one(tmp_path):
-    source = "import sys\n\ndef test_x():\n    assert not {'httpx', 'pytest_escrowmq.service', 'fastapi'} & set(sys.modules)\n"
+    source = (
+        "import sys\n\ndef test_x():\n    assert not {'httpx', 'pytest_escrowmq.service', "
+        "'fastapi'} & set(sys.modules)\n"
+    )
 
     done = run_pytest(tmp_path, source)
 
@@ -80,7 +98,10 @@ def test_a_scope_that_is_none_is_refused_with_those_that_there_are(tmp_path):
     done = run_pytest(tmp_path, "def test_x(escrowmq): pass", "escrowmq_scope = test")
 
     assert done.returncode != 0
-    assert "escrowmq_scope is one of function, class, module, package, session, not test" in done.stdout + done.stderr
+    assert (
+        "escrowmq_scope is one of function, class, module, package, session, not test"
+        in done.stdout + done.stderr
+    )
 
 
 def test_the_settings_of_the_service_can_be_overridden_as_the_page_says(tmp_path):
@@ -107,7 +128,11 @@ def test_a_service_that_wants_keys_is_asked_with_one(tmp_path):
 
 
 def test_a_service_that_does_not_start_says_why(tmp_path):
-    source = f"import pytest\n\n{SETTINGS.replace('ESCROWMQ_TXN__MAX_OPEN', 'ESCROWMQ_TXN__MAX')}\ndef test_x(escrowmq): pass\n"
+    source = (
+        "import "
+        f"pytest\n\n{SETTINGS.replace('ESCROWMQ_TXN__MAX_OPEN', 'ESCROWMQ_TXN__MAX')}\ndef "
+        "test_x(escrowmq): pass\n"
+    )
 
     done = run_pytest(tmp_path, source)
 

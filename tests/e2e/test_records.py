@@ -15,7 +15,12 @@ RECORDS = {"Accept": MEDIA_TYPE}
 SENT: list[dict[str, Any]] = [
     {"payload": "plain", "key": "order-1", "tag": "paid"},
     {"payload": base64.b64encode(bytes(range(256))).decode(), "payload_encoding": "base64"},
-    {"json": {"äöü": ["\u2028", 1.5]}, "key": "schlüssel", "tag": "bezahlt-ü", "ordering_key": "kunde"},
+    {
+        "json": {"äöü": ["\u2028", 1.5]},
+        "key": "schlüssel",
+        "tag": "bezahlt-ü",
+        "ordering_key": "kunde",
+    },
     {"payload": "", "properties": {"own": "wert ü", "empty": "", "a.b": "c"}, "tag": "paid"},
     {"payload": "x" * 300_000, "tag": "paid"},
 ]
@@ -23,7 +28,11 @@ SENT: list[dict[str, Any]] = [
 
 def pulled(api: httpx.Client, topic: str, **query: Any) -> read_records.Page:
     answer = api.get(f"/v1/topics/{topic}/queues/0/messages", params=query, headers=RECORDS)
-    assert (answer.status_code, answer.headers["content-type"], answer.headers["vary"]) == (200, MEDIA_TYPE, "Accept")
+    assert (answer.status_code, answer.headers["content-type"], answer.headers["vary"]) == (
+        200,
+        MEDIA_TYPE,
+        "Accept",
+    )
     return read_records.read_page(answer.content)
 
 
@@ -51,7 +60,10 @@ def filled(api, make_topic) -> str:
     topic = make_topic(queues=1)
     for message in SENT:
         ok(api.post(f"/v1/topics/{topic}/messages", json=message), 201)
-    begun = {"producer_group": "records", "messages": [{"topic": topic, "message": {"payload": "final", "key": "k"}}]}
+    begun = {
+        "producer_group": "records",
+        "messages": [{"topic": topic, "message": {"payload": "final", "key": "k"}}],
+    }
     api.put("/v1/producer-groups/records", json={"check_mode": "poll"})
     transaction = ok(api.post("/v1/transactions", json=begun), 201)["transaction_id"]
     ok(api.post(f"/v1/transactions/{transaction}/commit"))
@@ -71,7 +83,9 @@ def filled(api, make_topic) -> str:
     ],
 )
 def test_records_are_the_messages_that_json_shows(api, filled, query):
-    shown = ok(api.get(f"/v1/topics/{filled}/queues/0/messages", params={**query, "payload": "base64"}))
+    shown = ok(
+        api.get(f"/v1/topics/{filled}/queues/0/messages", params={**query, "payload": "base64"})
+    )
     for message in shown["messages"]:
         for unread in ("born_at", "stored_at", "content_type", "ordering_key"):
             message.pop(unread, None)
@@ -89,7 +103,9 @@ def test_the_reader_goes_through_a_queue_to_its_end(api, filled, server):
 
 
 def test_a_body_that_was_changed_on_its_way_is_noticed_by_the_reader(api, filled):
-    answer = api.get(f"/v1/topics/{filled}/queues/0/messages", params={"max_messages": 1}, headers=RECORDS)
+    answer = api.get(
+        f"/v1/topics/{filled}/queues/0/messages", params={"max_messages": 1}, headers=RECORDS
+    )
 
     with pytest.raises(ValueError, match="damaged"):
         read_records.read_page(answer.content.replace(b"plain", b"plane"))
@@ -99,14 +115,17 @@ def test_a_pull_that_waits_for_records_gets_the_next_one(api, make_topic):
     topic = make_topic(queues=1)
 
     assert as_json(pulled(api, topic, wait_ms=1)) == {
-        "messages": [], "next_offset": 0, "min_offset": 0, "max_offset": 0, "result": "no_new_message"
+        "messages": [], "next_offset": 0, "min_offset": 0, "max_offset": 0,
+        "result": "no_new_message"
     }  # fmt: skip
     ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "a"}), 201)
     assert pulled(api, topic, wait_ms=1_000).messages[0].body == b"a"
 
 
 def test_problems_are_problem_documents_whatever_was_accepted(api, topic):
-    answer = api.get(f"/v1/topics/{topic}/queues/0/messages", params={"offset": 99}, headers=RECORDS)
+    answer = api.get(
+        f"/v1/topics/{topic}/queues/0/messages", params={"offset": 99}, headers=RECORDS
+    )
 
     assert_problem(answer, 400, "offset_beyond_end")
 
@@ -116,7 +135,10 @@ def test_json_comes_where_it_is_liked_as_much(api, filled):
 
     answer = api.get(f"/v1/topics/{filled}/queues/0/messages", headers=accept)
 
-    assert (answer.headers["content-type"], answer.headers["vary"]) == ("application/json", "Accept, Accept-Encoding")
+    assert (answer.headers["content-type"], answer.headers["vary"]) == (
+        "application/json",
+        "Accept, Accept-Encoding",
+    )
 
 
 def test_of_two_tags_with_one_hash_a_pull_gets_the_one_that_was_asked_for(api, make_topic):

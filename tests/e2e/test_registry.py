@@ -1,4 +1,6 @@
-"""A registry that is deleted, replaced, locked, or of another store: nothing is lost in silence, nothing is a 500."""
+"""A registry that is deleted, replaced, locked, or of another store: nothing is lost in silence,
+nothing is a 500.
+"""
 
 import shutil
 import sqlite3
@@ -41,12 +43,18 @@ def replace(file: Path, kept: Path) -> None:
     shutil.copy(kept, file)
 
 
-@pytest.mark.parametrize(("take", "reason"), [(move_away, "deleted or moved away"), (replace, "replaced by another file")])
-def test_a_registry_that_is_taken_away_takes_no_change_while_messages_go_on_and_is_found_again(server, take, reason, tmp_path):
+@pytest.mark.parametrize(
+    ("take", "reason"),
+    [(move_away, "deleted or moved away"), (replace, "replaced by another file")],
+)
+def test_a_registry_that_is_taken_away_takes_no_change_while_messages_go_on_and_is_found_again(
+    server, take, reason, tmp_path
+):
     file, kept = registry(server), tmp_path / "kept.db"
     with server.client() as api:
         take(file, kept)
-        # At once, not only when the watch has noticed: a change that is answered must be there after a restart.
+        # At once, not only when the watch has noticed: a change that is answered must be there
+        # after a restart.
         refused = api.post("/v1/topics", json={"topic": f"lost-{take.__name__}"})
         until(lambda: unready(api), "it is noticed", seconds=30)
         ready = api.get("/readyz")
@@ -65,7 +73,10 @@ def test_a_registry_that_is_taken_away_takes_no_change_while_messages_go_on_and_
 
 
 def test_a_registry_that_another_process_locks_is_503_and_nothing_is_changed(server):
-    with closing(sqlite3.connect(registry(server), isolation_level=None)) as other, server.client() as api:
+    with (
+        closing(sqlite3.connect(registry(server), isolation_level=None)) as other,
+        server.client() as api,
+    ):
         other.execute("BEGIN IMMEDIATE")
         refused = api.put("/v1/groups/locked-out", json=GROUP)
         ready = api.get("/readyz").status_code
@@ -87,7 +98,9 @@ def empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [delete, empty])
-def test_a_start_with_another_registry_serves_nothing_and_says_why_until_it_is_put_back_or_accepted(tmp_path, lose):
+def test_a_start_with_another_registry_serves_nothing_and_says_why_until_it_is_put_back_or_accepted(
+    tmp_path, lose
+):
     first = Server(tmp_path / "data", dev=False)
     with first, first.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
@@ -107,7 +120,9 @@ def test_a_start_with_another_registry_serves_nothing_and_says_why_until_it_is_p
             lambda: api.get("/v1/topics/orders/queues/0/messages"),
         ]
         for ask in refused:
-            assert "--accept-registry" in assert_problem(ask(), 503, "registry_unavailable")["detail"]
+            assert (
+                "--accept-registry" in assert_problem(ask(), 503, "registry_unavailable")["detail"]
+            )
         ok(api.get("/livez"))
         assert first.terminate() == 0
 
@@ -121,7 +136,10 @@ def test_a_start_with_another_registry_serves_nothing_and_says_why_until_it_is_p
     lose(registry(first))
     accepting = Server(tmp_path / "data", "--accept-registry", dev=False)
     with accepting, accepting.client() as api:
-        assert [message["message_id"] for message in ok(api.get("/v1/topics/orders/queues/0/messages"))["messages"]] == [sent]
+        assert [
+            message["message_id"]
+            for message in ok(api.get("/v1/topics/orders/queues/0/messages"))["messages"]
+        ] == [sent]
         assert accepting.terminate() == 0
     with Server(tmp_path / "data", dev=False) as again, again.client() as api:
         ok(api.get("/v1/topics/orders"))

@@ -1,4 +1,6 @@
-"""Request and reply over HTTP: asked by one, replied to by another, fetched by anybody; through kills and restarts too."""
+"""Request and reply over HTTP: asked by one, replied to by another, fetched by anybody; through
+kills and restarts too.
+"""
 
 import json
 import socket
@@ -43,7 +45,9 @@ def asked(api: httpx.Client, topic: str, **fields: Any) -> str:
 
 
 def receive(api: httpx.Client, group: str, **fields: Any) -> list[dict[str, Any]]:
-    return ok(api.post(f"/v1/groups/{group}/receive", json={"wait_ms": 10_000, **fields}))["messages"]
+    return ok(api.post(f"/v1/groups/{group}/receive", json={"wait_ms": 10_000, **fields}))[
+        "messages"
+    ]
 
 
 def reply(api: httpx.Client, request_id: str, **fields: Any) -> httpx.Response:
@@ -54,7 +58,8 @@ def look(api: httpx.Client, request_id: str, **query: Any) -> dict[str, Any]:
     return ok(api.get(f"/v1/requests/{request_id}", params=query))
 
 
-# ----------------------------------------------------------------------------------------------------------- the whole way
+# --------------------------------------------------------------------------------------------------
+# the whole way
 
 
 def test_a_request_waits_for_its_reply_and_the_reply_settles_its_message(api, topic, group, beside):
@@ -64,19 +69,37 @@ def test_a_request_waits_for_its_reply_and_the_reply_settles_its_message(api, to
     request = ok(waiting.result())
 
     assert answer == {
-        "request_id": message["request_id"], "message_id": request["reply"]["message_id"], "state": "replied", "late": False,
+        "request_id": message["request_id"], "message_id": request["reply"]["message_id"],
+        "state": "replied", "late": False,
         "settled": True,
     }  # fmt: skip
     assert message["payload"] == '{"sku":"A1"}'
-    assert (request["request_id"], request["state"], request["topic"]) == (message["request_id"], "replied", topic)
-    assert (request["message_id"], request["expires_at"]) == (message["message_id"], message["reply_by"])
-    assert (request["reply"]["payload"], request["reply"]["payload_encoding"]) == ('{"price":"4.20"}', "utf8")
+    assert (request["request_id"], request["state"], request["topic"]) == (
+        message["request_id"],
+        "replied",
+        topic,
+    )
+    assert (request["message_id"], request["expires_at"]) == (
+        message["message_id"],
+        message["reply_by"],
+    )
+    assert (request["reply"]["payload"], request["reply"]["payload_encoding"]) == (
+        '{"price":"4.20"}',
+        "utf8",
+    )
     assert request["reply"]["content_type"] == "application/json"
     assert 0 <= request["latency_ms"] < LONG_MS
-    acked = ok(api.post(f"/v1/groups/{group}/ack", json={"entries": [{"receipt_handle": message["receipt_handle"]}]}))
+    acked = ok(
+        api.post(
+            f"/v1/groups/{group}/ack",
+            json={"entries": [{"receipt_handle": message["receipt_handle"]}]},
+        )
+    )
     assert acked["accepted"] == 1, "it is acknowledged already, which is no error"
     (queue,) = [
-        one for one in ok(api.get(f"/v1/groups/{group}/offsets", params={"topic": topic}))["items"] if one["queue_id"] == 0
+        one
+        for one in ok(api.get(f"/v1/groups/{group}/offsets", params={"topic": topic}))["items"]
+        if one["queue_id"] == 0
     ]
     assert queue["offset"] == 1
 
@@ -95,7 +118,12 @@ def test_without_waiting_the_answer_says_where_to_look(api, topic, group):
 
 def test_a_reply_can_be_anything_that_a_message_can(api, topic):
     request_id = asked(api, topic)
-    body = {"payload": "/w==", "payload_encoding": "base64", "content_type": "image/png", "properties": {"by": "größe"}}
+    body = {
+        "payload": "/w==",
+        "payload_encoding": "base64",
+        "content_type": "image/png",
+        "properties": {"by": "größe"},
+    }
     ok(api.post(f"/v1/requests/{request_id}/reply", json=body))
 
     found = look(api, request_id)["reply"]
@@ -113,7 +141,10 @@ def test_who_looks_can_wait_too_and_so_can_prefer(api, topic, beside):
         json={"message": {"payload": "x"}},
         headers={"Prefer": "respond-async, wait=20"},
     )
-    found = until(lambda: [one for one in pulled(api, topic) if one["payload"] == "x"], "the second request is stored")
+    found = until(
+        lambda: [one for one in pulled(api, topic) if one["payload"] == "x"],
+        "the second request is stored",
+    )
     ok(reply(api, request_id))
 
     assert looking.result()["state"] == "replied"
@@ -131,7 +162,9 @@ def pulled(api: httpx.Client, topic: str) -> list[dict[str, Any]]:
     return ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
 
 
-def test_a_request_that_was_taken_and_acknowledged_without_a_reply_is_pending_and_then_timed_out(api, topic, group):
+def test_a_request_that_was_taken_and_acknowledged_without_a_reply_is_pending_and_then_timed_out(
+    api, topic, group
+):
     """Sent, taken and replied to are three things; nobody is told of one that it was another."""
     request_id = asked(api, topic, timeout_ms=2_000)
     (taken,) = receive(api, group)
@@ -139,7 +172,10 @@ def test_a_request_that_was_taken_and_acknowledged_without_a_reply_is_pending_an
     entries = [{"receipt_handle": taken["receipt_handle"]}]
     ok(api.post(f"/v1/groups/{group}/ack", json={"entries": entries}))
 
-    states = [ok(api.get(f"/v1/requests/{request_id}", params={"wait_ms": wait_ms}))["state"] for wait_ms in (0, 10_000)]
+    states = [
+        ok(api.get(f"/v1/requests/{request_id}", params={"wait_ms": wait_ms}))["state"]
+        for wait_ms in (0, 10_000)
+    ]
 
     assert states in (["pending", "timed_out"], ["timed_out", "timed_out"])
 
@@ -151,12 +187,15 @@ def test_a_pulled_request_is_a_message_like_any_other(api, topic):
     assert (message["payload"], message["key"], message["properties"]) == ("x", "k", {"own": "1"})
 
 
-# ------------------------------------------------------------------------------------------------------- deadlines, cancels
+# --------------------------------------------------------------------------------------------------
+# deadlines, cancels
 
 
 def test_a_deadline_that_passes_while_waiting_is_504_and_names_the_request(api, topic, group):
     begun = time.monotonic()
-    problem = assert_problem(ask(api, topic, timeout_ms=SOON_MS, wait_ms=LONG_MS), 504, "reply_timeout")
+    problem = assert_problem(
+        ask(api, topic, timeout_ms=SOON_MS, wait_ms=LONG_MS), 504, "reply_timeout"
+    )
 
     assert time.monotonic() - begun < LONG_MS / 1000 / 2
     request = look(api, problem["context"]["request_id"])
@@ -166,7 +205,10 @@ def test_a_deadline_that_passes_while_waiting_is_504_and_names_the_request(api, 
     late = ok(reply(api, request["request_id"], receipt_handle=message["receipt_handle"]))
     assert (late["state"], late["late"], late["settled"]) == ("timed_out", True, True)
     request = look(api, request["request_id"])
-    assert (request["state"], request["reply"]["replied_at"]) == ("timed_out", request["late_reply_at"])
+    assert (request["state"], request["reply"]["replied_at"]) == (
+        "timed_out",
+        request["late_reply_at"],
+    )
     assert_problem(reply(api, request["request_id"]), 409, "request_closed")
 
 
@@ -177,13 +219,18 @@ def test_a_cancelled_request_is_not_handed_out_and_takes_no_reply(api, topic, gr
 
     assert first["state"] == "cancelled"
     assert ok(api.delete(f"/v1/requests/{cancelled}")) == first == looking.result()
-    assert assert_problem(reply(api, cancelled), 409, "request_closed")["context"] == {"state": "cancelled"}
+    assert assert_problem(reply(api, cancelled), 409, "request_closed")["context"] == {
+        "state": "cancelled"
+    }
     assert [message["request_id"] for message in receive(api, group)] == [kept]
     ok(reply(api, kept))
-    assert assert_problem(api.delete(f"/v1/requests/{kept}"), 409, "request_closed")["context"] == {"state": "replied"}
+    assert assert_problem(api.delete(f"/v1/requests/{kept}"), 409, "request_closed")["context"] == {
+        "state": "replied"
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------------ repeated
+# --------------------------------------------------------------------------------------------------
+# repeated
 
 
 def test_a_request_again_with_its_key_is_answered_as_it_is_now(api, topic, group):
@@ -194,15 +241,22 @@ def test_a_request_again_with_its_key_is_answered_as_it_is_now(api, topic, group
     later = ask(api, topic, key="q-55")
 
     assert ok(again, 202)["request_id"] == ok(later, 200)["request_id"] == request_id
-    assert ("idempotency-replayed" in first.headers, again.headers["idempotency-replayed"]) == (False, "true")
+    assert ("idempotency-replayed" in first.headers, again.headers["idempotency-replayed"]) == (
+        False,
+        "true",
+    )
     assert len(receive(api, group)) == 1
     assert_problem(ask(api, topic, key="q-55", wait_ms=1), 422, "idempotency_key_reused")
 
 
 def test_after_a_504_the_same_key_tells_of_a_late_reply(api, topic):
-    first = assert_problem(ask(api, topic, key="slow", timeout_ms=SOON_MS, wait_ms=LONG_MS), 504, "reply_timeout")
+    first = assert_problem(
+        ask(api, topic, key="slow", timeout_ms=SOON_MS, wait_ms=LONG_MS), 504, "reply_timeout"
+    )
     request_id = first["context"]["request_id"]
-    again = assert_problem(ask(api, topic, key="slow", timeout_ms=SOON_MS, wait_ms=LONG_MS), 504, "reply_timeout")
+    again = assert_problem(
+        ask(api, topic, key="slow", timeout_ms=SOON_MS, wait_ms=LONG_MS), 504, "reply_timeout"
+    )
     ok(reply(api, request_id))
 
     assert again["context"]["request_id"] == request_id
@@ -221,7 +275,8 @@ def test_a_reply_again_with_its_key_is_no_second_one(api, topic):
     assert_problem(reply(api, request_id), 409, "request_closed")
 
 
-# ------------------------------------------------------------------------------------------------------------------ bad input
+# --------------------------------------------------------------------------------------------------
+# bad input
 
 
 @pytest.mark.parametrize(
@@ -231,14 +286,18 @@ def test_a_reply_again_with_its_key_is_no_second_one(api, topic):
         ({"message": {}}, 422, "validation_failed", "/message/payload"),
         ({"message": {"payload": "x", "key": "a b"}}, 422, "validation_failed", "/message/key"),
         ({"message": {"payload": "x"}, "timeout_ms": 0}, 422, "validation_failed", "/timeout_ms"),
-        ({"message": {"payload": "x"}, "timeout_ms": 604_800_001}, 422, "validation_failed", "/timeout_ms"),
+        ({"message": {"payload": "x"}, "timeout_ms": 604_800_001}, 422, "validation_failed",
+        "/timeout_ms"),
         ({"message": {"payload": "x"}, "wait_ms": 30_001}, 422, "validation_failed", "/wait_ms"),
-        ({"message": {"payload": "x", "properties": {"TTL": "1"}}}, 422, "validation_failed", "/message/properties/TTL"),
+        ({"message": {"payload": "x", "properties": {"TTL": "1"}}}, 422, "validation_failed",
+        "/message/properties/TTL"),
         ({"message": {"payload": "x", "queue_id": 7}}, 404, "queue_not_found", None),
         ({"message": {"payload": "x", "delay_ms": 5}}, 422, "unsupported_combination", None),
     ],
 )  # fmt: skip
-def test_a_request_that_cannot_be_is_refused_and_stores_nothing(api, topic, body, status, code, pointer):
+def test_a_request_that_cannot_be_is_refused_and_stores_nothing(
+    api, topic, body, status, code, pointer
+):
     answer = api.post(f"/v1/topics/{topic}/requests", json=body)
 
     assert_problem(answer, status, code, *([pointer] if pointer else []))
@@ -247,7 +306,8 @@ def test_a_request_that_cannot_be_is_refused_and_stores_nothing(api, topic, body
 
 def test_what_does_not_exist_is_not_found(api):
     for answer in (
-        api.get("/v1/requests/req_nobody"), api.delete("/v1/requests/req_nobody"), reply(api, "req_nobody"),
+        api.get("/v1/requests/req_nobody"), api.delete("/v1/requests/req_nobody"),
+        reply(api, "req_nobody"),
     ):  # fmt: skip
         assert_problem(answer, 404, "request_not_found")
     assert_problem(ask(api, "nowhere"), 404, "topic_not_found")
@@ -256,14 +316,19 @@ def test_what_does_not_exist_is_not_found(api):
 def test_a_reply_that_cannot_be_is_refused_and_the_request_stays_open(api, make_topic):
     request_id = asked(api, make_topic(max_message_bytes=100), message={"payload": "x"})
 
-    assert_problem(api.post(f"/v1/requests/{request_id}/reply", json={}), 422, "validation_failed", "/payload")
+    assert_problem(
+        api.post(f"/v1/requests/{request_id}/reply", json={}), 422, "validation_failed", "/payload"
+    )
     assert_problem(reply(api, request_id, key="x"), 422, "validation_failed", "/key")
     assert_problem(reply(api, request_id, json="x" * 101), 413, "message_too_large")
-    assert_problem(reply(api, request_id, properties={"__x": ""}), 422, "validation_failed", "/properties/__x")
+    assert_problem(
+        reply(api, request_id, properties={"__x": ""}), 422, "validation_failed", "/properties/__x"
+    )
     assert look(api, request_id)["state"] == "pending"
 
 
-# -------------------------------------------------------------------------------------------------------------------- restarts
+# --------------------------------------------------------------------------------------------------
+# restarts
 
 
 def test_requests_replies_and_what_they_settle_survive_kill_9(tmp_path):
@@ -284,11 +349,19 @@ def test_requests_replies_and_what_they_settle_survive_kill_9(tmp_path):
             assert states == ["replied", "pending", "cancelled", "timed_out"]
             assert look(api, replied)["reply"]["payload"] == '{"price":"4.20"}'
             assert ok(ask(api, "quotes", key="first"))["request_id"] == replied
-            # The lease lives on too: the reply that follows the restart settles what was received before it.
-            assert ok(reply(api, pending, receipt_handle=messages[pending]["receipt_handle"]))["settled"] is True
+            # The lease lives on too: the reply that follows the restart settles what was received
+            # before it.
+            assert (
+                ok(reply(api, pending, receipt_handle=messages[pending]["receipt_handle"]))[
+                    "settled"
+                ]
+                is True
+            )
             assert ok(reply(api, timed_out))["late"] is True
             lag = ok(api.get("/v1/groups/workers/lag"))
-            assert lag["messages_leased"] == 1, "that of the request that was replied to without its receipt"
+            assert lag["messages_leased"] == 1, (
+                "that of the request that was replied to without its receipt"
+            )
 
 
 def test_a_stop_answers_those_who_wait_at_once(tmp_path, beside):
@@ -306,7 +379,9 @@ def test_a_thousand_who_wait_for_one_reply_all_get_it(server, api, topic):
     waiting = []
     for _ in range(1_000):
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=LONG_MS / 1000)
-        connection.sendall(http_request("GET", f"/v1/requests/{request_id}?wait_ms={LONG_MS}", close=True))
+        connection.sendall(
+            http_request("GET", f"/v1/requests/{request_id}?wait_ms={LONG_MS}", close=True)
+        )
         waiting.append(connection)
     until(lambda: "escrowmq_long_polls_open 1000.0" in api.get("/metrics").text, "a thousand wait")
 

@@ -1,4 +1,6 @@
-"""Segments expire under a running service: what is undecided, held or scheduled in them is still there, and comes once."""
+"""Segments expire under a running service: what is undecided, held or scheduled in them is still
+there, and comes once.
+"""
 
 from datetime import UTC, datetime
 
@@ -21,13 +23,23 @@ POLICY = {"first_after_ms": 50, "interval_ms": 50, "max_answers": 1}
 
 def begin(api: httpx.Client, name: str, **policy: object) -> None:
     message = {"payload": name, "key": name}
-    body = {"transaction_id": name, "producer_group": "shop", "messages": [{"topic": "orders", "message": message}], **policy}
+    body = {
+        "transaction_id": name,
+        "producer_group": "shop",
+        "messages": [{"topic": "orders", "message": message}],
+        **policy,
+    }
     ok(api.post("/v1/transactions", json=body), 201)
 
 
 def hold(api: httpx.Client, name: str) -> None:
     begin(api, name, check=POLICY)
-    checks = until(lambda: ok(api.post("/v1/producer-groups/shop/checks/receive", json={"max_checks": 9}))["checks"], "a check")
+    checks = until(
+        lambda: ok(api.post("/v1/producer-groups/shop/checks/receive", json={"max_checks": 9}))[
+            "checks"
+        ],
+        "a check",
+    )
     answer = {"check_id": checks[0]["check_id"], "decision": "unknown"}
     ok(api.post("/v1/producer-groups/shop/checks/answer", json={"answers": [answer]}))
     until(lambda: ok(api.get(f"/v1/transactions/{name}"))["state"] == "held", "it is held")
@@ -58,28 +70,39 @@ def bodies(api: httpx.Client) -> list[str]:
     return [message["payload"] for message in page["messages"]]
 
 
-def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and_comes_once(tmp_path):
+def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and_comes_once(
+    tmp_path,
+):
     with Server(tmp_path / "data", dev=False, environment=ENVIRONMENT) as server:
         with server.client() as api:
             for topic in "orders", "filling":
                 ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
-            begin(api, "undecided", check={"first_after_ms": 600_000})  # not asked about meanwhile, however slow the machine
+            # not asked about meanwhile, however slow the machine
+            begin(api, "undecided", check={"first_after_ms": 600_000})
             begin(api, "to-roll-back")
             hold(api, "held")
             delayed = {"payload": "scheduled", "delay_ms": 3_600_000}
             due = ok(api.post("/v1/topics/orders/messages", json=delayed), 201)
             gone = ok(api.post("/v1/topics/orders/messages", json={"payload": "gone"}), 201)
-            before = {name: ok(api.get(f"/v1/transactions/{name}")) for name in ("undecided", "held")}
+            before = {
+                name: ok(api.get(f"/v1/transactions/{name}")) for name in ("undecided", "held")
+            }
 
             expire(api)
 
             for what in "", "/payload", "/trace":
-                assert_problem(api.get(f"/v1/messages/{gone['message_id']}{what}"), 410, "message_expired")
+                assert_problem(
+                    api.get(f"/v1/messages/{gone['message_id']}{what}"), 410, "message_expired"
+                )
             undecided = before["undecided"]["messages"][0]["message_id"]
             for never_seen in undecided, gone["message_id"][:-1] + "~", "order-8812":
-                assert_problem(api.get(f"/v1/messages/{never_seen}/payload"), 404, "message_not_found")
+                assert_problem(
+                    api.get(f"/v1/messages/{never_seen}/payload"), 404, "message_not_found"
+                )
             assert api.get(f"/v1/messages/{due['message_id']}/payload").text == "scheduled"
-            problem = assert_problem(api.get("/v1/topics/filling/queues/0/messages?offset=0"), 410, "offset_expired")
+            problem = assert_problem(
+                api.get("/v1/topics/filling/queues/0/messages?offset=0"), 410, "offset_expired"
+            )
             assert problem["context"]["min_offset"] != "0"
         server.kill()
         server.start()
@@ -89,15 +112,29 @@ def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and
             assert (schedule["state"], schedule["deliver_at"]) == ("scheduled", due["deliver_at"])
 
             ok(api.post("/v1/transactions/undecided/commit"))
-            ok(api.post("/v1/transactions/held/resolve", json={"decision": "commit", "reason": "looked"}))
+            ok(
+                api.post(
+                    "/v1/transactions/held/resolve", json={"decision": "commit", "reason": "looked"}
+                )
+            )
             ok(api.post("/v1/transactions/to-roll-back/rollback"))
 
             assert ok(api.post("/v1/transactions/undecided/commit"))["replayed"]
-            assert_problem(api.post("/v1/transactions/undecided/rollback"), 409, "transaction_already_resolved")
+            assert_problem(
+                api.post("/v1/transactions/undecided/rollback"), 409, "transaction_already_resolved"
+            )
             assert bodies(api) == ["undecided", "held"]
-            told = [event["event"] for event in ok(api.get("/v1/transactions/undecided/history"))["items"]]
+            told = [
+                event["event"]
+                for event in ok(api.get("/v1/transactions/undecided/history"))["items"]
+            ]
             assert told == ["half_stored", "put_back", "committed"]
-            ok(api.patch(f"/v1/schedules/{due['schedule_id']}", json={"deliver_at": datetime.now(UTC).isoformat()}))
+            ok(
+                api.patch(
+                    f"/v1/schedules/{due['schedule_id']}",
+                    json={"deliver_at": datetime.now(UTC).isoformat()},
+                )
+            )
             until(lambda: bodies(api)[2:] == ["scheduled"], "it is delivered")
             disk = ok(api.get("/v1/admin/disk"))
             assert disk["writable"]
@@ -113,13 +150,17 @@ def test_a_damaged_half_message_is_set_aside_by_retention_which_goes_on(tmp_path
             begin(api, "whole")
         assert server.terminate() == 0
         segment = min((tmp_path / "data" / "store" / "commitlog").iterdir())
-        segment.write_bytes(segment.read_bytes().replace(b"its-half-is-damaged", b"its-HALF-is-damaged", 1))
+        segment.write_bytes(
+            segment.read_bytes().replace(b"its-half-is-damaged", b"its-HALF-is-damaged", 1)
+        )
         server.start()
         with server.client() as api:
             expire(api)
             expire(api)
 
-            retention = next(one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == "retention")
+            retention = next(
+                one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == "retention"
+            )
             assert [item["id"] for item in retention["set_aside_items"]] == ["its-half-is-damaged"]
             assert "last_error" not in retention
             ok(api.post("/v1/transactions/its-half-is-damaged/rollback"))
@@ -129,12 +170,18 @@ def test_a_damaged_half_message_is_set_aside_by_retention_which_goes_on(tmp_path
 
 def test_the_longest_retention_of_a_topic_keeps_the_messages_of_all(tmp_path):
     hour_ms = 3_600_000
-    with Server(tmp_path / "data", dev=False, environment=ENVIRONMENT) as server, server.client() as api:
+    with (
+        Server(tmp_path / "data", dev=False, environment=ENVIRONMENT) as server,
+        server.client() as api,
+    ):
         filling = ok(api.post("/v1/topics", json={"topic": "filling", "queues": 1}), 201)
         assert filling["retention_ms"] == int(ENVIRONMENT["ESCROWMQ_LOCAL__RETENTION_MS"])
         assert ok(api.post("/v1/topics", json={"topic": "filling", "queues": 1})) == filling
         expire(api)
-        ok(api.post("/v1/topics", json={"topic": "kept", "queues": 1, "retention_ms": hour_ms}), 201)
+        ok(
+            api.post("/v1/topics", json={"topic": "kept", "queues": 1, "retention_ms": hour_ms}),
+            201,
+        )
         made = runs(api)
         for _ in range(30):
             ok(api.post("/v1/topics/filling/messages/raw", content=b"x" * 10_000), 201)
@@ -148,14 +195,21 @@ def test_the_longest_retention_of_a_topic_keeps_the_messages_of_all(tmp_path):
 
 def runs(api: httpx.Client) -> float:
     """When retention last ran, in wall milliseconds."""
-    retention = next(one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == "retention")
+    retention = next(
+        one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == "retention"
+    )
     return datetime.fromisoformat(retention["last_run_at"]).timestamp() * 1_000
 
 
 def test_an_operator_drops_what_has_expired_at_once_and_sees_before_what_would_go(tmp_path):
-    never = {"ESCROWMQ_LOCAL__DELETE_HOURS": str((datetime.now(UTC).hour + 12) % 24), "ESCROWMQ_LOCAL__CLEAN_ABOVE": "0.999",
-             "ESCROWMQ_LOCAL__FORCE_ABOVE": "0.999", "ESCROWMQ_LOCAL__REFUSE_ABOVE": "0.999"}  # fmt: skip
-    with Server(tmp_path / "data", environment=ENVIRONMENT | never) as server, server.client() as api:
+    never = {"ESCROWMQ_LOCAL__DELETE_HOURS": str((datetime.now(UTC).hour + 12) % 24),
+    "ESCROWMQ_LOCAL__CLEAN_ABOVE": "0.999",
+             "ESCROWMQ_LOCAL__FORCE_ABOVE": "0.999",
+             "ESCROWMQ_LOCAL__REFUSE_ABOVE": "0.999"}  # fmt: skip
+    with (
+        Server(tmp_path / "data", environment=ENVIRONMENT | never) as server,
+        server.client() as api,
+    ):
         for topic in "filling", "orders":
             ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
         begin(api, "undecided")
@@ -165,14 +219,22 @@ def test_an_operator_drops_what_has_expired_at_once_and_sees_before_what_would_g
         def preview() -> dict:
             return ok(api.post("/v1/admin/retention/run", json={"dry_run": True}))
 
-        expected = until(lambda: found if (found := preview())["total"] >= 2 else None, "some have expired", seconds=30)
+        expected = until(
+            lambda: found if (found := preview())["total"] >= 2 else None,
+            "some have expired",
+            seconds=30,
+        )
         assert bounds(api)[0] == 0
         assert expected["segments"][0] == f"{0:020}"
         assert expected["bytes"] == expected["total"] * (64 << 10)
 
         begun = api.post("/v1/admin/retention/run")
         path = begun.headers["location"]
-        task = until(lambda: found if (found := ok(api.get(path)))["state"] != "running" else None, "it ends", seconds=30)
+        task = until(
+            lambda: found if (found := ok(api.get(path)))["state"] != "running" else None,
+            "it ends",
+            seconds=30,
+        )
 
         assert begun.status_code == 202
         assert (task["kind"], task["state"], "findings" in task) == ("run_retention", "done", False)

@@ -1,4 +1,6 @@
-"""Sending by stream: a line out for each line in, in their order, for as long as the client likes."""
+"""Sending by stream: a line out for each line in, in their order, for as long as the client
+likes.
+"""
 
 import json
 import time
@@ -33,7 +35,10 @@ def numbered(*answers: dict[str, Any] | None) -> list[tuple[str | None, int]]:
 def payloads(api: httpx.Client, topic: str) -> list[str]:
     found: list[str] = []
     while messages := ok(
-        api.get(f"/v1/topics/{topic}/queues/0/messages", params={"offset": len(found), "max_messages": 1_000})
+        api.get(
+            f"/v1/topics/{topic}/queues/0/messages",
+            params={"offset": len(found), "max_messages": 1_000},
+        )
     )["messages"]:
         found += [message["payload"] for message in messages]
     return found
@@ -46,32 +51,54 @@ def quick(tmp_path_factory):
         yield server
 
 
-# ------------------------------------------------------------------------------------------------------- lines and answers
+# --------------------------------------------------------------------------------------------------
+# lines and answers
 
 
 def test_each_line_is_answered_in_its_place_and_a_wrong_one_ends_nothing(server, api, topic):
     with LineStream(server, topic) as stream:
-        stream.write(b'\n{"id":"0","message":{"json":{"n":0}}}\r\n   \nno JSON\n\xff\n[1]\n{"id":"4"}\n')
+        stream.write(
+            b'\n{"id":"0","message":{"json":{"n":0}}}\r\n   \nno JSON\n\xff\n[1]\n{"id":"4"}\n'
+        )
         stream.send(
-            line(5, delay_ms=-1), {"id": "6", "message": {"payload": "y"}, "more": 1}, line(7, queue_id=9), line(8, "last")
+            line(5, delay_ms=-1),
+            {"id": "6", "message": {"payload": "y"}, "more": 1},
+            line(7, queue_id=9),
+            line(8, "last"),
         )
         stream.end()
         answers = stream.rest()
 
     assert numbered(*answers) == [
-        ("0", 201), (None, 400), (None, 400), (None, 422), (None, 422), ("5", 422), (None, 422), ("7", 404), ("8", 201),
+        ("0", 201), (None, 400), (None, 400), (None, 422), (None, 422), ("5", 422), (None, 422),
+        ("7", 404), ("8", 201),
     ]  # fmt: skip
     receipt = answers[0]["receipt"]
-    assert (receipt["topic"], receipt["queue_offset"], receipt["durability"]) == (topic, 0, "synced")
+    assert (receipt["topic"], receipt["queue_offset"], receipt["durability"]) == (
+        topic,
+        0,
+        "synced",
+    )
     problem = answers[5]["problem"]
-    assert (problem["code"], problem["errors"][0]["pointer"]) == ("validation_failed", "/message/delay_ms")
+    assert (problem["code"], problem["errors"][0]["pointer"]) == (
+        "validation_failed",
+        "/message/delay_ms",
+    )
     assert payloads(api, topic) == ['{"n":0}', "last"]
 
 
-def test_pieces_of_plain_lines_and_others_in_turn_keep_the_order_of_the_lines(server, api, make_topic):
-    """Plain lines have a way of their own; `queue_id` leads past it. Pieces have up to 200 lines."""
+def test_pieces_of_plain_lines_and_others_in_turn_keep_the_order_of_the_lines(
+    server, api, make_topic
+):
+    """Plain lines have a way of their own; `queue_id` leads past it.
+
+    Pieces have up to 200 lines.
+    """
     topic = make_topic(queues=1)
-    lines = [{"id": str(n), "message": {"payload": str(n)} | ({"queue_id": 0} if n % 700 > 500 else {})} for n in range(2_100)]
+    lines = [
+        {"id": str(n), "message": {"payload": str(n)} | ({"queue_id": 0} if n % 700 > 500 else {})}
+        for n in range(2_100)
+    ]
     with LineStream(server, topic) as stream:
         stream.send(*lines)
         stream.end()
@@ -82,7 +109,9 @@ def test_pieces_of_plain_lines_and_others_in_turn_keep_the_order_of_the_lines(se
     assert payloads(api, topic) == [str(n) for n in range(2_100)]
 
 
-def test_plain_lines_are_answered_and_stored_as_they_are_with_another_among_them(server, api, make_topic):
+def test_plain_lines_are_answered_and_stored_as_they_are_with_another_among_them(
+    server, api, make_topic
+):
     changing = ("message_id", "topic", "log_offset", "stored_at", "born_at")
     lines = [
         {"id": '"', "message": {"payload": "x", "key": "k", "tag": "é"}},
@@ -97,9 +126,13 @@ def test_plain_lines_are_answered_and_stored_as_they_are_with_another_among_them
             stream.send(*given)
             stream.end()
             answers = stream.rest()
-        names = [(list(answer), list(answer["receipt"])) for answer in answers if answer is not None]
+        names = [
+            (list(answer), list(answer["receipt"])) for answer in answers if answer is not None
+        ]
         stored = ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
-        assert [answer["receipt"]["message_id"] for answer in answers] == [message["message_id"] for message in stored]
+        assert [answer["receipt"]["message_id"] for answer in answers] == [
+            message["message_id"] for message in stored
+        ]
         for one in (*stored, *(answer["receipt"] for answer in answers)):
             for name in changing:
                 one.pop(name, None)
@@ -135,13 +168,21 @@ def test_an_answer_comes_while_the_stream_goes_on(server, api, topic):
 
 def test_a_file_can_be_sent_as_it_is(api, topic):
     """Any client that writes first and reads then, as long as the answers fit into the sockets."""
-    lines = b"".join([json.dumps(line(number, str(number))).encode() + b"\n" for number in range(5_000)])
+    lines = b"".join(
+        [json.dumps(line(number, str(number))).encode() + b"\n" for number in range(5_000)]
+    )
 
-    answer = api.post(f"/v1/topics/{topic}/messages/stream", content=lines, headers={"Content-Type": "application/jsonl"})
+    answer = api.post(
+        f"/v1/topics/{topic}/messages/stream",
+        content=lines,
+        headers={"Content-Type": "application/jsonl"},
+    )
 
     assert answer.headers["content-type"] == "application/x-ndjson"
     answers = [json.loads(one) for one in answer.text.splitlines()]
-    assert [(one["id"], one["receipt"]["queue_offset"]) for one in answers] == [(str(n), n) for n in range(5_000)]
+    assert [(one["id"], one["receipt"]["queue_offset"]) for one in answers] == [
+        (str(n), n) for n in range(5_000)
+    ]
     assert payloads(api, topic) == [str(number) for number in range(5_000)]
 
 
@@ -156,13 +197,18 @@ def test_a_file_can_be_sent_as_it_is(api, topic):
         ("", {"Content-Encoding": "gzip"}, 400, "malformed_request"),
     ],
 )
-def test_what_is_wrong_with_all_of_it_is_refused_as_any_request(api, topic, topic_name, headers, status, code):
+def test_what_is_wrong_with_all_of_it_is_refused_as_any_request(
+    api, topic, topic_name, headers, status, code
+):
     path = f"/v1/topics/{topic_name or topic}/messages/stream"
 
-    assert_problem(api.post(path, content=b'{"message":{"payload":"x"}}', headers=headers), status, code)
+    assert_problem(
+        api.post(path, content=b'{"message":{"payload":"x"}}', headers=headers), status, code
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------ limits
+# --------------------------------------------------------------------------------------------------
+# limits
 
 
 def test_a_stream_is_longer_than_any_body_and_a_line_is_not(quick):
@@ -211,12 +257,15 @@ def test_a_client_that_never_reads_is_cut_off(quick):
         assert stream.read_until_cut() < 10 * taken < 200_000
 
 
-# ------------------------------------------------------------------------------------------------------ repeated and broken
+# --------------------------------------------------------------------------------------------------
+# repeated and broken
 
 
 def test_with_a_key_a_line_again_is_the_same_message(server, api, topic):
     with LineStream(server, topic, KEY) as stream:
-        stream.send(line(1, "one"), line(2, "two"), line(1, "one"), {"message": {"payload": "no id"}})
+        stream.send(
+            line(1, "one"), line(2, "two"), line(1, "one"), {"message": {"payload": "no id"}}
+        )
         stream.end()
         first = stream.rest()
     with LineStream(server, topic, KEY) as stream:

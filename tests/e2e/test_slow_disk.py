@@ -1,4 +1,6 @@
-"""A disk that takes its time: what senders are told meanwhile, and who starts while the log is still being read."""
+"""A disk that takes its time: what senders are told meanwhile, and who starts while the log is
+still being read.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,33 +29,53 @@ def send(api: httpx.Client, *, size: int = 1) -> httpx.Response:
 
 
 def begin(api: httpx.Client) -> httpx.Response:
-    body = {"transaction_id": "open", "producer_group": "shop", "messages": [{"topic": "orders", "message": MESSAGE}]}
+    body = {
+        "transaction_id": "open",
+        "producer_group": "shop",
+        "messages": [{"topic": "orders", "message": MESSAGE}],
+    }
     return api.post("/v1/transactions", json=body)
 
 
 def pull(api: httpx.Client) -> list[str]:
-    return [message["message_id"] for message in ok(api.get("/v1/topics/orders/queues/0/messages"))["messages"]]
+    return [
+        message["message_id"]
+        for message in ok(api.get("/v1/topics/orders/queues/0/messages"))["messages"]
+    ]
 
 
 def test_a_send_whose_sync_takes_too_long_is_202_and_not_seen_before_it_is_on_disk(tmp_path, disk):
-    with ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server, server.client() as api:
+    with (
+        ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server,
+        server.client() as api,
+    ):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
 
         with disk.slow("fdatasync", "commitlog"):
             receipt = ok(send(api), 202)
-            batch = ok(api.post("/v1/topics/orders/messages/batch", json={"entries": [{"message": MESSAGE}]}), 201)
+            batch = ok(
+                api.post(
+                    "/v1/topics/orders/messages/batch", json={"entries": [{"message": MESSAGE}]}
+                ),
+                201,
+            )
             seen_meanwhile = pull(api)
 
         sent = [receipt["message_id"], batch["results"][0]["receipt"]["message_id"]]
         assert receipt["durability"] == "buffered"
-        assert [(result["status"], result["receipt"]["durability"]) for result in batch["results"]] == [(202, "buffered")]
+        assert [
+            (result["status"], result["receipt"]["durability"]) for result in batch["results"]
+        ] == [(202, "buffered")]
         assert seen_meanwhile == []
         until(lambda: pull(api) == sent, "they are seen")
         assert ok(send(api), 201)["durability"] == "synced"
 
 
 def test_a_decision_waits_for_its_sync_however_long_that_takes(tmp_path, disk):
-    with ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server, server.client() as api:
+    with (
+        ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server,
+        server.client() as api,
+    ):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         ok(begin(api), 201)
 
@@ -70,7 +92,10 @@ def test_a_decision_waits_for_its_sync_however_long_that_takes(tmp_path, disk):
 
 
 def test_more_than_may_wait_is_refused_and_the_pressure_is_told_before(tmp_path, disk):
-    with ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server, server.client() as api:
+    with (
+        ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server,
+        server.client() as api,
+    ):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         quiet = send(api)
 
@@ -86,7 +111,10 @@ def test_more_than_may_wait_is_refused_and_the_pressure_is_told_before(tmp_path,
         assert problem["retryable"]
         assert float(quiet.headers["store-pressure"]) < 0.1
         assert max(pressures) > 0.2
-        again = until(lambda: answer if (answer := send(api, size=24_000)).status_code == 201 else None, "there is room again")
+        again = until(
+            lambda: answer if (answer := send(api, size=24_000)).status_code == 201 else None,
+            "there is room again",
+        )
         assert {receipt["message_id"] for receipt in [*taken, ok(again, 201)]} <= set(pull(api))
 
 
@@ -103,13 +131,19 @@ def test_a_service_that_still_reads_its_log_is_alive_and_not_ready(tmp_path, dis
                 until(lambda: is_alive(api), "it answers")
                 alive = ok(api.get("/livez"))
                 ready = api.get("/readyz")
-                refused = [send(api), api.get("/v1/topics/orders/queues/0/messages"), api.get("/v1/transactions")]
+                refused = [
+                    send(api),
+                    api.get("/v1/topics/orders/queues/0/messages"),
+                    api.get("/v1/transactions"),
+                ]
                 page = api.get("/docs")
 
         assert alive == {"live": True}
         context = assert_problem(ready, 503, "recovering")["context"]
         assert int(context["walked_bytes"]) <= int(context["bytes_to_walk"])
-        assert [assert_problem(one, 503, "recovering")["retryable"] for one in refused] == [True] * len(refused)
+        assert [assert_problem(one, 503, "recovering")["retryable"] for one in refused] == [
+            True
+        ] * len(refused)
         assert page.status_code == 200
         server.wait_until_ready()
         with server.client() as api:
@@ -150,5 +184,9 @@ def stops(api: httpx.Client) -> bool:
 
 
 def queued_bytes(api: httpx.Client) -> float:
-    line = next(line for line in api.get("/metrics").text.splitlines() if line.startswith("escrowmq_log_queued_bytes "))
+    line = next(
+        line
+        for line in api.get("/metrics").text.splitlines()
+        if line.startswith("escrowmq_log_queued_bytes ")
+    )
     return float(line.split()[1])

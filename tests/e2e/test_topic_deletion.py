@@ -13,7 +13,14 @@ FAR_MS = 86_400_000
 
 
 def numbers(topic: str, **given: int) -> dict[str, Any]:
-    return {"topic": topic, "queues": 1, "messages": 0, "groups": 0, "open_transactions": 0, "schedules": 0} | given
+    return {
+        "topic": topic,
+        "queues": 1,
+        "messages": 0,
+        "groups": 0,
+        "open_transactions": 0,
+        "schedules": 0,
+    } | given
 
 
 def dry_run(api: httpx.Client, topic: str) -> dict[str, Any]:
@@ -45,8 +52,17 @@ def use_it(api: httpx.Client, topic: str, other: str) -> dict[str, Any]:
     path = group_of(api, topic, other, backoff_ms=[FAR_MS], max_attempts=9)
     first, second, third = [send(api, topic, key="k") for _ in range(3)]
     leased = {message["message_id"]: message["receipt_handle"] for message in receive(api, path)}
-    ok(api.post(f"{path}/nack", json={"entries": [{"receipt_handle": leased[first["message_id"]]}]}))
-    ok(api.post(f"{path}/dead-letter", json={"entries": [{"receipt_handle": leased[second["message_id"]]}]}))
+    ok(
+        api.post(
+            f"{path}/nack", json={"entries": [{"receipt_handle": leased[first["message_id"]]}]}
+        )
+    )
+    ok(
+        api.post(
+            f"{path}/dead-letter",
+            json={"entries": [{"receipt_handle": leased[second["message_id"]]}]},
+        )
+    )
     body = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"json": 1}}]}
     transaction = ok(api.post("/v1/transactions", json=body), 201)
     delayed = send(api, topic, delay_ms=FAR_MS)
@@ -65,31 +81,45 @@ def check_ended(api: httpx.Client, topic: str, other: str, used: dict[str, Any])
     path = used["group"]
     assert_problem(api.get(f"/v1/topics/{topic}"), 404, "topic_not_found")
     assert_problem(api.get(f"/v1/topics/{topic}/queues/0/messages"), 404, "topic_not_found")
-    assert_problem(api.get("/v1/messages", params={"topic": topic, "key": "k"}), 404, "topic_not_found")
+    assert_problem(
+        api.get("/v1/messages", params={"topic": topic, "key": "k"}), 404, "topic_not_found"
+    )
     assert_problem(api.get(used["message"]), 404, "message_not_found")
     transaction = ok(api.get(used["transaction"]))
     assert (transaction["state"], transaction["resolved_by"]) == ("rolled_back", "operator")
-    assert [ok(api.get(used[kind]))["state"] for kind in ("delayed", "cron")] == ["cancelled", "cancelled"]
+    assert [ok(api.get(used[kind]))["state"] for kind in ("delayed", "cron")] == [
+        "cancelled",
+        "cancelled",
+    ]
     assert [one["topic"] for one in ok(api.get(path))["topics"]] == [other]
     assert ok(api.get(f"{path}/dead-letters"))["items"] == []
     assert ok(api.get(f"{path}/leases"))["items"] == []
     lag = ok(api.get(f"{path}/lag"))
     assert (lag["messages_ready"], lag["messages_leased"], lag["messages_waiting"]) == (0, 0, 0)
-    (entry,) = ok(api.post(f"{path}/ack", json={"entries": [{"receipt_handle": used["handle"]}]}), 207)["results"]
+    (entry,) = ok(
+        api.post(f"{path}/ack", json={"entries": [{"receipt_handle": used["handle"]}]}), 207
+    )["results"]
     assert entry["problem"]["code"] == "lease_expired"
 
 
 def check_created_again(api: httpx.Client, topic: str, used: dict[str, Any]) -> None:
     """Nothing of before comes back, and no queue offset is used twice."""
     ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
-    assert ok(api.get(f"/v1/topics/{topic}/queues"))["items"] == [{"queue_id": 0, "min_offset": 3, "max_offset": 3}]
+    assert ok(api.get(f"/v1/topics/{topic}/queues"))["items"] == [
+        {"queue_id": 0, "min_offset": 3, "max_offset": 3}
+    ]
     assert_problem(api.get(f"/v1/topics/{topic}/queues/0/messages?offset=0"), 410, "offset_expired")
     assert_problem(api.get(used["message"]), 404, "message_not_found")
     assert ok(api.get("/v1/messages", params={"topic": topic, "key": "k"}))["items"] == []
     assert ok(api.get(f"{used['group']}/offsets", params={"topic": topic}))["items"] == []
     sent = send(api, topic)
     assert sent["queue_offset"] == 3
-    ok(api.put(used["group"], json={"topics": [*ok(api.get(used["group"]))["topics"], {"topic": topic}]}))
+    ok(
+        api.put(
+            used["group"],
+            json={"topics": [*ok(api.get(used["group"]))["topics"], {"topic": topic}]},
+        )
+    )
     assert [one["message_id"] for one in receive(api, used["group"])] == [sent["message_id"]]
 
 
@@ -101,8 +131,12 @@ def test_a_topic_that_nothing_names_goes_with_its_messages(api, topic):
     delete(api, topic)
 
     assert_problem(api.delete(f"/v1/topics/{topic}"), 404, "topic_not_found")
-    assert topic not in [one["topic"] for one in ok(api.get("/v1/topics", params={"page_size": 1_000}))["items"]]
-    assert_problem(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 404, "topic_not_found")
+    assert topic not in [
+        one["topic"] for one in ok(api.get("/v1/topics", params={"page_size": 1_000}))["items"]
+    ]
+    assert_problem(
+        api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 404, "topic_not_found"
+    )
 
 
 def test_a_deletion_can_ask_for_the_revision_that_it_knows(api, topic):
@@ -140,7 +174,9 @@ def test_with_force_all_that_names_the_topic_ends_and_nothing_of_it_comes_back(a
     check_created_again(api, topic, used)
 
 
-def test_a_group_that_starts_at_the_end_does_so_in_a_topic_that_was_created_again(api, topic, make_topic):
+def test_a_group_that_starts_at_the_end_does_so_in_a_topic_that_was_created_again(
+    api, topic, make_topic
+):
     path = group_of(api, topic, start="latest")
     send(api, topic)
     assert len(receive(api, path)) == 1
@@ -155,10 +191,15 @@ def test_a_group_that_starts_at_the_end_does_so_in_a_topic_that_was_created_agai
 
 
 def test_a_deletion_without_force_and_a_transaction_begun_beside_it_never_both_succeed(api, topic):
-    path, body = f"/v1/topics/{topic}", {"producer_group": "shop", "messages": [{"topic": topic, "message": {"json": 1}}]}
+    path, body = (
+        f"/v1/topics/{topic}",
+        {"producer_group": "shop", "messages": [{"topic": topic, "message": {"json": 1}}]},
+    )
     for _ in range(20):
         api.put(path, json={"queues": 1})
-        *begun, deleted = at_once([*[lambda: api.post("/v1/transactions", json=body)] * 3, lambda: api.delete(path)])
+        *begun, deleted = at_once(
+            [*[lambda: api.post("/v1/transactions", json=body)] * 3, lambda: api.delete(path)]
+        )
         if deleted.status_code == 204:
             assert [one.status_code for one in begun] == [404, 404, 404]
         else:
@@ -179,18 +220,32 @@ def test_what_was_committed_to_a_deleted_topic_is_no_finding(api, topic):
 
 def test_a_send_is_repeatable_though_its_topic_was_deleted_and_created_again(api, topic):
     once = {"Idempotency-Key": "once"}
-    first = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "queue_id": 0}, headers=once), 201)
+    first = ok(
+        api.post(
+            f"/v1/topics/{topic}/messages", json={"payload": "x", "queue_id": 0}, headers=once
+        ),
+        201,
+    )
     delete(api, topic)
     ok(api.put(f"/v1/topics/{topic}", json={"queues": 1}), 201)
 
-    again = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "queue_id": 0}, headers=once), 201)
+    again = ok(
+        api.post(
+            f"/v1/topics/{topic}/messages", json={"payload": "x", "queue_id": 0}, headers=once
+        ),
+        201,
+    )
 
     assert again == first | {"deduplicated": True}
     assert dry_run(api, topic) == numbers(topic)
 
 
-def test_a_deletion_survives_a_kill_and_one_that_was_cut_off_is_finished_by_the_next_start(tmp_path):
-    """Cut off behind its first step, and before its last: the registry is put back to where a kill there would leave it."""
+def test_a_deletion_survives_a_kill_and_one_that_was_cut_off_is_finished_by_the_next_start(
+    tmp_path,
+):
+    """Cut off behind its first step, and before its last: the registry is put back to where a kill
+    there would leave it.
+    """
     data_dir = tmp_path / "data"
     registry = data_dir / "registry.db"
     with Server(data_dir, dev=False) as server:

@@ -1,4 +1,6 @@
-"""Topics whose settings change while they are used, and topics that say what the JSON of their messages must be."""
+"""Topics whose settings change while they are used, and topics that say what the JSON of their
+messages must be.
+"""
 
 import pytest
 
@@ -9,7 +11,10 @@ from tests.support.server import Server
 ORDER = {
     "type": "object",
     "required": ["order_id"],
-    "properties": {"order_id": {"type": "integer"}, "code": {"type": "string", "pattern": "^(a+)+$"}},
+    "properties": {
+        "order_id": {"type": "integer"},
+        "code": {"type": "string", "pattern": "^(a+)+$"},
+    },
 }
 GOOD, BAD = {"order_id": 1}, {"order_id": "one"}
 
@@ -18,7 +23,8 @@ def schema(json: object, **more: str) -> dict:
     return {"schema": {"kind": "json_schema", "json": json, **more}}
 
 
-# --------------------------------------------------------------------------------------------------------------- changes
+# --------------------------------------------------------------------------------------------------
+# changes
 
 
 def test_a_topic_is_changed_by_whoever_saw_it_last(api, topic):
@@ -26,15 +32,23 @@ def test_a_topic_is_changed_by_whoever_saw_it_last(api, topic):
     first = api.get(path)
     assert first.headers["etag"] == '"1"'
 
-    changed = api.patch(path, json={"max_message_bytes": 5}, headers={"If-Match": first.headers["etag"]})
-    late = api.patch(path, json={"max_message_bytes": 6}, headers={"If-Match": first.headers["etag"]})
+    changed = api.patch(
+        path, json={"max_message_bytes": 5}, headers={"If-Match": first.headers["etag"]}
+    )
+    late = api.patch(
+        path, json={"max_message_bytes": 6}, headers={"If-Match": first.headers["etag"]}
+    )
     again = api.patch(path, json={"max_message_bytes": 5})
 
     assert ok(changed) == ok(first) | {"max_message_bytes": 5, "revision": 2}
     assert changed.headers["etag"] == '"2"'
     assert_problem(late, 412, "revision_mismatch")
-    assert (again.headers["etag"], ok(again)) == ('"2"', ok(changed)), "what changes nothing is no revision"
-    assert_problem(api.post(f"{path}/messages", json={"payload": "123456"}), 413, "message_too_large")
+    assert (again.headers["etag"], ok(again)) == ('"2"', ok(changed)), (
+        "what changes nothing is no revision"
+    )
+    assert_problem(
+        api.post(f"{path}/messages", json={"payload": "123456"}), 413, "message_too_large"
+    )
     assert_problem(api.patch("/v1/topics/nobody-made-it", json={}), 404, "topic_not_found")
 
 
@@ -44,8 +58,13 @@ def test_queues_are_added_and_never_taken_away(api, topic):
     sent = [ok(api.post(f"{path}/messages", json={"payload": "old"}), 201)]
 
     assert ok(api.patch(path, json={"queues": 3}))["queues"] == 3
-    sent += [ok(api.post(f"{path}/messages", json={"payload": "x", "queue_id": number}), 201) for number in (1, 2)]
-    received = ok(api.post(f"/v1/groups/reads-{topic}/receive", json={"max_messages": 10}))["messages"]
+    sent += [
+        ok(api.post(f"{path}/messages", json={"payload": "x", "queue_id": number}), 201)
+        for number in (1, 2)
+    ]
+    received = ok(api.post(f"/v1/groups/reads-{topic}/receive", json={"max_messages": 10}))[
+        "messages"
+    ]
 
     assert {one["message_id"] for one in received} == {one["message_id"] for one in sent}
     assert_problem(api.patch(path, json={"queues": 2}), 422, "validation_failed", "/queues")
@@ -57,30 +76,51 @@ def test_queues_are_added_and_never_taken_away(api, topic):
 def test_what_was_changed_is_there_after_a_restart(tmp_path):
     with Server(tmp_path / "data", dev=False) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1, **schema(ORDER)}), 201)
-        changed = ok(api.patch("/v1/topics/orders", json={"queues": 2, "message_types": ["normal"], "max_delay_ms": 0}))
+        changed = ok(
+            api.patch(
+                "/v1/topics/orders",
+                json={"queues": 2, "message_types": ["normal"], "max_delay_ms": 0},
+            )
+        )
         assert server.terminate() == 0
         server.start()
 
         assert ok(api.get("/v1/topics/orders")) == changed
-        assert_problem(api.post("/v1/topics/orders/messages", json={"json": BAD}), 422, "validation_failed", "/json/order_id")
+        assert_problem(
+            api.post("/v1/topics/orders/messages", json={"json": BAD}),
+            422,
+            "validation_failed",
+            "/json/order_id",
+        )
 
 
-# --------------------------------------------------------------------------------------------------------------- schemas
+# --------------------------------------------------------------------------------------------------
+# schemas
 
 
 def test_the_schema_that_was_given_is_shown_and_the_same_call_again_makes_nothing(api, make_topic):
     name = make_topic(**schema(ORDER))
     body = {"topic": name, "queues": 1}
 
-    assert ok(api.get(f"/v1/topics/{name}"))["schema"] == {"kind": "json_schema", "mode": "enforce", "json": ORDER}
+    assert ok(api.get(f"/v1/topics/{name}"))["schema"] == {
+        "kind": "json_schema",
+        "mode": "enforce",
+        "json": ORDER,
+    }
     ok(api.post("/v1/topics", json={**body, **schema(ORDER)}))
-    assert_problem(api.post("/v1/topics", json={**body, **schema({"type": "object"})}), 409, "topic_exists")
+    assert_problem(
+        api.post("/v1/topics", json={**body, **schema({"type": "object"})}), 409, "topic_exists"
+    )
     assert_problem(api.post("/v1/topics", json=body), 409, "topic_exists")
 
 
 @pytest.mark.parametrize(
     "message",
-    [{"json": GOOD}, {"payload": '{"order_id": 1}'}, {"payload": "eyJvcmRlcl9pZCI6MX0=", "payload_encoding": "base64"}],
+    [
+        {"json": GOOD},
+        {"payload": '{"order_id": 1}'},
+        {"payload": "eyJvcmRlcl9pZCI6MX0=", "payload_encoding": "base64"},
+    ],
 )
 def test_what_the_schema_allows_is_taken_however_it_is_sent(api, make_topic, message):
     name = make_topic(**schema(ORDER))
@@ -88,7 +128,9 @@ def test_what_the_schema_allows_is_taken_however_it_is_sent(api, make_topic, mes
     ok(api.post(f"/v1/topics/{name}/messages", json=message), 201)
 
 
-def test_what_breaks_the_schema_is_refused_at_its_place_by_every_way_in_and_stores_nothing(api, server, make_topic):
+def test_what_breaks_the_schema_is_refused_at_its_place_by_every_way_in_and_stores_nothing(
+    api, server, make_topic
+):
     name = make_topic(**schema(ORDER))
     path = f"/v1/topics/{name}"
     one = {"topic": name, "message": {"json": BAD}}
@@ -99,13 +141,23 @@ def test_what_breaks_the_schema_is_refused_at_its_place_by_every_way_in_and_stor
         ({"payload": '{"order_id":null}'}, "/payload/order_id"),
         ({"payload": "no JSON"}, "/payload"),
         ({"payload": "[" * 1_000}, "/payload"),
-        ({"json": {"order_id": 1, "code": "a" * 60 + "b"}}, "/json/code"),  # no time is lost on such a pattern
+        # no time is lost on such a pattern
+        ({"json": {"order_id": 1, "code": "a" * 60 + "b"}}, "/json/code"),
     ):
-        problem = assert_problem(api.post(f"{path}/messages", json=body), 422, "validation_failed", pointer)
+        problem = assert_problem(
+            api.post(f"{path}/messages", json=body), 422, "validation_failed", pointer
+        )
         assert "one" not in problem["detail"], "what was sent is not told"
-    raw = api.post(f"{path}/messages/raw", content=b'{"order_id":"one"}', headers={"Content-Type": "application/json"})
+    raw = api.post(
+        f"{path}/messages/raw",
+        content=b'{"order_id":"one"}',
+        headers={"Content-Type": "application/json"},
+    )
     assert_problem(raw, 422, "validation_failed", "/body/order_id")
-    batch = api.post(f"{path}/messages/batch", json={"entries": [{"message": {"json": GOOD}}, {"message": {"json": BAD}}]})
+    batch = api.post(
+        f"{path}/messages/batch",
+        json={"entries": [{"message": {"json": GOOD}}, {"message": {"json": BAD}}]},
+    )
     assert_problem(batch, 422, "validation_failed", "/entries/1/message/json/order_id")
     begun = api.post("/v1/transactions", json={"producer_group": "shop", "messages": [one]})
     assert_problem(begun, 422, "validation_failed", "/messages/0/message/json/order_id")
@@ -122,7 +174,9 @@ def test_what_breaks_the_schema_is_refused_at_its_place_by_every_way_in_and_stor
 def test_a_schema_can_be_put_off_and_on_again(api, topic):
     path = f"/v1/topics/{topic}"
     ok(api.patch(path, json=schema(ORDER)))
-    assert_problem(api.post(f"{path}/messages", json={"json": BAD}), 422, "validation_failed", "/json/order_id")
+    assert_problem(
+        api.post(f"{path}/messages", json={"json": BAD}), 422, "validation_failed", "/json/order_id"
+    )
 
     assert ok(api.patch(path, json=schema(ORDER, mode="off")))["schema"]["mode"] == "off"
 

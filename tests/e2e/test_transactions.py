@@ -1,4 +1,6 @@
-"""Begin, commit, roll back, resolve, list: what a producer is promised, over HTTP on a real service."""
+"""Begin, commit, roll back, resolve, list: what a producer is promised, over HTTP on a real
+service.
+"""
 
 import threading
 
@@ -10,8 +12,15 @@ from tests.support.server import Server
 
 
 def begin(api: httpx.Client, *topics: str, **fields) -> dict:
-    messages = fields.pop("messages", None) or [{"topic": topic, "message": {"json": {"in": topic}}} for topic in topics]
-    return ok(api.post("/v1/transactions", json={"producer_group": "shop", "messages": messages, **fields}), 201)
+    messages = fields.pop("messages", None) or [
+        {"topic": topic, "message": {"json": {"in": topic}}} for topic in topics
+    ]
+    return ok(
+        api.post(
+            "/v1/transactions", json={"producer_group": "shop", "messages": messages, **fields}
+        ),
+        201,
+    )
 
 
 def pull(api: httpx.Client, topic: str, queue: int = 0, **query) -> dict:
@@ -25,7 +34,10 @@ def path_of(transaction: dict, verb: str = "") -> str:
 def test_a_transaction_survives_kill_9_between_its_begin_and_its_commit_and_after_it(tmp_path):
     with Server(tmp_path / "data") as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-        begun = begin(api, messages=[{"topic": "orders", "message": {"key": "8812", "json": {"order_id": 8812}}}])
+        begun = begin(
+            api,
+            messages=[{"topic": "orders", "message": {"key": "8812", "json": {"order_id": 8812}}}],
+        )
         rolled_back = begin(api, "orders")
         ok(api.post(path_of(rolled_back, "/rollback")))
         server.kill()
@@ -43,7 +55,11 @@ def test_a_transaction_survives_kill_9_between_its_begin_and_its_commit_and_afte
         assert ok(api.get(path_of(rolled_back)))["state"] == "rolled_back"
         (message,) = pull(api, "orders")["messages"]
         assert (message["key"], message["payload"]) == ("8812", '{"order_id":8812}')
-        assert message["message_id"] == begun["messages"][0]["message_id"] == committed["messages"][0]["message_id"]
+        assert (
+            message["message_id"]
+            == begun["messages"][0]["message_id"]
+            == committed["messages"][0]["message_id"]
+        )
 
 
 def test_a_begin_is_answered_with_everything_that_is_known(api, topic):
@@ -67,7 +83,11 @@ def test_a_begin_is_answered_with_everything_that_is_known(api, topic):
     assert answer.headers["location"] == path_of(body)
     assert 0 <= float(answer.headers["store-pressure"]) <= 1
     assert body["transaction_id"].startswith("txn_")
-    assert (body["state"], body["producer_group"], body["business_key"]) == ("prepared", "shop", "order-8812")
+    assert (body["state"], body["producer_group"], body["business_key"]) == (
+        "prepared",
+        "shop",
+        "order-8812",
+    )
     assert (body["answers"], body["late"], body["revision"]) == (0, False, 1)
     assert [message["topic"] for message in body["messages"]] == [topic]
     assert body["messages"][0].keys() == {"message_id", "topic"}
@@ -86,7 +106,10 @@ def test_nobody_sees_the_messages_before_the_commit_and_everybody_after_it(api, 
     assert committed["state"] == "committed"
     assert committed["resolved_by"] == "producer"
     assert committed["replayed"] is False
-    places = [(message["topic"], message["queue_id"], message["queue_offset"]) for message in committed["messages"]]
+    places = [
+        (message["topic"], message["queue_id"], message["queue_offset"])
+        for message in committed["messages"]
+    ]
     assert places == [(first, 0, 0), (second, 0, 0), (first, 0, 1)]
     ids = [message["message_id"] for message in begun["messages"]]
     assert [message["message_id"] for message in pull(api, first)["messages"]] == [ids[0], ids[2]]
@@ -102,7 +125,11 @@ def test_a_rolled_back_message_is_never_seen_and_the_reason_is_kept(api, topic):
 
     answer = ok(api.post(path_of(begun, "/rollback"), json={"reason": "payment refused"}))
 
-    assert (answer["state"], answer["reason"], answer["replayed"]) == ("rolled_back", "payment refused", False)
+    assert (answer["state"], answer["reason"], answer["replayed"]) == (
+        "rolled_back",
+        "payment refused",
+        False,
+    )
     assert answer["messages"] == begun["messages"]
     assert ok(api.get(path_of(begun)))["reason"] == "payment refused"
     assert pull(api, topic)["messages"] == []
@@ -114,11 +141,17 @@ def test_the_first_decision_wins(api, topic, first, second):
     state = ok(api.post(path_of(begun, f"/{first}")))["state"]
 
     assert ok(api.post(path_of(begun, f"/{first}")))["replayed"] is True
-    problem = assert_problem(api.post(path_of(begun, f"/{second}")), 409, "transaction_already_resolved")
+    problem = assert_problem(
+        api.post(path_of(begun, f"/{second}")), 409, "transaction_already_resolved"
+    )
     assert problem["context"] == {"state": state, "resolved_by": "producer"}
     assert problem["retryable"] is False
     assert_problem(api.post(path_of(begun, "/resume")), 409, "transaction_already_resolved")
-    assert_problem(api.post(path_of(begun, "/resolve"), json={"decision": second}), 409, "transaction_already_resolved")
+    assert_problem(
+        api.post(path_of(begun, "/resolve"), json={"decision": second}),
+        409,
+        "transaction_already_resolved",
+    )
     assert ok(api.post(path_of(begun, "/resolve"), json={"decision": first}))["replayed"] is True
     assert len(pull(api, topic)["messages"]) == (first == "commit")
 
@@ -135,7 +168,8 @@ def test_two_hundred_commits_and_rollbacks_at_once_agree_on_one_decision(server,
             outcomes.append((verb, answer.status_code, answer.json()))
 
         threads = [
-            threading.Thread(target=lambda start=start: [decide(n) for n in range(start, 200, 10)]) for start in range(10)
+            threading.Thread(target=lambda start=start: [decide(n) for n in range(start, 200, 10)])
+            for start in range(10)
         ]
         for thread in threads:
             thread.start()
@@ -153,9 +187,15 @@ def test_two_hundred_commits_and_rollbacks_at_once_agree_on_one_decision(server,
 def test_an_operator_decides_with_a_reason(api, topic):
     begun = begin(api, topic)
 
-    answer = ok(api.post(path_of(begun, "/resolve"), json={"decision": "commit", "reason": "INC-311"}))
+    answer = ok(
+        api.post(path_of(begun, "/resolve"), json={"decision": "commit", "reason": "INC-311"})
+    )
 
-    assert (answer["state"], answer["resolved_by"], answer["reason"]) == ("committed", "operator", "INC-311")
+    assert (answer["state"], answer["resolved_by"], answer["reason"]) == (
+        "committed",
+        "operator",
+        "INC-311",
+    )
     assert len(pull(api, topic)["messages"]) == 1
 
 
@@ -180,7 +220,9 @@ def test_the_caller_may_choose_the_id(api, topic, server):
 
 
 def test_the_names_that_are_reserved_for_topics_are_free_for_transactions(api, topic):
-    assert begin(api, topic, transaction_id=f"rmq_sys_{topic}")["transaction_id"] == f"rmq_sys_{topic}"
+    assert (
+        begin(api, topic, transaction_id=f"rmq_sys_{topic}")["transaction_id"] == f"rmq_sys_{topic}"
+    )
 
 
 def test_what_does_not_exist_is_404_on_every_verb(api):
@@ -189,17 +231,26 @@ def test_what_does_not_exist_is_404_on_every_verb(api):
     assert_problem(api.post(path_of(unknown, "/commit")), 404, "transaction_not_found")
     assert_problem(api.post(path_of(unknown, "/rollback")), 404, "transaction_not_found")
     assert_problem(api.post(path_of(unknown, "/resume")), 404, "transaction_not_found")
-    assert_problem(api.post(path_of(unknown, "/resolve"), json={"decision": "commit"}), 404, "transaction_not_found")
+    assert_problem(
+        api.post(path_of(unknown, "/resolve"), json={"decision": "commit"}),
+        404,
+        "transaction_not_found",
+    )
 
 
 def test_a_refused_begin_leaves_nothing_behind(api, topic):
     group = f"never-{topic}"
     body = {
         "producer_group": group,
-        "messages": [{"topic": topic, "message": {"payload": "x"}}, {"topic": "nowhere", "message": {"payload": "x"}}],
+        "messages": [
+            {"topic": topic, "message": {"payload": "x"}},
+            {"topic": "nowhere", "message": {"payload": "x"}},
+        ],
     }
 
-    assert_problem(api.post("/v1/transactions", json=body), 404, "topic_not_found", "/messages/1/topic")
+    assert_problem(
+        api.post("/v1/transactions", json=body), 404, "topic_not_found", "/messages/1/topic"
+    )
 
     assert_problem(api.get(f"/v1/producer-groups/{group}"), 404, "producer_group_not_found")
     assert ok(api.get("/v1/transactions", params={"producer_group": group}))["items"] == []
@@ -223,7 +274,9 @@ def test_a_thousand_messages_are_one_transaction_and_one_more_is_too_many(api, t
 
     assert [message["queue_offset"] for message in committed["messages"]] == list(range(1_000))
     page = pull(api, topic, max_messages=1_000)
-    assert [message["payload"] for message in page["messages"]] == [str(number) for number in range(1_000)]
+    assert [message["payload"] for message in page["messages"]] == [
+        str(number) for number in range(1_000)
+    ]
 
 
 def test_a_message_keeps_its_attributes_through_a_transaction(api, make_topic):
@@ -249,12 +302,15 @@ def test_a_message_keeps_its_attributes_through_a_transaction(api, make_topic):
     assert seen["born_at"] <= seen["stored_at"]
 
 
-# ------------------------------------------------------------------------------------------------------------------ lists
+# --------------------------------------------------------------------------------------------------
+# lists
 
 
 def test_a_list_can_be_narrowed_by_state_group_and_age(api, topic):
     group = f"list-{topic}"
-    open_one, committed, rolled_back = (begin(api, topic, producer_group=group, business_key=f"b{n}") for n in range(3))
+    open_one, committed, rolled_back = (
+        begin(api, topic, producer_group=group, business_key=f"b{n}") for n in range(3)
+    )
     ok(api.post(path_of(committed, "/commit")))
     ok(api.post(path_of(rolled_back, "/rollback")))
 
@@ -269,8 +325,18 @@ def test_a_list_can_be_narrowed_by_state_group_and_age(api, topic):
     assert listed(state="rolled_back, committed") == ids[1:]
     assert listed(older_than_ms=3_600_000) == []
     assert until(lambda: listed(older_than_ms=1) == ids, "all three are older than a millisecond")
-    (item,) = ok(api.get("/v1/transactions", params={"producer_group": group, "state": "prepared"}))["items"]
-    assert item.keys() == {"transaction_id", "state", "producer_group", "business_key", "prepared_at", "age_ms", "answers"}
+    (item,) = ok(
+        api.get("/v1/transactions", params={"producer_group": group, "state": "prepared"})
+    )["items"]
+    assert item.keys() == {
+        "transaction_id",
+        "state",
+        "producer_group",
+        "business_key",
+        "prepared_at",
+        "age_ms",
+        "answers",
+    }
     assert item["age_ms"] >= 0
 
 
@@ -284,7 +350,9 @@ def test_pages_cover_the_list_without_gap_or_double_although_it_changes_meanwhil
     ok(api.post(f"/v1/transactions/{ids[0]}/commit"))
     ids.append(begin(api, topic, producer_group=group)["transaction_id"])
     while "next_page_token" in page:
-        page = ok(api.get("/v1/transactions", params=query | {"page_token": page["next_page_token"]}))
+        page = ok(
+            api.get("/v1/transactions", params=query | {"page_token": page["next_page_token"]})
+        )
         seen += [item["transaction_id"] for item in page["items"]]
 
     assert seen == ids
@@ -307,7 +375,9 @@ def test_a_transaction_can_be_looked_at_as_it_stood(api, topic):
 def test_before_its_begin_a_transaction_does_not_exist_and_nobody_looks_into_the_future(api, topic):
     path = path_of(begin(api, topic))
 
-    early = assert_problem(api.get(path, params={"as_of": "2020-01-01T00:00:00Z"}), 404, "transaction_not_found")
+    early = assert_problem(
+        api.get(path, params={"as_of": "2020-01-01T00:00:00Z"}), 404, "transaction_not_found"
+    )
 
     assert "was begun later" in early["detail"]
     for parameters in (
@@ -317,6 +387,8 @@ def test_before_its_begin_a_transaction_does_not_exist_and_nobody_looks_into_the
     ):
         assert_problem(api.get(path, params=parameters), 422, "validation_failed", "/query/as_of")
     nobody = assert_problem(
-        api.get("/v1/transactions/nobody", params={"as_of": "2020-01-01T00:00:00Z"}), 404, "transaction_not_found"
+        api.get("/v1/transactions/nobody", params={"as_of": "2020-01-01T00:00:00Z"}),
+        404,
+        "transaction_not_found",
     )
     assert "does not exist" in nobody["detail"]

@@ -42,11 +42,21 @@ class Shop:
         self.path = f"/v1/producer-groups/{name}"
 
     def put(self, status: int = 201, **fields: Any) -> dict[str, Any]:
-        return ok(self.api.put(self.path, json={"check_mode": "webhook", "check_url": self.receiver.url, **fields}), status)
+        return ok(
+            self.api.put(
+                self.path, json={"check_mode": "webhook", "check_url": self.receiver.url, **fields}
+            ),
+            status,
+        )
 
     def begin(self, **check: Any) -> str:
         message = {"topic": "orders", "message": {"key": "8812", "json": 1}}
-        body = {"producer_group": self.name, "business_key": "order-8812", "messages": [message], "check": SOON | check}
+        body = {
+            "producer_group": self.name,
+            "business_key": "order-8812",
+            "messages": [message],
+            "check": SOON | check,
+        }
         return ok(self.api.post("/v1/transactions", json=body), 201)["transaction_id"]
 
     def look(self, transaction_id: str, **query: Any) -> dict[str, Any]:
@@ -62,7 +72,8 @@ def shop(api, request) -> Iterator[Shop]:
     with Receiver(lambda _: decide("commit")) as receiver:
         shop = Shop(api, receiver, re.sub(r"[^a-z0-9_]+", "-", request.node.name)[-100:])
         yield shop
-        api.put(shop.path, json={"check_mode": "poll"}, headers={"If-Match": "*"})  # what is left of it is asked no more
+        # what is left of it is asked no more
+        api.put(shop.path, json={"check_mode": "poll"}, headers={"If-Match": "*"})
 
 
 def one_after_another(*answers: Said) -> Answering:
@@ -95,7 +106,9 @@ def test_a_check_says_what_it_asks_about_and_is_signed(shop):
     assert request.headers["host"] == httpx.URL(shop.receiver.url).netloc.decode()
 
 
-@pytest.mark.parametrize(("decision", "state"), [("commit", "committed"), ("rollback", "rolled_back")])
+@pytest.mark.parametrize(
+    ("decision", "state"), [("commit", "committed"), ("rollback", "rolled_back")]
+)
 def test_an_answer_decides_at_once(shop, decision, state):
     shop.receiver.answering = lambda _: decide(decision, evidence={"row": "order_outbox:8812"})
     shop.put()
@@ -113,19 +126,27 @@ def test_unknown_is_counted_and_asked_again_under_a_new_id_until_it_is_held(shop
 
     found = shop.outcome(transaction_id)
 
-    assert (found["state"], found["answers"], found["hold_reason"]) == ("held", 3, "answers_exhausted")
+    assert (found["state"], found["answers"], found["hold_reason"]) == (
+        "held",
+        3,
+        "answers_exhausted",
+    )
     checks = [request.check for request in shop.receiver.requests]
     assert [check["answer_number"] for check in checks] == [1, 2, 3]
     assert len({check["check_id"] for check in checks}) == 3
 
 
 def test_the_producer_says_when_it_wants_to_be_asked_again(shop):
-    shop.receiver.answering = one_after_another(decide("unknown", recheck_after_ms=86_400_000), decide("commit"))
+    shop.receiver.answering = one_after_another(
+        decide("unknown", recheck_after_ms=86_400_000), decide("commit")
+    )
     shop.put()
     transaction_id = shop.begin()
     shop.receiver.wait_for(1)
 
-    found = until(lambda: (found := shop.look(transaction_id))["answers"] and found, "the answer is counted")
+    found = until(
+        lambda: (found := shop.look(transaction_id))["answers"] and found, "the answer is counted"
+    )
 
     assert found["next_check_at"][:10] > found["prepared_at"][:10]
     assert len(shop.receiver.requests) == 1
@@ -136,18 +157,26 @@ NO_ANSWERS = {
     "not found": Said(404, b'{"decision":"commit"}'),
     "created": Said(201, b'{"decision":"commit"}'),
     "a text": Said(200, b"committed", {"Content-Type": "text/plain"}),
-    "an exception with status 200": Said(200, b"Traceback: commit failed", {"Content-Type": "text/html"}),
+    "an exception with status 200": Said(
+        200, b"Traceback: commit failed", {"Content-Type": "text/html"}
+    ),
     "json without its type": Said(200, b'{"decision":"commit"}', {"Content-Type": "text/plain"}),
     "an unknown word": Said(200, b'{"decision":"committed"}'),
     "an empty body": Said(200, b""),
     "too long": Said(200, b'{"decision":"commit"}' + b" " * 65_536),
-    "compressed": Said(200, b'{"decision":"commit"}', {"Content-Type": "application/json", "Content-Encoding": "gzip"}),
+    "compressed": Said(
+        200,
+        b'{"decision":"commit"}',
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ),
 }
 
 
 @pytest.mark.parametrize("what", NO_ANSWERS)
 def test_what_is_no_answer_is_asked_again_under_the_same_id_and_never_counted(api, what):
-    with Receiver(one_after_another(NO_ANSWERS[what], NO_ANSWERS[what], decide("rollback"))) as receiver:
+    with Receiver(
+        one_after_another(NO_ANSWERS[what], NO_ANSWERS[what], decide("rollback"))
+    ) as receiver:
         shop = Shop(api, receiver, f"says-{what.replace(' ', '-')}")
         secret = shop.put()["signing_secret"]
         transaction_id = shop.begin()
@@ -164,7 +193,9 @@ def test_what_is_no_answer_is_asked_again_under_the_same_id_and_never_counted(ap
 
 def test_a_redirect_is_not_followed(shop):
     with Receiver(lambda _: decide("commit")) as elsewhere:
-        shop.receiver.answering = one_after_another(Said(307, b"", {"Location": elsewhere.url}), decide("rollback"))
+        shop.receiver.answering = one_after_another(
+            Said(307, b"", {"Location": elsewhere.url}), decide("rollback")
+        )
         shop.put()
 
         assert shop.outcome(shop.begin())["state"] == "rolled_back"
@@ -172,7 +203,9 @@ def test_a_redirect_is_not_followed(shop):
 
 
 def test_who_asks_for_time_gets_it(shop):
-    shop.receiver.answering = one_after_another(Said(503, b"", {"Retry-After": "1"}), decide("commit"))
+    shop.receiver.answering = one_after_another(
+        Said(503, b"", {"Retry-After": "1"}), decide("commit")
+    )
     shop.put()
 
     assert shop.outcome(shop.begin())["state"] == "committed"
@@ -209,7 +242,9 @@ def test_nobody_listening_is_unreachable_and_has_a_clock_of_its_own(shop):
 
     assert (found["state"], found["hold_reason"], found["answers"]) == ("held", "unreachable", 0)
     assert found["last_failure"] == "unreachable: the host does not accept the connection"
-    assert until(lambda: shop.look(waiting).get("last_failure"), "the try is recorded").startswith("unreachable: ")
+    assert until(lambda: shop.look(waiting).get("last_failure"), "the try is recorded").startswith(
+        "unreachable: "
+    )
     # The endpoint is back, at another place.
     moved = {"check_mode": "webhook", "check_url": shop.receiver.url}
     ok(shop.api.put(shop.path, json=moved, headers={"If-Match": "*"}))
@@ -221,7 +256,10 @@ def test_410_disables_the_endpoint_until_the_group_is_put_again(shop):
     made = shop.put()
     transaction_id = shop.begin()
 
-    found = until(lambda: (found := ok(shop.api.get(shop.path))).get("disabled_at") and found, "it is disabled")
+    found = until(
+        lambda: (found := ok(shop.api.get(shop.path))).get("disabled_at") and found,
+        "it is disabled",
+    )
 
     assert found["revision"] == made["revision"] + 1
     assert len(shop.receiver.requests) == 1
@@ -276,7 +314,10 @@ def test_after_a_rotation_both_secrets_verify(shop):
 
     assert len(request.headers["webhook-signature"].split(" ")) == 2
     for secret in (old, new):
-        assert verify([secret], request.headers, request.body, now=time.time()) == request.check["check_id"]
+        assert (
+            verify([secret], request.headers, request.body, now=time.time())
+            == request.check["check_id"]
+        )
 
 
 def test_a_host_that_is_not_listed_any_more_is_not_asked(tmp_path):
@@ -288,7 +329,9 @@ def test_a_host_that_is_not_listed_any_more_is_not_asked(tmp_path):
         with unlisted, unlisted.client() as api:
             shop = Shop(api, receiver)
             transaction_id = shop.begin()
-            failure = until(lambda: shop.look(transaction_id).get("last_failure"), "the try is recorded")
+            failure = until(
+                lambda: shop.look(transaction_id).get("last_failure"), "the try is recorded"
+            )
             assert failure.startswith("unreachable: a check may not be sent there")
             body = {"check_mode": "webhook", "check_url": receiver.url}
             assert_problem(api.put(shop.path, json=body), 422, "check_url_refused")
@@ -302,7 +345,11 @@ def test_the_service_stops_while_an_endpoint_hangs_and_asks_again_under_the_same
         go_on.wait(20)
         return decide("commit")
 
-    with Receiver(hang) as receiver, Server(tmp_path / "data", environment=LISTED) as server, server.client() as api:
+    with (
+        Receiver(hang) as receiver,
+        Server(tmp_path / "data", environment=LISTED) as server,
+        server.client() as api,
+    ):
         shop = Shop(api, receiver)
         shop.put(timeout_ms=60_000)
         transaction_id = shop.begin()
@@ -350,7 +397,10 @@ def check_now(shop: Shop, transaction_id: str, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize(("decision", "state"), [("commit", "committed"), ("rollback", "rolled_back"), ("unknown", "prepared")])
+@pytest.mark.parametrize(
+    ("decision", "state"),
+    [("commit", "committed"), ("rollback", "rolled_back"), ("unknown", "prepared")],
+)
 def test_a_producer_may_be_asked_before_its_check_is_due(shop, decision, state):
     shop.receiver.answering = lambda _: decide(decision, evidence={"table": "order_outbox"})
     shop.put()
@@ -370,14 +420,23 @@ def test_a_dry_run_asks_and_changes_nothing(shop):
 
     said = check_now(shop, transaction_id, dry_run=True)
 
-    assert said == {"decision": "commit", "state": "prepared", "would_change": "prepared → committed"}
+    assert said == {
+        "decision": "commit",
+        "state": "prepared",
+        "would_change": "prepared → committed",
+    }
     found = shop.look(transaction_id)
     assert (found["state"], found["answers"], found["revision"]) == ("prepared", 0, 1)
     shop.receiver.answering = lambda _: decide("unknown")
-    assert check_now(shop, transaction_id, dry_run=True) == {"decision": "unknown", "state": "prepared"}
+    assert check_now(shop, transaction_id, dry_run=True) == {
+        "decision": "unknown",
+        "state": "prepared",
+    }
 
 
-@pytest.mark.parametrize(("rule", "change"), [("hold", "prepared → held"), ("rollback", "prepared → rolled_back")])
+@pytest.mark.parametrize(
+    ("rule", "change"), [("hold", "prepared → held"), ("rollback", "prepared → rolled_back")]
+)
 def test_a_dry_run_says_that_one_more_unknown_would_be_the_last(shop, rule, change):
     shop.receiver.answering = lambda _: decide("unknown")
     shop.put()
@@ -429,12 +488,19 @@ def test_a_held_transaction_may_be_checked_and_a_decided_one_not(shop):
     found = shop.look(transaction_id)
     assert (found["resolved_by"], found["late"]) == ("check", True)
     again = shop.api.post(f"/v1/transactions/{transaction_id}/check")
-    assert assert_problem(again, 409, "transaction_already_resolved")["context"]["state"] == "rolled_back"
+    assert (
+        assert_problem(again, 409, "transaction_already_resolved")["context"]["state"]
+        == "rolled_back"
+    )
 
 
 def test_the_work_item_of_a_polled_group_is_due_at_once_and_has_no_dry_run(api):
     path = "/v1/producer-groups/polled"
-    body = {"producer_group": "polled", "messages": [{"topic": "orders", "message": {"json": 1}}], "check": LATER}
+    body = {
+        "producer_group": "polled",
+        "messages": [{"topic": "orders", "message": {"json": 1}}],
+        "check": LATER,
+    }
     transaction_id = ok(api.post("/v1/transactions", json=body), 201)["transaction_id"]
     check = f"/v1/transactions/{transaction_id}/check"
     assert ok(api.post(f"{path}/checks/receive"))["checks"] == []
@@ -453,7 +519,10 @@ def events(shop: Shop, transaction_id: str) -> list[dict[str, Any]]:
 
 def test_the_history_tells_of_every_try_and_every_answer(shop):
     shop.receiver.answering = one_after_another(
-        Said(500), decide("unknown", evidence={"row": "1"}), Said(404), decide("commit", evidence={"row": "2"})
+        Said(500),
+        decide("unknown", evidence={"row": "1"}),
+        Said(404),
+        decide("commit", evidence={"row": "2"}),
     )
     shop.put()
     transaction_id = shop.begin()
@@ -462,14 +531,28 @@ def test_the_history_tells_of_every_try_and_every_answer(shop):
     told = events(shop, transaction_id)
 
     assert [event["event"] for event in told] == [
-        *("half_stored", "check_sent", "check_failed", "check_sent", "check_answered", "check_sent", "check_failed"),
+        *(
+            "half_stored",
+            "check_sent",
+            "check_failed",
+            "check_sent",
+            "check_answered",
+            "check_sent",
+            "check_failed",
+        ),
         *("check_sent", "check_answered", "committed"),
     ]
     assert [event["at"] for event in told] == sorted(event["at"] for event in told)
     sent = [event for event in told if event["event"] == "check_sent"]
-    assert [(event["attempt"], event["via"]) for event in sent] == [(1, "webhook"), (2, "webhook")] * 2
+    assert [(event["attempt"], event["via"]) for event in sent] == [
+        (1, "webhook"),
+        (2, "webhook"),
+    ] * 2
     failed = [event for event in told if event["event"] == "check_failed"]
-    assert [(event["why"], event["detail"]) for event in failed] == [("unreachable", "status 500"), ("invalid", "status 404")]
+    assert [(event["why"], event["detail"]) for event in failed] == [
+        ("unreachable", "status 500"),
+        ("invalid", "status 404"),
+    ]
     first, second = [event for event in told if event["event"] == "check_answered"]
     assert (first["decision"], first["evidence"]) == ("unknown", {"row": "1"})
     assert (second["decision"], second["evidence"]) == ("commit", {"row": "2"})
@@ -486,11 +569,24 @@ def test_the_history_tells_of_holds_and_what_people_did(shop):
     shop.receiver.answering = lambda _: decide("unknown", recheck_after_ms=1)
     ok(shop.api.post(f"/v1/transactions/{transaction_id}/resume"))
     shop.outcome(transaction_id)
-    ok(shop.api.post(f"/v1/transactions/{transaction_id}/resolve", json={"decision": "rollback", "reason": "INC-311"}))
+    ok(
+        shop.api.post(
+            f"/v1/transactions/{transaction_id}/resolve",
+            json={"decision": "rollback", "reason": "INC-311"},
+        )
+    )
 
-    told = [event for event in events(shop, transaction_id) if not event["event"].startswith("check_")]
+    told = [
+        event for event in events(shop, transaction_id) if not event["event"].startswith("check_")
+    ]
 
-    assert [event["event"] for event in told] == ["half_stored", "held", "resumed", "held", "rolled_back"]
+    assert [event["event"] for event in told] == [
+        "half_stored",
+        "held",
+        "resumed",
+        "held",
+        "rolled_back",
+    ]
     assert told[1]["hold_reason"] == "answers_exhausted"
     assert (told[-1]["by"], told[-1]["reason"]) == ("operator", "INC-311")
 
@@ -509,8 +605,12 @@ def test_a_transaction_is_explained_in_words(shop):
     shop.put()
     early, asked = shop.begin(**LATER), shop.begin()
     held = shop.begin(unreachable_limit_ms=50)
-    # It is known before the history can tell: that reads the log, where it is seen once it is on disk.
-    until(lambda: "check_failed" in [event["event"] for event in events(shop, asked)], "the try is recorded")
+    # It is known before the history can tell: that reads the log, where it is seen once it is on
+    # disk.
+    until(
+        lambda: "check_failed" in [event["event"] for event in events(shop, asked)],
+        "the try is recorded",
+    )
     shop.outcome(held)
 
     assert f"Its check is due at {shop.look(early)['next_check_at']}" in explained(shop, early)
@@ -518,7 +618,10 @@ def test_a_transaction_is_explained_in_words(shop):
     assert ": unreachable: status 503." in explained(shop, asked)
     assert "Its producer is asked until it answers, " in explained(shop, asked)
     assert " Without an answer it is held at" in explained(shop, asked)
-    assert f"is held since {events(shop, held)[-1]['at']}: its producer did not answer" in explained(shop, held)
+    assert (
+        f"is held since {events(shop, held)[-1]['at']}: its producer did not answer"
+        in explained(shop, held)
+    )
     assert "resolve it, or resume it" in explained(shop, held)
     ok(shop.api.post(f"/v1/transactions/{asked}/commit"))
     assert "was committed by its producer at" in explained(shop, asked)

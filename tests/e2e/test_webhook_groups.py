@@ -1,4 +1,6 @@
-"""Producer groups that are asked by webhook: what is configured, where a check may go, and secrets that are shown once."""
+"""Producer groups that are asked by webhook: what is configured, where a check may go, and secrets
+that are shown once.
+"""
 
 import json
 
@@ -32,7 +34,10 @@ def test_the_first_answer_holds_the_secret_and_no_later_one_does(api, path):
 def test_of_changes_at_once_that_know_the_same_revision_one_is_made(api, path):
     ok(api.put(path, json=WEBHOOK), 201)
     known = {"If-Match": '"1"'}
-    changes = [lambda n=n: api.put(path, json=WEBHOOK | {"timeout_ms": 1_000 + n}, headers=known) for n in range(6)]
+    changes = [
+        lambda n=n: api.put(path, json=WEBHOOK | {"timeout_ms": 1_000 + n}, headers=known)
+        for n in range(6)
+    ]
     changes += [lambda: api.post(f"{path}/rotate-secret", headers=known)] * 2
 
     answers = at_once(changes)
@@ -55,7 +60,9 @@ def test_a_change_keeps_the_secret_and_raises_the_revision(api, path):
     assert changed.headers["etag"] == '"2"'
     assert "signing_secret" not in ok(changed)
     assert ok(api.get(path))["timeout_ms"] == 5_000
-    assert_problem(api.put(path, json=WEBHOOK, headers={"If-Match": '"1"'}), 412, "revision_mismatch")
+    assert_problem(
+        api.put(path, json=WEBHOOK, headers={"If-Match": '"1"'}), 412, "revision_mismatch"
+    )
 
 
 def test_a_put_does_not_change_in_silence_where_checks_are_sent(api, path, server):
@@ -65,17 +72,32 @@ def test_a_put_does_not_change_in_silence_where_checks_are_sent(api, path, serve
 
     for equal in ({}, {"check_mode": "webhook"}, {"check_url": URL}, {"timeout_ms": 3_000}):
         assert ok(api.put(path, json=equal)) == made
-    refused = assert_problem(api.put(path, json=WEBHOOK | {"check_url": other}), 409, "check_conflict", "/check_url")
+    refused = assert_problem(
+        api.put(path, json=WEBHOOK | {"check_url": other}), 409, "check_conflict", "/check_url"
+    )
     assert refused["errors"][0]["detail"] == f'it is "{URL}", the request has "{other}"'
     assert_problem(api.put(path, json={"check_mode": "poll"}), 409, "check_conflict", "/check_mode")
     assert ok(api.get(path)) == made
 
     slower = ok(api.put(path, json={"timeout_ms": 9_000}))
     assert slower == made | {"timeout_ms": 9_000, "revision": 2}
-    replaced = ok(api.put(path, json={"check_mode": "webhook", "check_url": other}, headers={"If-Match": '"2"'}))
-    assert replaced == made | {"check_url": other, "timeout_ms": 15_000, "concurrency": 4, "revision": 3}
-    lines = [json.loads(line) for line in server.log().splitlines() if "producer_group_changed" in line]
-    assert [line["fields"] for line in lines if line["producer_group"] == made["producer_group"]] == [
+    replaced = ok(
+        api.put(
+            path, json={"check_mode": "webhook", "check_url": other}, headers={"If-Match": '"2"'}
+        )
+    )
+    assert replaced == made | {
+        "check_url": other,
+        "timeout_ms": 15_000,
+        "concurrency": 4,
+        "revision": 3,
+    }
+    lines = [
+        json.loads(line) for line in server.log().splitlines() if "producer_group_changed" in line
+    ]
+    assert [
+        line["fields"] for line in lines if line["producer_group"] == made["producer_group"]
+    ] == [
         ["timeout_ms"],
         ["check_url", "concurrency", "timeout_ms"],
     ]
@@ -115,12 +137,16 @@ def test_who_has_no_secret_cannot_replace_it(api, path):
 
 @pytest.mark.parametrize(
     "url",
-    ["http://93.184.215.14/", "https://127.0.0.1/", "https://localhost/", "https://[::1]/", "https://169.254.169.254/", "x",
-     "https://10.0.0.1/", "https://0x7f.1/", "https://2130706433/", "https://a@93.184.215.14/", "https://93.184.215.14:8443/",
+    ["http://93.184.215.14/", "https://127.0.0.1/", "https://localhost/", "https://[::1]/",
+    "https://169.254.169.254/", "x",
+     "https://10.0.0.1/", "https://0x7f.1/", "https://2130706433/", "https://a@93.184.215.14/",
+     "https://93.184.215.14:8443/",
      "https://93.184.215.14/#x", "https://[::ffff:127.0.0.1]/"],
 )  # fmt: skip
 def test_a_url_that_no_check_may_go_to_is_refused_and_nothing_is_changed(api, path, url):
-    assert_problem(api.put(path, json=WEBHOOK | {"check_url": url}), 422, "check_url_refused", "/check_url")
+    assert_problem(
+        api.put(path, json=WEBHOOK | {"check_url": url}), 422, "check_url_refused", "/check_url"
+    )
 
     assert_problem(api.get(path), 404, "producer_group_not_found")
 
@@ -145,7 +171,10 @@ def test_a_field_that_is_wrong_is_named(api, path, fields, pointer):
 
 def test_a_secret_survives_a_restart_encrypted_and_is_not_in_the_log(tmp_path):
     keys = [Fernet.generate_key().decode() for _ in range(2)]
-    environment = {"ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(keys[:1]), "ESCROWMQ_LOG_LEVEL": "debug"}
+    environment = {
+        "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(keys[:1]),
+        "ESCROWMQ_LOG_LEVEL": "debug",
+    }
     server = Server(tmp_path / "data", environment=environment)
     with server, server.client() as api:
         made = ok(api.put("/v1/producer-groups/shop", json=WEBHOOK), 201)
@@ -163,14 +192,18 @@ def test_a_secret_survives_a_restart_encrypted_and_is_not_in_the_log(tmp_path):
         assert hidden.removeprefix("whsec_") not in server.log()
 
     # The keys as they are now are not those that it was encrypted with.
-    other = Server(server.data_dir, environment={"ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(keys[1:])})
+    other = Server(
+        server.data_dir, environment={"ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(keys[1:])}
+    )
     other.start(until_ready=False)
     assert other.wait() == 78
     assert "encrypted with none of the keys" in other.log()
 
 
 def test_a_key_that_is_none_ends_the_start_and_is_not_repeated(tmp_path):
-    server = Server(tmp_path / "data", environment={"ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": '["hunter2"]'})
+    server = Server(
+        tmp_path / "data", environment={"ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": '["hunter2"]'}
+    )
 
     server.start(until_ready=False)
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".*", "build", "data", "*.egg-info", "__pycache__", "node_modules")
+LEFT_OUT = shutil.ignore_patterns(
+    ".*", "build", "data", "*.egg-info", "__pycache__", "node_modules"
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,16 @@ def installed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, folder / "source", ignore=LEFT_OUT)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, folder / "source"]
+    wheel = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+        folder,
+        folder / "source",
+    ]
     done = subprocess.run(wheel, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (made,) = folder.glob("escrowmq-*.whl")
@@ -29,12 +40,19 @@ def installed(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_every_package_and_every_migration(installed):
     code = (
-        "import json, app.registry.database as d, app.problems as p, cli.main, client.webhooks, pytest_escrowmq.service as s\n"
+        "import json, app.registry.database as d, app.problems as p, cli.main, client.webhooks, "
+        "pytest_escrowmq.service as s\n"
         "print(json.dumps([str(d.MIGRATIONS), len(p.PROBLEMS), s.__file__]))"
     )
     environment = os.environ | {"PYTHONPATH": str(installed)}
 
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
 
     assert done.returncode == 0, done.stderr
     migrations, problems, service = json.loads(done.stdout)
@@ -46,10 +64,19 @@ def test_the_wheel_has_every_package_and_every_migration(installed):
 
 
 def test_the_wheel_of_the_service_makes_its_registry(installed, tmp_path):
-    code = "import asyncio, sys; from app.registry.database import Database; asyncio.run(Database(sys.argv[1]).open())"
+    code = (
+        "import asyncio, sys; from app.registry.database import Database; "
+        "asyncio.run(Database(sys.argv[1]).open())"
+    )
     command = [sys.executable, "-P", "-c", code, f"sqlite:///{tmp_path}/registry.db"]
 
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(installed)}, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        check=False,
+    )
 
     assert done.returncode == 0, done.stderr
 

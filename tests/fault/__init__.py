@@ -1,1 +1,4 @@
-"""Campaigns: power cuts, kills, failing disks. `make test-faults` runs them; docs/durability.md says what each proves."""
+"""Campaigns: power cuts, kills, failing disks.
+
+`make test-faults` runs them; docs/durability.md says what each proves.
+"""

@@ -1,5 +1,5 @@
-"""How large a campaign is: `FAULTS=ci`, the default, asks its promise in seconds; `FAULTS=full` asks it for as long as it takes
-to trust the answer (the figures are in docs/guarantees.md).
+"""How large a campaign is: `FAULTS=ci`, the default, asks its promise in seconds; `FAULTS=full`
+asks it for as long as it takes to trust the answer (the figures are in docs/guarantees.md).
 """
 
 import os

@@ -1,8 +1,10 @@
-"""Lives of one store, each ended by a power cut, a kill or an orderly close, and after each the question: is it all true?
+"""Lives of one store, each ended by a power cut, a kill or an orderly close, and after each the
+question: is it all true?
 
-A chain is made from one seed: its options, what its actors do and when, at which disk operation the power goes, which sectors
-survive. What the service answered is remembered (`Memory`); after each end the store is opened again, everything in it is read,
-and every promise that was given is asked (docs/guarantees.md, G1 to G7, G10, G11, G15).
+A chain is made from one seed: its options, what its actors do and when, at which disk operation the
+power goes, which sectors survive. What the service answered is remembered (`Memory`); after each
+end the store is opened again, everything in it is read, and every promise that was given is asked
+(docs/guarantees.md, G1 to G7, G10, G11, G15).
 """
 
 import asyncio
@@ -76,13 +78,17 @@ class Memory:
     sent: list[Sent] = field(default_factory=list)
     txns: list[Txn] = field(default_factory=list)
     delayed: list[Delayed] = field(default_factory=list)
-    offsets: dict[QueueId, tuple[int, set[int]]] = field(default_factory=dict)  # acknowledged, and tried since
+    # acknowledged, and tried since
+    offsets: dict[QueueId, tuple[int, set[int]]] = field(default_factory=dict)
     served: dict[tuple[QueueId, int], tuple[str, bytes]] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)  # ids of messages that a start did not have any more
-    kept: set[str] = field(default_factory=set)  # ids of messages that a start had: it has made them durable
+    # ids of messages that a start did not have any more
+    gone: set[str] = field(default_factory=set)
+    # ids of messages that a start had: it has made them durable
+    kept: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     serial: int = 0
-    note: Callable[[], None] = _nothing  # called around every operation: whoever keeps the memory elsewhere does it here
+    # called around every operation: whoever keeps the memory elsewhere does it here
+    note: Callable[[], None] = _nothing
 
     def expect(self, holds: bool, text: str) -> None:
         if not holds:
@@ -104,7 +110,9 @@ class Outcome:
 def run_chain(seed: int, lives: int) -> Outcome:
     """So many lives from one seed."""
     randomness = Random(seed)
-    policy = randomness.choice([FlushPolicy.BEFORE_ACK, FlushPolicy.BEFORE_ACK, FlushPolicy.INTERVAL])
+    policy = randomness.choice(
+        [FlushPolicy.BEFORE_ACK, FlushPolicy.BEFORE_ACK, FlushPolicy.INTERVAL]
+    )
     memory = Memory(policy, delays=seed % 2 == 0)
     options = _options(randomness, memory.policy)
     disk = SimulatedDisk()
@@ -130,7 +138,9 @@ def run_chain(seed: int, lives: int) -> Outcome:
         world.end()
         disk = disk.after_kill()
         if memory.problems:
-            outcome.problems = [f"seed {seed}, life {life}, after a {end.value}: {text}" for text in memory.problems]
+            outcome.problems = [
+                f"seed {seed}, life {life}, after a {end.value}: {text}" for text in memory.problems
+            ]
             break
     outcome.messages = sum(len(sent.messages) for sent in memory.sent)
     outcome.transactions = len(memory.txns)
@@ -163,7 +173,8 @@ def _options(randomness: Random, policy: FlushPolicy) -> LocalStoreOptions:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ one life
+# --------------------------------------------------------------------------------------------------
+# one life
 
 
 async def live(
@@ -175,7 +186,8 @@ async def live(
     rounds: int | None = None,
     pause: float = 0.01,
 ) -> None:
-    """Actors send, begin, decide, read and commit offsets at the same time; each so many rounds, or a random number.
+    """Actors send, begin, decide, read and commit offsets at the same time; each so many rounds, or
+    a random number.
 
     `pause`: how long an actor rests at most between two rounds, in seconds.
     """
@@ -192,7 +204,9 @@ async def live(
     ]
     if memory.delays:
         actors += [
-            lambda: delayed.put_off(world, store, _message(world, memory), memory.delayed, memory.note),
+            lambda: delayed.put_off(
+                world, store, _message(world, memory), memory.delayed, memory.note
+            ),
             lambda: delayed.change(world, schedules, memory.delayed, memory.note),
             lambda: delayed.sweep(world, schedules),
         ]
@@ -213,10 +227,13 @@ async def _open(
     world: World, options: LocalStoreOptions, memory: Memory
 ) -> tuple[LocalMessageStore, TransactionCoordinator, ScheduleService]:
     store = await world.open_store(options)
-    _expect_zeros_behind(world.disk, store, options, memory)  # at once: in a moment the preparer writes zeros there itself
+    # at once: in a moment the preparer writes zeros there itself
+    _expect_zeros_behind(world.disk, store, options, memory)
     for topic, count in TOPICS.items():
         await store.create_topic(topic, queue_count=count)
-    coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+    coordinator = TransactionCoordinator(
+        store, world.clock, world.identifiers, TransactionOptions()
+    )
     await coordinator.start()
     return store, coordinator, await delayed.open_schedules(world, store)
 
@@ -224,7 +241,9 @@ async def _open(
 def _message(world: World, memory: Memory, **fields: object) -> Message:
     memory.serial += 1
     randomness = world.randomness
-    body = f"{memory.serial}:".encode() + randomness.randbytes(randomness.choice([0, 5, 40, 300, 900]))
+    body = f"{memory.serial}:".encode() + randomness.randbytes(
+        randomness.choice([0, 5, 40, 300, 900])
+    )
     return Message(
         queue=randomness.choice(QUEUES),
         message_id=f"msg_{memory.serial}",
@@ -263,14 +282,22 @@ async def _transact(world: World, coordinator: TransactionCoordinator, memory: M
 
 async def _begin(coordinator: TransactionCoordinator, txn: Txn, policy: CheckbackPolicy) -> bool:
     outcome = await coordinator.begin(
-        Begin(txn.messages, "shop", policy, idempotency_key=txn.key, idempotency_print="print" if txn.key else None)
+        Begin(
+            txn.messages,
+            "shop",
+            policy,
+            idempotency_key=txn.key,
+            idempotency_print="print" if txn.key else None,
+        )
     )
     txn.transaction_id = outcome.transaction.transaction_id
     txn.begun = True
     return outcome.replayed
 
 
-async def _decide(world: World, coordinator: TransactionCoordinator, txn: Txn, memory: Memory) -> None:
+async def _decide(
+    world: World, coordinator: TransactionCoordinator, txn: Txn, memory: Memory
+) -> None:
     assert txn.transaction_id is not None
     choice = world.randomness.random()
     if choice < 0.25:
@@ -291,7 +318,9 @@ async def _decide(world: World, coordinator: TransactionCoordinator, txn: Txn, m
 
 
 async def _answer_checks(coordinator: TransactionCoordinator, txn: Txn) -> None:
-    """Take the checks of the moment; the one about this transaction is answered that nobody knows."""
+    """Take the checks of the moment; the one about this transaction is answered that nobody
+    knows.
+    """
     for check in await coordinator.receive_checks("shop", max_checks=100, lease_ms=100, wait_ms=0):
         if check.transaction.transaction_id == txn.transaction_id:
             try:
@@ -331,7 +360,8 @@ async def _keep(coordinator: TransactionCoordinator) -> None:
     await coordinator.save_snapshot()
 
 
-# ------------------------------------------------------------------------------------------------------ is it all true?
+# --------------------------------------------------------------------------------------------------
+# is it all true?
 
 
 async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: End) -> None:
@@ -351,8 +381,12 @@ async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: 
     known |= {message.message_id: message.body for txn in memory.txns for message in txn.messages}
     known |= {one.message.message_id: one.message.body for one in memory.delayed}
     for message in found.values():
-        memory.expect(known.get(message.message_id) == message.body, f"{message.message_id} was never sent so")
-        memory.expect(message.message_id not in memory.gone, f"{message.message_id} was gone, and is back")
+        memory.expect(
+            known.get(message.message_id) == message.body, f"{message.message_id} was never sent so"
+        )
+        memory.expect(
+            message.message_id not in memory.gone, f"{message.message_id} was gone, and is back"
+        )
     for message_id in memory.kept - found.keys():
         memory.expect(False, f"{message_id} was there after an earlier start, and is lost")
     memory.kept |= found.keys()
@@ -361,130 +395,215 @@ async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: 
     for queue, (acknowledged, tried) in memory.offsets.items():
         kept = await store.committed_offset("group", queue)
         allowed = {acknowledged, *tried}
-        memory.expect((-1 if kept is None else kept) in allowed, f"committed offset of {queue} is {kept}, not in {allowed}")
+        memory.expect(
+            (-1 if kept is None else kept) in allowed,
+            f"committed offset of {queue} is {kept}, not in {allowed}",
+        )
         memory.offsets[queue] = (-1 if kept is None else kept, set())
     if memory.delays:
         await delayed.sweep(world, schedules)
         found = {}
         for queue in QUEUES:
             await _read_queue(store, queue, memory, found)
-        memory.problems += await delayed.expect_delayed(schedules, memory.delayed, found, survives=survives)
+        memory.problems += await delayed.expect_delayed(
+            schedules, memory.delayed, found, survives=survives
+        )
     await _expect_begin_is_repeatable(world, coordinator, memory)
 
 
 def _still_open(memory: Memory) -> set[str]:
     """Messages of transactions may still come, and those that wait."""
-    undecided = {message.message_id for txn in memory.txns if txn.decided is None for message in txn.messages}
+    undecided = {
+        message.message_id for txn in memory.txns if txn.decided is None for message in txn.messages
+    }
     return undecided | {one.message.message_id for one in memory.delayed}
 
 
-async def _read_queue(store: LocalMessageStore, queue: QueueId, memory: Memory, found: dict[str, StoredMessage]) -> None:
+async def _read_queue(
+    store: LocalMessageStore, queue: QueueId, memory: Memory, found: dict[str, StoredMessage]
+) -> None:
     at = 0
     while messages := await store.read(queue, at, max_messages=7, max_bytes=3_000):
         for message in messages:
-            memory.expect(message.queue == queue and message.queue_offset == at, f"{queue} has {message.queue_offset} at {at}")
+            memory.expect(
+                message.queue == queue and message.queue_offset == at,
+                f"{queue} has {message.queue_offset} at {at}",
+            )
             memory.expect(message.message_id not in found, f"{message.message_id} is there twice")
             found[message.message_id] = message
             at += 1
 
 
-def _expect_zeros_behind(disk: SimulatedDisk, store: LocalMessageStore, options: LocalStoreOptions, memory: Memory) -> None:
+def _expect_zeros_behind(
+    disk: SimulatedDisk, store: LocalMessageStore, options: LocalStoreOptions, memory: Memory
+) -> None:
     """What a crash left behind the end of the log has been wiped, and the wipe is on disk."""
     end = store.status().written_end
     base = end - end % options.segment_bytes
     path = ROOT / "commitlog" / file_name(base)
     if disk.exists(path):
         raw = disk.on_disk(path)[end - base :]
-        memory.expect(not any(raw), f"{sum(map(bool, raw))} bytes are left behind the end of the log at {end}")
+        memory.expect(
+            not any(raw), f"{sum(map(bool, raw))} bytes are left behind the end of the log at {end}"
+        )
 
 
-def _expect_sent(sent: Sent, memory: Memory, found: dict[str, StoredMessage], *, survives: bool, newest: int) -> None:
+def _expect_sent(
+    sent: Sent, memory: Memory, found: dict[str, StoredMessage], *, survives: bool, newest: int
+) -> None:
     there = [message.message_id in found for message in sent.messages]
     ids = [message.message_id for message in sent.messages]
-    memory.expect(all(there) or not any(there), f"a part of one append is there: {dict(zip(ids, there, strict=True))}")
+    memory.expect(
+        all(there) or not any(there),
+        f"a part of one append is there: {dict(zip(ids, there, strict=True))}",
+    )
     if sent.places is None:
         return
     first = sent.places[0]
     if all(there):
         for place, message_id in zip(sent.places, ids, strict=True):
             at = (found[message_id].queue, found[message_id].queue_offset)
-            memory.expect(at == (place.queue, place.queue_offset), f"{message_id} was said to be at {place}, it is at {at}")
+            memory.expect(
+                at == (place.queue, place.queue_offset),
+                f"{message_id} was said to be at {place}, it is at {at}",
+            )
         return
     if ids[0] in memory.gone:
         return  # its loss was allowed, and has been judged, after an earlier cut
-    memory.expect(not survives, f"{ids} were acknowledged and are lost though the page cache was not")
+    memory.expect(
+        not survives, f"{ids} were acknowledged and are lost though the page cache was not"
+    )
     memory.expect(not first.durable, f"{ids} were acknowledged as synced and are lost")
-    memory.expect(newest < (first.log_offset or 0), f"{ids} are lost, and a later message of the log is there")
+    memory.expect(
+        newest < (first.log_offset or 0), f"{ids} are lost, and a later message of the log is there"
+    )
 
 
 async def _expect_txn(
-    coordinator: TransactionCoordinator, txn: Txn, memory: Memory, found: dict[str, StoredMessage], *, survives: bool
+    coordinator: TransactionCoordinator,
+    txn: Txn,
+    memory: Memory,
+    found: dict[str, StoredMessage],
+    *,
+    survives: bool,
 ) -> None:
     ids = [message.message_id for message in txn.messages]
     there = [message_id in found for message_id in ids]
-    memory.expect(all(there) or not any(there), f"a part of transaction {txn.transaction_id} is there")
+    memory.expect(
+        all(there) or not any(there), f"a part of transaction {txn.transaction_id} is there"
+    )
     known = None if txn.transaction_id is None else coordinator.table.get(txn.transaction_id)
     if known is None:
-        memory.expect(txn.decided is None, f"{txn.transaction_id} was {txn.decided} and is not known any more")
+        memory.expect(
+            txn.decided is None, f"{txn.transaction_id} was {txn.decided} and is not known any more"
+        )
         may_be_lost = not txn.begun or (not survives and memory.policy is FlushPolicy.INTERVAL)
-        memory.expect(may_be_lost or ids[0] in memory.gone, f"{txn.transaction_id} was begun and is not known any more")
-        memory.expect(not any(there), f"messages of {ids} are there, their transaction is not known")
+        memory.expect(
+            may_be_lost or ids[0] in memory.gone,
+            f"{txn.transaction_id} was begun and is not known any more",
+        )
+        memory.expect(
+            not any(there), f"messages of {ids} are there, their transaction is not known"
+        )
         txn.begun = False
         return
-    memory.expect(known.checks_answered >= txn.answered_unknown, f"{txn.transaction_id} forgot answers")
+    memory.expect(
+        known.checks_answered >= txn.answered_unknown, f"{txn.transaction_id} forgot answers"
+    )
     if txn.decided is not None:
-        memory.expect(known.state is txn.decided, f"{txn.transaction_id} was {txn.decided}, it is {known.state}")
+        memory.expect(
+            known.state is txn.decided,
+            f"{txn.transaction_id} was {txn.decided}, it is {known.state}",
+        )
     else:
         allowed = {TxnState.PREPARED, TxnState.HELD} | txn.tried
-        memory.expect(known.state in allowed, f"{txn.transaction_id} is {known.state}, only {txn.tried} was asked for")
+        memory.expect(
+            known.state in allowed,
+            f"{txn.transaction_id} is {known.state}, only {txn.tried} was asked for",
+        )
     committed = known.state is TxnState.COMMITTED
-    memory.expect(all(there) == committed or not there, f"{txn.transaction_id} is {known.state}, its messages: {there}")
+    memory.expect(
+        all(there) == committed or not there,
+        f"{txn.transaction_id} is {known.state}, its messages: {there}",
+    )
     if committed:
         await _expect_finals(coordinator, known, memory, found)
     if known.state.is_decided:
         txn.decided = known.state  # whoever asks now is told so, and may rely on it
 
 
-async def _expect_check_pass_agrees(store: LocalMessageStore, coordinator: TransactionCoordinator, memory: Memory) -> None:
+async def _expect_check_pass_agrees(
+    store: LocalMessageStore, coordinator: TransactionCoordinator, memory: Memory
+) -> None:
     """What a snapshot and a replay gave is what RocketMQ's rules find in the two topics alone."""
-    table = {transaction.transaction_id: transaction.state.is_decided for transaction in coordinator.table}
+    table = {
+        transaction.transaction_id: transaction.state.is_decided
+        for transaction in coordinator.table
+    }
     found = {key: op is not None for key, op in (await transactions_by_check_pass(store)).items()}
-    differ = {key: (table.get(key), found.get(key)) for key in table.keys() | found.keys() if table.get(key) != found.get(key)}
+    differ = {
+        key: (table.get(key), found.get(key))
+        for key in table.keys() | found.keys()
+        if table.get(key) != found.get(key)
+    }
     memory.expect(not differ, f"decided by the table, by the check pass: {differ}")
 
 
 async def _expect_finals(
-    coordinator: TransactionCoordinator, known: Transaction, memory: Memory, found: dict[str, StoredMessage]
+    coordinator: TransactionCoordinator,
+    known: Transaction,
+    memory: Memory,
+    found: dict[str, StoredMessage],
 ) -> None:
     located = await coordinator.get(known.transaction_id)
     for message in located.messages:
         final = found.get(message.message_id)
         if final is not None:
-            memory.expect(message.final_offset == final.queue_offset, f"{message.message_id} is said to be elsewhere")
+            memory.expect(
+                message.final_offset == final.queue_offset,
+                f"{message.message_id} is said to be elsewhere",
+            )
 
 
-async def _expect_served(memory: Memory, found: dict[str, StoredMessage], *, survives: bool) -> None:
-    """What was once read at an offset is there for ever; a cut may only take what was never promised to survive one."""
-    at = {(message.queue, message.queue_offset): (message.message_id, message.body) for message in found.values()}
+async def _expect_served(
+    memory: Memory, found: dict[str, StoredMessage], *, survives: bool
+) -> None:
+    """What was once read at an offset is there for ever; a cut may only take what was never
+    promised to survive one.
+    """
+    at = {
+        (message.queue, message.queue_offset): (message.message_id, message.body)
+        for message in found.values()
+    }
     for place, what in list(memory.served.items()):
         if at.get(place) == what:
             continue
         is_allowed = not survives and memory.policy is FlushPolicy.INTERVAL
-        memory.expect(is_allowed, f"{what[0]} was served at {place}, now there is {at.get(place, ('nothing',))[0]}")
+        memory.expect(
+            is_allowed,
+            f"{what[0]} was served at {place}, now there is {at.get(place, ('nothing',))[0]}",
+        )
         del memory.served[place]
 
 
-async def _expect_begin_is_repeatable(world: World, coordinator: TransactionCoordinator, memory: Memory) -> None:
+async def _expect_begin_is_repeatable(
+    world: World, coordinator: TransactionCoordinator, memory: Memory
+) -> None:
     """The key of a begin that was never answered: it finds the transaction, or it is free."""
     for txn in memory.txns:
         if txn.key is None or txn.begun or world.randomness.random() < 0.7:
             continue
         before = coordinator.table.by_idempotency_key(txn.key)
         replayed = await _begin(coordinator, txn, NEVER)
-        memory.expect(replayed == (before is not None), f"the begin with key {txn.key} was answered as replayed={replayed}")
+        memory.expect(
+            replayed == (before is not None),
+            f"the begin with key {txn.key} was answered as replayed={replayed}",
+        )
         if replayed:
             assert before is not None
-            txn.messages = [message for message in txn.messages if message.message_id in _ids(before)]
+            txn.messages = [
+                message for message in txn.messages if message.message_id in _ids(before)
+            ]
             txn.decided = before.state if before.state.is_decided else None
         else:
             memory.gone -= {message.message_id for message in txn.messages}

@@ -1,7 +1,9 @@
-"""C11: the wall clock of a service under load goes an hour ahead, a day back, and back by a millisecond again and again.
+"""C11: the wall clock of a service under load goes an hour ahead, a day back, and back by a
+millisecond again and again.
 
-What waits a while (leases, long polls, checks) must not notice. What is due comes when the clock has said so, and once. When
-the clock is set right, and the log's times are ahead of it, what is asked for then is due by the clock.
+What waits a while (leases, long polls, checks) must not notice. What is due comes when the clock
+has said so, and once. When the clock is set right, and the log's times are ahead of it, what is
+asked for then is due by the clock.
 """
 
 import asyncio
@@ -34,7 +36,9 @@ ANSWERS_BETWEEN_JUMPS = 5
 
 @dataclass
 class Waiting:
-    """A delayed message: when it is due, and the latest that the clock has shown since it was sent and before it was given."""
+    """A delayed message: when it is due, and the latest that the clock has shown since it was sent
+    and before it was given.
+    """
 
     due_ms: int = 0
     shown_ms: int = 0
@@ -71,7 +75,9 @@ class Campaign:
 
     async def _run(self) -> None:
         timeout = httpx.Timeout(LONGEST_ANSWER_SECONDS)
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=timeout, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=self._server.url, timeout=timeout, trust_env=False
+        ) as client:
             self._client = client
             await self._ask("POST", "/v1/topics", {"topic": TOPIC, "queues": QUEUES})
             await self._ask("PUT", GROUP, {"topics": [{"topic": TOPIC}], "lease_ms": LEASE_MS})
@@ -85,14 +91,20 @@ class Campaign:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLING_SECONDS):
                     await asyncio.gather(*consumers)
-            self._expect(self._is_complete(), f"never came: {sorted(self._wanted - self._given.keys())[:10]}")
-            self._expect(self._given.keys() <= self._wanted, "something came that was not sent, or was rolled back")
+            self._expect(
+                self._is_complete(), f"never came: {sorted(self._wanted - self._given.keys())[:10]}"
+            )
+            self._expect(
+                self._given.keys() <= self._wanted,
+                "something came that was not sent, or was rolled back",
+            )
             await self._balance_times()
 
     def _is_complete(self) -> bool:
         return self._all_is_sent and self._wanted <= self._given.keys() and not self._unasked
 
-    # --------------------------------------------------------------------------------------------------------- actors
+    # ----------------------------------------------------------------------------------------------
+    # actors
 
     async def _produce(self) -> None:
         while self._jumps_left > 0:
@@ -111,9 +123,16 @@ class Campaign:
     async def _send(self) -> None:
         payload = self._payload()
         headers = {"Idempotency-Key": payload}
-        first = await self._ask("POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload}, headers)
-        again = await self._ask("POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload}, headers)
-        self._expect(again["message_id"] == first["message_id"], f"{payload} was sent twice under one idempotency key")
+        first = await self._ask(
+            "POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload}, headers
+        )
+        again = await self._ask(
+            "POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload}, headers
+        )
+        self._expect(
+            again["message_id"] == first["message_id"],
+            f"{payload} was sent twice under one idempotency key",
+        )
         self._wanted.add(payload)
 
     def _look_at_clock(self) -> None:
@@ -124,7 +143,9 @@ class Campaign:
                 waiting.shown_ms = max(waiting.shown_ms, now_ms)
 
     async def _set_right(self) -> None:
-        """The log's times are ahead of the clock now: what is asked for must not wait until it has caught up with them."""
+        """The log's times are ahead of the clock now: what is asked for must not wait until it has
+        caught up with them.
+        """
         self._look_at_clock()
         self._server.move(-self._server.moved_ms)
         delayed = {await self._send_delayed(delay_ms) for delay_ms in RIGHT_DELAYS_MS}
@@ -134,15 +155,23 @@ class Campaign:
                 while not (delayed <= self._given.keys() and undecided.isdisjoint(self._unasked)):
                     self._news.clear()
                     await self._news.wait()
-        self._expect(delayed <= self._given.keys(), "what was delayed when the clock was right again did not come")
-        self._expect(undecided.isdisjoint(self._unasked), "what was begun when the clock was right again was not asked about")
+        self._expect(
+            delayed <= self._given.keys(),
+            "what was delayed when the clock was right again did not come",
+        )
+        self._expect(
+            undecided.isdisjoint(self._unasked),
+            "what was begun when the clock was right again was not asked about",
+        )
 
     async def _send_delayed(self, delay_ms: int | None = None) -> str:
         payload = self._payload()
         if delay_ms is None:
             delay_ms = self._random.choice([1, 100, 1_000, HOUR_MS // 2])
         waiting = self._delayed[payload] = Waiting()  # it may come before its receipt
-        receipt = await self._ask("POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload, "delay_ms": delay_ms})
+        receipt = await self._ask(
+            "POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload, "delay_ms": delay_ms}
+        )
         waiting.due_ms = _ms(receipt["deliver_at"])
         self._wanted.add(payload)
         return payload
@@ -150,14 +179,19 @@ class Campaign:
     async def _transact(self, *, leaves: bool = False) -> str:
         payload = self._payload()
         transaction_id = f"txn-{payload}"
-        # Written down before anybody can be asked: a check may well come before the decision, when the clock goes ahead.
+        # Written down before anybody can be asked: a check may well come before the decision, when
+        # the clock goes ahead.
         choice = self._choices[transaction_id] = self._random.choice(["commit", "rollback"])
         begin = {
             "producer_group": "shop",
             "transaction_id": transaction_id,
             "messages": [{"topic": TOPIC, "message": {"payload": payload}}],
             # A jump of a day ahead is a day in which nobody has answered.
-            "check": {"first_after_ms": 100, "interval_ms": 100, "unreachable_limit_ms": 100 * DAY_MS},
+            "check": {
+                "first_after_ms": 100,
+                "interval_ms": 100,
+                "unreachable_limit_ms": 100 * DAY_MS,
+            },
         }
         await self._ask("POST", "/v1/transactions", begin)
         if choice == "commit":
@@ -170,11 +204,15 @@ class Campaign:
 
     async def _consume(self) -> None:
         while not self._is_complete():
-            messages = (await self._ask("POST", f"{GROUP}/receive", {"max_messages": 16, "wait_ms": 200}))["messages"]
+            messages = (
+                await self._ask("POST", f"{GROUP}/receive", {"max_messages": 16, "wait_ms": 200})
+            )["messages"]
             self._look_at_clock()
             for message in messages:
                 payload = message["payload"]
-                self._expect(payload not in self._given, f"{payload} was given twice, its lease was good")
+                self._expect(
+                    payload not in self._given, f"{payload} was given twice, its lease was good"
+                )
                 self._given[payload] = message
                 self._news.set()
             entries = [{"receipt_handle": message["receipt_handle"]} for message in messages]
@@ -187,9 +225,15 @@ class Campaign:
             lease = {"max_checks": 50, "wait_ms": 200, "lease_ms": LEASE_MS}
             checks = (await self._ask("POST", f"{CHECKS}/receive", lease))["checks"]
             for check in checks:
-                self._expect(check["check_id"] not in asked, f"{check['check_id']} came twice, its lease was good")
+                self._expect(
+                    check["check_id"] not in asked,
+                    f"{check['check_id']} came twice, its lease was good",
+                )
                 asked.add(check["check_id"])
-            answers = [{"check_id": check["check_id"], "decision": self._choices[check["transaction_id"]]} for check in checks]
+            answers = [
+                {"check_id": check["check_id"], "decision": self._choices[check["transaction_id"]]}
+                for check in checks
+            ]
             if answers:
                 await self._ask("POST", f"{CHECKS}/answer", {"answers": answers})
             decided = {check["transaction_id"] for check in checks}
@@ -197,7 +241,8 @@ class Campaign:
             self._unasked -= decided
             self._news.set()
 
-    # ---------------------------------------------------------------------------------------------------------- the books
+    # ----------------------------------------------------------------------------------------------
+    # the books
 
     async def _balance_times(self) -> None:
         for payload, waiting in self._delayed.items():
@@ -205,7 +250,10 @@ class Campaign:
             self._expect(not is_early, f"{payload} came early: {waiting}")
         for queue in range(QUEUES):
             times = [_ms(message["stored_at"]) for message in await self._queue(queue)]
-            self._expect(times == sorted(times), f"in queue {queue} the times of storage go back: no search by time would hold")
+            self._expect(
+                times == sorted(times),
+                f"in queue {queue} the times of storage go back: no search by time would hold",
+            )
 
     async def _queue(self, queue: int) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
@@ -214,10 +262,15 @@ class Campaign:
             messages += page
         return messages
 
-    async def _ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+    async def _ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Any:
         """The body of the answer, which every request gets in good time."""
         answer = await self._client.request(method, path, json=body, headers=headers)
-        self._expect(answer.is_success and answer.status_code != 207, f"{method} {path}: {answer.status_code} {answer.text}")
+        self._expect(
+            answer.is_success and answer.status_code != 207,
+            f"{method} {path}: {answer.status_code} {answer.text}",
+        )
         return answer.json()
 
     def _payload(self) -> str:

@@ -1,7 +1,9 @@
-"""C9 over HTTP: clients begin transactions and decide them against each other, while the service is killed now and then.
+"""C9 over HTTP: clients begin transactions and decide them against each other, while the service is
+killed now and then.
 
-Each decision is written down when it is asked for and when it is answered; what was said about one transaction must be
-explained by one order of calls, and at the end the topic holds the messages of what was committed, each once, and nothing else.
+Each decision is written down when it is asked for and when it is answered; what was said about one
+transaction must be explained by one order of calls, and at the end the topic holds the messages of
+what was committed, each once, and nothing else.
 """
 
 import asyncio
@@ -19,13 +21,16 @@ TOPIC = "orders"
 QUEUES = 4
 _WORKERS = 8
 _DECIDERS = 3  # connections of a worker
-_LONGEST_ANSWER_SECONDS = 60  # a service that does not answer at all is a failure, and no reason to wait for ever
+# a service that does not answer at all is a failure, and no reason to wait for ever
+_LONGEST_ANSWER_SECONDS = 60
 _LOST = (ConnectionError, asyncio.IncompleteReadError, OSError)
 _STATES = {"commit": TxnState.COMMITTED, "rollback": TxnState.ROLLED_BACK}
 
 
 class Connection:
-    """HTTP/1.1 kept alive, as little of it as this needs: a campaign's requests cost less here than the service they ask."""
+    """HTTP/1.1 kept alive, as little of it as this needs: a campaign's requests cost less here than
+    the service they ask.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -40,10 +45,17 @@ class Connection:
             async with asyncio.timeout(_LONGEST_ANSWER_SECONDS):
                 return await self._ask(reader, writer, method, path, body)
         except TimeoutError:  # which is an OSError, and no lost connection
-            raise AssertionError(f"{method} {path}: no answer in {_LONGEST_ANSWER_SECONDS} s") from None
+            raise AssertionError(
+                f"{method} {path}: no answer in {_LONGEST_ANSWER_SECONDS} s"
+            ) from None
 
     async def _ask(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, path: str, body: Any
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        method: str,
+        path: str,
+        body: Any,
     ) -> tuple[int, Any]:
         raw = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
@@ -117,7 +129,9 @@ class Campaign:
             await connection.close()
 
     async def _one(self, transaction_id: str, connections: list[Connection]) -> None:
-        payloads = [f"{transaction_id}/{number}" for number in range(self._random.choice([1, 1, 3]))]
+        payloads = [
+            f"{transaction_id}/{number}" for number in range(self._random.choice([1, 1, 3]))
+        ]
         messages = [{"topic": TOPIC, "message": {"payload": payload}} for payload in payloads]
         begin = {"producer_group": "shop", "transaction_id": transaction_id, "messages": messages}
         status, _ = await self._ask(connections[0], "POST", "/v1/transactions", begin)
@@ -126,7 +140,9 @@ class Campaign:
             return
         calls: list[Call] = []
         # Beside each other first; then once more, and a look, when the storm is over.
-        await asyncio.gather(*[self._decide(connection, transaction_id, calls) for connection in connections])
+        await asyncio.gather(
+            *[self._decide(connection, transaction_id, calls) for connection in connections]
+        )
         await self._decide(connections[0], transaction_id, calls)
         before = self._tick()
         status, found = await self._ask(connections[0], "GET", f"/v1/transactions/{transaction_id}")
@@ -134,14 +150,18 @@ class Campaign:
         state: State = (TxnState(found["state"]), None if resolver is None else Resolver(resolver))
         calls.append(Call(Look(), before, self._tick(), state))
         if not states_after(calls, {BEGUN}, answers):
-            self.problems.append(f"no order explains what was answered about {transaction_id}: {calls}")
+            self.problems.append(
+                f"no order explains what was answered about {transaction_id}: {calls}"
+            )
         self.judged += 1
         self._expected.update(dict.fromkeys(payloads, state[0] is TxnState.COMMITTED))
 
     async def _decide(self, connection: Connection, transaction_id: str, calls: list[Call]) -> None:
         word = self._random.choice(["commit", "rollback"])
         by_hand = self._random.random() < 0.2
-        call = Call(Decide(_STATES[word], Resolver.OPERATOR if by_hand else Resolver.PRODUCER), self._tick())
+        call = Call(
+            Decide(_STATES[word], Resolver.OPERATOR if by_hand else Resolver.PRODUCER), self._tick()
+        )
         calls.append(call)
         path = f"/v1/transactions/{transaction_id}/{'resolve' if by_hand else word}"
         body = {"decision": word, "reason": "by hand"} if by_hand else None
@@ -154,13 +174,18 @@ class Campaign:
             if status == 200:
                 call.answer = REPLAYED if found["replayed"] else DONE
             elif status == 409:
-                call.answer = (TxnState(found["context"]["state"]), Resolver(found["context"]["resolved_by"]))
+                call.answer = (
+                    TxnState(found["context"]["state"]),
+                    Resolver(found["context"]["resolved_by"]),
+                )
                 self.conflicts += 1
             elif status != 503:
                 self.problems.append(f"{path}: {status} {found}")
         call.ended = self._tick()
 
-    async def _ask(self, connection: Connection, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def _ask(
+        self, connection: Connection, method: str, path: str, body: Any = None
+    ) -> tuple[int, Any]:
         """Again and again until it is answered."""
         while True:
             await self._up.wait()
@@ -180,7 +205,9 @@ class Campaign:
         for queue in range(QUEUES):
             offset = 0
             while True:
-                path = f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000"
+                path = (
+                    f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000"
+                )
                 _, page = await connection.ask("GET", path)
                 found += [message["payload"] for message in page["messages"]]
                 if page["next_offset"] == offset:
@@ -192,5 +219,6 @@ class Campaign:
             self.problems.append(f"{len(found) - len(set(found))} messages are there twice")
         if set(found) != committed:
             self.problems.append(
-                f"not there: {sorted(committed - set(found))[:5]}, not to be there: {sorted(set(found) - committed)[:5]}"
+                f"not there: {sorted(committed - set(found))[:5]}, not to be there: "
+                f"{sorted(set(found) - committed)[:5]}"
             )

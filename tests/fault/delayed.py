@@ -1,4 +1,5 @@
-"""Delayed messages in the chain of lives: sent, moved, cancelled, swept; and after each end the question what became of them.
+"""Delayed messages in the chain of lives: sent, moved, cancelled, swept; and after each end the
+question what became of them.
 
 Never early, never twice (the chain itself asks that), never lost, and a cancelled one never.
 """
@@ -44,7 +45,11 @@ async def open_schedules(world: World, store: LocalMessageStore) -> ScheduleServ
 
 
 async def put_off(
-    world: World, store: LocalMessageStore, message: Message, delayed: list[Delayed], note: Callable[[], None]
+    world: World,
+    store: LocalMessageStore,
+    message: Message,
+    delayed: list[Delayed],
+    note: Callable[[], None],
 ) -> None:
     """`note` is told before anything is asked for."""
     randomness, now_ms = world.randomness, world.clock.wall_ms()
@@ -57,7 +62,9 @@ async def put_off(
     (one.place,) = await store.append([given], durability=durability)
 
 
-async def change(world: World, service: ScheduleService, delayed: list[Delayed], note: Callable[[], None]) -> None:
+async def change(
+    world: World, service: ScheduleService, delayed: list[Delayed], note: Callable[[], None]
+) -> None:
     """Move or cancel one, whatever became of it. `note` is told before."""
     if not delayed:
         return
@@ -82,7 +89,11 @@ async def sweep(world: World, service: ScheduleService) -> None:
 
 
 async def expect_delayed(
-    service: ScheduleService, delayed: list[Delayed], found: dict[str, StoredMessage], *, survives: bool
+    service: ScheduleService,
+    delayed: list[Delayed],
+    found: dict[str, StoredMessage],
+    *,
+    survives: bool,
 ) -> list[str]:
     """What is not as it was promised. `found`: all that lies in the topics, each once."""
     problems: list[str] = []
@@ -93,11 +104,15 @@ async def expect_delayed(
         state = await _state(service, name)
         in_topic = found.get(message_id)
         if in_topic is not None and in_topic.stored_at_ms < min(one.dues_ms):
-            problems.append(f"{name} was delivered at {in_topic.stored_at_ms}, it is due at {one.dues_ms}")
+            problems.append(
+                f"{name} was delivered at {in_topic.stored_at_ms}, it is due at {one.dues_ms}"
+            )
         if (state is ScheduleState.DELIVERED) != (in_topic is not None):
             problems.append(f"{name} is {state}, in its topic: {in_topic is not None}")
         if (state is ScheduleState.SCHEDULED) != (message_id in waits):
-            problems.append(f"{name} is {state}, listed among those that wait: {message_id in waits}")
+            problems.append(
+                f"{name} is {state}, listed among those that wait: {message_id in waits}"
+            )
         if one.cancelled and state is not ScheduleState.CANCELLED:
             problems.append(f"{name} was cancelled, it is {state}")
         if state is ScheduleState.CANCELLED and not one.tried_cancel:
@@ -111,7 +126,9 @@ async def expect_delayed(
             problems.append(f"{name} was gone, and is back")
         if message_id in waits:
             if waits[message_id].due_ms not in one.dues_ms:
-                problems.append(f"{name} is due at {waits[message_id].due_ms}, not at one of {one.dues_ms}")
+                problems.append(
+                    f"{name} is due at {waits[message_id].due_ms}, not at one of {one.dues_ms}"
+                )
             one.dues_ms = {waits[message_id].due_ms}
         one.cancelled = state is ScheduleState.CANCELLED
     if {one.message_id for one in page.items} - {one.message.message_id for one in delayed}:

@@ -1,7 +1,9 @@
-"""One small store with something of everything, and each derived file of it damaged in turn: every answer must stay the same.
+"""One small store with something of everything, and each derived file of it damaged in turn: every
+answer must stay the same.
 
-The store is closed in order, so that a start has no reason to read the log again. A life opens it with damaged files and asks
-for everything. Its answers, and those of the next life on what it left, are compared with the answers of a sound store.
+The store is closed in order, so that a start has no reason to read the log again. A life opens it
+with damaged files and asks for everything. Its answers, and those of the next life on what it left,
+are compared with the answers of a sound store.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +29,11 @@ from txn.half_message import HALF_QUEUE, OP_QUEUE
 from txn.options import TransactionOptions
 
 OPTIONS = LocalStoreOptions(
-    segment_bytes=1 << 16, prepare_ahead_bytes=8_192, queue_file_entries=8, index_slots=8, index_file_entries=8
+    segment_bytes=1 << 16,
+    prepare_ahead_bytes=8_192,
+    queue_file_entries=8,
+    index_slots=8,
+    index_file_entries=8,
 )
 ORDERS = [QueueId("orders", 0), QueueId("orders", 1)]
 BILLS = QueueId("bills", 0)
@@ -47,7 +53,11 @@ def sound_store() -> Files:
     disk = SimulatedDisk()
     with World(disk, 1, wall_ms=WALL_MS) as world:
         world.call(_make(world))
-    return {path / name: bytes(inode.live) for path, folder in disk._folders.items() for name, inode in folder.live.items()}
+    return {
+        path / name: bytes(inode.live)
+        for path, folder in disk._folders.items()
+        for name, inode in folder.live.items()
+    }
 
 
 def derived_files(files: Files) -> Iterator[PurePath]:
@@ -103,7 +113,11 @@ async def _house(world: World) -> tuple[House, TransactionCoordinator]:
     house = House(world, store, rules(lease_ms=60_000))
     await house.start(queues=2)
     coordinator = TransactionCoordinator(
-        store, world.clock, world.identifiers, TransactionOptions(decided_kept=1), put_off=scheduled_message.put_off
+        store,
+        world.clock,
+        world.identifiers,
+        TransactionOptions(decided_kept=1),
+        put_off=scheduled_message.put_off,
     )
     await coordinator.start()
     return house, coordinator
@@ -116,10 +130,16 @@ async def _make(world: World) -> None:
         tag, key = TAGS[number % 2], "shop" if number % 4 else f"order-{number % 6}"
         for queue in (*ORDERS, BILLS)[: 1 + number % 3]:
             name = f"{queue.topic}-{queue.number}-{number}"
-            await store.append([message(name.encode(), queue=queue, message_id=name, tag=tag, key=key)])
-    for number, delay in enumerate(({"delay_ms": 5_000}, {"due_ms": WALL_MS + 600_000}, {"delay_ms": 7_200_000})):
+            await store.append(
+                [message(name.encode(), queue=queue, message_id=name, tag=tag, key=key)]
+            )
+    for number, delay in enumerate(
+        ({"delay_ms": 5_000}, {"due_ms": WALL_MS + 600_000}, {"delay_ms": 7_200_000})
+    ):
         name = f"later-{number}"
-        put_off = scheduled_message.with_delay(message(name.encode(), queue=BILLS, message_id=name), **delay)
+        put_off = scheduled_message.with_delay(
+            message(name.encode(), queue=BILLS, message_id=name), **delay
+        )
         await store.append([scheduled_message.put_off(put_off, house.now_ms)])
     await house.schedules.run_once(house.now_ms)
     for number in range(4):
@@ -156,11 +176,18 @@ async def _ask_again(world: World) -> Answers:
     return found
 
 
-async def _is_of(blocks: list[RecordBlock | None], store: LocalMessageStore, queue: QueueId) -> bool:
+async def _is_of(
+    blocks: list[RecordBlock | None], store: LocalMessageStore, queue: QueueId
+) -> bool:
     """Has each of the blocks of all records the bytes that a read finds?"""
     _, end = await store.offsets(queue)
-    scanned = await store.read_records(queue, 0, max_scanned=end, max_messages=end, max_bytes=1 << 20)
-    return all(block is None or block.data == b"".join([one.data for one in scanned.records]) for block in blocks)
+    scanned = await store.read_records(
+        queue, 0, max_scanned=end, max_messages=end, max_bytes=1 << 20
+    )
+    return all(
+        block is None or block.data == b"".join([one.data for one in scanned.records])
+        for block in blocks
+    )
 
 
 async def _stored(store: LocalMessageStore) -> Answers:
@@ -168,8 +195,14 @@ async def _stored(store: LocalMessageStore) -> Answers:
     topics = await store.topics()
     found["topics"] = dict(topics)
     # What the lives themselves write in their journals depends on when they do it.
-    queues = [queue for topic in sorted(topics) if topic not in JOURNALS for queue in await store.queues(topic)]
-    # Tags first, and each from the middle too: nothing but the entries says what may be passed over.
+    queues = [
+        queue
+        for topic in sorted(topics)
+        if topic not in JOURNALS
+        for queue in await store.queues(topic)
+    ]
+    # Tags first, and each from the middle too: nothing but the entries says what may be passed
+    # over.
     for queue in queues:
         bounds = await store.offsets(queue)
         if not bounds.end:
@@ -213,7 +246,8 @@ async def _states(house: House, coordinator: TransactionCoordinator) -> Answers:
     found["halves"] = await _names(house.store, HALF_QUEUE), await _names(house.store, OP_QUEUE)
     found["dead"] = [one.message_id for one in await house.dead_letters()]
     for queue in ORDERS:
-        # Of a queue that was looked at in vain nothing is in the log: no position, which begins at 0 as well.
+        # Of a queue that was looked at in vain nothing is in the log: no position, which begins at
+        # 0 as well.
         found[f"position {queue}"] = await house.delivery.position(GROUP, queue) or 0
     return found
 

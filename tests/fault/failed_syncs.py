@@ -1,4 +1,6 @@
-"""Lives in which one sync fails, as Linux fails it: once, and from then on memory and disk differ without another word."""
+"""Lives in which one sync fails, as Linux fails it: once, and from then on memory and disk differ
+without another word.
+"""
 
 import asyncio
 from random import Random
@@ -22,7 +24,10 @@ OPTIONS = LocalStoreOptions(
 
 
 def run_failed_sync(seed: int) -> list[str]:
-    """Appends, of which one meets the failing sync; then the power goes. What was acknowledged and is lost."""
+    """Appends, of which one meets the failing sync; then the power goes.
+
+    What was acknowledged and is lost.
+    """
     randomness = Random(seed)
     disk = SimulatedDisk()
     acknowledged: dict[str, int] = {}
@@ -41,7 +46,9 @@ def run_failed_sync(seed: int) -> list[str]:
     return problems
 
 
-async def _append(world: World, disk: SimulatedDisk, randomness: Random, acknowledged: dict[str, int]) -> None:
+async def _append(
+    world: World, disk: SimulatedDisk, randomness: Random, acknowledged: dict[str, int]
+) -> None:
     store = await world.open_store(OPTIONS)
     await store.create_topic("orders", queue_count=1)
     await asyncio.sleep(0.1)

@@ -14,8 +14,12 @@ def records_of_each_kind() -> dict[str, list[Message]]:
     """Units: the records of each are encoded behind one another."""
     plain = message(b"a body", key="key", tag="tag", properties={"own": "value", "empty": ""})
     facts = Facts(message_count=1, policy=CheckbackPolicy(), business_key="order-8812")
-    halves = half_message.wrap_halves([plain], transaction_id="txn_1", producer_group="shop", facts=facts)
-    op = half_message.op_message(Op((3,), "txn_1", TxnState.COMMITTED, Resolver.PRODUCER, 1_700_000_000_000, None, (7,)))
+    halves = half_message.wrap_halves(
+        [plain], transaction_id="txn_1", producer_group="shop", facts=facts
+    )
+    op = half_message.op_message(
+        Op((3,), "txn_1", TxnState.COMMITTED, Resolver.PRODUCER, 1_700_000_000_000, None, (7,))
+    )
     final = message(b"a body", transaction=TransactionBits.COMMIT, prepared_log_offset=64)
     return {
         "plain": [plain],
@@ -30,7 +34,12 @@ def records_of_each_kind() -> dict[str, list[Message]]:
 def undetected_flips(given: list[Message]) -> list[tuple[int, int]]:
     """(byte, bit) of every flip in the unit after which it is still taken for whole."""
     encoded = unit.encode(
-        rows_of(given), range(len(given)), first_offset=0, synced_offset=0, epoch=1, stored_at_ms=1_700_000_000_000
+        rows_of(given),
+        range(len(given)),
+        first_offset=0,
+        synced_offset=0,
+        epoch=1,
+        stored_at_ms=1_700_000_000_000,
     )
     raw = bytearray(encoded.data + bytes(64))
     undetected = []

@@ -1,7 +1,8 @@
 """The service in a forked process, which kills itself at a failpoint of a topic's deletion.
 
-What the failpoints are is written to a pipe as they are met: each step of a deletion, and each kind of call on the disk or of
-the registry within a step, and there both sides of it. A start that finishes a deletion meets them too.
+What the failpoints are is written to a pipe as they are met: each step of a deletion, and each kind
+of call on the disk or of the registry within a step, and there both sides of it. A start that
+finishes a deletion meets them too.
 """
 
 import os
@@ -22,7 +23,9 @@ from cli import serve
 from storage.files.vfs import OsVfs
 from tests.fault.kill_between import Point, Watched
 
-STEPS = frozenset("begin_deletion delete_topic rollback cancel unsubscribe end_topic end_deletion".split())
+STEPS = frozenset(
+    "begin_deletion delete_topic rollback cancel unsubscribe end_topic end_deletion".split()
+)
 _LINGER_SECONDS = 0.01  # so that other observers are answered between a step and the kill
 
 
@@ -48,7 +51,9 @@ class Steps:
 
 
 class Failpoints:
-    """Those of a deletion, in the process of the service: each is written to a pipe, and one of them kills."""
+    """Those of a deletion, in the process of the service: each is written to a pipe, and one of
+    them kills.
+    """
 
     def __init__(self, deadly: str, pipe: int) -> None:
         self._deadly = deadly
@@ -89,7 +94,9 @@ def _serve(directory: Path, port: int, failpoints: Failpoints) -> None:
         return result
 
     def steps_of(**parts: Any) -> TopicDeletions:
-        watched: dict[str, Any] = {name: Steps(part, failpoints.reach_step) for name, part in parts.items()}
+        watched: dict[str, Any] = {
+            name: Steps(part, failpoints.reach_step) for name, part in parts.items()
+        }
         return TopicDeletions(**watched)
 
     replacements: list[tuple[object, str, Any]] = [
@@ -125,7 +132,9 @@ class Service:
             return
         status = 1
         try:
-            log = os.open(self._directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            log = os.open(
+                self._directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            )
             os.dup2(log, 1)
             os.dup2(log, 2)
             _serve(self._directory, self._port, Failpoints(deadly, writer))
@@ -143,7 +152,10 @@ class Service:
         os.kill(self._pid, signal.SIGKILL)
 
     def kill(self) -> tuple[int, list[str]]:
-        """End the process; the signal that ended it, and the failpoints that it met. Safe to call twice."""
+        """End the process; the signal that ended it, and the failpoints that it met.
+
+        Safe to call twice.
+        """
         if not self._pid:
             return 0, []
         self.strike()

@@ -1,4 +1,7 @@
-"""C13: producers' endpoints that do everything but answer. What they say reads like a commit all the same."""
+"""C13: producers' endpoints that do everything but answer.
+
+What they say reads like a commit all the same.
+"""
 
 import asyncio
 import gzip
@@ -18,11 +21,20 @@ _MEGABYTE = 1 << 20
 Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def said(status: str, body: bytes = COMMIT, *headers: str, content_type: str = "application/json") -> Behave:
+def said(
+    status: str, body: bytes = COMMIT, *headers: str, content_type: str = "application/json"
+) -> Behave:
     """A whole answer."""
 
     async def behave(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers, "", ""]
+        lines = [
+            f"HTTP/1.1 {status}",
+            f"Content-Type: {content_type}",
+            f"Content-Length: {len(body)}",
+            *headers,
+            "",
+            "",
+        ]
         writer.write("\r\n".join(lines).encode() + body)
 
     return behave
@@ -34,7 +46,9 @@ async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A byte at a time, each well within any time limit of a read."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+    writer.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+    )
     while True:
         writer.write(b" ")
         await writer.drain()
@@ -42,7 +56,9 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def endless_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     while True:
         writer.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
         await writer.drain()
@@ -57,7 +73,9 @@ async def endless_header(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """In the middle of an answer that begins well."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 22\r\n\r\n" + COMMIT)
+    writer.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 22\r\n\r\n" + COMMIT
+    )
     await writer.drain()
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -87,7 +105,9 @@ BEHAVIOURS: dict[str, Behave] = {
     "is broken": said("500 Internal Server Error"),
     "created something": said("201 Created"),
     "has no content": said("204 No Content", b""),
-    "sends a bomb": said("200 OK", gzip.compress(bytes(200 * _MEGABYTE), 6), "Content-Encoding: gzip"),
+    "sends a bomb": said(
+        "200 OK", gzip.compress(bytes(200 * _MEGABYTE), 6), "Content-Encoding: gzip"
+    ),
     "sends a megabyte of header": said("200 OK", COMMIT, f"X-More: {'x' * _MEGABYTE}"),
     "sends ten thousand headers": said("200 OK", COMMIT, *[f"X-{n}: {n}" for n in range(10_000)]),
     "sends a megabyte of body": said("200 OK", COMMIT + b" " * _MEGABYTE),
@@ -104,7 +124,9 @@ BEHAVIOURS: dict[str, Behave] = {
 
 
 class HostileReceivers:
-    """One server for each behaviour, each on an address of its own, so that each is a host of its own. A context manager."""
+    """One server for each behaviour, each on an address of its own, so that each is a host of its
+    own. A context manager.
+    """
 
     def __init__(self, scratch: Path) -> None:
         self.asked: Counter[str] = Counter()
@@ -143,7 +165,9 @@ class HostileReceivers:
         await self._add("has a certificate of its own", said("200 OK"), "127.0.2.1", "https")
         await self._add("speaks no TLS", said("200 OK"), "127.0.2.2", "https", tls=False)
 
-    async def _add(self, name: str, behave: Behave, host: str, scheme: str, *, tls: bool = True) -> None:
+    async def _add(
+        self, name: str, behave: Behave, host: str, scheme: str, *, tls: bool = True
+    ) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._open[name] += 1
             self.most_open[name] = max(self.most_open[name], self._open[name])
@@ -152,7 +176,12 @@ class HostileReceivers:
                 self.asked[name] += 1
                 await behave(reader, writer)
                 await writer.drain()
-            except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            except (
+                OSError,
+                asyncio.IncompleteReadError,
+                asyncio.LimitOverrunError,
+                asyncio.CancelledError,
+            ):
                 pass  # whoever asked has gone in the middle, or it is over
             finally:
                 self._open[name] -= 1

@@ -1,10 +1,12 @@
-"""kill -9 at every call on the disk between a half and its op: a real process, a real file system, and a chosen moment.
+"""kill -9 at every call on the disk between a half and its op: a real process, a real file system,
+and a chosen moment.
 
-The log writes what the failpoints are: each kind of call that reaches the disk after the begin was answered, on each kind of
-file, and there both sides of it, before and behind. After each kill the transaction is decided once more, and its messages must
-be there exactly once.
+The log writes what the failpoints are: each kind of call that reaches the disk after the begin was
+answered, on each kind of file, and there both sides of it, before and behind. After each kill the
+transaction is decided once more, and its messages must be there exactly once.
 
-`python -m tests.fault.kill_between --kills N --directory D` does each failpoint N times and prints what it found.
+`python -m tests.fault.kill_between --kills N --directory D` does each failpoint N times and prints
+what it found.
 """
 
 import argparse
@@ -50,7 +52,9 @@ Point = tuple[str, str, str]  # which side of which call on which kind of file
 class Watched:
     """A file, a region or a file system whose calls are told of, before and behind."""
 
-    def __init__(self, inner: Any, tell: Callable[[Point], None], path: PurePath | None = None) -> None:
+    def __init__(
+        self, inner: Any, tell: Callable[[Point], None], path: PurePath | None = None
+    ) -> None:
         self._inner = inner
         self._tell = tell
         self._path = path
@@ -58,7 +62,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._inner, name)
         if name in ("open", "map"):
-            return lambda *given, **how: Watched(call(*given, **how), self._tell, self._path or given[0])
+            return lambda *given, **how: Watched(
+                call(*given, **how), self._tell, self._path or given[0]
+            )
         if name not in _CALLS:
             return call
 
@@ -77,13 +83,17 @@ def _kind(path: PurePath) -> str:
     if "consumequeue" in parts:
         at = parts.index("consumequeue") + 1
         return f"queue of {parts[at]}" if len(parts) > at else "queues"
-    return next((part for part in ("commitlog", "index", "snapshots", "checkpoint") if part in parts), path.name)
+    return next(
+        (part for part in ("commitlog", "index", "snapshots", "checkpoint") if part in parts),
+        path.name,
+    )
 
 
 def run(directory: Path, kills: int) -> tuple[Counter[Point], list[str]]:
     """(kills at each failpoint, broken promises)."""
     points = _failpoints(directory / "first")
-    most_misses = 10 + 2 * kills  # what is written beside a commit may not be, or later than it is waited for
+    # what is written beside a commit may not be, or later than it is waited for
+    most_misses = 10 + 2 * kills
     done: Counter[Point] = Counter()
     number = 0
     for at, point in enumerate(points):
@@ -111,7 +121,9 @@ def run(directory: Path, kills: int) -> tuple[Counter[Point], list[str]]:
 
 
 def _failpoints(root: Path) -> list[Point]:
-    """What a commit and what follows it do to the disk, seen once without a kill; told through a pipe."""
+    """What a commit and what follows it do to the disk, seen once without a kill; told through a
+    pipe.
+    """
     reader, writer = os.pipe()
 
     def look() -> None:
@@ -135,7 +147,9 @@ def _commit_and_die(root: Path, number: int, point: Point, writer: int) -> None:
     asyncio.run(_commit(root, number, die, lambda: os.write(writer, b"c")))
 
 
-async def _commit(root: Path, number: int, tell: Callable[[Point, None], None], answered: Callable[[], object]) -> None:
+async def _commit(
+    root: Path, number: int, tell: Callable[[Point, None], None], answered: Callable[[], object]
+) -> None:
     is_armed = False
 
     def told(point: Point) -> None:
@@ -143,7 +157,10 @@ async def _commit(root: Path, number: int, tell: Callable[[Point, None], None], 
             tell(point, None)
 
     _, coordinator = await _open(root, Watched(OsVfs(), told))
-    messages = [Message(queue=queue, message_id=f"{number}-{queue.topic}", body=b"x" * 100, born_at_ms=0) for queue in QUEUES]
+    messages = [
+        Message(queue=queue, message_id=f"{number}-{queue.topic}", body=b"x" * 100, born_at_ms=0)
+        for queue in QUEUES
+    ]
     await coordinator.begin(Begin(messages, "shop", CheckbackPolicy(), f"txn-{number}"))
     is_armed = True
     await coordinator.commit(f"txn-{number}")
@@ -160,11 +177,18 @@ async def _is_all_true(root: Path, number: int, *, answered: bool) -> None:
     store, coordinator = await _open(root, OsVfs())
     transaction_id = f"txn-{number}"
     state = (await coordinator.get(transaction_id)).state
-    assert state in ((TxnState.COMMITTED,) if answered else (TxnState.COMMITTED, TxnState.PREPARED)), state
-    undecided = {transaction.transaction_id for transaction in coordinator.table if not transaction.state.is_decided}
+    assert state in (
+        (TxnState.COMMITTED,) if answered else (TxnState.COMMITTED, TxnState.PREPARED)
+    ), state
+    undecided = {
+        transaction.transaction_id
+        for transaction in coordinator.table
+        if not transaction.state.is_decided
+    }
     by_pass = await transactions_by_check_pass(store)
     assert {key for key, op in by_pass.items() if op is None} == undecided
-    outcome = await coordinator.commit(transaction_id)  # a producer that has heard nothing says it once more
+    # a producer that has heard nothing says it once more
+    outcome = await coordinator.commit(transaction_id)
     assert outcome.replayed == (state is TxnState.COMMITTED)
     for queue in QUEUES:
         found = Counter([message.message_id async for message in everything(store, queue)])
@@ -207,7 +231,9 @@ def main() -> int:
     done, problems = run(given.directory, given.kills)
     sys.stdout.writelines(f"{count} kills {' '.join(point)}\n" for point, count in done.items())
     sys.stdout.writelines(f"{problem}\n" for problem in problems)
-    sys.stdout.write(f"{sum(done.values())} kills at {len(done)} failpoints, {len(problems)} broken promises\n")
+    sys.stdout.write(
+        f"{sum(done.values())} kills at {len(done)} failpoints, {len(problems)} broken promises\n"
+    )
     return 1 if problems else 0
 
 

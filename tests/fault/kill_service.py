@@ -1,7 +1,9 @@
-"""C5, service level: producers and consumers over HTTP, a service that is killed and started again, and the books at the end.
+"""C5, service level: producers and consumers over HTTP, a service that is killed and started again,
+and the books at the end.
 
-Every payload is unique. What a client was told is written down at once; an error or no answer at all means *unknown*: it may
-have happened or not, but it must be one of the two for everybody and for ever.
+Every payload is unique. What a client was told is written down at once; an error or no answer at
+all means *unknown*: it may have happened or not, but it must be one of the two for everybody and
+for ever.
 """
 
 import asyncio
@@ -46,11 +48,13 @@ class Campaign:
         self._kill_now = asyncio.Event()
         self.served = 0
         self.problems: list[str] = []
-        self._sent: dict[str, tuple[int, int] | None] = {}  # payload -> (queue, offset) when acknowledged
+        # payload -> (queue, offset) when acknowledged
+        self._sent: dict[str, tuple[int, int] | None] = {}
         self._batches: list[list[str]] = []
         self._txns: list[Txn] = []
         self._seen: dict[tuple[int, int], str] = {}
-        self._acked: dict[str, int] = {}  # message id -> attempt, when its acknowledgement was answered
+        # message id -> attempt, when its acknowledgement was answered
+        self._acked: dict[str, int] = {}
         self._maybe_acked: set[str] = set()  # nobody was told
         self._received: set[tuple[str, int]] = set()  # message ids and attempts
 
@@ -72,18 +76,28 @@ class Campaign:
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=PRODUCERS + CONSUMERS + LEASED_CONSUMERS + 4)
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=20, trust_env=False, limits=limits) as client:
+        async with httpx.AsyncClient(
+            base_url=self._server.url, timeout=20, trust_env=False, limits=limits
+        ) as client:
             self._client = client
             self._up.set()
             created = await client.post("/v1/topics", json={"topic": TOPIC, "queues": QUEUES})
             assert created.status_code == 201
-            rules = {"topics": [{"topic": TOPIC}], "lease_ms": LEASE_MS, "max_attempts": 1_000, "backoff_ms": [50]}
+            rules = {
+                "topics": [{"topic": TOPIC}],
+                "lease_ms": LEASE_MS,
+                "max_attempts": 1_000,
+                "backoff_ms": [50],
+            }
             assert (await client.put(GROUP, json=rules)).status_code == 201
             actors = [asyncio.create_task(self._produce()) for _ in range(PRODUCERS)]
-            actors += [asyncio.create_task(self._consume(number % QUEUES)) for number in range(CONSUMERS)]
+            actors += [
+                asyncio.create_task(self._consume(number % QUEUES)) for number in range(CONSUMERS)
+            ]
             actors += [asyncio.create_task(self._consume_leased()) for _ in range(LEASED_CONSUMERS)]
             for _ in range(self._cycles):
-                # By what was done, not by the clock: on a busy machine the kills meet as much as on an idle one.
+                # By what was done, not by the clock: on a busy machine the kills meet as much as on
+                # an idle one.
                 self._answers_to_kill = self._random.randrange(*ANSWERS_BETWEEN_KILLS)
                 self._kill_now.clear()
                 async with asyncio.timeout(LONGEST_LIFE_SECONDS):
@@ -100,7 +114,8 @@ class Campaign:
             await asyncio.gather(*actors)
             await self._balance()
 
-    # --------------------------------------------------------------------------------------------------------- actors
+    # ----------------------------------------------------------------------------------------------
+    # actors
 
     async def _produce(self) -> None:
         while not self._stopping:
@@ -111,13 +126,17 @@ class Campaign:
         offset = 0
         while not self._stopping:
             await self._up.wait()
-            answer = await self._ask("GET", f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&wait_ms=200")
+            answer = await self._ask(
+                "GET", f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&wait_ms=200"
+            )
             if answer is not None and answer.status_code == 200:
                 for message in answer.json()["messages"]:
                     self._note_seen(queue, message)
                 offset = answer.json()["next_offset"]
             elif answer is not None and answer.status_code == 400:
-                self.problems.append(f"queue {queue} ends before offset {offset}, which was served: {answer.text}")
+                self.problems.append(
+                    f"queue {queue} ends before offset {offset}, which was served: {answer.text}"
+                )
                 return
 
     async def _consume_leased(self) -> None:
@@ -128,26 +147,46 @@ class Campaign:
     async def _receive_and_settle(self, verb: str | None, wait_ms: int = 200) -> int:
         """How many messages there were."""
         answer = await self._ask(
-            "POST", f"{GROUP}/receive", {"max_messages": self._random.randrange(1, 20), "wait_ms": wait_ms}
+            "POST",
+            f"{GROUP}/receive",
+            {"max_messages": self._random.randrange(1, 20), "wait_ms": wait_ms},
         )
-        messages = answer.json()["messages"] if answer is not None and answer.status_code == 200 else []
+        messages = (
+            answer.json()["messages"] if answer is not None and answer.status_code == 200 else []
+        )
         for message in messages:
             self._note_received(message["message_id"], message["attempt"])
         if not messages or verb is None:
             return len(messages)
         ids = {message["receipt_handle"]: message["message_id"] for message in messages}
         self._maybe_acked |= set(ids.values()) if verb == "ack" else set()
-        answer = await self._ask("POST", f"{GROUP}/{verb}", {"entries": [{"receipt_handle": handle} for handle in ids]})
+        answer = await self._ask(
+            "POST", f"{GROUP}/{verb}", {"entries": [{"receipt_handle": handle} for handle in ids]}
+        )
         if answer is not None and answer.status_code in (200, 207):
             self._note_answer()
-            accepted = [ids[one["receipt_handle"]] for one in answer.json()["results"] if one["status"] == 200]
+            accepted = [
+                ids[one["receipt_handle"]]
+                for one in answer.json()["results"]
+                if one["status"] == 200
+            ]
             attempts = {message["message_id"]: message["attempt"] for message in messages}
-            self._acked |= {message_id: attempts[message_id] for message_id in accepted} if verb == "ack" else {}
+            self._acked |= (
+                {message_id: attempts[message_id] for message_id in accepted}
+                if verb == "ack"
+                else {}
+            )
         return len(messages)
 
     def _note_received(self, message_id: str, attempt: int) -> None:
-        self._expect(attempt <= self._acked.get(message_id, attempt), f"{message_id} was acknowledged and came again")
-        self._expect((message_id, attempt) not in self._received, f"attempt {attempt} of {message_id} was made twice")
+        self._expect(
+            attempt <= self._acked.get(message_id, attempt),
+            f"{message_id} was acknowledged and came again",
+        )
+        self._expect(
+            (message_id, attempt) not in self._received,
+            f"attempt {attempt} of {message_id} was made twice",
+        )
         self._received.add((message_id, attempt))
 
     async def _send(self) -> None:
@@ -163,19 +202,28 @@ class Campaign:
         payloads = [self._payload() for _ in range(self._random.randrange(2, 12))]
         self._batches.append(payloads)
         self._sent |= dict.fromkeys(payloads)
-        body = {"entries": [{"id": payload, "message": {"payload": payload}} for payload in payloads]}
+        body = {
+            "entries": [{"id": payload, "message": {"payload": payload}} for payload in payloads]
+        }
         answer = await self._ask("POST", f"/v1/topics/{TOPIC}/messages/batch", body)
         if answer is not None and answer.status_code == 201:
             self._note_answer()
             for result in answer.json()["results"]:
-                self._sent[result["id"]] = (result["receipt"]["queue_id"], result["receipt"]["queue_offset"])
+                self._sent[result["id"]] = (
+                    result["receipt"]["queue_id"],
+                    result["receipt"]["queue_offset"],
+                )
 
     async def _transact(self) -> None:
         payloads = [self._payload() for _ in range(self._random.randrange(1, 4))]
         txn = Txn(f"txn-{self._serial}", payloads)
         self._txns.append(txn)
         messages = [{"topic": TOPIC, "message": {"payload": payload}} for payload in payloads]
-        body = {"producer_group": "shop", "transaction_id": txn.transaction_id, "messages": messages}
+        body = {
+            "producer_group": "shop",
+            "transaction_id": txn.transaction_id,
+            "messages": messages,
+        }
         answer = await self._ask("POST", "/v1/transactions", body)
         txn.begun = answer is not None and answer.status_code == 201
         choice = self._random.choice(["commit", "commit", "rollback", None])
@@ -195,7 +243,10 @@ class Campaign:
             answer = await self._client.request(method, path, json=body)
         except httpx.TransportError:
             return None
-        if answer.status_code >= 500 and answer.json()["code"] not in ("recovering", "shutting_down"):
+        if answer.status_code >= 500 and answer.json()["code"] not in (
+            "recovering",
+            "shutting_down",
+        ):
             self.problems.append(f"{method} {path}: {answer.status_code} {answer.text}")
         return answer
 
@@ -215,7 +266,8 @@ class Campaign:
         if known != payload:
             self.problems.append(f"{place} was served as {known[:20]} and as {payload[:20]}")
 
-    # ---------------------------------------------------------------------------------------------------------- the books
+    # ----------------------------------------------------------------------------------------------
+    # the books
 
     async def _balance(self) -> None:
         final = await self._read_everything()
@@ -225,16 +277,21 @@ class Campaign:
             where.setdefault(payload, []).append(place)
         for place, payload in self._seen.items():
             self._expect(
-                final.get(place) == payload, f"{place} was served as {payload[:20]} and is {final.get(place, '')[:20]}"
+                final.get(place) == payload,
+                f"{place} was served as {payload[:20]} and is {final.get(place, '')[:20]}",
             )
         for payload, places in where.items():
             self._expect(len(places) == 1, f"{payload[:20]} is there {len(places)} times")
         for payload, place in self._sent.items():
             there = where.get(payload, [])
-            self._expect(place is None or there == [place], f"{payload[:20]} was acknowledged at {place}, it is at {there}")
+            self._expect(
+                place is None or there == [place],
+                f"{payload[:20]} was acknowledged at {place}, it is at {there}",
+            )
         for payloads in self._batches:
             self._expect(
-                len({payload in where for payload in payloads}) == 1, f"a part of the batch {payloads[0][:20]} is there"
+                len({payload in where for payload in payloads}) == 1,
+                f"a part of the batch {payloads[0][:20]} is there",
             )
         known = {payload for txn in self._txns for payload in txn.payloads} | self._sent.keys()
         self._expect(where.keys() <= known, "something is there that nobody sent")
@@ -247,7 +304,9 @@ class Campaign:
             while True:
                 count = await self._receive_and_settle("ack", wait_ms=200)
                 lag = (await self._client.get(f"{GROUP}/lag")).json()
-                if not count and not any(lag[f"messages_{state}"] for state in ("ready", "leased", "waiting")):
+                if not count and not any(
+                    lag[f"messages_{state}"] for state in ("ready", "leased", "waiting")
+                ):
                     break
         there = set()
         for queue in range(QUEUES):
@@ -255,11 +314,20 @@ class Campaign:
             while page := await self._page(queue, offset):
                 there |= {message["message_id"] for message in page}
                 offset += len(page)
-        self._expect(there <= self._acked.keys() | self._maybe_acked, "a message was neither acknowledged nor handed out again")
-        self._expect({message_id for message_id, _ in self._received} <= there, "the group was given what is not there")
+        self._expect(
+            there <= self._acked.keys() | self._maybe_acked,
+            "a message was neither acknowledged nor handed out again",
+        )
+        self._expect(
+            {message_id for message_id, _ in self._received} <= there,
+            "the group was given what is not there",
+        )
 
     async def _page(self, queue: int, offset: int) -> list[dict[str, Any]]:
-        path = f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000&payload=omit"
+        path = (
+            f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000&"
+            "payload=omit"
+        )
         messages: list[dict[str, Any]] = (await self._client.get(path)).json()["messages"]
         return messages
 
@@ -267,23 +335,35 @@ class Campaign:
         there = {payload in where for payload in txn.payloads}
         answer = await self._client.get(f"/v1/transactions/{txn.transaction_id}")
         if answer.status_code == 404:
-            self._expect(not txn.begun and there == {False}, f"{txn.transaction_id} is not known any more")
+            self._expect(
+                not txn.begun and there == {False}, f"{txn.transaction_id} is not known any more"
+            )
             return
         state = answer.json()["state"]
         words = {"commit": "committed", "rollback": "rolled_back"}
-        allowed = {txn.decision} if txn.decision else {"prepared", *[words[word] for word in txn.tried]}
+        allowed = (
+            {txn.decision} if txn.decision else {"prepared", *[words[word] for word in txn.tried]}
+        )
         self._expect(state in allowed, f"{txn.transaction_id} is {state}, not one of {allowed}")
-        self._expect(there == {state == "committed"}, f"{txn.transaction_id} is {state}, its messages are there: {there}")
+        self._expect(
+            there == {state == "committed"},
+            f"{txn.transaction_id} is {state}, its messages are there: {there}",
+        )
 
     async def _read_everything(self) -> dict[tuple[int, int], str]:
         final: dict[tuple[int, int], str] = {}
         for queue in range(QUEUES):
             offset = 0
             while True:
-                path = f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000"
+                path = (
+                    f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000"
+                )
                 page = (await self._client.get(path)).json()
                 for message in page["messages"]:
-                    self._expect(message["queue_offset"] == offset, f"queue {queue} has a gap before {offset}")
+                    self._expect(
+                        message["queue_offset"] == offset,
+                        f"queue {queue} has a gap before {offset}",
+                    )
                     final[queue, offset] = message["payload"]
                     offset += 1
                 if not page["messages"]:

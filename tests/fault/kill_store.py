@@ -1,9 +1,11 @@
-"""C5, store level: real processes on a real file system, killed with -9 at random moments under load.
+"""C5, store level: real processes on a real file system, killed with -9 at random moments under
+load.
 
-`python -m tests.fault.kill_store --cycles N --seed S --directory D` runs so many cycles and prints what it found. It is its own
-fork server: each life is a child of a process that has no threads and no event loop. What was answered must outlive the killed
-child, so the memory of a chain (chain.py) is written to a file before and after every operation, in two slots by turns: a kill
-in the middle of a write leaves the other one.
+`python -m tests.fault.kill_store --cycles N --seed S --directory D` runs so many cycles and prints
+what it found. It is its own fork server: each life is a child of a process that has no threads and
+no event loop. What was answered must outlive the killed child, so the memory of a chain (chain.py)
+is written to a file before and after every operation, in two slots by turns: a kill in the middle
+of a write leaves the other one.
 """
 
 import argparse
@@ -45,7 +47,9 @@ class RealWorld:
         self.identifiers = Identifiers(self.clock, self.randomness)
 
     async def open_store(self, options: LocalStoreOptions) -> LocalMessageStore:
-        return await LocalMessageStore.open(self.root, options, OsVfs(), self.clock, self.identifiers)
+        return await LocalMessageStore.open(
+            self.root, options, OsVfs(), self.clock, self.identifiers
+        )
 
 
 class _RealDisk:
@@ -72,7 +76,11 @@ class Slots:
     def write(self, value: object) -> None:
         self._sequence += 1
         data = pickle.dumps(value)
-        head = self._sequence.to_bytes(8, "big") + len(data).to_bytes(8, "big") + zlib.crc32(data).to_bytes(4, "big")
+        head = (
+            self._sequence.to_bytes(8, "big")
+            + len(data).to_bytes(8, "big")
+            + zlib.crc32(data).to_bytes(4, "big")
+        )
         os.pwrite(self._fd, head + data, self._sequence % 2 * _SLOT_BYTES)
 
     def read(self) -> object:
@@ -90,7 +98,8 @@ class Slots:
 def run(directory: Path, cycles: int, seed: int) -> tuple[int, int, list[str]]:
     """(kills that met a running process, messages that were answered, broken promises).
 
-    On a busy machine little is answered between two kills: it goes on until it was enough to prove something.
+    On a busy machine little is answered between two kills: it goes on until it was enough to prove
+    something.
     """
     randomness = Random(seed)
     kills = answered = before = 0
@@ -101,7 +110,9 @@ def run(directory: Path, cycles: int, seed: int) -> tuple[int, int, list[str]]:
             root = directory / f"store-{cycle}"
             shutil.rmtree(root, ignore_errors=True)
             slots = Slots(directory / f"memory-{cycle}")
-            memory = Memory(policy=randomness.choice([FlushPolicy.BEFORE_ACK, FlushPolicy.INTERVAL]))
+            memory = Memory(
+                policy=randomness.choice([FlushPolicy.BEFORE_ACK, FlushPolicy.INTERVAL])
+            )
             slots.write(memory)
             before = 0
             options = LocalStoreOptions(
@@ -133,8 +144,14 @@ def run(directory: Path, cycles: int, seed: int) -> tuple[int, int, list[str]]:
         _, status = os.waitpid(child, 0)
         memory = slots.read()  # type: ignore[assignment]
         if status or memory.problems:
-            return kills, answered, [f"cycle {cycle}: {text}" for text in memory.problems or ["the start failed"]]
-        told = sum(len(sent.messages) for sent in memory.sent if sent.places) + sum(bool(one.place) for one in memory.delayed)
+            return (
+                kills,
+                answered,
+                [f"cycle {cycle}: {text}" for text in memory.problems or ["the start failed"]],
+            )
+        told = sum(len(sent.messages) for sent in memory.sent if sent.places) + sum(
+            bool(one.place) for one in memory.delayed
+        )
         answered += told - before
         before = told
     return kills, answered, []
@@ -152,7 +169,9 @@ def _fork(main: object) -> int:
         os._exit(status)
 
 
-def _live_until_killed(root: Path, options: LocalStoreOptions, slots: Slots, tell_busy: int, seed: int) -> None:
+def _live_until_killed(
+    root: Path, options: LocalStoreOptions, slots: Slots, tell_busy: int, seed: int
+) -> None:
     memory: Memory = slots.read()  # type: ignore[assignment]
     has_told = False
 
@@ -199,7 +218,9 @@ def main() -> int:
     given = arguments.parse_args()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     kills, answered, problems = run(given.directory, given.cycles, given.seed)
-    sys.stdout.write(f"{kills} kills, {answered} messages answered, {len(problems)} broken promises\n")
+    sys.stdout.write(
+        f"{kills} kills, {answered} messages answered, {len(problems)} broken promises\n"
+    )
     sys.stdout.writelines(f"{problem}\n" for problem in problems)
     return 1 if problems else 0
 

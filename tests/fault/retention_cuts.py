@@ -1,7 +1,9 @@
-"""One store whose oldest segments expire, and the power cut at one operation of that: is everything that counts still there?
+"""One store whose oldest segments expire, and the power cut at one operation of that: is everything
+that counts still there?
 
-The store is made once. A case opens a copy of it, lets retention run while transactions are decided, and cuts the power at its
-operation; then the store is opened again, sometimes without its derived files, everything is decided, and everything is read.
+The store is made once. A case opens a copy of it, lets retention run while transactions are
+decided, and cuts the power at its operation; then the store is opened again, sometimes without its
+derived files, everything is decided, and everything is read.
 """
 
 import asyncio
@@ -51,13 +53,16 @@ OPTIONS = LocalStoreOptions(
 class Expected:
     """What the outside world knows."""
 
-    young: list[str] = field(default_factory=list)  # ids of messages that have not expired, in their order
+    # ids of messages that have not expired, in their order
+    young: list[str] = field(default_factory=list)
     tried: dict[str, TxnState] = field(default_factory=dict)
     decided: dict[str, TxnState] = field(default_factory=dict)
 
 
 def expired_store() -> tuple[SimulatedDisk, Expected, int]:
-    """A store of which four segments may go, as a kill left it; what is in it, and when it was left."""
+    """A store of which four segments may go, as a kill left it; what is in it, and when it was
+    left.
+    """
     expected = Expected()
 
     async def life(world: World) -> None:
@@ -70,10 +75,14 @@ def expired_store() -> tuple[SimulatedDisk, Expected, int]:
             await store.append([message(b"rare", queue=RARE)])
         await store.commit_offset("group", RARE, 2)
         for name in OPEN:
-            await coordinator.begin(Begin(_messages(name), "shop", POLICY, name, idempotency_key=f"key-{name}"))
+            await coordinator.begin(
+                Begin(_messages(name), "shop", POLICY, name, idempotency_key=f"key-{name}")
+            )
         while (await coordinator.get(HELD[0])).state is not TxnState.HELD:
             await asyncio.sleep(0.02)
-            for check in await coordinator.receive_checks("shop", max_checks=99, lease_ms=1, wait_ms=0):
+            for check in await coordinator.receive_checks(
+                "shop", max_checks=99, lease_ms=1, wait_ms=0
+            ):
                 if check.transaction.transaction_id in HELD:
                     await coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
         for number in range(60):
@@ -98,7 +107,9 @@ def count_operations(base: SimulatedDisk, expected: Expected, wall_ms: int, seed
         return disk.operations - before
 
 
-def problems_of_cut(base: SimulatedDisk, expected: Expected, wall_ms: int, seed: int, cut: int) -> list[str]:
+def problems_of_cut(
+    base: SimulatedDisk, expected: Expected, wall_ms: int, seed: int, cut: int
+) -> list[str]:
     """What is wrong after the power went at this operation of the run."""
     disk, expected = deepcopy(base), deepcopy(expected)
     randomness = Random(seed * 1_000 + cut)
@@ -119,7 +130,9 @@ def problems_of_cut(base: SimulatedDisk, expected: Expected, wall_ms: int, seed:
 
 
 async def _expiring(world: World, expected: Expected, *, cut: int | None = None) -> int:
-    """Retention runs to its end while some are decided; how many operations there were before it began."""
+    """Retention runs to its end while some are decided; how many operations there were before it
+    began.
+    """
     store, coordinator, schedules = await _open(world)
     before = world.disk.operations
     if cut is not None:
@@ -136,18 +149,27 @@ async def _expiring(world: World, expected: Expected, *, cut: int | None = None)
 
     async def expire() -> None:
         for _ in range(8):
-            await store.expire(world.clock.wall_ms(), lambda first_kept: _put_back(coordinator, schedules, first_kept))
+            await store.expire(
+                world.clock.wall_ms(),
+                lambda first_kept: _put_back(coordinator, schedules, first_kept),
+            )
             name = f"young-{len(expected.young)}"
             await store.append([message(b"z", queue=ORDERS, message_id=name)])
             expected.young.append(name)
             await asyncio.sleep(0.03)
 
-    await asyncio.gather(expire(), decide(OPEN[0], TxnState.COMMITTED), decide(OPEN[1], TxnState.ROLLED_BACK))
+    await asyncio.gather(
+        expire(), decide(OPEN[0], TxnState.COMMITTED), decide(OPEN[1], TxnState.ROLLED_BACK)
+    )
     assert (await store.offsets(ORDERS)).first > 0, "something was dropped"
     return before
 
 
-async def _put_back(coordinator: TransactionCoordinator, schedules: ScheduleService, first_kept: Mapping[QueueId, int]) -> None:
+async def _put_back(
+    coordinator: TransactionCoordinator,
+    schedules: ScheduleService,
+    first_kept: Mapping[QueueId, int],
+) -> None:
     await coordinator.put_back(first_kept)
     await schedules.put_back(first_kept)
 
@@ -166,15 +188,22 @@ async def _verify(world: World, expected: Expected, problems: list[str]) -> None
             expect(name in expected.decided, f"{name} is not known any more")
             continue
         undecided = TxnState.HELD if name in HELD else TxnState.PREPARED
-        allowed = {expected.decided[name]} if name in expected.decided else {undecided, expected.tried.get(name, undecided)}
+        allowed = (
+            {expected.decided[name]}
+            if name in expected.decided
+            else {undecided, expected.tried.get(name, undecided)}
+        )
         expect(known.state in allowed, f"{name} is {known.state}, not one of {allowed}")
         expect(
-            (by_rule.get(name) is not None) == known.state.is_decided, f"{name} is {known.state}, not so by RocketMQ's rules"
+            (by_rule.get(name) is not None) == known.state.is_decided,
+            f"{name} is {known.state}, not so by RocketMQ's rules",
         )
         if known.state.is_decided:
             expected.decided[name] = known.state
         elif name in HELD:
-            expect(known.checks_answered == 2, f"{name} has forgotten answers: {known.checks_answered}")
+            expect(
+                known.checks_answered == 2, f"{name} has forgotten answers: {known.checks_answered}"
+            )
     for name in OPEN:
         if name not in expected.decided:
             expected.decided[name] = TxnState.COMMITTED
@@ -184,25 +213,37 @@ async def _verify(world: World, expected: Expected, problems: list[str]) -> None
     expect(len(ids) == len(set(ids)), f"something is there twice: {sorted(ids)}")
     for name, state in expected.decided.items():
         there = [f"{kind}-{name}" in ids for kind in "oe"]
-        expect(there == [state is TxnState.COMMITTED] * 2, f"{name} was {state}, its messages: {there}")
+        expect(
+            there == [state is TxnState.COMMITTED] * 2, f"{name} was {state}, its messages: {there}"
+        )
     young = [message_id for message_id in ids if message_id.startswith("young-")]
-    expect(young[: len(expected.young)] == expected.young, f"of what had not expired there is {young}")
+    expect(
+        young[: len(expected.young)] == expected.young, f"of what had not expired there is {young}"
+    )
     expect(await store.committed_offset("group", RARE) == 2, "the committed offset is gone")
     (place,) = await store.append([message(b"rare", queue=RARE)])
     expect(place.queue_offset >= RARE_MESSAGES, f"queue offset {place.queue_offset} was used twice")
-    states = {name: (await schedules.get(f"sch_{name}")).state.value for name in DELAYED if name != "cancelled"}
+    states = {
+        name: (await schedules.get(f"sch_{name}")).state.value
+        for name in DELAYED
+        if name != "cancelled"
+    }
     expect(set(states.values()) == {"scheduled"}, f"delayed messages are {states}")
     expect(schedules.counts.waiting == 2, f"{schedules.counts} wait")
     due = [(await schedules.get(f"sch_{name}")).due_ms for name in DELAYED[:2]]
     expect(DUE_MS <= due[1] - due[0] < DUE_MS + 1_000, f"they are due at {due}")
-    await store.expire(world.clock.wall_ms(), lambda first_kept: _put_back(coordinator, schedules, first_kept))
+    await store.expire(
+        world.clock.wall_ms(), lambda first_kept: _put_back(coordinator, schedules, first_kept)
+    )
 
 
 async def _read_all(store: LocalMessageStore, queue: QueueId) -> list[StoredMessage]:
     bounds = await store.offsets(queue)
     found: list[StoredMessage] = []
     while bounds.first + len(found) < bounds.end:
-        found += await store.read(queue, bounds.first + len(found), max_messages=100, max_bytes=1 << 20)
+        found += await store.read(
+            queue, bounds.first + len(found), max_messages=100, max_bytes=1 << 20
+        )
     return found
 
 
@@ -210,7 +251,9 @@ async def _open(world: World) -> tuple[LocalMessageStore, TransactionCoordinator
     store = await world.open_store(OPTIONS)
     for queue in (ORDERS, EMAILS, RARE):
         await store.create_topic(queue.topic, queue_count=1)
-    coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+    coordinator = TransactionCoordinator(
+        store, world.clock, world.identifiers, TransactionOptions()
+    )
     schedules = ScheduleService(store, world.clock, ScheduleOptions())
     await coordinator.start()
     await schedules.start()
@@ -226,7 +269,9 @@ def _messages(name: str) -> list[Message]:
 
 def _delayed(world: World, name: str) -> Message:
     given = message(name.encode(), queue=ORDERS, message_id=name)
-    return scheduled_message.put_off(scheduled_message.with_delay(given, delay_ms=DUE_MS), world.clock.wall_ms())
+    return scheduled_message.put_off(
+        scheduled_message.with_delay(given, delay_ms=DUE_MS), world.clock.wall_ms()
+    )
 
 
 def _lose_derived(disk: SimulatedDisk) -> None:

@@ -1,9 +1,10 @@
 """C10: a day of the service's timers on a virtual clock that people set, in seconds of real time.
 
-Delays, schedules, cron, checks, leases, idempotency windows and their tickers run as in production; the wall clock jumps by a
-second to thirty days, forward and back, and for half of the seeds passes the end of 32-bit seconds in 2038. The process is
-killed and loses power in between. Nothing comes early, nothing is lost, nothing comes twice, every undecided transaction is
-asked about or held, and no loop spins.
+Delays, schedules, cron, checks, leases, idempotency windows and their tickers run as in production;
+the wall clock jumps by a second to thirty days, forward and back, and for half of the seeds passes
+the end of 32-bit seconds in 2038. The process is killed and loses power in between. Nothing comes
+early, nothing is lost, nothing comes twice, every undecided transaction is asked about or held, and
+no loop spins.
 """
 
 import asyncio
@@ -14,7 +15,15 @@ from random import Random
 from typing import Any
 
 from scheduler import cron_schedule, scheduled_message
-from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CatchUp, CountRestarted, CronSchedule, Fired, Skipped
+from scheduler.cron_schedule import (
+    CRON_QUEUE,
+    AnyCronMark,
+    CatchUp,
+    CountRestarted,
+    CronSchedule,
+    Fired,
+    Skipped,
+)
 from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
@@ -41,7 +50,11 @@ HOUR_MS = 3_600_000
 SWEEP_MS = 10_000
 SNAPSHOT_MS = 1_800_000
 WINDOW_MS = 6 * HOUR_MS
-JUMPS_MS = [sign * ms for ms in (1_000, 60_000, HOUR_MS, 24 * HOUR_MS, 30 * 24 * HOUR_MS) for sign in (1, -1)]
+JUMPS_MS = [
+    sign * ms
+    for ms in (1_000, 60_000, HOUR_MS, 24 * HOUR_MS, 30 * 24 * HOUR_MS)
+    for sign in (1, -1)
+]
 END_OF_32_BITS_MS = 2_147_483_647_000
 CRON_MS = 360_000  # every six minutes
 _LONGEST_DELAY_MS = 40 * 24 * HOUR_MS
@@ -56,7 +69,9 @@ OPTIONS = LocalStoreOptions(
 POLICIES = [
     CheckbackPolicy(),
     CheckbackPolicy(first_after_ms=60_000, interval_ms=600_000, max_answers=3),
-    CheckbackPolicy(first_after_ms=5_000, interval_ms=60_000, max_answers=2, on_exhausted=OnExhausted.ROLLBACK),
+    CheckbackPolicy(
+        first_after_ms=5_000, interval_ms=60_000, max_answers=2, on_exhausted=OnExhausted.ROLLBACK
+    ),
     CheckbackPolicy(first_after_ms=1_000, interval_ms=30_000, unreachable_limit_ms=2 * HOUR_MS),
 ]
 
@@ -112,10 +127,15 @@ class Day:
             self._run(world, self._live(world, end - begin))
             disk = self._end(world)
         if not self.jumps_allowed:
-            assert self.most_late_ms <= SWEEP_MS + 1_000, f"nothing was in its way, and it came {self.most_late_ms} ms late"
+            assert self.most_late_ms <= SWEEP_MS + 1_000, (
+                f"nothing was in its way, and it came {self.most_late_ms} ms late"
+            )
         world = self._world(disk)
-        # Whatever was put off so far, from the furthest moment that the clock has shown, is due by then.
-        world.clock.jump(max(self.furthest_ms, self.wall_ms) + _LONGEST_DELAY_MS + HOUR_MS - self.wall_ms)
+        # Whatever was put off so far, from the furthest moment that the clock has shown, is due by
+        # then.
+        world.clock.jump(
+            max(self.furthest_ms, self.wall_ms) + _LONGEST_DELAY_MS + HOUR_MS - self.wall_ms
+        )
         self._run(world, self._settle(world))
         world.end()
 
@@ -138,7 +158,9 @@ class Day:
         return world.disk.after_power_cut(self.randomness) if is_cut else world.disk.after_kill()
 
     async def _live(self, world: World, seconds: float) -> None:
-        """People do this and that; nothing of theirs is under way when it ends, of the service's what happens to be."""
+        """People do this and that; nothing of theirs is under way when it ends, of the service's
+        what happens to be.
+        """
         service = await Service.started(world, self)
         for catch_up in CatchUp:
             await service.make_cron(catch_up)
@@ -179,20 +201,34 @@ class Day:
         found = await self._verify(service)
         assert due <= found, f"never came: {sorted(due - found)[:5]}"
 
-    # ------------------------------------------------------------------------------------------------- what people do
+    # ----------------------------------------------------------------------------------------------
+    # what people do
 
     async def _delay(self, service: "Service") -> None:
-        names = [f"d{len(self.delayed) + number}" for number in range(service.randomness.choice([1, 1, 4]))]
+        names = [
+            f"d{len(self.delayed) + number}"
+            for number in range(service.randomness.choice([1, 1, 4]))
+        ]
         delay_ms = self._a_delay(service)
         now_ms = service.clock.wall_ms()
-        how = {"delay_ms": delay_ms} if service.randomness.random() < 0.6 else {"due_ms": now_ms + delay_ms}
-        given = [scheduled_message.put_off(scheduled_message.with_delay(_message(name), **how), now_ms) for name in names]
+        how = (
+            {"delay_ms": delay_ms}
+            if service.randomness.random() < 0.6
+            else {"due_ms": now_ms + delay_ms}
+        )
+        given = [
+            scheduled_message.put_off(scheduled_message.with_delay(_message(name), **how), now_ms)
+            for name in names
+        ]
         await service.store.append(given)
-        # By the clock of when it was asked for: the log's own times stay ahead of a clock that was set back.
+        # By the clock of when it was asked for: the log's own times stay ahead of a clock that was
+        # set back.
         self.delayed |= {one.message_id: Delayed(now_ms + delay_ms) for one in given}
 
     def _a_delay(self, service: "Service") -> int:
-        return service.randomness.choice([1, 1_000, 30_000, 600_000, 4 * HOUR_MS, _LONGEST_DELAY_MS])
+        return service.randomness.choice(
+            [1, 1_000, 30_000, 600_000, 4 * HOUR_MS, _LONGEST_DELAY_MS]
+        )
 
     async def _move_or_cancel(self, service: "Service") -> None:
         if not self.delayed:
@@ -213,11 +249,17 @@ class Day:
         number = len(self.begun)
         delay_ms = self._a_delay(service) if number % 3 == 0 else None
         name = f"t{number}"
-        given = _message(name) if delay_ms is None else scheduled_message.with_delay(_message(name), delay_ms=delay_ms)
+        given = (
+            _message(name)
+            if delay_ms is None
+            else scheduled_message.with_delay(_message(name), delay_ms=delay_ms)
+        )
         self.delays_ms[name] = delay_ms or 0
         key = f"key-{number}" if number % 2 else None
         group = service.randomness.choice(["polled", "asked"])
-        begin = Begin([given], group, service.randomness.choice(POLICIES), f"txn-{number}", None, key, key)
+        begin = Begin(
+            [given], group, service.randomness.choice(POLICIES), f"txn-{number}", None, key, key
+        )
         self.begun[f"txn-{number}"] = begin
         assert not (await service.coordinator.begin(begin)).replayed
         if key is not None:
@@ -231,7 +273,15 @@ class Day:
         prepared_at_ms = (await service.coordinator.get(transaction_id)).prepared_at_ms
         number = len(self.begun)
         # Names of its own: another begin may be under way.
-        begin = Begin([_message(f"again-{number}")], "polled", POLICIES[0], f"txn-again-{number}", None, key, key)
+        begin = Begin(
+            [_message(f"again-{number}")],
+            "polled",
+            POLICIES[0],
+            f"txn-again-{number}",
+            None,
+            key,
+            key,
+        )
         counts = service.clock.wall_ms() - prepared_at_ms <= WINDOW_MS
         outcome = await service.coordinator.begin(begin)
         assert outcome.replayed == counts
@@ -247,7 +297,9 @@ class Day:
         if not self.begun:
             return
         transaction_id = service.randomness.choice(list(self.begun))
-        decide = service.randomness.choice([service.coordinator.commit, service.coordinator.rollback])
+        decide = service.randomness.choice(
+            [service.coordinator.commit, service.coordinator.rollback]
+        )
         try:
             outcome = await decide(transaction_id)
             state = outcome.transaction.state
@@ -256,14 +308,18 @@ class Day:
         assert self.decided.setdefault(transaction_id, state) is state
 
     async def _poll(self, service: "Service") -> None:
-        checks = await service.coordinator.receive_checks("polled", max_checks=5, lease_ms=30_000, wait_ms=0)
+        checks = await service.coordinator.receive_checks(
+            "polled", max_checks=5, lease_ms=30_000, wait_ms=0
+        )
         for check in checks:
             word = service.randomness.choice([*TxnEvent][:3] + [TxnEvent.UNKNOWN] * 3 + [None])
             if word is not None:
                 await service.coordinator.answer_check("polled", check.check_id, word)
 
     async def _producers_change(self, service: "Service") -> None:
-        self.producers_say = service.randomness.choice(["unreachable", "unknown", "commit", "rollback"])
+        self.producers_say = service.randomness.choice(
+            ["unreachable", "unknown", "commit", "rollback"]
+        )
 
     async def _jump(self, service: "Service") -> None:
         before_ms = service.clock.wall_ms()
@@ -273,28 +329,34 @@ class Day:
         await asyncio.sleep(4 * SWEEP_MS / 1000)
         await self._observe(service)
 
-    # --------------------------------------------------------------------------------------------------- is it all true?
+    # ----------------------------------------------------------------------------------------------
+    # is it all true?
 
     async def _observe(self, service: "Service") -> None:
         """Whoever is undecided has been asked, is to be asked later, or waits for a person."""
-        await asyncio.sleep(2 * SWEEP_MS / 1000)  # where the clock has just been set, a sweep comes first
+        # where the clock has just been set, a sweep comes first
+        await asyncio.sleep(2 * SWEEP_MS / 1000)
         self.furthest_ms = max(self.furthest_ms, service.clock.wall_ms())
         before_ms = service.clock.wall_ms() - 2 * SWEEP_MS
         for transaction in service.coordinator.table:
             if transaction.state is TxnState.PREPARED:
                 policy, asked_at_ms = transaction.policy, transaction.asked_at_ms
                 assert transaction.answers < policy.max_answers
-                assert asked_at_ms is not None or transaction.next_check_at_ms > before_ms, f"{transaction} is not asked"
+                assert asked_at_ms is not None or transaction.next_check_at_ms > before_ms, (
+                    f"{transaction} is not asked"
+                )
                 if asked_at_ms is not None:
                     give_up_ms = asked_at_ms + policy.unreachable_limit_ms
-                    if asked_at_ms < service.started_ms:  # the service was down: that is not the producer's silence
+                    # the service was down: that is not the producer's silence
+                    if asked_at_ms < service.started_ms:
                         give_up_ms = max(give_up_ms, service.started_ms + policy.interval_ms)
                     assert give_up_ms > before_ms, f"{transaction} is forgotten"
 
     async def _verify(self, service: "Service") -> set[str]:
         """What lies in the topics is what was due and decided, each once; the ids of it."""
         found: set[str] = set()
-        # The service goes on meanwhile: what was committed before must be there, what is there be committed afterwards.
+        # The service goes on meanwhile: what was committed before must be there, what is there be
+        # committed afterwards.
         before = {key: (await service.coordinator.get(key)).state for key in self.begun}
         async for message in everything(service.store, ORDERS):
             name = message.message_id
@@ -303,45 +365,71 @@ class Day:
             delayed = self.delayed.get(name)
             if delayed is not None:
                 assert not delayed.is_cancelled, f"{name} was cancelled, and came"
-                assert message.stored_at_ms >= delayed.due_ms, f"{name} came {delayed.due_ms - message.stored_at_ms} ms early"
+                assert message.stored_at_ms >= delayed.due_ms, (
+                    f"{name} came {delayed.due_ms - message.stored_at_ms} ms early"
+                )
         for transaction_id, begin in self.begun.items():
             transaction = await service.coordinator.get(transaction_id)
-            self._expect_outcome(transaction, begin, found, was_committed=before[transaction_id] is TxnState.COMMITTED)
+            self._expect_outcome(
+                transaction,
+                begin,
+                found,
+                was_committed=before[transaction_id] is TxnState.COMMITTED,
+            )
         await self._verify_cron(service)
         return found
 
-    def _expect_outcome(self, transaction: Transaction, begin: Begin, found: set[str], *, was_committed: bool) -> None:
+    def _expect_outcome(
+        self, transaction: Transaction, begin: Begin, found: set[str], *, was_committed: bool
+    ) -> None:
         known = self.decided.get(transaction.transaction_id)
         assert known is None or transaction.state is known, f"{transaction} was {known}"
         if transaction.state.is_decided:
             self.decided[transaction.transaction_id] = transaction.state
         (message,) = begin.messages
         if transaction.state is not TxnState.COMMITTED:
-            assert message.message_id not in found, f"{transaction} is not committed, and its message came"
+            assert message.message_id not in found, (
+                f"{transaction} is not committed, and its message came"
+            )
         elif properties.SCHEDULE_ID not in message.system:
-            assert message.message_id in found or not was_committed, f"{transaction} is committed, and its message is not there"
+            assert message.message_id in found or not was_committed, (
+                f"{transaction} is committed, and its message is not there"
+            )
         elif was_committed:
             # The delay counts from the commit, by the clock.
             assert transaction.resolved_at_ms is not None
             delay_ms = self.delays_ms[message.message_id]
-            self.delayed.setdefault(message.message_id, Delayed(transaction.resolved_at_ms + delay_ms))
+            self.delayed.setdefault(
+                message.message_id, Delayed(transaction.resolved_at_ms + delay_ms)
+            )
 
     async def _verify_cron(self, service: "Service") -> None:
-        marks = [cron_schedule.read_mark(message) async for message in everything(service.store, CRON_QUEUE)]
-        fired = [f"{mark.schedule_id}@{mark.settled_ms}" for mark in marks if isinstance(mark, Fired)]
-        messages: list[StoredMessage] = [message async for message in everything(service.store, REPORTS)]
+        marks = [
+            cron_schedule.read_mark(message)
+            async for message in everything(service.store, CRON_QUEUE)
+        ]
+        fired = [
+            f"{mark.schedule_id}@{mark.settled_ms}" for mark in marks if isinstance(mark, Fired)
+        ]
+        messages: list[StoredMessage] = [
+            message async for message in everything(service.store, REPORTS)
+        ]
         assert [message.message_id for message in messages] == fired
         assert len(set(fired)) == len(fired), "an occurrence fired twice"
         for message in messages:
-            assert message.stored_at_ms >= int(message.message_id.split("@")[1]), f"{message.message_id} came early"
+            assert message.stored_at_ms >= int(message.message_id.split("@")[1]), (
+                f"{message.message_id} came early"
+            )
         for schedule_id in self.registry.kept:
             own = [mark for mark in marks if mark.schedule_id == schedule_id]
-            # A clock that was far ahead and is right again makes it count anew: between two such moments nothing is missing.
+            # A clock that was far ahead and is right again makes it count anew: between two such
+            # moments nothing is missing.
             begins = [at for at, mark in enumerate(own) if isinstance(mark, CountRestarted)]
             for begin, end in pairwise([0, *begins, len(own)]):
                 _expect_each_moment(schedule_id, own[begin:end])
 
-    # -------------------------------------------------------------------------------------------------- what it is asked
+    # ----------------------------------------------------------------------------------------------
+    # what it is asked
 
     def route(self, group: str) -> Route | None:
         return Route("shop.example", 4) if group == "asked" else None
@@ -363,12 +451,21 @@ class Day:
 
 
 def _expect_each_moment(schedule_id: str, marks: list[AnyCronMark]) -> None:
-    """From the first to the last that fired, each has fired, now or ahead of its time, or was left out by a mark."""
+    """From the first to the last that fired, each has fired, now or ahead of its time, or was left
+    out by a mark.
+    """
     fired = {mark.settled_ms for mark in marks if isinstance(mark, Fired)}
     skipped = [mark for mark in marks if isinstance(mark, Skipped)]
-    ahead = {moment_ms for mark in marks if isinstance(mark, CountRestarted) for moment_ms in mark.fired_ahead}
+    ahead = {
+        moment_ms
+        for mark in marks
+        if isinstance(mark, CountRestarted)
+        for moment_ms in mark.fired_ahead
+    }
     for moment_ms in range(min(fired, default=0), max(fired, default=0), CRON_MS):
-        is_left_out = moment_ms in ahead or any(mark.since_ms <= moment_ms <= mark.settled_ms for mark in skipped)
+        is_left_out = moment_ms in ahead or any(
+            mark.since_ms <= moment_ms <= mark.settled_ms for mark in skipped
+        )
         assert (moment_ms in fired) != is_left_out, f"{schedule_id} at {moment_ms}: {is_left_out=}"
 
 

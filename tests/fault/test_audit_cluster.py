@@ -1,4 +1,6 @@
-"""The audit on a cluster as docs/audit.md says: a master and two workers of Spark's, each a process of its own."""
+"""The audit on a cluster as docs/audit.md says: a master and two workers of Spark's, each a process
+of its own.
+"""
 
 import json
 import os
@@ -27,7 +29,12 @@ def environment() -> dict[str, str]:
         home = java_home()
     except JavaNotFound as missing:
         pytest.skip(str(missing))
-    return {**os.environ, "JAVA_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    return {
+        **os.environ,
+        "JAVA_HOME": home,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
 
 
 @pytest.fixture
@@ -36,9 +43,22 @@ def master(environment, tmp_path) -> Iterator[str]:
     started: list[subprocess.Popen[str]] = []
 
     def start(name: str, *options: str, until: str) -> str:
-        command = [BIN / "spark-class", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0", *options]
+        command = [
+            BIN / "spark-class",
+            f"org.apache.spark.deploy.{name}",
+            "--host",
+            "127.0.0.1",
+            "--webui-port",
+            "0",
+            *options,
+        ]
         process = subprocess.Popen(
-            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         started.append(process)
         assert process.stdout is not None
@@ -63,7 +83,14 @@ def master(environment, tmp_path) -> Iterator[str]:
 
 def test_a_submitted_audit_finds_on_two_workers_what_was_planted(master, environment, tmp_path):
     _, truth = plant(tmp_path / "store", times=1)
-    spark = ["--master", master, "--executor-memory", "512m", "--conf", "spark.sql.shuffle.partitions=2"]
+    spark = [
+        "--master",
+        master,
+        "--executor-memory",
+        "512m",
+        "--conf",
+        "spark.sql.shuffle.partitions=2",
+    ]
     audit = ["audit", "run", "--log", "store", "--json", "report.json", "--quiet"]
 
     done = subprocess.run(
@@ -73,7 +100,9 @@ def test_a_submitted_audit_finds_on_two_workers_what_was_planted(master, environ
 
     assert done.returncode == 1, done.stderr
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
-    assert {name: count for name, count in report["verdicts"].items() if count} == Counter(truth.values())
+    assert {name: count for name, count in report["verdicts"].items() if count} == Counter(
+        truth.values()
+    )
     assert report["balanced"] is True
     executors = list((tmp_path / "work").glob("app-*/*"))
     assert len(executors) == WORKERS

@@ -1,6 +1,8 @@
-"""C20: stores that were killed, lost power, were torn and spoiled, audited as they lay there before anybody mended them.
+"""C20: stores that were killed, lost power, were torn and spoiled, audited as they lay there before
+anybody mended them.
 
-The bytes that the audit takes for the log are those that a start keeps, and its verdicts are those of the plain checker.
+The bytes that the audit takes for the log are those that a start keeps, and its verdicts are those
+of the plain checker.
 """
 
 from pathlib import Path
@@ -34,7 +36,9 @@ SPOILED_EACH = 4  # of the stores that are judged, one in so many
 
 
 def crashed_disk(seed: int) -> tuple[SimulatedDisk, chain.LocalStoreOptions, int]:
-    """A disk as some lives have left it, the last of which did not end in order; its store's options, and the time."""
+    """A disk as some lives have left it, the last of which did not end in order; its store's
+    options, and the time.
+    """
     randomness = Random(seed)
     memory = Memory(policy=randomness.choice(list(chain.FlushPolicy)))
     options = chain._options(randomness, memory.policy)
@@ -43,7 +47,8 @@ def crashed_disk(seed: int) -> tuple[SimulatedDisk, chain.LocalStoreOptions, int
     for life in range(randomness.randrange(1, 5)):
         world = World(disk, seed * 100 + life, wall_ms=wall_ms)
         disk.cut_after = disk.operations + randomness.randrange(60, 400)
-        memory = Memory(policy=memory.policy, serial=memory.serial)  # a cut may have taken what it begun: none is decided later
+        # a cut may have taken what it begun: none is decided later
+        memory = Memory(policy=memory.policy, serial=memory.serial)
         world.run(chain.live(world, options, memory, closes=False, rounds=12))
         wall_ms = world.clock.wall_ms() + 1
         world.end()
@@ -62,7 +67,9 @@ def copied(disk: SimulatedDisk, folder: Path) -> Path:
     return folder
 
 
-def recovered_end(disk: SimulatedDisk, options: chain.LocalStoreOptions, seed: int, wall_ms: int) -> int | None:
+def recovered_end(
+    disk: SimulatedDisk, options: chain.LocalStoreOptions, seed: int, wall_ms: int
+) -> int | None:
     """Where a start finds the end of the log; None where it refuses to start."""
     with World(disk, seed, wall_ms=wall_ms) as world:
         try:
@@ -101,7 +108,11 @@ def rows_of(log: log_range.Log, split_bytes: int) -> tuple[list[int], list[tuple
 
 def accounted_bytes(log: log_range.Log) -> int:
     reader = LogReader()
-    found = [piece.length for part in log_range.parts(log, split_bytes=3_000) for piece in log_range.pieces(log, part, reader)]
+    found = [
+        piece.length
+        for part in log_range.parts(log, split_bytes=3_000)
+        for piece in log_range.pieces(log, part, reader)
+    ]
     reader.close()
     return sum(found)
 
@@ -121,9 +132,9 @@ def test_of_a_crashed_store_the_audit_reads_what_a_start_keeps(tmp_path, record_
         log = log_range.find_log(str(store))
 
         assert log.end == recovered_end(disk, options, seed, wall_ms), f"seed {seed}"
-        assert rows_of(log, split_bytes=Random(seed).choice([500, 3_000, 1 << 20])) == plain_rows(store, log.end), (
-            f"seed {seed}"
-        )
+        assert rows_of(log, split_bytes=Random(seed).choice([500, 3_000, 1 << 20])) == plain_rows(
+            store, log.end
+        ), f"seed {seed}"
         torn += log.torn_bytes > 0
         compared += 1
 
@@ -153,7 +164,9 @@ def test_of_a_spoiled_store_every_byte_is_accounted_for(tmp_path):
 
 
 @pytest.mark.xdist_group("spark")
-def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(tmp_path, record_property):
+def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(
+    tmp_path, record_property
+):
     met: set[str] = set()
     transactions = damaged = 0
     settings = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
@@ -172,10 +185,19 @@ def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(tm
                 audit = TransactionAudit(spark, log, Scope(), split_bytes=9_000)
                 rows, sums = audit.judge()
 
-                judged = rows.where("transaction_id is not null").select("transaction_id", "facts").collect()
+                judged = (
+                    rows.where("transaction_id is not null")
+                    .select("transaction_id", "facts")
+                    .collect()
+                )
                 audit.release()
-                assert {row["transaction_id"]: verdict(Fact(row["facts"])) for row in judged} == expected, f"seed {seed}"
-                assert (sums.bytes, sums.counts["damaged"]) == (log.end - log.begin, len(plain.damage)), f"seed {seed}"
+                assert {
+                    row["transaction_id"]: verdict(Fact(row["facts"])) for row in judged
+                } == expected, f"seed {seed}"
+                assert (sums.bytes, sums.counts["damaged"]) == (
+                    log.end - log.begin,
+                    len(plain.damage),
+                ), f"seed {seed}"
                 met |= set(expected.values())
                 transactions += len(expected)
                 damaged += bool(plain.damage) or log.torn_bytes > 0
@@ -184,7 +206,9 @@ def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(tm
 
     record_property("transactions", transactions)
     assert {"committed_once", "rolled_back_clean", "undecided"} <= met
-    assert damaged >= JUDGED // SPOILED_EACH, "too few that were damaged or torn: it would prove little"
+    assert damaged >= JUDGED // SPOILED_EACH, (
+        "too few that were damaged or torn: it would prove little"
+    )
 
 
 def test_where_a_crash_has_left_nothing_wrong_the_checks_find_nothing(tmp_path):
@@ -198,7 +222,9 @@ def test_where_a_crash_has_left_nothing_wrong_the_checks_find_nothing(tmp_path):
         with session("local[2]", log=tmp_path / "spark.log", settings=settings) as spark:
             for seed in range(CHECKED):
                 disk, _, _ = crashed_disk(20_000 + seed)
-                if not disk.exists(ROOT / "commitlog") or not disk.list_directory(ROOT / "commitlog"):
+                if not disk.exists(ROOT / "commitlog") or not disk.list_directory(
+                    ROOT / "commitlog"
+                ):
                     continue
                 store = copied(disk, tmp_path / str(seed))
 

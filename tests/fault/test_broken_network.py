@@ -1,4 +1,6 @@
-"""C12: whatever the network does between clients and the service, nothing is lost and nothing is done twice."""
+"""C12: whatever the network does between clients and the service, nothing is lost and nothing is
+done twice.
+"""
 
 import pytest
 
@@ -14,8 +16,12 @@ STEPS = 45
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_behind_a_broken_network_nothing_is_lost_nothing_rolled_back_is_seen_and_each_key_counts_once(shard, tmp_path):
-    with Server(tmp_path / "data", environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 22)}) as server:
+def test_behind_a_broken_network_nothing_is_lost_nothing_rolled_back_is_seen_and_each_key_counts_once(
+    shard, tmp_path
+):
+    with Server(
+        tmp_path / "data", environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 22)}
+    ) as server:
         campaign = Campaign(server, seed=shard, steps=STEPS)
         campaign.run()
         assert server.terminate() == 0

@@ -21,5 +21,7 @@ def test_a_clock_that_jumps_under_load_loses_doubles_and_hastens_nothing(tmp_pat
     assert "level=error" not in server.log()
     assert campaign.jumps >= JUMPS
     for what in (campaign.delayed, campaign.decided_by_check):
-        assert what > JUMPS * ANSWERS_BETWEEN_JUMPS / 20, "too little of a campaign: it would prove nothing"
+        assert what > JUMPS * ANSWERS_BETWEEN_JUMPS / 20, (
+            "too little of a campaign: it would prove nothing"
+        )
     assert campaign.delivered > JUMPS * ANSWERS_BETWEEN_JUMPS / 2

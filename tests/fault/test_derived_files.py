@@ -1,4 +1,6 @@
-"""C22: bits of derived files, turned over. Nothing is lost, hidden, doubled or reordered, and no request fails.
+"""C22: bits of derived files, turned over.
+
+Nothing is lost, hidden, doubled or reordered, and no request fails.
 
 The files of a kind are independent of each other, so one life meets a flip in each of them.
 """
@@ -12,7 +14,14 @@ import pytest
 
 from storage.formats.queue_entry import ENTRY_BYTES
 from tests.fault.campaign_size import FULL
-from tests.fault.derived_damage import Files, answers, derived_files, differences, flipped, sound_store
+from tests.fault.derived_damage import (
+    Files,
+    answers,
+    derived_files,
+    differences,
+    flipped,
+    sound_store,
+)
 
 pytestmark = pytest.mark.faults
 
@@ -53,7 +62,11 @@ def every_field_of_entries(files: Files) -> Iterator[list[Flip]]:
     randomness = Random(1)
     for at in range(ENTRY_BYTES):
         yield [
-            (path, randomness.randrange(used_bytes(files, path) // ENTRY_BYTES) * ENTRY_BYTES + at, randomness.randrange(8))
+            (
+                path,
+                randomness.randrange(used_bytes(files, path) // ENTRY_BYTES) * ENTRY_BYTES + at,
+                randomness.randrange(8),
+            )
             for path in of_kind(files, "consumequeue")
         ]
 
@@ -61,7 +74,10 @@ def every_field_of_entries(files: Files) -> Iterator[list[Flip]]:
 def any_byte(files: Files, kind: str, lives: int) -> Iterator[list[Flip]]:
     randomness = Random(kind)
     for _ in range(lives):
-        yield [(path, randomness.randrange(used_bytes(files, path)), randomness.randrange(8)) for path in of_kind(files, kind)]
+        yield [
+            (path, randomness.randrange(used_bytes(files, path)), randomness.randrange(8))
+            for path in of_kind(files, kind)
+        ]
 
 
 def test_no_bit_of_a_consume_queue_file_changes_any_answer(files, sound):

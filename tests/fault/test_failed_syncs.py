@@ -1,4 +1,6 @@
-"""C6, for syncs: the first failure is final, so nothing is ever acknowledged that the disk refused."""
+"""C6, for syncs: the first failure is final, so nothing is ever acknowledged that the disk
+refused.
+"""
 
 import pytest
 

@@ -1,6 +1,9 @@
-"""C7: a real file system without space. The log, the registry and the service's own log lines are all on it.
+"""C7: a real file system without space.
 
-`tests/e2e/test_failing_disk.py` asks the same of a disk that only says it is full, on any machine; here one has to be mounted.
+The log, the registry and the service's own log lines are all on it.
+
+`tests/e2e/test_failing_disk.py` asks the same of a disk that only says it is full, on any machine;
+here one has to be mounted.
 """
 
 import os
@@ -19,7 +22,10 @@ from tests.support.server import Server
 pytestmark = pytest.mark.faults
 
 ROUNDS = sized(ci=1, full=20)
-ENVIRONMENT = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20), "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10)}
+ENVIRONMENT = {
+    "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20),
+    "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10),
+}
 
 
 @pytest.fixture
@@ -27,7 +33,9 @@ def small_disk(tmp_path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={16 + 5 * ROUNDS}m", "none", str(disk)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={16 + 5 * ROUNDS}m", "none", str(disk)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode()}")
@@ -53,7 +61,9 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
                 assert_problem(begin(api, "late"), 507, "storage_full")
                 for transaction_id in undecided:
                     # Together they take more than the reserve that is there anyway.
-                    (settled,) = ok(api.post(f"/v1/transactions/{transaction_id}/commit"))["messages"]
+                    (settled,) = ok(api.post(f"/v1/transactions/{transaction_id}/commit"))[
+                        "messages"
+                    ]
                     sent.append(settled["message_id"])
                 ok(api.get("/readyz"))
                 assert stored(api) == sent
@@ -70,7 +80,10 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
 
 def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_else(small_disk):
     filler = small_disk / "filler"
-    with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server, server.client() as api:
+    with (
+        Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server,
+        server.client() as api,
+    ):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         sent: list[str] = []
         assert was_sent(api, sent)
@@ -88,7 +101,12 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         assert nearly_full["used_ratio"] > nearly_full["refuse_above"]
         (settled,) = ok(api.post(f"/v1/transactions/{open_ids[0]}/commit"))["messages"]
         ok(api.post(f"/v1/transactions/{open_ids[1]}/rollback"))
-        ok(api.put("/v1/groups/billing/offsets", json={"offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}]}))
+        ok(
+            api.put(
+                "/v1/groups/billing/offsets",
+                json={"offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}]},
+            )
+        )
         assert stored(api) == [*sent, settled["message_id"]]
 
         filler.unlink()
@@ -96,7 +114,9 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         assert ok(api.get("/v1/admin/disk"))["writable"]
 
 
-def test_a_service_starts_on_a_full_disk_after_a_stop_and_after_a_kill_and_goes_on_with_decisions(small_disk):
+def test_a_service_starts_on_a_full_disk_after_a_stop_and_after_a_kill_and_goes_on_with_decisions(
+    small_disk,
+):
     with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server:
         sent: list[str] = []
         with server.client() as api:
@@ -144,7 +164,8 @@ def was_sent(api: httpx.Client, sent: list[str], *, size: int = 1) -> bool:
 def begin(api: httpx.Client, transaction_id: str) -> httpx.Response:
     messages = [{"topic": "orders", "message": {"payload": "b" * 20_000}}]
     return api.post(
-        "/v1/transactions", json={"transaction_id": transaction_id, "producer_group": "shop", "messages": messages}
+        "/v1/transactions", json={"transaction_id": transaction_id, "producer_group": "shop",
+        "messages": messages}
     )  # fmt: skip
 
 
@@ -173,7 +194,12 @@ def fill_registry(api: httpx.Client, number: int) -> str:
 def stored(api: httpx.Client) -> list[str]:
     found: list[str] = []
     while True:
-        page = ok(api.get(f"/v1/topics/orders/queues/0/messages?offset={len(found)}&max_messages=1000&payload=omit"))
+        page = ok(
+            api.get(
+                f"/v1/topics/orders/queues/0/messages?offset={len(found)}&max_messages=1000&"
+                "payload=omit"
+            )
+        )
         if not page["messages"]:
             return found
         found += [message["message_id"] for message in page["messages"]]

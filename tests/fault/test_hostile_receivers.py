@@ -1,4 +1,7 @@
-"""C13: checks go to endpoints that hang, drip, redirect, bomb, reset and lie. Nothing of it decides anything."""
+"""C13: checks go to endpoints that hang, drip, redirect, bomb, reset and lie.
+
+Nothing of it decides anything.
+"""
 
 import json
 import os
@@ -33,8 +36,14 @@ def test_hostile_endpoints_decide_nothing_and_slow_nobody(tmp_path):
             for group, name in groups.items():
                 _put(api, group, hostile.urls[name])
             _put(api, "honest", honest.url)
-            begun = {name: [_begin(api, group) for _ in range(TRANSACTIONS_EACH)] for group, name in groups.items()}
-            until(lambda: len(hostile.asked) >= len(begun) - 2, "each of those that can be asked was asked once")
+            begun = {
+                name: [_begin(api, group) for _ in range(TRANSACTIONS_EACH)]
+                for group, name in groups.items()
+            }
+            until(
+                lambda: len(hostile.asked) >= len(begun) - 2,
+                "each of those that can be asked was asked once",
+            )
             before = _footprint(server)
 
             healthy, peak = [], before
@@ -42,7 +51,9 @@ def test_hostile_endpoints_decide_nothing_and_slow_nobody(tmp_path):
             while time.monotonic() < end:
                 began = time.monotonic()
                 transaction_id = _begin(api, "honest")
-                found = ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": 10_000}))
+                found = ok(
+                    api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": 10_000})
+                )
                 assert (found["state"], found["resolved_by"]) == ("committed", "check")
                 healthy.append(time.monotonic() - began)
                 now = _footprint(server)
@@ -51,25 +62,38 @@ def test_hostile_endpoints_decide_nothing_and_slow_nobody(tmp_path):
             for name, transactions in begun.items():
                 states = {ok(api.get(f"/v1/transactions/{one}"))["state"] for one in transactions}
                 assert states == {"prepared"}, f"who {name} has decided something: {states}"
-                answered = {ok(api.get(f"/v1/transactions/{one}"))["answers"] for one in transactions}
+                answered = {
+                    ok(api.get(f"/v1/transactions/{one}"))["answers"] for one in transactions
+                }
                 assert answered == {0}, f"what came of who {name} was counted as an answer"
             assert server.terminate() == 0
 
     healthy.sort()
     assert len(healthy) > SECONDS // 3
-    assert healthy[int(len(healthy) * 0.99)] < SLOWEST_HEALTHY_SECONDS, f"the slowest took {healthy[-1]:.1f} s"
+    assert healthy[int(len(healthy) * 0.99)] < SLOWEST_HEALTHY_SECONDS, (
+        f"the slowest took {healthy[-1]:.1f} s"
+    )
     # An endpoint sees the end of a try that was given up a moment after the next one has begun.
     assert max(hostile.most_open.values()) <= 2 * CONCURRENCY
     assert peak[0] - before[0] < MOST_GROWTH_BYTES, f"memory went from {before[0]} to {peak[0]}"
-    assert peak[1] - before[1] < CONCURRENCY * len(begun), f"descriptors went from {before[1]} to {peak[1]}"
+    assert peak[1] - before[1] < CONCURRENCY * len(begun), (
+        f"descriptors went from {before[1]} to {peak[1]}"
+    )
 
 
 def _put(api: httpx.Client, group: str, url: str) -> None:
-    ok(api.put(f"/v1/producer-groups/{group}", json={"check_mode": "webhook", "check_url": url}), 201)
+    ok(
+        api.put(f"/v1/producer-groups/{group}", json={"check_mode": "webhook", "check_url": url}),
+        201,
+    )
 
 
 def _begin(api: httpx.Client, group: str) -> str:
-    body = {"producer_group": group, "messages": [{"topic": "orders", "message": {"json": 1}}], "check": CHECK}
+    body = {
+        "producer_group": group,
+        "messages": [{"topic": "orders", "message": {"json": 1}}],
+        "check": CHECK,
+    }
     return ok(api.post("/v1/transactions", json=body), 201)["transaction_id"]
 
 

@@ -1,8 +1,10 @@
-"""C14: whatever comes over HTTP is answered as the document says, and never with a 5xx that it does not explain.
+"""C14: whatever comes over HTTP is answered as the document says, and never with a 5xx that it does
+not explain.
 
-Two fuzzers: one that knows the OpenAPI document and keeps or breaks its rules, against a real service and against the ASGI
-application under plain uvicorn; and one that spoils the bytes of honest requests. At the end of the second one the books are
-balanced: what was acknowledged is there, and nothing else.
+Two fuzzers: one that knows the OpenAPI document and keeps or breaks its rules, against a real
+service and against the ASGI application under plain uvicorn; and one that spoils the bytes of
+honest requests. At the end of the second one the books are balanced: what was acknowledged is
+there, and nothing else.
 """
 
 import json
@@ -37,11 +39,20 @@ from tests.support.server import AsgiServer, Server
 pytestmark = pytest.mark.faults
 
 DOCUMENT = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text("utf-8"))
-OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}
+OPERATIONS = {
+    operation["operationId"]: operation
+    for path in DOCUMENT["paths"].values()
+    for operation in path.values()
+}
 CASES = sized(ci=15, full=250)  # of each operation
 HONEST_CASES = CASES // 5  # of each operation and thing that exists, on top of them
 MOST_ROUNDS = 20  # of them, where nothing was taken in the first
-HOW = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+HOW = {
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": True,
+}
 SPOILED = sized(ci=1_000, full=50_000)
 SPOILED_SHARDS = 2
 
@@ -53,12 +64,19 @@ EXISTING = {
     "producer_group": ["shop", "asked"],
 }
 # What such a field may say, so that not every honest request is about something made up.
-KNOWN_VALUES = {"topic": "orders", "queue_id": 0, "offset": 0, "cron": "0 6 * * 1-5", "time_zone": "Europe/Berlin"}
+KNOWN_VALUES = {
+    "topic": "orders",
+    "queue_id": 0,
+    "offset": 0,
+    "cron": "0 6 * * 1-5",
+    "time_zone": "Europe/Berlin",
+}
 CHANGED = "changed"  # a topic that nobody sends to: after a change it may take next to nothing
 DELETED = "deleted"  # the topic that deleteTopic is asked about
 # Lines about the machine: a disk or a processor that others use, too.
 OF_THE_MACHINE = {"sync_is_slow", "sync_was_slow", "event_loop_stands_still", "event_loop_goes_on"}
-RECEIVER = "127.0.0.1:9"  # of a group that is asked by webhook; nobody is there, and no transaction of the group either
+# of a group that is asked by webhook; nobody is there, and no transaction of the group either
+RECEIVER = "127.0.0.1:9"
 OPEN_TRANSACTIONS = 4  # begun for each operation anew: each decides some
 OPEN_SCHEDULES = 2
 OPEN_REPORTS = 2
@@ -68,13 +86,16 @@ CONFIG = {
         "not_a_server_error": {
             "expected-statuses": ["200", "201", "202", "204", "206", "207", "4xx", "501", "504"]
         },  # 501: what this release does not offer
-        "negative_data_rejection": {"expected-statuses": ["207", "4xx", "501"]},  # 207: refused entry by entry
+        # 207: refused entry by entry
+        "negative_data_rejection": {"expected-statuses": ["207", "4xx", "501"]},
     }
 }
 
 
 def every_refusal_is_a_problem(_: CheckContext, answer: Response, case: Case) -> None:
-    """With all its parts: the document leaves out of the schema what a problem inside of an answer does not have."""
+    """With all its parts: the document leaves out of the schema what a problem inside of an answer
+    does not have.
+    """
     if answer.status_code < 400:
         return
     problem = answer.json()
@@ -94,7 +115,9 @@ def as_bytes(_: SerializationContext, value: Any) -> bytes:
 
 
 def a_broken_request_is_refused(context: CheckContext, answer: Response, case: Case) -> bool | None:
-    """An optional body that is left out breaks nothing, although it is generated as if it did; nor do lines."""
+    """An optional body that is left out breaks nothing, although it is generated as if it did; nor
+    do lines.
+    """
     if case.operation.body and (case.body is NOT_SET or case.media_type == "application/x-ndjson"):
         return None
     return negative_data_rejection(context, answer, case)
@@ -118,13 +141,19 @@ def server(request, tmp_path_factory) -> Iterator[Server]:
         "ESCROWMQ_AUDIT__PROGRAM": json.dumps([sys.executable, report_program.__file__]),
         "ESCROWMQ_AUDIT__MAX_QUEUED": "1000000",
     }
-    with request.param(tmp_path_factory.mktemp("fuzzed") / "data", dev=False, environment=environment) as running:
+    with request.param(
+        tmp_path_factory.mktemp("fuzzed") / "data", dev=False, environment=environment
+    ) as running:
         with running.client() as api:
             for topic in ("orders", CHANGED, DELETED):
                 ok(api.post("/v1/topics", json={"topic": topic, "queues": 2}), 201)
         yield running
         lines = [json.loads(line) for line in running.log().splitlines()]
-        assert [line for line in lines if line["level"] != "info" and line["event"] not in OF_THE_MACHINE] == []
+        assert [
+            line
+            for line in lines
+            if line["level"] != "info" and line["event"] not in OF_THE_MACHINE
+        ] == []
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +163,9 @@ def document(server) -> schemathesis.BaseSchema:
 
 
 @pytest.mark.parametrize("operation_id", sorted(OPERATIONS))
-def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, document, operation_id):
+def test_every_operation_answers_as_its_document_says_whatever_is_sent(
+    server, document, operation_id
+):
     statuses: Counter[int] = Counter()
     put_groups(server)
     existing = {
@@ -172,7 +203,9 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
             @settings(max_examples=HONEST_CASES, **HOW)
             @given(case=honest_case(document, operation_id, path), with_options=st.booleans())
             def ask_honestly(case: Case, with_options: bool) -> None:
-                """Options contradict each other often: half of the requests have none, so that some are taken."""
+                """Options contradict each other often: half of the requests have none, so that some
+                are taken.
+                """
                 if not with_options:
                     case.headers = {}
                     case.body = required_parts(case.body, body_schema(operation_id))
@@ -184,7 +217,8 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
             if any(status < 300 for status in statuses):
                 break
 
-    enough = CASES // 2 if OPERATIONS[operation_id].keys() & {"parameters", "requestBody"} else 1  # there is nothing to vary
+    # there is nothing to vary
+    enough = CASES // 2 if OPERATIONS[operation_id].keys() & {"parameters", "requestBody"} else 1
     assert statuses.total() >= enough, "too few cases: they would prove nothing"
     assert any(status < 300 for status in statuses), f"nothing was ever taken: {statuses}"
     with server.client() as api:
@@ -195,19 +229,24 @@ def put_groups(server: Server) -> None:
     """Before each operation: an earlier one may have put them otherwise, or deleted them."""
     with server.client() as api:
         for group in EXISTING["group"]:
-            api.delete(f"/v1/groups/{group}")  # without If-Match a PUT would not change back what an earlier one has changed
+            # without If-Match a PUT would not change back what an earlier one has changed
+            api.delete(f"/v1/groups/{group}")
             ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": "orders"}]}), 201)
         for group in EXISTING["producer_group"]:
             by_webhook = {"check_mode": "webhook", "check_url": f"http://{RECEIVER}/checks"}
             path = f"/v1/producer-groups/{group}"
             known = {"If-Match": "*"} if api.get(path).is_success else {}
-            assert api.put(path, json=by_webhook if group == "asked" else {}, headers=known).is_success
+            assert api.put(
+                path, json=by_webhook if group == "asked" else {}, headers=known
+            ).is_success
 
 
 def send_one(server: Server, **fields: Any) -> dict[str, Any]:
     """A message; its receipt."""
     with server.client() as api:
-        receipt: dict[str, Any] = ok(api.post("/v1/topics/orders/messages", json={"payload": "x", **fields}), 201)
+        receipt: dict[str, Any] = ok(
+            api.post("/v1/topics/orders/messages", json={"payload": "x", **fields}), 201
+        )
         return receipt
 
 
@@ -231,11 +270,20 @@ def dead_letter_one(server: Server) -> str:
     with server.client() as api:
         sent = send_one(server)["message_id"]
         while True:
-            given = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 1_000, "wait_ms": 1_000}))["messages"]
+            given = ok(
+                api.post(
+                    "/v1/groups/billing/receive", json={"max_messages": 1_000, "wait_ms": 1_000}
+                )
+            )["messages"]
             assert given
             for message in given:
                 verb = "dead-letter" if message["message_id"] == sent else "ack"
-                ok(api.post(f"/v1/groups/billing/{verb}", json={"entries": [{"receipt_handle": message["receipt_handle"]}]}))
+                ok(
+                    api.post(
+                        f"/v1/groups/billing/{verb}",
+                        json={"entries": [{"receipt_handle": message["receipt_handle"]}]},
+                    )
+                )
             if sent in [message["message_id"] for message in given]:
                 return sent
 
@@ -251,7 +299,11 @@ def make_report(server: Server) -> str:
     """A report that is done; its id."""
     with server.client() as api:
         path = api.post("/v1/audit/reports", json={}).headers["location"]
-        until(lambda: ok(api.get(path))["state"] == "done", "the report is made", seconds=report_program.PATIENCE_SECONDS)
+        until(
+            lambda: ok(api.get(path))["state"] == "done",
+            "the report is made",
+            seconds=report_program.PATIENCE_SECONDS,
+        )
         return path.rpartition("/")[2]
 
 
@@ -261,32 +313,53 @@ def begin_some(server: Server, operation_id: str) -> list[str]:
     with server.client() as api:
         for number in range(OPEN_TRANSACTIONS):
             message = {"topic": "orders", "message": {"payload": "x"}}
-            begin = {"producer_group": "shop", "transaction_id": f"{operation_id}-{number}", "messages": [message]}
+            begin = {
+                "producer_group": "shop",
+                "transaction_id": f"{operation_id}-{number}",
+                "messages": [message],
+            }
             found.append(ok(api.post("/v1/transactions", json=begin), 201)["transaction_id"])
     return found
 
 
-def any_case(document: schemathesis.BaseSchema, operation_id: str, existing: dict[str, list[Any]]) -> st.SearchStrategy[Case]:
-    """Requests that keep the document's rules and ones that break them, about what exists and about what is made up."""
+def any_case(
+    document: schemathesis.BaseSchema, operation_id: str, existing: dict[str, list[Any]]
+) -> st.SearchStrategy[Case]:
+    """Requests that keep the document's rules and ones that break them, about what exists and about
+    what is made up.
+    """
     operation = document.find_operation_by_id(operation_id)
     known = paths(document, operation_id, existing)
     return st.one_of(
         *(operation.as_strategy(mode) for mode in GenerationMode),
-        *(operation.as_strategy(mode, path_parameters=path) for mode in GenerationMode for path in known),
+        *(
+            operation.as_strategy(mode, path_parameters=path)
+            for mode in GenerationMode
+            for path in known
+        ),
     )
 
 
-def honest_case(document: schemathesis.BaseSchema, operation_id: str, path: dict[str, Any]) -> st.SearchStrategy[Case]:
+def honest_case(
+    document: schemathesis.BaseSchema, operation_id: str, path: dict[str, Any]
+) -> st.SearchStrategy[Case]:
     """Requests that keep the document's rules."""
     operation = document.find_operation_by_id(operation_id)
     return operation.as_strategy(GenerationMode.POSITIVE, path_parameters=path)
 
 
-def paths(document: schemathesis.BaseSchema, operation_id: str, existing: dict[str, list[Any]]) -> list[dict[str, Any]]:
+def paths(
+    document: schemathesis.BaseSchema, operation_id: str, existing: dict[str, list[Any]]
+) -> list[dict[str, Any]]:
     """Of an operation, the values of the names in its path, for each thing that exists."""
-    names = {parameter.name for parameter in document.find_operation_by_id(operation_id).path_parameters}
+    names = {
+        parameter.name for parameter in document.find_operation_by_id(operation_id).path_parameters
+    }
     things = max((len(existing[name]) for name in names), default=0)
-    return [{name: existing[name][number % len(existing[name])] for name in names} for number in range(things)]
+    return [
+        {name: existing[name][number % len(existing[name])] for name in names}
+        for number in range(things)
+    ]
 
 
 def body_schema(operation_id: str) -> dict[str, Any]:
@@ -303,18 +376,27 @@ def required_parts(value: Any, schema: dict[str, Any]) -> Any:
         return [required_parts(item, schema.get("items", {})) for item in value]
     if not isinstance(value, dict):
         return value
-    return {name: required_parts(value[name], schema["properties"][name]) for name in schema.get("required", ())}
+    return {
+        name: required_parts(value[name], schema["properties"][name])
+        for name in schema.get("required", ())
+    }
 
 
 def waits_shortly(values: Any) -> Any:
     """A long poll that is allowed is cut short; one that is not stays as it is."""
     wait_ms = values.get("wait_ms") if isinstance(values, dict) else None
-    is_allowed = isinstance(wait_ms, int) and not isinstance(wait_ms, bool) and LONGEST_WAIT_MS < wait_ms <= 30_000
+    is_allowed = (
+        isinstance(wait_ms, int)
+        and not isinstance(wait_ms, bool)
+        and LONGEST_WAIT_MS < wait_ms <= 30_000
+    )
     return {**values, "wait_ms": LONGEST_WAIT_MS} if is_allowed else values
 
 
 def about_existing(body: Any) -> Any:
-    """The values, with what exists wherever they name a topic, a place in one or a time zone, and with a short wait."""
+    """The values, with what exists wherever they name a topic, a place in one or a time zone, and
+    with a short wait.
+    """
     if isinstance(body, list):
         return [about_existing(item) for item in body]
     if not isinstance(body, dict):

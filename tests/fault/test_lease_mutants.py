@@ -1,4 +1,6 @@
-"""C21 for leases: well-known mistakes, each planted and each found by the model of leases, which by itself finds nothing."""
+"""C21 for leases: well-known mistakes, each planted and each found by the model of leases, which by
+itself finds nothing.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +24,8 @@ from tests.property.test_lease_model import LeaseMachine
 pytestmark = pytest.mark.faults
 
 EXAMPLES = 200
-SEEDS = range(1, 21)  # far more than any needs: which examples a seed stands for changes with every line of the project
+# far more than any needs: which examples a seed stands for changes with every line of the project
+SEEDS = range(1, 21)
 
 
 def model_finds() -> str:
@@ -55,7 +58,10 @@ def test_a_reset_that_ends_the_leases_of_the_whole_topic_is_found(monkeypatch):
 
     def by_topic(leases: GroupLeases, event: events.Reset) -> None:
         apply_reset(leases, event)
-        topics, named = {one.topic for one in event.positions}, {one.queue_id for one in event.positions}
+        topics, named = (
+            {one.topic for one in event.positions},
+            {one.queue_id for one in event.positions},
+        )
         for queue in leases.queues:
             if queue.queue.topic in topics and queue.queue not in named:
                 queue.restart(queue.slots.prefix)
@@ -122,7 +128,11 @@ def test_a_count_of_attempts_that_a_retry_begins_anew_is_found(monkeypatch):
 
 
 def test_a_withdrawn_message_that_is_handed_out_is_found(monkeypatch):
-    monkeypatch.setattr(Choosing, "_is_to_come", lambda self, leases, queue, rules, message, attempt: queue.slots.unsettled > 0)
+    monkeypatch.setattr(
+        Choosing,
+        "_is_to_come",
+        lambda self, leases, queue, rules, message, attempt: queue.slots.unsettled > 0,
+    )
 
     assert "was withdrawn" in model_finds()
 
@@ -150,11 +160,17 @@ def test_a_key_that_is_overtaken_is_found(monkeypatch):
 def test_an_acknowledgement_that_is_answered_before_its_sync_is_found(monkeypatch):
     append, write = LeaseJournal.append, LeaseJournal.write
 
-    def unsynced_write(self: LeaseJournal, told: Sequence[events.AnyLeaseEvent], durability: object, **how: Any) -> None:
+    def unsynced_write(
+        self: LeaseJournal, told: Sequence[events.AnyLeaseEvent], durability: object, **how: Any
+    ) -> None:
         write(self, told, Durability.BUFFERED, **how)
 
     async def unsynced(
-        self: LeaseJournal, messages: Sequence[Message], told: Sequence[events.AnyLeaseEvent], durability: object, **how: bool
+        self: LeaseJournal,
+        messages: Sequence[Message],
+        told: Sequence[events.AnyLeaseEvent],
+        durability: object,
+        **how: bool,
     ) -> object:
         return await append(self, messages, told, Durability.BUFFERED, **how)
 

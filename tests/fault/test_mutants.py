@@ -1,4 +1,7 @@
-"""C21: the campaigns themselves. Five well-known mistakes, each planted and each found by the campaign that is there for it."""
+"""C21: the campaigns themselves.
+
+Five well-known mistakes, each planted and each found by the campaign that is there for it.
+"""
 
 from collections.abc import Callable
 
@@ -56,7 +59,9 @@ def test_leaving_the_torn_tail_is_found_by_power_cuts(monkeypatch):
 def test_answering_a_decision_before_its_sync_is_found_by_power_cuts(monkeypatch):
     append: Callable[..., object] = Journal.append
 
-    async def unsynced(self: Journal, messages: object, durability: object, **how: object) -> object:
+    async def unsynced(
+        self: Journal, messages: object, durability: object, **how: object
+    ) -> object:
         return await append(self, messages, durability and Durability.BUFFERED, **how)  # type: ignore[misc]
 
     monkeypatch.setattr(Journal, "append", unsynced)
@@ -81,7 +86,11 @@ def test_a_checksum_without_the_header_is_found_by_bit_flips(monkeypatch):
         return crc32c(data[header_bytes:])
 
     monkeypatch.setattr(scan, "crc32c", without_header)
-    monkeypatch.setattr(unit, "crc32c", lambda data: without_header(data) if len(data) > header_bytes else crc32c(data))
+    monkeypatch.setattr(
+        unit,
+        "crc32c",
+        lambda data: without_header(data) if len(data) > header_bytes else crc32c(data),
+    )
 
     assert undetected_flips(records_of_each_kind()["plain"])
 

@@ -1,4 +1,6 @@
-"""C1: the real store and the real coordinator on a disk that loses power, is killed and closes, thousands of times."""
+"""C1: the real store and the real coordinator on a disk that loses power, is killed and closes,
+thousands of times.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""C10: the power goes at each operation of dropping segments and writing again what must outlive them."""
+"""C10: the power goes at each operation of dropping segments and writing again what must outlive
+them.
+"""
 
 import pytest
 
@@ -16,6 +18,10 @@ def test_a_power_cut_at_any_operation_of_retention_loses_nothing_that_counts(see
     operations = count_operations(base, expected, wall_ms, seed)
     assert operations > 100, "there is something to cut"
 
-    problems = {cut: found for cut in range(operations) if (found := problems_of_cut(base, expected, wall_ms, seed, cut))}
+    problems = {
+        cut: found
+        for cut in range(operations)
+        if (found := problems_of_cut(base, expected, wall_ms, seed, cut))
+    }
 
     assert problems == {}

@@ -1,4 +1,6 @@
-"""C23: kill -9 amid the deletion of a topic: it has happened as a whole or not at all, and other topics lose nothing."""
+"""C23: kill -9 amid the deletion of a topic: it has happened as a whole or not at all, and other
+topics lose nothing.
+"""
 
 import re
 import subprocess
@@ -15,10 +17,22 @@ LIVES = sized(ci=4, full=1_000)
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_a_deletion_that_is_killed_has_happened_as_a_whole_or_not_at_all_for_every_observer(tmp_path):
-    command = [sys.executable, "-m", "tests.fault.topic_deletions", "--lives", str(LIVES), "--seed", "1"]
+def test_a_deletion_that_is_killed_has_happened_as_a_whole_or_not_at_all_for_every_observer(
+    tmp_path,
+):
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fault.topic_deletions",
+        "--lives",
+        str(LIVES),
+        "--seed",
+        "1",
+    ]
 
-    ended = subprocess.run([*command, "--directory", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True)
+    ended = subprocess.run(
+        [*command, "--directory", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
+    )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     kills, failpoints, broken = map(int, re.findall(r"\d+", ended.stdout.splitlines()[-1]))

@@ -1,4 +1,6 @@
-"""C21 for transactions and timers: well-known mistakes, each planted and each found by the campaign that is there for it."""
+"""C21 for transactions and timers: well-known mistakes, each planted and each found by the campaign
+that is there for it.
+"""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +32,8 @@ from txn.transaction import Transaction, from_halves
 pytestmark = pytest.mark.faults
 
 EXAMPLES = 300  # of 2,000 that C9 runs
-SEEDS = range(1, 9)  # more than any needs: which examples a seed stands for changes with every line of the project
+# more than any needs: which examples a seed stands for changes with every line of the project
+SEEDS = range(1, 9)
 DAYS = range(8)
 
 
@@ -70,13 +73,17 @@ def _found(run) -> str:
 
 def test_a_decision_that_is_overwritten_is_found(monkeypatch):
     monkeypatch.setattr(TxnState, "is_decided", property(lambda self: self is TxnState.ROLLED_BACK))
-    monkeypatch.setitem(states.TRANSITIONS, (TxnState.COMMITTED, TxnEvent.ROLLBACK), TxnState.ROLLED_BACK)
+    monkeypatch.setitem(
+        states.TRANSITIONS, (TxnState.COMMITTED, TxnEvent.ROLLBACK), TxnState.ROLLED_BACK
+    )
 
     assert transactions_find()
 
 
 def test_a_refusal_that_is_told_as_a_replay_is_found(monkeypatch):
-    monkeypatch.setitem(states.TRANSITIONS, (TxnState.COMMITTED, TxnEvent.ROLLBACK), TxnState.COMMITTED)
+    monkeypatch.setitem(
+        states.TRANSITIONS, (TxnState.COMMITTED, TxnEvent.ROLLBACK), TxnState.COMMITTED
+    )
 
     assert "no order explains" in transactions_find()
 
@@ -92,7 +99,9 @@ def test_decisions_that_do_not_wait_for_one_another_are_found(monkeypatch):
 
 
 def test_an_op_that_is_written_before_its_messages_is_found(monkeypatch):
-    async def op_first(self: Journal, transaction: Transaction, op: Op, finals: Sequence[Message] = ()) -> None:
+    async def op_first(
+        self: Journal, transaction: Transaction, op: Op, finals: Sequence[Message] = ()
+    ) -> None:
         key = transaction.idempotency_key
         await self.append([half_message.op_message(op, idempotency_key=key)], Durability.SYNCED)
         appended = await self.append(finals, Durability.SYNCED) if finals else []
@@ -106,7 +115,9 @@ def test_an_op_that_is_written_before_its_messages_is_found(monkeypatch):
 def test_a_decision_that_is_answered_before_its_sync_is_found(monkeypatch):
     append = Journal.append
 
-    async def unsynced(self: Journal, messages: Sequence[Message], durability: object, **how: bool) -> object:
+    async def unsynced(
+        self: Journal, messages: Sequence[Message], durability: object, **how: bool
+    ) -> object:
         return await append(self, messages, durability and Durability.BUFFERED, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Journal, "append", unsynced)
@@ -130,7 +141,9 @@ def test_an_unknown_that_rolls_back_is_found(monkeypatch):
 
     async def at_its_word(self: CheckSender, check: LeasedCheck, answer: Answered) -> None:
         is_unknown = answer.decision is TxnEvent.UNKNOWN
-        await answered(self, check, answer._replace(decision=TxnEvent.ROLLBACK) if is_unknown else answer)
+        await answered(
+            self, check, answer._replace(decision=TxnEvent.ROLLBACK) if is_unknown else answer
+        )
 
     monkeypatch.setattr(CheckSender, "_answered", at_its_word)
 
@@ -143,7 +156,8 @@ def test_a_try_without_an_answer_that_is_counted_as_one_is_found(monkeypatch):
 
     monkeypatch.setattr(CheckSender, "_failed", counted)
 
-    # By the count of answers, or by a transaction that is held before its time: whichever an example comes to first.
+    # By the count of answers, or by a transaction that is held before its time: whichever an
+    # example comes to first.
     found = transactions_find()
     assert "answered were" in found or "no order explains" in found
 
@@ -170,7 +184,11 @@ def test_a_transaction_that_nobody_asks_about_is_found(monkeypatch):
 
 def test_a_snapshot_that_claims_more_than_it_holds_is_found(monkeypatch):
     positions = DerivedTable.positions
-    monkeypatch.setattr(DerivedTable, "positions", lambda self: {queue: at + 1 for queue, at in positions(self).items()})
+    monkeypatch.setattr(
+        DerivedTable,
+        "positions",
+        lambda self: {queue: at + 1 for queue, at in positions(self).items()},
+    )
 
     assert transactions_find()
 
@@ -203,7 +221,9 @@ def test_a_check_that_rolls_back_what_is_held_is_found(monkeypatch):
 
 def test_a_delayed_message_that_comes_early_is_found(monkeypatch):
     run_once = ScheduleService.run_once
-    monkeypatch.setattr(ScheduleService, "run_once", lambda self, now_ms: run_once(self, now_ms + 15_000))
+    monkeypatch.setattr(
+        ScheduleService, "run_once", lambda self, now_ms: run_once(self, now_ms + 15_000)
+    )
 
     assert "early" in days_find()
 

@@ -1,4 +1,6 @@
-"""C9: transactions against a plain model, with concurrent decisions, checks, clock jumps, kills and power cuts."""
+"""C9: transactions against a plain model, with concurrent decisions, checks, clock jumps, kills and
+power cuts.
+"""
 
 from collections import Counter
 from typing import ClassVar
@@ -40,13 +42,25 @@ def test_no_sequence_of_requests_crashes_and_jumps_breaks_a_promise_about_a_tran
     )
     run_state_machine_as_test(Machine, settings=how)
 
-    for what in ("power cuts", "kills", "prepared", "committed", "rolled_back", "begun plainly", "decided plainly"):
-        assert Machine.tally[what] > count // 10, f"{Machine.tally}: too little of a campaign, it would prove nothing"
+    for what in (
+        "power cuts",
+        "kills",
+        "prepared",
+        "committed",
+        "rolled_back",
+        "begun plainly",
+        "decided plainly",
+    ):
+        assert Machine.tally[what] > count // 10, (
+            f"{Machine.tally}: too little of a campaign, it would prove nothing"
+        )
     assert Machine.tally["held"] > 0
 
 
 @pytest.mark.parametrize("shard", range(TRANSACTION_SHARDS))
-def test_clients_that_decide_against_each_other_over_http_are_told_one_decision_each(shard, tmp_path):
+def test_clients_that_decide_against_each_other_over_http_are_told_one_decision_each(
+    shard, tmp_path
+):
     count = TRANSACTIONS // TRANSACTION_SHARDS
     with Server(tmp_path / "data", environment={"ESCROWMQ_TXN__DECIDED_KEPT": "500"}) as server:
         campaign = Campaign(server, seed=shard, transactions=count, kills=KILLS)

@@ -20,20 +20,31 @@ SHARDS = 2
 PULLED_MESSAGES = 120
 REQUEST_ID = re.compile(rb"request-id: [0-9a-f]{16}|(?<=request_id\":\")[0-9a-f]{16}")
 TOPICS = ("orders", "bills", "typed", "shaped", "gone")
-SEND, BATCH, RAW = "/v1/topics/{}/messages", "/v1/topics/{}/messages/batch", "/v1/topics/{}/messages/raw"
+SEND, BATCH, RAW = (
+    "/v1/topics/{}/messages",
+    "/v1/topics/{}/messages/batch",
+    "/v1/topics/{}/messages/raw",
+)
 VALUES: tuple[Any, ...] = (
-    "", "x", "x" * 64, "x" * 300, "ü", "a b", "a|b", "\x01", "\n", "é" * 63, "𝄞", 0, -1, 1, 3.5, 1 << 60, True, None, [], {},
-    [1, [2, {"a": None}]], {"a": "\u2028"}, "synced", "buffered", "utf8", "base64", "eA==", "2026-01-01T00:00:00Z",
+    "", "x", "x" * 64, "x" * 300, "ü", "a b", "a|b", "\x01", "\n", "é" * 63, "𝄞", 0, -1, 1, 3.5,
+    1 << 60, True, None, [], {},
+    [1, [2, {"a": None}]], {"a": "\u2028"}, "synced", "buffered", "utf8", "base64", "eA==",
+    "2026-01-01T00:00:00Z",
 )  # fmt: skip
 FIELDS = (
-    "payload", "json", "key", "tag", "ordering_key", "queue_id", "delay_ms", "deliver_at", "delay_level", "require_durability",
+    "payload", "json", "key", "tag", "ordering_key", "queue_id", "delay_ms", "deliver_at",
+    "delay_level", "require_durability",
     "payload_encoding", "content_type", "properties", "unknown",
 )  # fmt: skip
 HEADERS = (
-    "Idempotency-Key: k1", "Idempotency-Key: k2", "Idempotency-Key: a b", "Request-Id: mine", "Request-Id: \x7f",
-    "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Accept-Encoding: gzip", "Accept: text/html",
-    "Expect: 100-continue", "Connection: close", "Connection: keep-alive", "Content-Type: text/plain", "X-Other: 1",
-    "Content-Type: application/json; charset=utf-8", "Origin: http://evil.example", "Host: b", "If-Match: *", "Message-Key: k",
+    "Idempotency-Key: k1", "Idempotency-Key: k2", "Idempotency-Key: a b", "Request-Id: mine",
+    "Request-Id: \x7f",
+    "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Accept-Encoding: gzip",
+    "Accept: text/html",
+    "Expect: 100-continue", "Connection: close", "Connection: keep-alive",
+    "Content-Type: text/plain", "X-Other: 1",
+    "Content-Type: application/json; charset=utf-8", "Origin: http://evil.example", "Host: b",
+    "If-Match: *", "Message-Key: k",
 )  # fmt: skip
 _LONG_MS = 43_200_000  # of a lease that does not end while the campaign runs
 PLAIN = "Host: localhost\r\nContent-Type: application/json\r\nUser-Agent: two ways"
@@ -45,7 +56,10 @@ def test_both_ways_answer_equally_and_store_the_same(tmp_path, shard):
 
 
 async def _compare(directory, chance: random.Random, count: int) -> None:
-    async with Way(directory / "direct", is_direct=True) as direct, Way(directory / "asgi", is_direct=False) as application:
+    async with (
+        Way(directory / "direct", is_direct=True) as direct,
+        Way(directory / "asgi", is_direct=False) as application,
+    ):
 
         async def ask(requests: list[bytes], pieces: int = 1) -> list[str]:
             ours = await direct.ask_all(requests, pieces=pieces)
@@ -58,7 +72,9 @@ async def _compare(directory, chance: random.Random, count: int) -> None:
         asked, pulls, leases = 0, random.Random("pulls"), random.Random("leases")
         while asked < count:
             for requests in _together(chance):
-                await ask(requests, pieces=chance.choice((1, 1, 1, 2, 5)) if len(requests) == 1 else 1)
+                await ask(
+                    requests, pieces=chance.choice((1, 1, 1, 2, 5)) if len(requests) == 1 else 1
+                )
                 asked += len(requests)
             if pulls.random() < 0.3:
                 await ask([_pull(pulls)])
@@ -84,7 +100,10 @@ def _leased(way: Way) -> list[float]:
 
 def _pulled(way: Way) -> list[float]:
     """What was counted of pulls that had an answer."""
-    counted = [way.metric("escrowmq_http_requests_total", operation="pullMessages", status=status) for status in ("200", "404")]
+    counted = [
+        way.metric("escrowmq_http_requests_total", operation="pullMessages", status=status)
+        for status in ("200", "404")
+    ]
     return [*counted, way.metric("escrowmq_messages_out_total")]
 
 
@@ -94,12 +113,16 @@ def test_a_pull_that_is_answered_at_once_is_the_one_of_the_handler(tmp_path, acc
 
 
 async def _compare_pulls(directory, chance: random.Random, accept: str) -> None:
-    """Each asked by a head that is known, and by one that never becomes known, of the same store."""
+    """Each asked by a head that is known, and by one that never becomes known, of the same
+    store.
+    """
     async with Way(directory, is_direct=True) as way:
         await way.ask(_request("POST", "/v1/topics", {"topic": "orders", "queues": 2}))
         for number in range(PULLED_MESSAGES):
             is_odd = number > PULLED_MESSAGES // 2
-            await way.ask(_request("POST", SEND.format("orders"), _pulled_message(chance, is_odd=is_odd)))
+            await way.ask(
+                _request("POST", SEND.format("orders"), _pulled_message(chance, is_odd=is_odd))
+            )
         taken = 0
         for number in range(sized(ci=400, full=10_000)):
             target = _pull_target(chance)
@@ -117,13 +140,24 @@ async def _compare_pulls(directory, chance: random.Random, accept: str) -> None:
 
 
 def _pulled_message(chance: random.Random, *, is_odd: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {"payload": chance.choice(("x", "", "ü\u2028", '"quoted\\"', '"' * 900, "z" * 3_000))}
-    for field, values in (("key", ("k", "ключ" if is_odd else "k 1")), ("tag", ("t", "u")), ("ordering_key", ("o", "ö"))):
+    message: dict[str, Any] = {
+        "payload": chance.choice(("x", "", "ü\u2028", '"quoted\\"', '"' * 900, "z" * 3_000))
+    }
+    for field, values in (
+        ("key", ("k", "ключ" if is_odd else "k 1")),
+        ("tag", ("t", "u")),
+        ("ordering_key", ("o", "ö")),
+    ):
         if chance.random() < 0.3:
             message[field] = chance.choice(values)
     if is_odd and chance.random() < 0.2:
         message |= chance.choice(
-            ({"payload": "\x7f"}, {"payload": "/w==", "payload_encoding": "base64"}, {"properties": {"a": ""}}, {"tag": 'a"b'})
+            (
+                {"payload": "\x7f"},
+                {"payload": "/w==", "payload_encoding": "base64"},
+                {"properties": {"a": ""}},
+                {"tag": 'a"b'},
+            )
         )
     return message
 
@@ -131,10 +165,16 @@ def _pulled_message(chance: random.Random, *, is_odd: bool) -> dict[str, Any]:
 def _pull_target(chance: random.Random) -> str:
     """Most often of some messages from an offset; some wrong."""
     at = chance.randrange(PULLED_MESSAGES // 2 + 3)
-    query = [f"offset={at}" if chance.random() < 0.95 else chance.choice(("", "offset=01", "offset=-1", "offset=0&offset=0"))]
+    query = [
+        f"offset={at}"
+        if chance.random() < 0.95
+        else chance.choice(("", "offset=01", "offset=-1", "offset=0&offset=0"))
+    ]
     for more, values in (
-        ("max_messages", (1, 2, 3, 5, 40, 1_000, 0, "x")), ("max_bytes", (1 << 20, 600, 1, 0)), ("wait_ms", (0,)),
-        ("payload", ("auto", "utf8", "omit", "base64", "x")), ("tag", ("*", "t", "%2A")), ("from", ("x",)),
+        ("max_messages", (1, 2, 3, 5, 40, 1_000, 0, "x")), ("max_bytes", (1 << 20, 600, 1, 0)),
+        ("wait_ms", (0,)),
+        ("payload", ("auto", "utf8", "omit", "base64", "x")), ("tag", ("*", "t", "%2A")),
+        ("from", ("x",)),
         ("out_of_range", ("earliest", "latest")), ("unknown", (1,)),
     ):  # fmt: skip
         if chance.random() < (0.9 if more == "max_messages" else 0.05):
@@ -157,16 +197,23 @@ def _begin() -> Iterator[bytes]:
         ("orders", {"queues": 2}),
         ("bills", {"queues": 1, "max_message_bytes": 2_000}),
         ("typed", {"message_types": ["fifo"]}),
-        ("shaped", {"schema": {"kind": "json_schema", "mode": "enforce", "json": {"type": "object"}}}),
+        (
+            "shaped",
+            {"schema": {"kind": "json_schema", "mode": "enforce", "json": {"type": "object"}}},
+        ),
         ("gone", {}),
     ):
         yield _request("POST", "/v1/topics", {"topic": topic, **settings})
     yield _request("PUT", "/v1/groups/readers", {"topics": [{"topic": "orders"}]})
-    yield _request("PUT", "/v1/groups/workers", {"topics": [{"topic": "orders"}, {"topic": "bills"}]})
+    yield _request(
+        "PUT", "/v1/groups/workers", {"topics": [{"topic": "orders"}, {"topic": "bills"}]}
+    )
     for _ in range(3):  # so that the heads of these are known
         for topic in TOPICS:
             yield _request("POST", SEND.format(topic), {"payload": "x"})
-            yield _request("POST", BATCH.format(topic), {"entries": [{"message": {"payload": "x"}}] * 2})
+            yield _request(
+                "POST", BATCH.format(topic), {"entries": [{"message": {"payload": "x"}}] * 2}
+            )
         yield _request("POST", "/v1/transactions", _plain_begin("orders", {"payload": "x"}))
         yield _request("POST", "/v1/transactions/<txn 0>/commit", None)
         yield _request("POST", "/v1/transactions/<txn 0>/rollback", {})
@@ -177,14 +224,20 @@ def _end() -> Iterator[bytes]:
     """What is stored after all: every message, and what became of the transactions."""
     for topic, queues in (("orders", 2), ("bills", 1), ("typed", 4), ("shaped", 4)):
         for queue in range(queues):
-            yield _request("GET", f"/v1/topics/{topic}/queues/{queue}/messages?max_messages=1000&max_bytes=16777216", None)
+            yield _request(
+                "GET",
+                f"/v1/topics/{topic}/queues/{queue}/messages?max_messages=1000&max_bytes=16777216",
+                None,
+            )
     for number in range(200):
         yield _request("GET", f"/v1/transactions/<txn {number}>", None)
         yield _request("GET", f"/v1/transactions/<txn {number}>/history", None)
 
 
 def _together(chance: random.Random) -> list[list[bytes]]:
-    """Requests that arrive at once: one of any kind, or some plain ones, as only their order is that of their arrival."""
+    """Requests that arrive at once: one of any kind, or some plain ones, as only their order is
+    that of their arrival.
+    """
     if chance.random() < 0.3:
         count = chance.choice((2, 3, 5))
         kind = chance.choice((_plain_send, _two_in_a_batch, _plain_transaction))
@@ -197,7 +250,11 @@ def _together(chance: random.Random) -> list[list[bytes]]:
 
 
 def _plain_send(chance: random.Random) -> bytes:
-    return _request("POST", SEND.format("orders"), {"payload": chance.choice(("x", "yy")), "key": chance.choice(("k", "k 1"))})
+    return _request(
+        "POST",
+        SEND.format("orders"),
+        {"payload": chance.choice(("x", "yy")), "key": chance.choice(("k", "k 1"))},
+    )
 
 
 def _two_in_a_batch(chance: random.Random) -> bytes:
@@ -207,24 +264,45 @@ def _two_in_a_batch(chance: random.Random) -> bytes:
 
 def _plain_batch(chance: random.Random) -> bytes:
     """Of few lengths, so that its head is known soon."""
-    message = {chance.choice(("payload", "payload", "json")): chance.choice(("x", "ü", "y" * 700)), "key": "k"}
-    message |= chance.choice(({}, {"require_durability": chance.choice(("synced", "buffered"))}, {"tag": chance.choice("t| ")}))
+    message = {
+        chance.choice(("payload", "payload", "json")): chance.choice(("x", "ü", "y" * 700)),
+        "key": "k",
+    }
+    message |= chance.choice(
+        (
+            {},
+            {"require_durability": chance.choice(("synced", "buffered"))},
+            {"tag": chance.choice("t| ")},
+        )
+    )
     ids = [
-        {"id": chance.choice(("ab", "cd", "é", '"'))} if chance.random() < 0.5 else {} for _ in range(chance.choice((1, 1, 3)))
+        {"id": chance.choice(("ab", "cd", "é", '"'))} if chance.random() < 0.5 else {}
+        for _ in range(chance.choice((1, 1, 3)))
     ]
-    body = {"entries": [{"message": message, **one} for one in ids], "atomic": chance.random() < 0.8}
+    body = {
+        "entries": [{"message": message, **one} for one in ids],
+        "atomic": chance.random() < 0.8,
+    }
     headers = ["Accept-Encoding: gzip"] if chance.random() < 0.1 else []
     return _request("POST", BATCH.format(_topic(chance)), body, *headers)
 
 
 def _plain_transaction(chance: random.Random) -> bytes:
-    return _request("POST", "/v1/transactions", _plain_begin("orders", {"json": chance.choice(("x", "ü"))}))
+    return _request(
+        "POST", "/v1/transactions", _plain_begin("orders", {"json": chance.choice(("x", "ü"))})
+    )
 
 
 def _plain_decisions(count: int) -> list[bytes]:
-    """Of the newest transactions. One commit alone: the order of several, which queue offsets show, is not that of arrival."""
+    """Of the newest transactions.
+
+    One commit alone: the order of several, which queue offsets show, is not that of arrival.
+    """
     words = ["commit", *["rollback"] * (count - 1)]
-    return [_request("POST", f"/v1/transactions/<txn {-1 - number}>/{word}", None) for number, word in enumerate(words)]
+    return [
+        _request("POST", f"/v1/transactions/<txn {-1 - number}>/{word}", None)
+        for number, word in enumerate(words)
+    ]
 
 
 def _leasing(chance: random.Random) -> list[list[bytes]]:
@@ -232,7 +310,9 @@ def _leasing(chance: random.Random) -> list[list[bytes]]:
     count = chance.choice((1, 2, 4))
     if chance.random() < 0.5:
         return [[_receive(chance)], [_ack(chance)]]
-    received = _request("POST", "/v1/groups/workers/receive", {"lease_ms": _LONG_MS, "max_messages": count})
+    received = _request(
+        "POST", "/v1/groups/workers/receive", {"lease_ms": _LONG_MS, "max_messages": count}
+    )
     newest = list(range(-count, 0))
     if chance.random() < 0.5:
         return [[received], [_ack_of(newest)]]
@@ -242,7 +322,9 @@ def _leasing(chance: random.Random) -> list[list[bytes]]:
 def _receive(chance: random.Random) -> bytes:
     body: dict[str, Any] = {"lease_ms": _LONG_MS, "max_messages": chance.choice((1, 2, 5))}
     if chance.random() < 0.4:
-        field = chance.choice(("max_messages", "max_bytes", "worker", "attempt_id", "payload", "wait_ms", "unknown"))
+        field = chance.choice(
+            ("max_messages", "max_bytes", "worker", "attempt_id", "payload", "wait_ms", "unknown")
+        )
         body[field] = chance.choice((1, 2, 300, "a", "b", "base64", "omit", "a\u0001", 0, None))
     return _spoiled(chance, "POST", f"/v1/groups/{_group(chance)}/receive", body)
 
@@ -251,7 +333,9 @@ def _ack(chance: random.Random) -> bytes:
     newest = [-chance.randrange(1, 12) for _ in range(chance.choice((1, 1, 2, 3, 0)))]
     body = {"entries": [*_entries(newest)]}
     if chance.random() < 0.2:
-        body["entries"].append(chance.choice(({"receipt_handle": chance.choice(VALUES)}, {"unknown": 1}, None)))
+        body["entries"].append(
+            chance.choice(({"receipt_handle": chance.choice(VALUES)}, {"unknown": 1}, None))
+        )
     return _spoiled(chance, "POST", f"/v1/groups/{_group(chance)}/ack", body)
 
 
@@ -280,8 +364,14 @@ def _topic(chance: random.Random) -> str:
 
 
 def _message(chance: random.Random) -> dict[str, Any]:
-    message: dict[str, Any] = {chance.choice(("payload", "payload", "json")): chance.choice(("x", "ü\u2028", "x" * 100))}
-    for field, values in (("key", ("k", "ключ", "k 1")), ("tag", ("t", "t|u")), ("require_durability", ("buffered", "synced"))):
+    message: dict[str, Any] = {
+        chance.choice(("payload", "payload", "json")): chance.choice(("x", "ü\u2028", "x" * 100))
+    }
+    for field, values in (
+        ("key", ("k", "ключ", "k 1")),
+        ("tag", ("t", "t|u")),
+        ("require_durability", ("buffered", "synced")),
+    ):
         if chance.random() < 0.4:
             message[field] = chance.choice(values)
     if chance.random() < 0.25:
@@ -300,8 +390,12 @@ def _begin_one(chance: random.Random) -> bytes:
     if chance.random() < 0.2:
         body["messages"] *= chance.choice((0, 2, 3))
     if chance.random() < 0.2:
-        field = chance.choice(("transaction_id", "business_key", "producer_group", "check", "unknown"))
-        body[field] = chance.choice(("given", "a b", "", {"first_after_ms": 60_000}, {"max_answers": 0}, 1))
+        field = chance.choice(
+            ("transaction_id", "business_key", "producer_group", "check", "unknown")
+        )
+        body[field] = chance.choice(
+            ("given", "a b", "", {"first_after_ms": 60_000}, {"max_answers": 0}, 1)
+        )
     return _spoiled(chance, "POST", "/v1/transactions", body)
 
 
@@ -329,8 +423,17 @@ def _other(chance: random.Random) -> bytes:
     method, path, body = chance.choice(
         [
             ("GET", f"/v1/topics/orders/queues/0/messages?offset={at}&max_messages=3", None),
-            ("GET", f"/v1/topics/orders/queues/{chance.choice(('9', '01', 'x', '-1', '1.0'))}/messages", None),
-            ("GET", f"/v1/topics/orders/queues/1/messages?from=x&tag=t&{chance.choice(('a=1', 'tag=t', 'offset=-1'))}", None),
+            (
+                "GET",
+                f"/v1/topics/orders/queues/{chance.choice(('9', '01', 'x', '-1', '1.0'))}/messages",
+                None,
+            ),
+            (
+                "GET",
+                "/v1/topics/orders/queues/1/messages?from=x&tag=t&"
+                f"{chance.choice(('a=1', 'tag=t', 'offset=-1'))}",
+                None,
+            ),
             ("GET", f"/v1/messages/<msg {at}>", None),
             ("GET", f"/v1/messages/<msg {at}>/payload", None),
             ("GET", "/v1/topics/orders", None),
@@ -352,14 +455,24 @@ def _other(chance: random.Random) -> bytes:
     return _spoiled(chance, method, path, body)
 
 
-def _spoiled(chance: random.Random, method: str, path: str, body: Any, *, is_packed: bool = False) -> bytes:
+def _spoiled(
+    chance: random.Random, method: str, path: str, body: Any, *, is_packed: bool = False
+) -> bytes:
     """A request, most often as it should be."""
     headers = [chance.choice(HEADERS) for _ in range(chance.choices((0, 1, 2), (8, 2, 1))[0])]
-    made = _packed(method, path, body, *headers) if is_packed else _request(method, path, body, *headers)
+    made = (
+        _packed(method, path, body, *headers)
+        if is_packed
+        else _request(method, path, body, *headers)
+    )
     head, end, content = made.partition(b"\r\n\r\n")
     if content and chance.random() < 0.1:
         at = chance.randrange(len(content))
-        content = content[:at] + bytes([chance.choice(b'\x00"{}[],:\\ux9\xff \xc1\x81\x90\xdd')]) + content[at + 1 :]
+        content = (
+            content[:at]
+            + bytes([chance.choice(b'\x00"{}[],:\\ux9\xff \xc1\x81\x90\xdd')])
+            + content[at + 1 :]
+        )
     return head + end + content
 
 
@@ -372,6 +485,10 @@ def _packed(method: str, path: str, body: Any, *headers: str) -> bytes:
 
 
 def _request(method: str, path: str, body: Any, *headers: str) -> bytes:
-    content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    content = (
+        b""
+        if body is None
+        else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    )
     lines = [f"{method} {path} HTTP/1.1", PLAIN, *headers, f"Content-Length: {len(content)}"]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + content

@@ -1,8 +1,10 @@
-"""C9: begins, decisions, checks, clock jumps, kills and power cuts in any order, beside a plain description of a transaction.
+"""C9: begins, decisions, checks, clock jumps, kills and power cuts in any order, beside a plain
+description of a transaction.
 
-The real coordinator, check sender and store run on a simulated disk. Decisions run against each other and against sweeps, and
-the power may go meanwhile. What was answered must be explained by one order of calls (support/linearizability.py), and after
-each start the log must hold the messages of what was committed, each once, and nothing else.
+The real coordinator, check sender and store run on a simulated disk. Decisions run against each
+other and against sweeps, and the power may go meanwhile. What was answered must be explained by one
+order of calls (support/linearizability.py), and after each start the log must hold the messages of
+what was committed, each once, and nothing else.
 """
 
 import asyncio
@@ -15,14 +17,31 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from storage.errors import CheckNotOpen, IdempotencyInProgress, TransactionConflict, UnknownTransaction
+from storage.errors import (
+    CheckNotOpen,
+    IdempotencyInProgress,
+    TransactionConflict,
+    UnknownTransaction,
+)
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Message, QueueId
 from tests.support.check_pass import everything, transactions_by_check_pass
 from tests.support.linearizability import FOR_EVER, Call, states_after
 from tests.support.simulation import World
-from tests.support.transaction_spec import BEGUN, DONE, REPLAYED, TAKEN, Decide, Look, Resume, State, Sweep, Unknown, answers
+from tests.support.transaction_spec import (
+    BEGUN,
+    DONE,
+    REPLAYED,
+    TAKEN,
+    Decide,
+    Look,
+    Resume,
+    State,
+    Sweep,
+    Unknown,
+    answers,
+)
 from txn.begin import Outcome
 from txn.checkback import CheckSender
 from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted
@@ -38,10 +57,16 @@ QUEUES = [QueueId("orders", 0), QueueId("orders", 1), QueueId("emails", 0)]
 POLICIES = [
     CheckbackPolicy(first_after_ms=10_000_000),
     CheckbackPolicy(first_after_ms=10, interval_ms=10, max_answers=1, unreachable_limit_ms=1_000),
-    CheckbackPolicy(first_after_ms=5, interval_ms=5, max_answers=2, on_exhausted=OnExhausted.ROLLBACK),
+    CheckbackPolicy(
+        first_after_ms=5, interval_ms=5, max_answers=2, on_exhausted=OnExhausted.ROLLBACK
+    ),
     CheckbackPolicy(first_after_ms=5, interval_ms=10, max_answers=50, unreachable_limit_ms=60),
     CheckbackPolicy(
-        first_after_ms=5, interval_ms=10, max_answers=50, unreachable_limit_ms=400, on_exhausted=OnExhausted.ROLLBACK
+        first_after_ms=5,
+        interval_ms=10,
+        max_answers=50,
+        unreachable_limit_ms=400,
+        on_exhausted=OnExhausted.ROLLBACK,
     ),
 ]
 POLLED, ASKED = "polled", "asked"
@@ -50,13 +75,26 @@ STATES = {TxnEvent.COMMIT: TxnState.COMMITTED, TxnEvent.ROLLBACK: TxnState.ROLLE
 
 MODES = ["commit", "rollback", "unknown", "unknown", "unreachable", "invalid", "gone"]
 
-policies = st.sampled_from(POLICIES) | st.sampled_from([POLICIES[1], POLICIES[3]])  # these two end up held
+# these two end up held
+policies = st.sampled_from(POLICIES) | st.sampled_from([POLICIES[1], POLICIES[3]])
 which = st.integers(0, 60)
 decisions = st.sampled_from([TxnEvent.COMMIT, TxnEvent.ROLLBACK])
 words = st.sampled_from([TxnEvent.COMMIT, TxnEvent.ROLLBACK, TxnEvent.UNKNOWN, TxnEvent.UNKNOWN])
 moments = st.sampled_from([0, 0, 1, 3, 5, 8])
 acts = st.sampled_from(
-    ["commit", "commit", "rollback", "rollback", "operator", "answer", "sweep", "resume", "begin", "begin again", "snapshot"]
+    [
+        "commit",
+        "commit",
+        "rollback",
+        "rollback",
+        "operator",
+        "answer",
+        "sweep",
+        "resume",
+        "begin",
+        "begin again",
+        "snapshot",
+    ]
 )
 
 
@@ -74,7 +112,8 @@ class Txn:
     is_durable: bool = False
     states: set[State] = field(default_factory=lambda: {BEGUN})
     calls: list[Call] = field(default_factory=list)
-    unknowns: set[int] = field(default_factory=set)  # the checks that were answered "unknown", whatever came of it
+    # the checks that were answered "unknown", whatever came of it
+    unknowns: set[int] = field(default_factory=set)
     webhook_decided: bool = False
 
 
@@ -109,9 +148,14 @@ class Producer:
 
 
 class TransactionMachine(RuleBasedStateMachine):
-    tally: ClassVar[Counter[str]] = Counter()  # of what has happened: a campaign in which little does proves nothing
+    # of what has happened: a campaign in which little does proves nothing
+    tally: ClassVar[Counter[str]] = Counter()
 
-    @initialize(flush=st.sampled_from(FlushPolicy), decided_kept=st.sampled_from([2, 500]), segment=st.sampled_from([16, 64]))
+    @initialize(
+        flush=st.sampled_from(FlushPolicy),
+        decided_kept=st.sampled_from([2, 500]),
+        segment=st.sampled_from([16, 64]),
+    )
     def begin_a_world(self, flush: FlushPolicy, decided_kept: int, segment: int) -> None:
         self.flush = flush
         self.options = LocalStoreOptions(
@@ -125,9 +169,12 @@ class TransactionMachine(RuleBasedStateMachine):
             queue_flush_interval_ms=20,
             snapshot_interval_ms=40,
         )
-        self.transaction_options = TransactionOptions(decided_kept=decided_kept, dedup_window_ms=DAY_MS)
+        self.transaction_options = TransactionOptions(
+            decided_kept=decided_kept, dedup_window_ms=DAY_MS
+        )
         self.txns: list[Txn] = []
-        self.gone: set[str] = set()  # ids of messages whose transaction was never answered and is not there
+        # ids of messages whose transaction was never answered and is not there
+        self.gone: set[str] = set()
         self.taken: list[tuple[Txn, LeasedCheck]] = []  # checks that were once handed out
         self.leases: dict[str, int] = {}  # check id -> until when, on the monotonic clock
         self.serial = self.moment = self.lives = 0
@@ -139,9 +186,15 @@ class TransactionMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.end()
 
-    # ------------------------------------------------------------------------------------------------ one after another
+    # ----------------------------------------------------------------------------------------------
+    # one after another
 
-    @rule(count=st.integers(1, 3), policy=policies, group=st.sampled_from([POLLED, ASKED]), keyed=st.booleans())
+    @rule(
+        count=st.integers(1, 3),
+        policy=policies,
+        group=st.sampled_from([POLLED, ASKED]),
+        keyed=st.booleans(),
+    )
     def begin(self, count: int, policy: CheckbackPolicy, group: str, keyed: bool) -> None:
         txn = self._new(count, policy, group, keyed)
         self._call(self._begin(txn))
@@ -151,17 +204,24 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule(at=which)
     @precondition(lambda self: any(txn.key for txn in self.txns))
     def begin_again(self, at: int) -> None:
-        """Its key finds the transaction while it counts, whatever has become of it; then it is free."""
+        """Its key finds the transaction while it counts, whatever has become of it; then it is
+        free.
+        """
         keyed = {txn.key: txn for txn in self.txns if txn.key is not None}
         txn = list(keyed.values())[at % len(keyed)]
         counts = self.world.clock.wall_ms() - self._known(txn).prepared_at_ms <= DAY_MS
         again = self._new(1, POLICIES[0], POLLED, keyed=False)
         again.key = txn.key
         replayed = self._call(self._begin(again))
-        assert replayed is counts, f"{txn.transaction_id} was begun again as {replayed=} while its key {counts=}"
+        assert replayed is counts, (
+            f"{txn.transaction_id} was begun again as {replayed=} while its key {counts=}"
+        )
         if replayed:
             # With a clock that was set back, an older one of this key may count again, too.
-            assert again.transaction_id == txn.transaction_id or self.world.clock.wall_ms() < self.last_wall_ms
+            assert (
+                again.transaction_id == txn.transaction_id
+                or self.world.clock.wall_ms() < self.last_wall_ms
+            )
             self._forget(again)
 
     @rule(at=which, decision=decisions, by=st.sampled_from([Resolver.PRODUCER, Resolver.OPERATOR]))
@@ -192,13 +252,17 @@ class TransactionMachine(RuleBasedStateMachine):
 
         async def poll() -> list[LeasedCheck]:
             async with self._sweeping():
-                return await self.coordinator.receive_checks(POLLED, max_checks=1_000, lease_ms=lease_ms, wait_ms=0)
+                return await self.coordinator.receive_checks(
+                    POLLED, max_checks=1_000, lease_ms=lease_ms, wait_ms=0
+                )
 
         checks = self._call(poll())
         by_id = {txn.transaction_id: txn for txn in self.txns}
         for check in checks:
             self.taken.append((by_id[check.transaction.transaction_id], check))
-            assert self.leases.get(check.check_id, 0) <= now_ms, f"{check.check_id} is leased to two at once"
+            assert self.leases.get(check.check_id, 0) <= now_ms, (
+                f"{check.check_id} is leased to two at once"
+            )
             self.leases[check.check_id] = now_ms + lease_ms
         out = {check_id for check_id, until_ms in self.leases.items() if until_ms > now_ms}
         for transaction in self.coordinator.table:
@@ -216,10 +280,18 @@ class TransactionMachine(RuleBasedStateMachine):
         self._call(self._answer(txn, check, word))
         self._look([txn])
 
-    @rule(mode=st.sampled_from(MODES), latency_ms=st.sampled_from([0, 3, 200]), wait_ms=st.sampled_from([0, 5, 40, 250]))
+    @rule(
+        mode=st.sampled_from(MODES),
+        latency_ms=st.sampled_from([0, 3, 200]),
+        wait_ms=st.sampled_from([0, 5, 40, 250]),
+    )
     def send_checks(self, mode: str, latency_ms: int, wait_ms: int) -> None:
         """Producers answer like this from now on."""
-        self.producer.mode, self.producer.latency_ms, self.producer.is_gone = mode, latency_ms, False
+        self.producer.mode, self.producer.latency_ms, self.producer.is_gone = (
+            mode,
+            latency_ms,
+            False,
+        )
 
         async def send() -> None:
             async with self._sweeping():
@@ -249,9 +321,12 @@ class TransactionMachine(RuleBasedStateMachine):
         self.producer.is_on_trial = False
         self._look([txn])
 
-    # ------------------------------------------------------------------------------------------------------------- time
+    # ----------------------------------------------------------------------------------------------
+    # time
 
-    @rule(ms=st.sampled_from([-30 * DAY_MS, -DAY_MS, -1_000, -1, 1, 1_000, DAY_MS + 1, 30 * DAY_MS]))
+    @rule(
+        ms=st.sampled_from([-30 * DAY_MS, -DAY_MS, -1_000, -1, 1, 1_000, DAY_MS + 1, 30 * DAY_MS])
+    )
     def the_wall_clock_jumps(self, ms: int) -> None:
         if 0 < self.world.clock.wall_ms() + ms < 4_000_000_000_000:
             self.world.clock.jump(ms)
@@ -259,7 +334,9 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(after_ms=st.sampled_from([0, 1, 7, 10, 35, 70, 420, 1_100]))
     def sweep(self, after_ms: int) -> None:
-        """Nobody is left unasked: a check is open, or is not due yet, or nobody is asked any more."""
+        """Nobody is left unasked: a check is open, or is not due yet, or nobody is asked
+        any more.
+        """
         self._call(asyncio.sleep(after_ms / 1000))
         now_ms = self.world.clock.wall_ms()
 
@@ -273,15 +350,19 @@ class TransactionMachine(RuleBasedStateMachine):
                 policy, asked_at_ms = transaction.policy, transaction.asked_at_ms
                 assert transaction.answers < policy.max_answers
                 if asked_at_ms is None:
-                    assert now_ms < transaction.next_check_at_ms, f"{transaction.transaction_id} is due and was not asked"
+                    assert now_ms < transaction.next_check_at_ms, (
+                        f"{transaction.transaction_id} is due and was not asked"
+                    )
                 else:
                     give_up_ms = asked_at_ms + policy.unreachable_limit_ms
-                    if asked_at_ms < self.started_ms:  # the service was down: that is not the producer's silence
+                    # the service was down: that is not the producer's silence
+                    if asked_at_ms < self.started_ms:
                         give_up_ms = max(give_up_ms, self.started_ms + policy.interval_ms)
                     assert now_ms < give_up_ms
         self._look(self.txns)
 
-    # ------------------------------------------------------------------------------------------- beside each other, ends
+    # -------------------------------------------------------------------------------------------
+    # beside each other, ends
 
     @rule(
         steps=st.lists(st.tuples(moments, acts, which), min_size=2, max_size=6),
@@ -325,13 +406,22 @@ class TransactionMachine(RuleBasedStateMachine):
             self._call(close())
         is_cut = end == "power cut"
         disk = self.world.disk
-        self._end_life(disk.after_power_cut(self.world.randomness) if is_cut else disk.after_kill(), is_cut=is_cut)
+        self._end_life(
+            disk.after_power_cut(self.world.randomness) if is_cut else disk.after_kill(),
+            is_cut=is_cut,
+        )
 
-    # --------------------------------------------------------------------------------------------------------- the acts
+    # ----------------------------------------------------------------------------------------------
+    # the acts
 
     async def _act(self, act: str, txn: Txn | None) -> None:
         if act == "begin" or txn is None:
-            new = self._new(1 + self.serial % 3, POLICIES[self.serial % len(POLICIES)], POLLED, keyed=bool(self.serial % 2))
+            new = self._new(
+                1 + self.serial % 3,
+                POLICIES[self.serial % len(POLICIES)],
+                POLLED,
+                keyed=bool(self.serial % 2),
+            )
             await self._begin(new)
             return
         match act:
@@ -365,7 +455,8 @@ class TransactionMachine(RuleBasedStateMachine):
             )
             for number in range(count)
         ]
-        key = f"key-{self.serial}" if keyed and count > 1 else None  # without one it can be begun as a plain one
+        # without one it can be begun as a plain one
+        key = f"key-{self.serial}" if keyed and count > 1 else None
         txn = Txn(f"txn_{self.serial}", given, group, policy, key, self.world.clock.wall_ms())
         self.txns.append(txn)
         return txn
@@ -374,7 +465,15 @@ class TransactionMachine(RuleBasedStateMachine):
         if len(txn.messages) == 1 and txn.key is None:
             await self._begin_plainly(txn)
             return False
-        request = Begin(txn.messages, txn.group, txn.policy, txn.transaction_id, None, txn.key, "print" if txn.key else None)
+        request = Begin(
+            txn.messages,
+            txn.group,
+            txn.policy,
+            txn.transaction_id,
+            None,
+            txn.key,
+            "print" if txn.key else None,
+        )
         outcome = await self.coordinator.begin(request)
         txn.is_sure = True
         txn.transaction_id = outcome.transaction.transaction_id
@@ -382,11 +481,23 @@ class TransactionMachine(RuleBasedStateMachine):
 
     async def _begin_plainly(self, txn: Txn) -> None:
         (message,) = txn.messages
-        asked = PlainBegin(txn.transaction_id, txn.group, message.queue, message.message_id, "", None, message.body, 0)
+        asked = PlainBegin(
+            txn.transaction_id,
+            txn.group,
+            message.queue,
+            message.message_id,
+            "",
+            None,
+            message.body,
+            0,
+        )
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         assert self.coordinator.plain is not None
         self.coordinator.plain.begin(
-            [asked], txn.policy, done=lambda _: begun.set_result(None), failed=lambda error: begun.set_exception(error)
+            [asked],
+            txn.policy,
+            done=lambda _: begun.set_result(None),
+            failed=lambda error: begun.set_exception(error),
         )
         await begun
         txn.is_sure = True
@@ -394,9 +505,16 @@ class TransactionMachine(RuleBasedStateMachine):
 
     async def _begin_beside(self, txn: Txn) -> None:
         """A client that has not heard of its begin repeats it."""
-        if txn.key is None or not txn.is_sure or txn is not [one for one in self.txns if one.key == txn.key][-1]:
+        if (
+            txn.key is None
+            or not txn.is_sure
+            or txn is not [one for one in self.txns if one.key == txn.key][-1]
+        ):
             return
-        if self.world.clock.wall_ms() - txn.begun_at_ms > DAY_MS // 2 or self.world.clock.wall_ms() < txn.begun_at_ms:
+        if (
+            self.world.clock.wall_ms() - txn.begun_at_ms > DAY_MS // 2
+            or self.world.clock.wall_ms() < txn.begun_at_ms
+        ):
             return
         request = Begin(txn.messages, txn.group, txn.policy, None, None, txn.key, "print")
         try:
@@ -404,16 +522,25 @@ class TransactionMachine(RuleBasedStateMachine):
         except IdempotencyInProgress:
             return  # another one asks the log at this moment
         assert outcome.replayed
-        assert outcome.transaction.transaction_id == txn.transaction_id or self.world.clock.wall_ms() < self.last_wall_ms
+        assert (
+            outcome.transaction.transaction_id == txn.transaction_id
+            or self.world.clock.wall_ms() < self.last_wall_ms
+        )
 
     async def _decide(self, txn: Txn, decision: TxnEvent, by: Resolver) -> Call:
         plain = self.coordinator.plain
         assert plain is not None
         kept = plain.take(txn.transaction_id) if by is Resolver.PRODUCER else None
         if kept is not None:
-            return await self._asked(txn, Decide(STATES[decision], by), self._decide_plainly(kept, STATES[decision]))
-        decide = self.coordinator.commit if decision is TxnEvent.COMMIT else self.coordinator.rollback
-        return await self._asked(txn, Decide(STATES[decision], by), decide(txn.transaction_id, by=by))
+            return await self._asked(
+                txn, Decide(STATES[decision], by), self._decide_plainly(kept, STATES[decision])
+            )
+        decide = (
+            self.coordinator.commit if decision is TxnEvent.COMMIT else self.coordinator.rollback
+        )
+        return await self._asked(
+            txn, Decide(STATES[decision], by), decide(txn.transaction_id, by=by)
+        )
 
     async def _decide_plainly(self, kept: Kept, state: TxnState) -> Outcome:
         decided: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -432,14 +559,18 @@ class TransactionMachine(RuleBasedStateMachine):
             txn.unknowns.add(_number(check))
         what = _meant_by(txn, word)
         answer = self.coordinator.answer_check(txn.group, check.check_id, word)
-        call = await self._asked(txn, what, answer, done=TAKEN if word is TxnEvent.UNKNOWN else None)
+        call = await self._asked(
+            txn, what, answer, done=TAKEN if word is TxnEvent.UNKNOWN else None
+        )
         if call.answer is TAKEN:
             txn.is_durable = True
 
     async def _resume(self, txn: Txn) -> None:
         await self._asked(txn, Resume(), self.coordinator.resume(txn.transaction_id), done=TAKEN)
 
-    async def _asked(self, txn: Txn, what: Any, asking: Awaitable[Any], done: str | None = None) -> Call:
+    async def _asked(
+        self, txn: Txn, what: Any, asking: Awaitable[Any], done: str | None = None
+    ) -> Call:
         call = Call(what, self._next_moment())
         txn.calls.append(call)
         try:
@@ -449,7 +580,9 @@ class TransactionMachine(RuleBasedStateMachine):
         except UnknownTransaction:
             assert not txn.is_sure, f"{txn.transaction_id} was begun and is not known"
         except CheckNotOpen:
-            assert not txn.is_sure or self._is_not_due(txn), f"a check of {txn.transaction_id} was asked and is not known"
+            assert not txn.is_sure or self._is_not_due(txn), (
+                f"a check of {txn.transaction_id} was asked and is not known"
+            )
         else:
             if done is None:
                 replayed = getattr(outcome, "replayed", None)
@@ -461,11 +594,15 @@ class TransactionMachine(RuleBasedStateMachine):
         return call
 
     def _is_not_due(self, txn: Txn) -> bool:
-        """Was its check handed out by a clock that was ahead, and nobody knows it any more, after a crash?"""
+        """Was its check handed out by a clock that was ahead, and nobody knows it any more, after a
+        crash?
+        """
         known = self.coordinator.table.get(txn.transaction_id)
         if known is None:
             return True  # decided, and forgotten
-        until_ms = self.world.clock.wall_ms() if known.resolved_at_ms is None else known.resolved_at_ms
+        until_ms = (
+            self.world.clock.wall_ms() if known.resolved_at_ms is None else known.resolved_at_ms
+        )
         return known.asked_at_ms is None and known.next_check_at_ms > until_ms
 
     @asynccontextmanager
@@ -486,13 +623,16 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def note_webhook(self, check: LeasedCheck, word: TxnEvent) -> None:
         """A producer has said this about a check: the service may act on it from now on."""
-        txn = next(txn for txn in self.txns if txn.transaction_id == check.transaction.transaction_id)
+        txn = next(
+            txn for txn in self.txns if txn.transaction_id == check.transaction.transaction_id
+        )
         if word is TxnEvent.UNKNOWN:
             txn.unknowns.add(_number(check))
         txn.calls.append(Call(_meant_by(txn, word), self._next_moment()))
         txn.webhook_decided |= word is not TxnEvent.UNKNOWN
 
-    # ---------------------------------------------------------------------------------------------------- is it all true?
+    # ----------------------------------------------------------------------------------------------
+    # is it all true?
 
     def _look(self, txns: list[Txn]) -> None:
         self._note_wall()
@@ -504,20 +644,31 @@ class TransactionMachine(RuleBasedStateMachine):
                 if is_quiet:
                     for call in txn.calls:
                         call.ended = min(call.ended, now)
-                txn.calls.append(Call(Look(), now, self._next_moment(), (known.state, known.resolved_by)))
+                txn.calls.append(
+                    Call(Look(), now, self._next_moment(), (known.state, known.resolved_by))
+                )
                 after = states_after(txn.calls, txn.states, answers)
-                assert after, f"no order explains what was answered about {txn.transaction_id}, {txn.states}: {txn.calls}"
+                assert after, (
+                    f"no order explains what was answered about {txn.transaction_id}, "
+                    f"{txn.states}: {txn.calls}"
+                )
                 txn.states = after
-                txn.calls = [call for call in txn.calls if call.answer is None and call.ended == FOR_EVER]
+                txn.calls = [
+                    call for call in txn.calls if call.answer is None and call.ended == FOR_EVER
+                ]
             txn.is_durable |= known.state is not TxnState.PREPARED
             if is_quiet and txn.webhook_decided:
-                assert known.state.is_decided, f"{txn.transaction_id} was decided by webhook, it is {known.state}"
+                assert known.state.is_decided, (
+                    f"{txn.transaction_id} was decided by webhook, it is {known.state}"
+                )
             self._expect_checks(txn, known)
 
     def _expect_checks(self, txn: Txn, known: Transaction) -> None:
         """Only what was answered counts, and only a used-up budget or clock ends the checks."""
         counted = set(range(1, known.checks_answered + 1))
-        assert counted <= txn.unknowns, f"{txn.transaction_id} counts {counted}, answered were {txn.unknowns}"
+        assert counted <= txn.unknowns, (
+            f"{txn.transaction_id} counts {counted}, answered were {txn.unknowns}"
+        )
         ended_by = known.hold_reason if known.state is TxnState.HELD else known.reason
         if ended_by == HoldReason.ANSWERS_EXHAUSTED:
             assert len(txn.unknowns) >= txn.policy.max_answers
@@ -531,7 +682,9 @@ class TransactionMachine(RuleBasedStateMachine):
         for txn in list(self.txns):
             transaction = self._find(txn)
             if transaction is None:
-                may_be_lost = not txn.is_sure or (is_cut and self.flush is FlushPolicy.INTERVAL and not txn.is_durable)
+                may_be_lost = not txn.is_sure or (
+                    is_cut and self.flush is FlushPolicy.INTERVAL and not txn.is_durable
+                )
                 assert may_be_lost, f"{txn.transaction_id} was begun and is not known any more"
                 self._forget(txn)
                 continue
@@ -539,12 +692,20 @@ class TransactionMachine(RuleBasedStateMachine):
             kept = before.get(txn.transaction_id)
             assert kept is None or _facts(transaction) == kept
         self._look(self.txns)
-        committed = [txn for txn in self.txns if any(state[0] is TxnState.COMMITTED for state in txn.states)]
-        promised = {message.message_id: (message.queue, message.body) for txn in committed for message in txn.messages}
+        committed = [
+            txn for txn in self.txns if any(state[0] is TxnState.COMMITTED for state in txn.states)
+        ]
+        promised = {
+            message.message_id: (message.queue, message.body)
+            for txn in committed
+            for message in txn.messages
+        }
         assert self._call(self._read_everything()) == promised
         by_pass = self._call(transactions_by_check_pass(self.store))
         assert {key for key, op in by_pass.items() if op is None} == {
-            transaction.transaction_id for transaction in self.coordinator.table if not transaction.state.is_decided
+            transaction.transaction_id
+            for transaction in self.coordinator.table
+            if not transaction.state.is_decided
         }
         assert by_pass.keys() == {txn.transaction_id for txn in self.txns}
 
@@ -559,12 +720,19 @@ class TransactionMachine(RuleBasedStateMachine):
                 at += 1
         return found
 
-    # ----------------------------------------------------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------------------------------------
+    # helpers
 
     def _pick(self, at: int) -> Txn:
         """Mostly one that is undecided."""
-        undecided = [txn for txn in self.txns if any(not state[0].is_decided for state in txn.states)]
-        return undecided[at % len(undecided)] if undecided and at % 4 else self.txns[at % len(self.txns)]
+        undecided = [
+            txn for txn in self.txns if any(not state[0].is_decided for state in txn.states)
+        ]
+        return (
+            undecided[at % len(undecided)]
+            if undecided and at % 4
+            else self.txns[at % len(self.txns)]
+        )
 
     def _known(self, txn: Txn) -> Transaction:
         transaction = self._find(txn)
@@ -593,12 +761,22 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def _note_wall(self) -> None:
         now_ms = self.world.clock.wall_ms()
-        self.first_wall_ms, self.last_wall_ms = min(self.first_wall_ms, now_ms), max(self.last_wall_ms, now_ms)
+        self.first_wall_ms, self.last_wall_ms = (
+            min(self.first_wall_ms, now_ms),
+            max(self.last_wall_ms, now_ms),
+        )
 
     def _end_life(self, disk: SimulatedDisk, *, is_cut: bool) -> None:
         self._note_wall()
         is_quiet = not self.world.disk.is_off and not self.sender.under_way
-        before = {transaction.transaction_id: _facts(transaction) for transaction in self.coordinator.table} if is_quiet else {}
+        before = (
+            {
+                transaction.transaction_id: _facts(transaction)
+                for transaction in self.coordinator.table
+            }
+            if is_quiet
+            else {}
+        )
         self.tally["power cuts" if is_cut else "kills"] += 1
         self.tally.update([str(state) for txn in self.txns for state, _ in txn.states])
         now = self._next_moment()
@@ -627,7 +805,9 @@ class TransactionMachine(RuleBasedStateMachine):
 
         self._call(start())
         self.started_ms = self.world.clock.wall_ms()
-        self.sender = CheckSender(self.coordinator, self.producer, self.world.clock, random=self.world.randomness.random)
+        self.sender = CheckSender(
+            self.coordinator, self.producer, self.world.clock, random=self.world.randomness.random
+        )
 
 
 def _number(check: LeasedCheck) -> int:
@@ -635,14 +815,24 @@ def _number(check: LeasedCheck) -> int:
 
 
 def _meant_by(txn: Txn, word: TxnEvent) -> Any:
-    return Unknown(txn.policy.on_exhausted) if word is TxnEvent.UNKNOWN else Decide(STATES[word], Resolver.CHECK)
+    return (
+        Unknown(txn.policy.on_exhausted)
+        if word is TxnEvent.UNKNOWN
+        else Decide(STATES[word], Resolver.CHECK)
+    )
 
 
 def _facts(transaction: Transaction) -> tuple[Any, ...]:
-    """What a crash between two requests may not change. Failed tries are no part of it: they are not synced."""
-    places = [(message.message_id, message.queue, message.half_offset) for message in transaction.messages]
+    """What a crash between two requests may not change.
+
+    Failed tries are no part of it: they are not synced.
+    """
+    places = [
+        (message.message_id, message.queue, message.half_offset) for message in transaction.messages
+    ]
     fields = (
-        "transaction_id producer_group policy prepared_at_ms next_check_at_ms idempotency_key idempotency_print state answers "
+        "transaction_id producer_group policy prepared_at_ms next_check_at_ms idempotency_key "
+        "idempotency_print state answers "
         "checks_answered last_answer hold_reason was_held resolved_by resolved_at_ms reason"
     )
     return (*places, *[getattr(transaction, name) for name in fields.split()])

@@ -1,4 +1,5 @@
-"""Stores of our own format, version 1: read exactly, encoded to the same bytes, opened, served and continued.
+"""Stores of our own format, version 1: read exactly, encoded to the same bytes, opened, served and
+continued.
 
 What the engine that wrote them was given and answered is in the truths beside them (README.md).
 """
@@ -67,7 +68,8 @@ def store_path(name: str, tmp_path: Path) -> Path:
     return unpacked(name, tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------------ the bytes
+# --------------------------------------------------------------------------------------------------
+# the bytes
 
 
 @each_store
@@ -77,23 +79,32 @@ def test_every_record_is_what_was_appended_and_there_is_no_other(name, store_pat
 
     read = [records.to_message(record) for record, _ in stored_records(store_path)]
 
-    assert [as_row(message) for message in read if message.queue.topic != names.OFFSET_TOPIC] == appended
+    assert [
+        as_row(message) for message in read if message.queue.topic != names.OFFSET_TOPIC
+    ] == appended
     commits = [message for message in read if message.queue.topic == names.OFFSET_TOPIC]
     assert [json.loads(message.body) for message in commits] == committed
-    assert [(message.key, message.tag) for message in commits] == [(row["group"], "commit") for row in committed]
+    assert [(message.key, message.tag) for message in commits] == [
+        (row["group"], "commit") for row in committed
+    ]
     assert [message.queue_offset for message in commits] == list(range(len(commits)))
 
 
 @each_store
 def test_every_append_is_a_unit_of_the_epoch_in_which_it_was_made(name, store_path):
-    calls = [(row["messages"][0]["log_offset"], len(row["messages"]), row["epoch"]) for row in truth(name)["appends"]]
+    calls = [
+        (row["messages"][0]["log_offset"], len(row["messages"]), row["epoch"])
+        for row in truth(name)["appends"]
+    ]
     found = {item.first_offset: item for item, _ in stored_units(store_path)}
 
     for first_offset, count, epoch in calls:
         item = found.pop(first_offset)
         assert (item.record_count, item.epoch) == (count, epoch)
         assert item.synced_offset <= first_offset
-    assert [item.epoch for item in found.values()] == [row["epoch"] for row in truth(name)["commits"]]
+    assert [item.epoch for item in found.values()] == [
+        row["epoch"] for row in truth(name)["commits"]
+    ]
 
 
 @each_store
@@ -130,14 +141,22 @@ def test_every_record_has_the_json_of_its_message(name, store_path):
 def test_every_op_says_what_was_decided_and_where_the_finals_lie(name, store_path):
     """A start would find out without: these say it in a word."""
     read = [records.to_message(record) for record, _ in stored_records(store_path)]
-    ops = [half_message.read_op(message) for message in read if message.queue.topic == names.OP_TOPIC]
-    decided = {row["transaction_id"]: row for row in truth(name)["transactions"] if row["resolved_by"]}
+    ops = [
+        half_message.read_op(message) for message in read if message.queue.topic == names.OP_TOPIC
+    ]
+    decided = {
+        row["transaction_id"]: row for row in truth(name)["transactions"] if row["resolved_by"]
+    }
 
     assert {op.transaction_id for op in ops} == decided.keys()
     for op in ops:
         row = decided[op.transaction_id]
         assert op.state is TxnState[row["state"]]
-        assert (op.resolved_by.name, op.resolved_at_ms, op.reason) == (row["resolved_by"], row["resolved_at_ms"], row["reason"])
+        assert (op.resolved_by.name, op.resolved_at_ms, op.reason) == (
+            row["resolved_by"],
+            row["resolved_at_ms"],
+            row["reason"],
+        )
         places = [place for *_, place in row["messages"] if place is not None]
         assert all(begin <= place for begin, place in zip(op.finals_from, places, strict=True))
 
@@ -149,7 +168,9 @@ def test_the_log_ends_as_it_was_left(name, store_path):
     for offset, data in full:
         walk = walked(offset, data)
         assert walk.stop is scan.Stop.END_OF_FILE
-        assert data[walk.end - offset :][:8] == records.encode_end_of_file(offset + SEGMENT_BYTES - walk.end)
+        assert data[walk.end - offset :][:8] == records.encode_end_of_file(
+            offset + SEGMENT_BYTES - walk.end
+        )
     walk, torn_at = walked(base_offset, last), truth(name)["torn_at"]
     assert walk.stop is (scan.Stop.EMPTY if torn_at is None else scan.Stop.DAMAGED)
     assert any(last[walk.end - base_offset :]) == (torn_at is not None)
@@ -157,7 +178,9 @@ def test_the_log_ends_as_it_was_left(name, store_path):
 
 
 @each_store
-def test_the_checkpoint_says_how_far_the_log_was_on_disk_and_whether_it_was_closed(name, store_path):
+def test_the_checkpoint_says_how_far_the_log_was_on_disk_and_whether_it_was_closed(
+    name, store_path
+):
     page = (store_path / "checkpoint").read_bytes()
     slot = checkpoint.newest_slot(page)
     walk = walked(*segments(store_path)[-1])
@@ -181,33 +204,56 @@ def test_between_them_the_stores_hold_every_kind_of_record_that_we_write(tmp_pat
         assert len(segments(store_path)) == 2
 
     assert {record.magic for record, _ in found} == {records.MAGIC_V1, records.MAGIC_V2}
-    assert {record.transaction for record, _ in found} == {TransactionBits.NONE, TransactionBits.COMMIT}
+    assert {record.transaction for record, _ in found} == {
+        TransactionBits.NONE,
+        TransactionBits.COMMIT,
+    }
     assert {(record.magic, padding_of(record)) for record, _ in found} == {
-        (magic, length) for magic in (records.MAGIC_V1, records.MAGIC_V2) for length in range(unit.ALIGNMENT)
+        (magic, length)
+        for magic in (records.MAGIC_V1, records.MAGIC_V2)
+        for length in range(unit.ALIGNMENT)
     }
     assert all(len(raw) % unit.ALIGNMENT == 0 for _, raw in found)
     own = write_own_store
-    topics = {names.HALF_TOPIC, names.OP_TOPIC, names.HELD_TOPIC, names.CHECK_TOPIC, names.OFFSET_TOPIC, names.SENT_KEY_TOPIC}
-    assert {record.topic for record, _ in found} == topics | {q.topic for q in (own.ORDERS, own.EMAILS, own.LETTERS, own.RETRY)}
+    topics = {
+        names.HALF_TOPIC,
+        names.OP_TOPIC,
+        names.HELD_TOPIC,
+        names.CHECK_TOPIC,
+        names.OFFSET_TOPIC,
+        names.SENT_KEY_TOPIC,
+    }
+    assert {record.topic for record, _ in found} == topics | {
+        q.topic for q in (own.ORDERS, own.EMAILS, own.LETTERS, own.RETRY)
+    }
     assert any(not record.properties.isascii() for record, _ in found)
     assert any(b"__empty\x01" in record.properties for record, _ in found)
 
 
 @each_store
 def test_by_rocketmqs_rules_the_same_transactions_are_decided(name, store_path):
-    """Its check pass knows nothing of our properties: it must not ask about what is decided, nor forget what is not."""
+    """Its check pass knows nothing of our properties: it must not ask about what is decided, nor
+    forget what is not.
+    """
     read = [records.to_message(record) for record, _ in stored_records(store_path)]
-    halves = [check_pass.half_of(message) for message in read if message.queue.topic == names.HALF_TOPIC]
+    halves = [
+        check_pass.half_of(message) for message in read if message.queue.topic == names.HALF_TOPIC
+    ]
     ops = [check_pass.op_of(message) for message in read if message.queue.topic == names.OP_TOPIC]
 
     found = check_pass.check_pass(halves, ops)
 
-    decided = {row["transaction_id"]: row["resolved_by"] is not None for row in truth(name)["transactions"]}
-    assert {(half.transaction_id, half.queue_offset in found.decided) for half in halves} == set(decided.items())
+    decided = {
+        row["transaction_id"]: row["resolved_by"] is not None for row in truth(name)["transactions"]
+    }
+    assert {(half.transaction_id, half.queue_offset in found.decided) for half in halves} == set(
+        decided.items()
+    )
     assert set(decided.values()) == {True, False}
 
 
-# ---------------------------------------------------------------------------------------------------------- the engine
+# --------------------------------------------------------------------------------------------------
+# the engine
 
 
 def keep_all(_: Path) -> None:
@@ -225,7 +271,9 @@ def without_anything_derived(store_path: Path) -> None:
 
 @each_store
 @pytest.mark.parametrize("prepare", [keep_all, without_snapshots, without_anything_derived])
-async def test_opening_it_gives_back_what_was_served_offsets_transactions_and_keys(name, store_path, prepare):
+async def test_opening_it_gives_back_what_was_served_offsets_transactions_and_keys(
+    name, store_path, prepare
+):
     prepare(store_path)
 
     async with opened(store_path) as service:
@@ -253,7 +301,9 @@ async def test_a_start_sees_how_it_was_left(name, store_path):
 
 
 @pytest.mark.parametrize("name", ["closed"])
-async def test_a_closed_store_is_opened_from_its_snapshots_once_its_keys_have_been_indexed_with_sums(name, store_path):
+async def test_a_closed_store_is_opened_from_its_snapshots_once_its_keys_have_been_indexed_with_sums(
+    name, store_path
+):
     async with opened(store_path) as service:
         # That release kept no sums of its key index, so the index is made again from the log, once.
         assert service.store.recovery.was_clean
@@ -262,7 +312,10 @@ async def test_a_closed_store_is_opened_from_its_snapshots_once_its_keys_have_be
         assert service.replayed == 2
 
     async with opened(store_path) as service:
-        assert (service.store.recovery.walked_bytes, service.store.recovery.replayed_records) == (0, 0)
+        assert (service.store.recovery.walked_bytes, service.store.recovery.replayed_records) == (
+            0,
+            0,
+        )
 
 
 @pytest.mark.parametrize("name", ["closed"])
@@ -300,11 +353,19 @@ async def test_it_goes_on_where_it_ended(name, store_path):
     without_snapshots(store_path)
     async with opened(store_path) as service:
         assert (await service.store.offsets(orders)).end == end + 2
-        fates = {one: (await service.coordinator.get(one)).state for one in ("resumed", "held", "rolled-back")}
-        assert fates == {"resumed": TxnState.ROLLED_BACK, "held": TxnState.COMMITTED, "rolled-back": TxnState.ROLLED_BACK}
+        fates = {
+            one: (await service.coordinator.get(one)).state
+            for one in ("resumed", "held", "rolled-back")
+        }
+        assert fates == {
+            "resumed": TxnState.ROLLED_BACK,
+            "held": TxnState.COMMITTED,
+            "rolled-back": TxnState.ROLLED_BACK,
+        }
 
 
-# ------------------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------
+# helpers
 
 
 @dataclasses.dataclass
@@ -345,20 +406,34 @@ async def assert_is(service: Service, name: str) -> None:
         for queue in await store.queues(topic):
             bounds[str(queue)] = list(await store.offsets(queue))
             if topic != names.OFFSET_TOPIC:
-                assert [as_row(message) async for message in everything(store, queue)] == rows.pop(str(queue), [])
-    assert bounds == {queue: found for queue, found in expected["queue_bounds"].items() if queue in bounds}
-    assert [found for queue, found in expected["queue_bounds"].items() if queue not in bounds and found != [0, 0]] == []
+                assert [as_row(message) async for message in everything(store, queue)] == rows.pop(
+                    str(queue), []
+                )
+    assert bounds == {
+        queue: found for queue, found in expected["queue_bounds"].items() if queue in bounds
+    }
+    assert [
+        found
+        for queue, found in expected["queue_bounds"].items()
+        if queue not in bounds and found != [0, 0]
+    ] == []
     assert rows == {}
     for group, queue, offset in expected["committed_offsets"]:
         assert await store.committed_offset(group, queue_of(queue)) == offset
     known_ids = [one.transaction_id for one in service.coordinator.table]
-    assert [write_own_store.facts_of(await service.coordinator.get(one)) for one in known_ids] == expected["transactions"]
+    assert [
+        write_own_store.facts_of(await service.coordinator.get(one)) for one in known_ids
+    ] == expected["transactions"]
     for sent in expected["sent_keys"]:
         request = KeyedRequest(sent["scope"], sent["key"], sent["fingerprint"])
         known = await service.sent_keys.sent_before(request, window_ms=1 << 40)
         assert known is not None
         assert [message.message_id for message in known.messages] == sent["message_ids"]
-        places = {row["message_id"]: row["log_offset"] for call in expected["appends"] for row in call["messages"]}
+        places = {
+            row["message_id"]: row["log_offset"]
+            for call in expected["appends"]
+            for row in call["messages"]
+        }
         assert [place.log_offset for _, place in await service.sent_keys.find(known)] == [
             places[one] for one in sent["message_ids"]
         ]
@@ -374,16 +449,34 @@ async def everything(store: LocalMessageStore, queue: QueueId) -> AsyncIterator[
 
 def as_row(message: StoredMessage) -> dict[str, Any]:
     """The message in the words of the truth."""
-    place = {"queue_offset": message.queue_offset, "log_offset": message.log_offset, "stored_at_ms": message.stored_at_ms}
+    place = {
+        "queue_offset": message.queue_offset,
+        "log_offset": message.log_offset,
+        "stored_at_ms": message.stored_at_ms,
+    }
     return write_own_store.row_of(message) | place
 
 
 def message_of(row: dict[str, Any]) -> Message:
     plain = {
-        name: row[name] for name in ("message_id", "born_at_ms", "key", "tag", "properties", "system", "prepared_log_offset")
+        name: row[name]
+        for name in (
+            "message_id",
+            "born_at_ms",
+            "key",
+            "tag",
+            "properties",
+            "system",
+            "prepared_log_offset",
+        )
     }
     queue = QueueId(row["topic"], row["queue_id"])
-    return Message(queue=queue, body=b64decode(row["body"]), transaction=TransactionBits[row["transaction"]], **plain)
+    return Message(
+        queue=queue,
+        body=b64decode(row["body"]),
+        transaction=TransactionBits[row["transaction"]],
+        **plain,
+    )
 
 
 def queue_of(text: str) -> QueueId:
@@ -405,7 +498,9 @@ def stored_records(store_path: Path) -> Iterator[tuple[Record, bytes]]:
     """Every record of the log and its bytes, in log order."""
     for base_offset, data in segments(store_path):
         walk = walked(base_offset, data)
-        for offset, length in zip(walk.record_offsets.tolist(), walk.record_bytes.tolist(), strict=True):
+        for offset, length in zip(
+            walk.record_offsets.tolist(), walk.record_bytes.tolist(), strict=True
+        ):
             raw = data[offset - base_offset : offset - base_offset + length]
             yield records.decode(raw), raw
 
@@ -428,4 +523,6 @@ def padding_of(record: Record) -> int:
 
 def queue_files(store_path: Path) -> dict[Path, bytes]:
     folder = store_path / "consumequeue"
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }

@@ -1,4 +1,5 @@
-"""Stores that a real RocketMQ 5.3.3 broker wrote: read exactly, given back byte for byte, opened, served and settled.
+"""Stores that a real RocketMQ 5.3.3 broker wrote: read exactly, given back byte for byte, opened,
+served and settled.
 
 What the broker itself said about them is in the manifests beside them (README.md).
 """
@@ -73,10 +74,13 @@ def store_path(name: str, tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-# ------------------------------------------------------------------------------------------------------------ the bytes
+# --------------------------------------------------------------------------------------------------
+# the bytes
 
 
-def test_every_record_that_the_broker_served_is_read_field_by_field_and_there_is_no_other(name, store_path):
+def test_every_record_that_the_broker_served_is_read_field_by_field_and_there_is_no_other(
+    name, store_path
+):
     served = sorted(manifest(name)["served"], key=lambda row: row["physical_offset"])
 
     read = [as_served(record, raw) for record, raw in stored_records(store_path)]
@@ -112,7 +116,9 @@ def test_every_folder_of_a_queue_has_a_name_that_may_be_stored(name, store_path)
 
 
 def test_the_tag_hashes_of_the_broker_are_ours(name, store_path):
-    """Its own entries against the tags of the records that they point to; some tags are not ASCII."""
+    """Its own entries against the tags of the records that they point to; some tags are not
+    ASCII.
+    """
     log = {record.physical_offset: record for record, _ in stored_records(store_path)}
     tags = set()
     for path, entries in broker_entries(store_path).items():
@@ -126,7 +132,8 @@ def test_the_tag_hashes_of_the_broker_are_ours(name, store_path):
     assert {tag for tag in tags if tag is not None and not tag.isascii()}
 
 
-# ---------------------------------------------------------------------------------------------------------- the engine
+# --------------------------------------------------------------------------------------------------
+# the engine
 
 
 async def test_consume_queues_built_anew_are_the_brokers(name, store_path):
@@ -146,7 +153,9 @@ async def test_consume_queues_built_anew_are_the_brokers(name, store_path):
         assert built[path][:written] == data[:written]
 
 
-async def test_queues_are_served_with_the_bounds_and_the_messages_that_the_broker_told(name, store_path):
+async def test_queues_are_served_with_the_bounds_and_the_messages_that_the_broker_told(
+    name, store_path
+):
     served: dict[QueueId, list[dict[str, Any]]] = {}
     for row in sorted(manifest(name)["served"], key=lambda row: row["queue_offset"]):
         served.setdefault(QueueId(row["topic"], row["queue_id"]), []).append(row)
@@ -159,8 +168,13 @@ async def test_queues_are_served_with_the_bounds_and_the_messages_that_the_broke
 
             found = await bounds_of(store, queue)
             messages = [message async for message in everything(store, queue)] if expected else []
-            # A killed broker told its bounds after its next start, when it had delivered what had become due meanwhile.
-            told = OffsetRange(*bounds) if manifest(name)["clean_stop"] else OffsetRange(bounds[0], len(expected))
+            # A killed broker told its bounds after its next start, when it had delivered what had
+            # become due meanwhile.
+            told = (
+                OffsetRange(*bounds)
+                if manifest(name)["clean_stop"]
+                else OffsetRange(bounds[0], len(expected))
+            )
             assert found == told
             assert len(messages) == len(expected)
             for message, row in zip(messages, expected, strict=True):
@@ -182,7 +196,9 @@ async def test_opening_and_closing_changes_no_byte_of_the_log(name, store_path):
     assert report.replayed_records == 0
 
 
-async def test_what_is_appended_behind_the_brokers_records_is_served_after_the_next_start(name, store_path):
+async def test_what_is_appended_behind_the_brokers_records_is_served_after_the_next_start(
+    name, store_path
+):
     queue = QueueId("orders", 0)
     async with opened(store_path) as store:
         given = [message async for message in everything(store, queue)]
@@ -196,12 +212,17 @@ async def test_what_is_appended_behind_the_brokers_records_is_served_after_the_n
     assert (messages[-1].queue_offset, messages[-1].body) == (len(given), given[-1].body)
 
 
-# -------------------------------------------------------------------------------------------------------- transactions
+# --------------------------------------------------------------------------------------------------
+# transactions
 
 
 async def test_every_transaction_has_the_outcome_that_the_bytes_prove(name, store_path):
     rows = [row for row in manifest(name)["messages"] if row["kind"] == "transaction"]
-    stored = {row["unique_key"]: row["transaction"] for row in rows if row["transaction"]["half_queue_offsets"]}
+    stored = {
+        row["unique_key"]: row["transaction"]
+        for row in rows
+        if row["transaction"]["half_queue_offsets"]
+    }
 
     async with settled(store_path) as (_, coordinator):
         found = {transaction.transaction_id: transaction for transaction in coordinator.table}
@@ -215,9 +236,13 @@ async def test_every_transaction_has_the_outcome_that_the_bytes_prove(name, stor
     assert len({expected["outcome"] for expected in stored.values()}) == 3
 
 
-def test_the_check_pass_finds_by_two_topics_alone_what_has_an_op_and_what_has_none(name, store_path):
+def test_the_check_pass_finds_by_two_topics_alone_what_has_an_op_and_what_has_none(
+    name, store_path
+):
     rows = [
-        row for row in manifest(name)["messages"] if row["kind"] == "transaction" and row["transaction"]["half_queue_offsets"]
+        row
+        for row in manifest(name)["messages"]
+        if row["kind"] == "transaction" and row["transaction"]["half_queue_offsets"]
     ]
     halves, ops = transaction_topics(store_path)
 
@@ -233,7 +258,9 @@ def test_the_check_pass_finds_by_two_topics_alone_what_has_an_op_and_what_has_no
 
 
 def test_the_check_pass_goes_on_from_where_the_broker_had_come(name, store_path):
-    """What its group has committed lies beside the store; before it nothing is left that was not written again behind it."""
+    """What its group has committed lies beside the store; before it nothing is left that was not
+    written again behind it.
+    """
     half_offset, op_offset = committed_by_the_broker(store_path)
     halves, ops = transaction_topics(store_path)
     whole = check_pass.check_pass(halves, ops)
@@ -290,7 +317,9 @@ async def test_a_final_without_an_op_gets_its_op_once(name, store_path):
 
 async def test_pending_transactions_of_a_broker_can_be_decided_and_stay_so(name, store_path):
     async with settled(store_path) as (_, coordinator):
-        pending = [one.transaction_id for one in coordinator.table if one.state is TxnState.PREPARED]
+        pending = [
+            one.transaction_id for one in coordinator.table if one.state is TxnState.PREPARED
+        ]
         committed, rolled_back = pending[::2], pending[1::2]
         for transaction_id in committed:
             await coordinator.commit(transaction_id)
@@ -303,20 +332,32 @@ async def test_pending_transactions_of_a_broker_can_be_decided_and_stay_so(name,
         for transaction_id in committed:
             transaction = await coordinator.get(transaction_id)
             (message,) = transaction.messages
-            (final,) = await store.read(message.queue, message.final_offset, max_messages=1, max_bytes=1 << 20)
+            (final,) = await store.read(
+                message.queue, message.final_offset, max_messages=1, max_bytes=1 << 20
+            )
 
             assert transaction.state is TxnState.COMMITTED
             half = halves[final.message_id]
-            assert (final.body, final.key, final.tag, final.properties) == (half.body, half.key, half.tag, half.properties)
+            assert (final.body, final.key, final.tag, final.properties) == (
+                half.body,
+                half.key,
+                half.tag,
+                half.properties,
+            )
             assert half_message.real_queue(half) == final.queue
-        assert {coordinator.table.get(transaction_id).state for transaction_id in rolled_back} == {TxnState.ROLLED_BACK}
+        assert {coordinator.table.get(transaction_id).state for transaction_id in rolled_back} == {
+            TxnState.ROLLED_BACK
+        }
 
 
-async def test_a_half_that_the_broker_has_given_up_on_is_held_until_somebody_resolves_it(name, store_path):
+async def test_a_half_that_the_broker_has_given_up_on_is_held_until_somebody_resolves_it(
+    name, store_path
+):
     async with settled(store_path) as (store, coordinator):
         pending = next(one for one in coordinator.table if one.state is TxnState.PREPARED)
         (half,) = await store.read(HALF_QUEUE, pending.sequence, max_messages=1, max_bytes=1 << 20)
-        await store.append([moved(half, HELD_QUEUE)])  # the half itself, as RocketMQ's resolveDiscardMsg moves it
+        # the half itself, as RocketMQ's resolveDiscardMsg moves it
+        await store.append([moved(half, HELD_QUEUE)])
 
     async with settled(store_path) as (_, coordinator):
         assert coordinator.table.get(pending.transaction_id).state is TxnState.HELD
@@ -329,31 +370,53 @@ async def test_a_half_that_the_broker_has_given_up_on_is_held_until_somebody_res
         assert coordinator.table.held_count == 0
 
 
-# ---------------------------------------------------------------------------------------------------- delayed messages
+# --------------------------------------------------------------------------------------------------
+# delayed messages
 
 
-async def test_what_the_broker_delivered_is_not_delivered_again_and_what_it_left_is_delivered_once(name, store_path):
-    rows = [row for row in manifest(name)["messages"] if row["kind"] in ("delayed", "timed") and row["acknowledged"]]
+async def test_what_the_broker_delivered_is_not_delivered_again_and_what_it_left_is_delivered_once(
+    name, store_path
+):
+    rows = [
+        row
+        for row in manifest(name)["messages"]
+        if row["kind"] in ("delayed", "timed") and row["acknowledged"]
+    ]
     left = {row["unique_key"] for row in rows if not row["delivered"]}
     topics = {row["topic"] for row in manifest(name)["messages"]}
     for _ in range(2):
         async with opened(store_path) as store:
             service = ScheduleService(store, SystemClock(), ScheduleOptions())
             await service.start()
-            # Two years after any time of theirs; the first sweep allows nothing yet of what is so long overdue.
+            # Two years after any time of theirs; the first sweep allows nothing yet of what is so
+            # long overdue.
             for now_ms in (2_000_000_000_000, 2_000_000_001_000):
                 await service.run_once(now_ms)
             page = await service.page(Wanted(ScheduleState), after=None, max_items=1_000)
             assert {one.state for one in page.items} == {ScheduleState.DELIVERED}
-            queues = [queue for topic in await store.topics() if topic in topics for queue in await store.queues(topic)]
-            found = Counter([message.message_id for queue in queues async for message in everything(store, queue)])
+            queues = [
+                queue
+                for topic in await store.topics()
+                if topic in topics
+                for queue in await store.queues(topic)
+            ]
+            found = Counter(
+                [
+                    message.message_id
+                    for queue in queues
+                    async for message in everything(store, queue)
+                ]
+            )
         shutil.rmtree(store_path / "snapshots")
 
     assert left
-    assert {row["unique_key"]: found[row["unique_key"]] for row in rows} == {row["unique_key"]: 1 for row in rows}
+    assert {row["unique_key"]: found[row["unique_key"]] for row in rows} == {
+        row["unique_key"]: 1 for row in rows
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------
+# helpers
 
 
 def walked(data: bytes, base_offset: int) -> scan.Scan:
@@ -365,7 +428,9 @@ def stored_records(store_path: Path) -> Iterator[tuple[Record, bytes]]:
     for path in sorted((store_path / "commitlog").iterdir()):
         data, base_offset = path.read_bytes(), names.base_offset(path.name)
         walk = walked(data, base_offset)
-        for offset, length in zip(walk.record_offsets.tolist(), walk.record_bytes.tolist(), strict=True):
+        for offset, length in zip(
+            walk.record_offsets.tolist(), walk.record_bytes.tolist(), strict=True
+        ):
             raw = data[offset - base_offset : offset - base_offset + length]
             yield records.decode(raw), raw
 
@@ -374,7 +439,8 @@ def as_served(record: Record, raw: bytes) -> dict[str, Any]:
     """The record in the words of the manifest: what the Java client was served."""
     found = properties.decode(record.properties)
     body = opened_body(record)
-    place = record.store_host + record.physical_offset.to_bytes(8, "big")  # the id of a message that has none
+    # the id of a message that has none
+    place = record.store_host + record.physical_offset.to_bytes(8, "big")
     row = {
         "topic": record.topic,
         "queue_id": record.queue_number,
@@ -409,7 +475,10 @@ def committed_by_the_broker(store_path: Path) -> tuple[int, int]:
     """How far its check service had come in the half queue and in the op queue."""
     text = (store_path / "config" / "consumerOffset.json").read_text()
     table = json.loads(re.sub(r"([{,])(\d+):", r'\1"\2":', text))["offsetTable"]
-    half, op = (table.get(f"{queue.topic}@CID_RMQ_SYS_TRANS", {}).get("0", 0) for queue in (HALF_QUEUE, OP_QUEUE))
+    half, op = (
+        table.get(f"{queue.topic}@CID_RMQ_SYS_TRANS", {}).get("0", 0)
+        for queue in (HALF_QUEUE, OP_QUEUE)
+    )
     return half, op
 
 
@@ -427,9 +496,18 @@ def opened_body(record: Record) -> bytes:
 def assert_is(message: StoredMessage, row: dict[str, Any]) -> None:
     """The message that the engine served is the record that the broker served."""
     own, reserved = properties.split(row["properties"])
-    assert (message.queue, message.queue_offset) == (QueueId(row["topic"], row["queue_id"]), row["queue_offset"])
-    assert (message.log_offset, message.prepared_log_offset) == (row["physical_offset"], row["prepared_offset"])
-    assert (message.born_at_ms, message.stored_at_ms) == (row["born_timestamp"], row["store_timestamp"])
+    assert (message.queue, message.queue_offset) == (
+        QueueId(row["topic"], row["queue_id"]),
+        row["queue_offset"],
+    )
+    assert (message.log_offset, message.prepared_log_offset) == (
+        row["physical_offset"],
+        row["prepared_offset"],
+    )
+    assert (message.born_at_ms, message.stored_at_ms) == (
+        row["born_timestamp"],
+        row["store_timestamp"],
+    )
     assert message.transaction == row["sys_flag"] & records.TRANSACTION_MASK
     assert message.message_id == reserved.pop(properties.MESSAGE_ID, "")
     assert message.key == reserved.pop(properties.KEYS, None)
@@ -440,7 +518,9 @@ def assert_is(message: StoredMessage, row: dict[str, Any]) -> None:
 
 def queue_files(store_path: Path) -> dict[Path, bytes]:
     folder = store_path / "consumequeue"
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def broker_entries(store_path: Path) -> dict[Path, list[queue_entry.QueueEntry]]:
@@ -462,11 +542,15 @@ async def opened(store_path: Path) -> AsyncIterator[LocalMessageStore]:
 
 
 @asynccontextmanager
-async def settled(store_path: Path) -> AsyncIterator[tuple[LocalMessageStore, TransactionCoordinator]]:
+async def settled(
+    store_path: Path,
+) -> AsyncIterator[tuple[LocalMessageStore, TransactionCoordinator]]:
     """The store with a coordinator that has started on it."""
     async with opened(store_path) as store:
         clock = SystemClock()
-        coordinator = TransactionCoordinator(store, clock, Identifiers(clock, SystemRandom()), TransactionOptions())
+        coordinator = TransactionCoordinator(
+            store, clock, Identifiers(clock, SystemRandom()), TransactionOptions()
+        )
         await coordinator.start()
         yield store, coordinator
 
@@ -488,4 +572,6 @@ async def everything(store: LocalMessageStore, queue: QueueId) -> AsyncIterator[
 
 def moved(message: StoredMessage, queue: QueueId) -> Message:
     """The same message, to be appended to another queue."""
-    return Message(**{name: getattr(message, name) for name in Message.__struct_fields__} | {"queue": queue})
+    return Message(
+        **{name: getattr(message, name) for name in Message.__struct_fields__} | {"queue": queue}
+    )

@@ -1,6 +1,8 @@
-"""A data directory with every kind of table in it, written by an earlier version, opens with all of them equal.
+"""A data directory with every kind of table in it, written by an earlier version, opens with all of
+them equal.
 
-`closed` was stopped in order, `killed` is a copy of its files while it ran, older snapshots and all (README.md).
+`closed` was stopped in order, `killed` is a copy of its files while it ran, older snapshots and all
+(README.md).
 """
 
 import json
@@ -70,7 +72,11 @@ async def test_a_store_that_was_closed_in_order_is_opened_without_rebuilding_any
             store = service.services.store
             status = store.status()
 
-    assert (store.recovery.was_clean, store.recovery.walked_bytes, store.recovery.replayed_records) == (True, 0, 0)
+    assert (
+        store.recovery.was_clean,
+        store.recovery.walked_bytes,
+        store.recovery.replayed_records,
+    ) == (True, 0, 0)
     assert (status.rebuilt_index_files, status.rebuilt_entries) == (0, 0)
     opening = {line["event"]: line["replayed"] for line in lines if "replayed" in line}
     assert opening == {"transactions_open": 0, "schedules_open": 0, "groups_open": 0}
@@ -83,7 +89,9 @@ async def test_it_goes_on_where_it_ended(name, tmp_path):
     path = "/v1/topics/orders/queues/0/messages"
     async with opened(unpacked(name, tmp_path)) as service:
         end = (await service.get(path, offset=0))["max_offset"]
-        await service.post("/v1/topics/orders/messages", {"payload": "new", "queue_id": 0}, key="new", status=201)
+        await service.post(
+            "/v1/topics/orders/messages", {"payload": "new", "queue_id": 0}, key="new", status=201
+        )
         await service.post("/v1/transactions/first-open/commit", {})
 
         page = await service.get(path, offset=end)

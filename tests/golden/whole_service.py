@@ -51,11 +51,17 @@ class WholeService:
         return [response.status_code, response.json()]
 
     async def served(self, request_ids: Sequence[str]) -> dict[str, Any]:
-        """The answer to each question about what is stored, by its path. Requests for a reply are not listed: these ids."""
+        """The answer to each question about what is stored, by its path.
+
+        Requests for a reply are not listed: these ids.
+        """
         found: dict[str, Any] = {}
         for path in ("topics", "groups", "transactions", "tasks"):
             found[path] = await self.get(f"/v1/{path}", page_size=100)
-        for kind, states in (("message", "scheduled,delivered,cancelled"), ("cron", "scheduled,paused,cancelled")):
+        for kind, states in (
+            ("message", "scheduled,delivered,cancelled"),
+            ("cron", "scheduled,paused,cancelled"),
+        ):
             path = f"schedules of {kind}"
             found[path] = await self.get("/v1/schedules", kind=kind, state=states, page_size=100)
             for schedule in found[path]["items"]:
@@ -85,7 +91,9 @@ class WholeService:
             for message in page["messages"]:
                 if "key" in message:
                     query = {"topic": topic, "key": message["key"]}
-                    found[f"messages?{topic}&{message['key']}"] = await self.get("/v1/messages", **query)
+                    found[f"messages?{topic}&{message['key']}"] = await self.get(
+                        "/v1/messages", **query
+                    )
                 message_id = message["message_id"]
                 found[f"messages/{message_id}"] = await self.get(f"/v1/messages/{message_id}")
         return found

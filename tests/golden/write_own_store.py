@@ -1,8 +1,8 @@
 """Writes the stores of tests/golden/escrowmq-1: `python -m tests.golden.write_own_store FOLDER`.
 
-Run once for each version of the format and never again for an old one. Time, chance and the disk are simulated, so the same
-engine writes the same bytes; what is noted beside them is what the engine was given and what it answered, never what a reader
-found in the bytes.
+Run once for each version of the format and never again for an old one. Time, chance and the disk
+are simulated, so the same engine writes the same bytes; what is noted beside them is what the
+engine was given and what it answered, never what a reader found in the bytes.
 """
 
 import asyncio
@@ -38,9 +38,16 @@ SETTINGS = LocalStoreOptions(
     index_file_entries=200,
 )
 WALL_MS = 1_750_000_000_000
-ORDERS, EMAILS, LETTERS = QueueId("orders", 0), QueueId("emails", 1), QueueId("Letters_to.no-one", 0)
-RETRY = QueueId("%RETRY%" + "a-group-whose-name-is-longer-than-127-characters-" * 3, 0)  # its records are of version 2
-SOON = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1, unreachable_limit_ms=3_600_000)
+ORDERS, EMAILS, LETTERS = (
+    QueueId("orders", 0),
+    QueueId("emails", 1),
+    QueueId("Letters_to.no-one", 0),
+)
+# its records are of version 2
+RETRY = QueueId("%RETRY%" + "a-group-whose-name-is-longer-than-127-characters-" * 3, 0)
+SOON = CheckbackPolicy(
+    first_after_ms=100, interval_ms=200, max_answers=1, unreachable_limit_ms=3_600_000
+)
 NEVER = CheckbackPolicy(first_after_ms=1 << 50)
 TORN_SEED = 1  # of a power cut that leaves a part of the last unit
 
@@ -55,7 +62,10 @@ class Truth:
         self.epoch = 0
 
     def note(self, messages: Sequence[Message], answers: Sequence[Appended]) -> None:
-        rows = [row_of(message) | place_of(answer) for message, answer in zip(messages, answers, strict=True)]
+        rows = [
+            row_of(message) | place_of(answer)
+            for message, answer in zip(messages, answers, strict=True)
+        ]
         self.appends.append({"epoch": self.epoch, "messages": rows})
 
 
@@ -69,24 +79,35 @@ def row_of(message: Message) -> dict[str, Any]:
         "key": message.key,
         "tag": message.tag,
         "properties": dict(message.properties),
-        "system": {name: value for name, value in message.system.items() if value},  # one without a value is not stored
+        # one without a value is not stored
+        "system": {name: value for name, value in message.system.items() if value},
         "transaction": message.transaction.name,
         "prepared_log_offset": message.prepared_log_offset,
     }
 
 
 def place_of(answer: Appended) -> dict[str, Any]:
-    return {"queue_offset": answer.queue_offset, "log_offset": answer.log_offset, "stored_at_ms": answer.stored_at_ms}
+    return {
+        "queue_offset": answer.queue_offset,
+        "log_offset": answer.log_offset,
+        "stored_at_ms": answer.stored_at_ms,
+    }
 
 
 def facts_of(transaction: Transaction) -> dict[str, Any]:
     """What a client can be told about it."""
-    places = [[one.message_id, str(one.queue), one.key, one.final_offset] for one in transaction.messages]
+    places = [
+        [one.message_id, str(one.queue), one.key, one.final_offset] for one in transaction.messages
+    ]
     names = (
-        "transaction_id", "producer_group", "business_key", "idempotency_key", "prepared_at_ms", "next_check_at_ms", "revision",
+        "transaction_id", "producer_group", "business_key", "idempotency_key", "prepared_at_ms",
+        "next_check_at_ms", "revision",
         "answers", "last_answer", "hold_reason", "was_held", "resolved_at_ms", "reason",
     )  # fmt: skip
-    words = {"state": transaction.state.name, "resolved_by": transaction.resolved_by and transaction.resolved_by.name}
+    words = {
+        "state": transaction.state.name,
+        "resolved_by": transaction.resolved_by and transaction.resolved_by.name,
+    }
     return {name: getattr(transaction, name) for name in names} | words | {"messages": places}
 
 
@@ -97,7 +118,9 @@ class Service:
         self.world = world
         self.store = store
         self.truth = truth
-        self.coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+        self.coordinator = TransactionCoordinator(
+            store, world.clock, world.identifiers, TransactionOptions()
+        )
         self.sent_keys = SentKeys(store, world.clock)
 
     @classmethod
@@ -106,7 +129,9 @@ class Service:
         truth.epoch += 1
         append = store.append
 
-        async def noted(messages: Sequence[Message], *, durability: Durability | None = None) -> list[Appended]:
+        async def noted(
+            messages: Sequence[Message], *, durability: Durability | None = None
+        ) -> list[Appended]:
             answers = await append(messages, durability=durability)
             truth.note(messages, answers)
             return answers
@@ -121,7 +146,13 @@ class Service:
 
     def message(self, queue: QueueId, body: bytes, **fields: Any) -> Message:
         message_id = self.world.identifiers.new("msg")
-        return Message(queue=queue, message_id=message_id, body=body, born_at_ms=self.world.clock.wall_ms() - 7, **fields)
+        return Message(
+            queue=queue,
+            message_id=message_id,
+            body=body,
+            born_at_ms=self.world.clock.wall_ms() - 7,
+            **fields,
+        )
 
     async def send(self, *messages: Message) -> None:
         """One append; the next one comes some milliseconds later."""
@@ -140,61 +171,121 @@ class Service:
         row = {"group": group, "topic": queue.topic, "queue": queue.number, "offset": queue_offset}
         self.truth.commits.append({"epoch": self.truth.epoch, "body": row})
 
-    async def begin(self, name: str, *bodies: bytes, policy: CheckbackPolicy = NEVER, **fields: Any) -> str:
-        messages = [self.message((ORDERS, EMAILS)[n % 2], body, key=name) for n, body in enumerate(bodies)]
-        begun = await self.coordinator.begin(Begin(messages, "shop", policy, transaction_id=name, **fields))
+    async def begin(
+        self, name: str, *bodies: bytes, policy: CheckbackPolicy = NEVER, **fields: Any
+    ) -> str:
+        messages = [
+            self.message((ORDERS, EMAILS)[n % 2], body, key=name) for n, body in enumerate(bodies)
+        ]
+        begun = await self.coordinator.begin(
+            Begin(messages, "shop", policy, transaction_id=name, **fields)
+        )
         return begun.transaction.transaction_id
 
     async def answer_unknown(self) -> None:
         """Exhausts the transaction that is due."""
         await asyncio.sleep(0.3)
-        (check,) = await self.coordinator.receive_checks("shop", max_checks=1, lease_ms=1_000, wait_ms=0)
-        await self.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN, evidence={"row": "none", "Grund": "ä"})
+        (check,) = await self.coordinator.receive_checks(
+            "shop", max_checks=1, lease_ms=1_000, wait_ms=0
+        )
+        await self.coordinator.answer_check(
+            "shop", check.check_id, TxnEvent.UNKNOWN, evidence={"row": "none", "Grund": "ä"}
+        )
 
     async def described(self) -> dict[str, Any]:
         """What a start must give back, from the engine that lived through it."""
-        queues = [queue for topic in sorted(await self.store.topics()) for queue in await self.store.queues(topic)]
-        groups = {(row["body"]["group"], QueueId(row["body"]["topic"], row["body"]["queue"])) for row in self.truth.commits}
+        queues = [
+            queue
+            for topic in sorted(await self.store.topics())
+            for queue in await self.store.queues(topic)
+        ]
+        groups = {
+            (row["body"]["group"], QueueId(row["body"]["topic"], row["body"]["queue"]))
+            for row in self.truth.commits
+        }
         return {
             "queue_bounds": {str(queue): list(await self.store.offsets(queue)) for queue in queues},
             "committed_offsets": [
-                [group, str(queue), await self.store.committed_offset(group, queue)] for group, queue in sorted(groups)
+                [group, str(queue), await self.store.committed_offset(group, queue)]
+                for group, queue in sorted(groups)
             ],
             "transactions": [
-                facts_of(await self.coordinator.get(transaction.transaction_id)) for transaction in self.coordinator.table
+                facts_of(await self.coordinator.get(transaction.transaction_id))
+                for transaction in self.coordinator.table
             ],
         }
 
 
-# ------------------------------------------------------------------------------------------------------- what is written
+# --------------------------------------------------------------------------------------------------
+# what is written
 
 
 async def every_kind(service: Service) -> None:
     """Messages of every shape, in units of one and of many."""
     send, message = service.send, service.message
     await send(message(ORDERS, b""))
-    await send(message(ORDERS, b"plain", key="8812", tag="created", properties={"color": "red", "empty": "", "also empty": ""}))
-    await send(message(LETTERS, "grüße, 你好 🌍".encode(), key="schlüssel", tag="größe", properties={"имя": "значение 🌍"}))
-    await send(message(EMAILS, bytes(range(256)), system={ORDERING_KEY: "Kunde ß", "__content_type": "image/png"}))
+    await send(
+        message(
+            ORDERS,
+            b"plain",
+            key="8812",
+            tag="created",
+            properties={"color": "red", "empty": "", "also empty": ""},
+        )
+    )
+    await send(
+        message(
+            LETTERS,
+            "grüße, 你好 🌍".encode(),
+            key="schlüssel",
+            tag="größe",
+            properties={"имя": "значение 🌍"},
+        )
+    )
+    await send(
+        message(
+            EMAILS,
+            bytes(range(256)),
+            system={ORDERING_KEY: "Kunde ß", "__content_type": "image/png"},
+        )
+    )
     await send(message(RETRY, b"again", key="k", tag="t", properties={"RECONSUMED": "3"}))
     for length in range(8):  # every length of padding, for each version
         await send(message(ORDERS, b"p" * length, key="padded"))
         await send(message(RETRY, b"p" * length, key="padded"))
-    await send(*[message(ORDERS, f"one of many: {n}".encode() * (n % 5), tag=f"t{n % 3}") for n in range(60)])
-    await send(*[message(queue, b"mixed", tag="mixed") for queue in (EMAILS, RETRY, LETTERS, EMAILS, ORDERS)])
     await send(
-        message(ORDERS, b"\xda\xa3\x20\xa7" * 8 + b"__unit\x01" + b"0" * 40 + b"\x02__seal\x01", tag="looks like a record")
+        *[
+            message(ORDERS, f"one of many: {n}".encode() * (n % 5), tag=f"t{n % 3}")
+            for n in range(60)
+        ]
+    )
+    await send(
+        *[
+            message(queue, b"mixed", tag="mixed")
+            for queue in (EMAILS, RETRY, LETTERS, EMAILS, ORDERS)
+        ]
+    )
+    await send(
+        message(
+            ORDERS,
+            b"\xda\xa3\x20\xa7" * 8 + b"__unit\x01" + b"0" * 40 + b"\x02__seal\x01",
+            tag="looks like a record",
+        )
     )
     await send(message(LETTERS, b"a long one " * 1_000))  # ends a segment early
     await send(message(LETTERS, b"p" * 3, properties={f"name{n}": "v" * 50 for n in range(100)}))
     await service.send_once("key-1", message(ORDERS, b"sent once"))
-    await service.send_once("key-2", message(ORDERS, b"first of two"), message(ORDERS, b"second of two"))
+    await service.send_once(
+        "key-2", message(ORDERS, b"first of two"), message(ORDERS, b"second of two")
+    )
 
 
 async def transactions(service: Service) -> None:
     """One of each fate."""
     coordinator = service.coordinator
-    committed = await service.begin("committed", b"order", b"email", business_key="order-1", idempotency_key="begin-1")
+    committed = await service.begin(
+        "committed", b"order", b"email", business_key="order-1", idempotency_key="begin-1"
+    )
     await coordinator.commit(committed)
     rolled_back = await service.begin("rolled-back", b"never seen", business_key="order-2")
     await coordinator.rollback(rolled_back, reason="payment refused, größer")
@@ -204,7 +295,10 @@ async def transactions(service: Service) -> None:
     await service.answer_unknown()
     await coordinator.resume(resumed)
     await service.begin("open", b"half one", b"half two", b"half three", business_key="order-3")
-    assert [coordinator.table.get(name).state.name for name in (held, resumed)] == ["HELD", "PREPARED"]
+    assert [coordinator.table.get(name).state.name for name in (held, resumed)] == [
+        "HELD",
+        "PREPARED",
+    ]
 
 
 async def offsets(service: Service) -> None:
@@ -217,7 +311,8 @@ async def offsets(service: Service) -> None:
 async def keep_snapshots(service: Service) -> None:
     await service.coordinator.save_snapshot()
     await service.sent_keys.save_snapshot()
-    await asyncio.sleep(2 * SETTINGS.snapshot_interval_ms / 1_000)  # until what they reflect, and they, are on disk
+    # until what they reflect, and they, are on disk
+    await asyncio.sleep(2 * SETTINGS.snapshot_interval_ms / 1_000)
 
 
 def closed() -> tuple[SimulatedDisk, dict[str, Any]]:
@@ -259,7 +354,8 @@ def cut() -> tuple[SimulatedDisk, dict[str, Any]]:
         described = await service.described()
         torn_at = service.store.status().written_end
         lost = [service.message(ORDERS, bytes([65 + n]) * 700) for n in range(8)]
-        service.world.disk.cut_after = service.world.disk.operations + 1  # the unit is in the page cache, its sync never comes
+        # the unit is in the page cache, its sync never comes
+        service.world.disk.cut_after = service.world.disk.operations + 1
         service.world.loop.create_task(service.store.append(lost))
         return described
 
@@ -270,7 +366,12 @@ def cut() -> tuple[SimulatedDisk, dict[str, Any]]:
 
 
 def live(
-    disk: SimulatedDisk, truth: Truth, seed: int, life: Callable[[Service], Awaitable[dict[str, Any]]], *, in_order: bool
+    disk: SimulatedDisk,
+    truth: Truth,
+    seed: int,
+    life: Callable[[Service], Awaitable[dict[str, Any]]],
+    *,
+    in_order: bool,
 ) -> tuple[SimulatedDisk, dict[str, Any]]:
     described: dict[str, Any] = {}
 
@@ -287,7 +388,8 @@ def live(
         return world.disk, described
 
 
-# ------------------------------------------------------------------------------------------------------------- packing
+# --------------------------------------------------------------------------------------------------
+# packing
 
 
 def files(disk: SimulatedDisk, folder: PurePath) -> Iterator[tuple[str, bytes | None]]:

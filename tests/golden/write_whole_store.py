@@ -1,7 +1,9 @@
-"""Writes the data directories of tests/golden/escrowmq-1-whole: `python -m tests.golden.write_whole_store FOLDER`.
+"""Writes the data directories of tests/golden/escrowmq-1-whole: `python -m
+tests.golden.write_whole_store FOLDER`.
 
-Everything that a service stores is made through its HTTP interface, with every kind of table in it. The answers that it gave
-at the end are written beside the store: another version must give the same ones.
+Everything that a service stores is made through its HTTP interface, with every kind of table in it.
+The answers that it gave at the end are written beside the store: another version must give the same
+ones.
 """
 
 import asyncio
@@ -26,7 +28,9 @@ SOON = {"first_after_ms": 10, "interval_ms": 10, "max_answers": 1}
 
 
 class Writer:
-    """Fills a service; `keyed` are the requests that may be repeated, `request_ids` those that wait for replies."""
+    """Fills a service; `keyed` are the requests that may be repeated, `request_ids` those that wait
+    for replies.
+    """
 
     def __init__(self, service: WholeService) -> None:
         self.service = service
@@ -49,9 +53,19 @@ class Writer:
         late = {"payload": "cancelled late", "delay_ms": HOUR_MS}
         delayed = await self.service.post("/v1/topics/work/messages", late, status=201)
         ok(await self.service.api.delete(f"/v1/schedules/{delayed['schedule_id']}"))
-        ok(await self.service.api.put("/v1/groups/pullers/offsets", json={"offsets": [_offset(0, 12)]}))
-        await self._once("/v1/topics/orders/messages", {"payload": "after the snapshot", "key": "late"}, "late-key", 201)
-        await self._transactions("second")  # the last ones: of a check that is open, memory knows more than the log
+        ok(
+            await self.service.api.put(
+                "/v1/groups/pullers/offsets", json={"offsets": [_offset(0, 12)]}
+            )
+        )
+        await self._once(
+            "/v1/topics/orders/messages",
+            {"payload": "after the snapshot", "key": "late"},
+            "late-key",
+            201,
+        )
+        # the last ones: of a check that is open, memory knows more than the log
+        await self._transactions("second")
 
     async def _once(self, path: str, body: Any, key: str, status: int) -> Any:
         self.keyed.append({"path": path, "body": body, "key": key})
@@ -64,7 +78,9 @@ class Writer:
         groups: dict[str, dict[str, Any]] = {
             "workers": {"topics": [{"topic": "work"}], "max_attempts": 2, "backoff_ms": [HOUR_MS]},
             "in-order": {"topics": [{"topic": "orders"}], "ordered": True},
-            "red-ones": {"topics": [{"topic": "orders", "filter": {"kind": "tag", "expression": "red"}}]},
+            "red-ones": {
+                "topics": [{"topic": "orders", "filter": {"kind": "tag", "expression": "red"}}]
+            },
             "repliers": {"topics": [{"topic": "asked"}]},
             "pullers": {},
         }
@@ -77,17 +93,27 @@ class Writer:
         service = self.service
         send = "/v1/topics/orders/messages"
         full = {
-            "json": {"sku": "A1"}, "key": "8812", "tag": "red", "ordering_key": "Kunde ß", "queue_id": 1,
+            "json": {"sku": "A1"}, "key": "8812", "tag": "red", "ordering_key": "Kunde ß",
+            "queue_id": 1,
             "properties": {"color": "red", "name": "значение 🌍"},
         }  # fmt: skip
         await service.post(send, full, status=201)
-        await service.post(send, {"payload": "AAEC", "payload_encoding": "base64", "queue_id": 0}, status=201)
+        await service.post(
+            send, {"payload": "AAEC", "payload_encoding": "base64", "queue_id": 0}, status=201
+        )
         await self._once(send, {"payload": "sent once", "key": "once"}, "key-1", 201)
         batch = {
-            "entries": [{"id": f"{n}", "message": {"payload": f"many {n}", "tag": "red", "queue_id": n % 2}} for n in range(40)]
+            "entries": [
+                {"id": f"{n}", "message": {"payload": f"many {n}", "tag": "red", "queue_id": n % 2}}
+                for n in range(40)
+            ]
         }
         await self._once(f"{send}/batch", batch, "key-2", 201)
-        ok(await service.api.put("/v1/groups/pullers/offsets", json={"offsets": [_offset(0, 7), _offset(1, 3)]}))
+        ok(
+            await service.api.put(
+                "/v1/groups/pullers/offsets", json={"offsets": [_offset(0, 7), _offset(1, 3)]}
+            )
+        )
         ok(await service.api.put("/v1/groups/pullers/offsets", json={"offsets": [_offset(0, 11)]}))
 
     async def _transactions(self, when: str) -> None:
@@ -108,7 +134,10 @@ class Writer:
         assert (await self.service.get(f"/v1/transactions/{held}"))["state"] == "held"
 
     async def _begin(self, name: str, check: dict[str, Any], **fields: Any) -> str:
-        messages = [{"topic": topic, "message": {"payload": name, "key": name, **fields}} for topic in ("orders", "work")]
+        messages = [
+            {"topic": topic, "message": {"payload": name, "key": name, **fields}}
+            for topic in ("orders", "work")
+        ]
         body = {
             "producer_group": f"shop-{name.partition('-')[0]}",
             "transaction_id": name,
@@ -116,27 +145,48 @@ class Writer:
             "check": check,
             "messages": messages,
         }
-        return str((await self._once("/v1/transactions", body, f"begin-{name}", 201))["transaction_id"])
+        return str(
+            (await self._once("/v1/transactions", body, f"begin-{name}", 201))["transaction_id"]
+        )
 
     async def _answer_unknown(self, when: str) -> None:
         path = f"/v1/producer-groups/shop-{when}/checks"
         (check,) = (await self.service.post(f"{path}/receive", {"max_checks": 10}))["checks"]
-        answer = {"check_id": check["check_id"], "decision": "unknown", "evidence": {"row": "none", "Grund": "ä"}}
+        answer = {
+            "check_id": check["check_id"],
+            "decision": "unknown",
+            "evidence": {"row": "none", "Grund": "ä"},
+        }
         await self.service.post(f"{path}/answer", {"answers": [answer]})
 
     async def _schedules(self) -> None:
         service, send = self.service, "/v1/topics/work/messages"
         waits, cancelled, moved, comes = [
-            (await service.post(send, {"payload": name, "key": name, "delay_ms": delay_ms}, status=201))["schedule_id"]
-            for name, delay_ms in (("waits", 90 * HOUR_MS), ("cancelled", HOUR_MS), ("moved", HOUR_MS), ("comes", 1_000))
+            (
+                await service.post(
+                    send, {"payload": name, "key": name, "delay_ms": delay_ms}, status=201
+                )
+            )["schedule_id"]
+            for name, delay_ms in (
+                ("waits", 90 * HOUR_MS),
+                ("cancelled", HOUR_MS),
+                ("moved", HOUR_MS),
+                ("comes", 1_000),
+            )
         ]
         await service.post(send, {"payload": "by level", "delay_level": 18}, status=201)
         ok(await service.api.delete(f"/v1/schedules/{cancelled}"))
-        ok(await service.api.patch(f"/v1/schedules/{moved}", json={"deliver_at": "2025-10-12T08:00:00Z"}))
+        ok(
+            await service.api.patch(
+                f"/v1/schedules/{moved}", json={"deliver_at": "2025-10-12T08:00:00Z"}
+            )
+        )
         tick = {"topic": "ticks", "message": {"payload": "tick"}}
         fires = await self._once("/v1/schedules", {"cron": "* * * * *", **tick}, "cron-1", 201)
         for cron in ("0 6 * * 1-5", "0 7 * * 1-5"):
-            daily = await service.post("/v1/schedules", {"cron": cron, "time_zone": "Europe/Berlin", **tick}, status=201)
+            daily = await service.post(
+                "/v1/schedules", {"cron": cron, "time_zone": "Europe/Berlin", **tick}, status=201
+            )
             if cron.startswith("0 7"):
                 ok(await service.api.delete(f"/v1/schedules/{daily['schedule_id']}"))
         service.clock.advance(120_000)
@@ -147,16 +197,30 @@ class Writer:
         assert (await service.get(f"/v1/schedules/{waits}"))["state"] == "scheduled"
 
     async def _leases(self, when: str) -> None:
-        """In one group messages that are acknowledged, refused, extended, dead, leased and untouched."""
+        """In one group messages that are acknowledged, refused, extended, dead, leased and
+        untouched.
+        """
         service, path = self.service, "/v1/groups/workers"
         for n in range(9):
-            await service.post("/v1/topics/work/messages", {"payload": f"{when}-{n}", "key": f"work-{n}"}, status=201)
-        received = await service.post(f"{path}/receive", {"max_messages": 6, "lease_ms": 12 * HOUR_MS, "worker": "Wörk"})
-        handles = [{"receipt_handle": message["receipt_handle"]} for message in received["messages"]]
+            await service.post(
+                "/v1/topics/work/messages",
+                {"payload": f"{when}-{n}", "key": f"work-{n}"},
+                status=201,
+            )
+        received = await service.post(
+            f"{path}/receive", {"max_messages": 6, "lease_ms": 12 * HOUR_MS, "worker": "Wörk"}
+        )
+        handles = [
+            {"receipt_handle": message["receipt_handle"]} for message in received["messages"]
+        ]
         acked, refused, dead, extended, *_ = handles
         await service.post(f"{path}/ack", {"entries": [acked]})
-        await service.post(f"{path}/nack", {"entries": [{**refused, "delay_ms": 8 * HOUR_MS, "reason": "größer"}]})
-        await service.post(f"{path}/dead-letter", {"entries": [{**dead, "reason": "cannot be read"}]})
+        await service.post(
+            f"{path}/nack", {"entries": [{**refused, "delay_ms": 8 * HOUR_MS, "reason": "größer"}]}
+        )
+        await service.post(
+            f"{path}/dead-letter", {"entries": [{**dead, "reason": "cannot be read"}]}
+        )
         await service.post(f"{path}/extend", {"entries": [{**extended, "lease_ms": 11 * HOUR_MS}]})
         for group in ("in-order", "red-ones"):
             attempt = {"max_messages": 2, "lease_ms": 12 * HOUR_MS, "attempt_id": f"{when}-{group}"}
@@ -205,7 +269,12 @@ async def write(data_dir: Path, killed: Path) -> dict[str, Any]:
         await service.post("/v1/admin/store/flush", {})
         shutil.copytree(data_dir, killed)  # as kill -9 would leave it
         wall_ms = clock.wall_ms()
-    return {"wall_ms": wall_ms, "served": served, "repeated": repeated, "request_ids": writer.request_ids}
+    return {
+        "wall_ms": wall_ms,
+        "served": served,
+        "repeated": repeated,
+        "request_ids": writer.request_ids,
+    }
 
 
 def main(folder: Path) -> None:

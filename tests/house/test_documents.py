@@ -12,11 +12,15 @@ from txn.checkback_plan import CheckbackPolicy
 DOCUMENTS = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not any(part.startswith(".") or part in ("build", "data") for part in path.relative_to(ROOT).parts)
+    if not any(
+        part.startswith(".") or part in ("build", "data") for part in path.relative_to(ROOT).parts
+    )
 )
 VERBS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
 
-each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+each_document = pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 
 
 def test_the_documents_are_found():
@@ -26,7 +30,11 @@ def test_the_documents_are_found():
 
 @each_document
 def test_every_link_inside_the_repository_points_to_something(path):
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8")) if "://" not in link]
+    links = [
+        link
+        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8"))
+        if "://" not in link
+    ]
 
     for link in links:
         file, _, heading = link.partition("#")
@@ -39,14 +47,18 @@ def test_every_link_inside_the_repository_points_to_something(path):
 @each_document
 def test_every_verb_of_make_that_is_named_exists(path):
     text = path.read_text("utf-8")
-    named = re.findall(r"`make ([a-z-]+)", text) + re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)
+    named = re.findall(r"`make ([a-z-]+)", text) + re.findall(
+        r"^make ([a-z-]+)", text, re.MULTILINE
+    )
 
     assert set(named) <= VERBS
 
 
 @each_document
 def test_every_file_that_is_named_in_full_exists(path):
-    """`tests/unit/test_unit.py`; a name without a folder belongs to whatever the sentence is about."""
+    """`tests/unit/test_unit.py`; a name without a folder belongs to whatever the sentence
+    is about.
+    """
     rooms = {child.name for child in ROOT.iterdir() if child.is_dir()} - {"data"}
     for name in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|toml|md|json))`", path.read_text("utf-8")):
         if name.partition("/")[0] in rooms:
@@ -71,13 +83,18 @@ def test_every_test_that_a_document_names_exists():
     assert named
     for path, file, test in named:
         texts = [found.read_text("utf-8") for found in (ROOT / "tests").rglob(file)]
-        assert any(re.search(rf"def {test}\(", text) for text in texts), f"{path.name}: {file} has no {test}"
+        assert any(re.search(rf"def {test}\(", text) for text in texts), (
+            f"{path.name}: {file} has no {test}"
+        )
 
 
 def test_the_defaults_of_checks_are_the_ones_in_the_page():
     """Where they are said, where they are taken, and where they are used."""
     page = (ROOT / "docs" / "transactions.md").read_text("utf-8")
-    said = {name: value.replace(",", "") for name, value in re.findall(r"^\| `(\w+)` \| ([\w,]+) \|", page, re.MULTILINE)}
+    said = {
+        name: value.replace(",", "")
+        for name, value in re.findall(r"^\| `(\w+)` \| ([\w,]+) \|", page, re.MULTILINE)
+    }
 
     taken = {name: str(value) for name, value in msgspec.structs.asdict(CheckInput()).items()}
     used = {name: str(value) for name, value in msgspec.structs.asdict(CheckbackPolicy()).items()}

@@ -54,10 +54,18 @@ def test_both_forms_have_the_same_operations_and_schemas(document):
 def test_what_3_0_has_no_word_for_is_said_in_its_own():
     schema = {"type": "string", "const": "poll", "examples": ["poll", "push"]}
 
-    converted = document_3_0({"openapi": "3.1.0", "components": {"schemas": {"Mode": schema, "Modes": {"items": [schema]}}}})
+    converted = document_3_0(
+        {
+            "openapi": "3.1.0",
+            "components": {"schemas": {"Mode": schema, "Modes": {"items": [schema]}}},
+        }
+    )
 
     said = {"type": "string", "enum": ["poll"], "example": "poll"}
-    assert converted == {"openapi": "3.0.3", "components": {"schemas": {"Mode": said, "Modes": {"items": [said]}}}}
+    assert converted == {
+        "openapi": "3.0.3",
+        "components": {"schemas": {"Mode": said, "Modes": {"items": [said]}}},
+    }
     assert "const" in schema, "the 3.1 document is left as it was"
 
 
@@ -85,24 +93,42 @@ def test_every_operation_has_an_id_one_tag_and_a_summary_and_names_its_refusals(
                     continue
                 name = operation["operationId"]
                 good = [NOT_JSON.get(name, "application/json"), *BESIDE_JSON.get(name, [])]
-                assert list(answer["content"]) == (good if int(status) < 400 else ["application/problem+json"])
+                assert list(answer["content"]) == (
+                    good if int(status) < 400 else ["application/problem+json"]
+                )
 
 
-def test_every_operation_that_answers_with_json_has_an_example_that_its_schema_takes_and_so_has_every_body(document):
+def test_every_operation_that_answers_with_json_has_an_example_that_its_schema_takes_and_so_has_every_body(
+    document,
+):
     components = {"components": document["components"]}
     for operation in (one for path in document["paths"].values() for one in path.values()):
         name = operation["operationId"]
-        answers = [answer.get("content", {}) for status, answer in operation["responses"].items() if status < "300"]
+        answers = [
+            answer.get("content", {})
+            for status, answer in operation["responses"].items()
+            if status < "300"
+        ]
         shown = [content for content in as_json(*answers) if "examples" in content]
-        assert shown or not as_json(*answers), f"{name} shows no answer: see tests/e2e/test_generated_client.py"
+        assert shown or not as_json(*answers), (
+            f"{name} shows no answer: see tests/e2e/test_generated_client.py"
+        )
         for content in shown + as_json(operation.get("requestBody", {}).get("content", {})):
             assert list(content["examples"]) == [name]
-            validator = jsonschema_rs.validator_for({**content["schema"], **components}, offline=True)
+            validator = jsonschema_rs.validator_for(
+                {**content["schema"], **components}, offline=True
+            )
             validator.validate(content["examples"][name]["value"])
 
 
-def test_the_paragraphs_of_a_schemas_description_are_lines_and_none_is_indented_as_code_would_be(document):
-    texts = [schema["description"] for schema in document["components"]["schemas"].values() if "description" in schema]
+def test_the_paragraphs_of_a_schemas_description_are_lines_and_none_is_indented_as_code_would_be(
+    document,
+):
+    texts = [
+        schema["description"]
+        for schema in document["components"]["schemas"].values()
+        if "description" in schema
+    ]
     assert any("\n\n" in text for text in texts)
     assert [text for text in texts if re.search(r"\n[ \n]*[ ]|[^\n]\n[^\n]", text)] == []
 
@@ -118,7 +144,11 @@ def as_json(*contents: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def operation_ids(document: dict[str, Any]) -> list[str]:
-    return sorted(operation["operationId"] for path in document["paths"].values() for operation in path.values())
+    return sorted(
+        operation["operationId"]
+        for path in document["paths"].values()
+        for operation in path.values()
+    )
 
 
 def nodes(node: Any) -> list[dict[str, Any]]:
@@ -127,4 +157,9 @@ def nodes(node: Any) -> list[dict[str, Any]]:
         return [found for item in node for found in nodes(item)]
     if not isinstance(node, dict):
         return []
-    return [node] + [found for name, value in node.items() if name not in ("example", "examples") for found in nodes(value)]
+    return [node] + [
+        found
+        for name, value in node.items()
+        if name not in ("example", "examples")
+        for found in nodes(value)
+    ]

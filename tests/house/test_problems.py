@@ -1,4 +1,6 @@
-"""The closed list of problem codes: all that is raised has one, all that is listed is raised, and each explains itself."""
+"""The closed list of problem codes: all that is raised has one, all that is listed is raised, and
+each explains itself.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from tests.house.source import PRODUCT, called, dotted, modules, nodes
 
 pytestmark = pytest.mark.xdist_group("source")  # one worker parses it, once
 
-SIDES = {MessagingError, RejectedError, UnavailableError, StorageError}  # who can act; what is raised is one of their kinds
+# who can act; what is raised is one of their kinds
+SIDES = {MessagingError, RejectedError, UnavailableError, StorageError}
 
 
 def test_every_error_of_the_house_has_a_code():
@@ -31,11 +34,15 @@ def test_every_code_that_the_door_refuses_with_is_in_the_list():
 
 
 def test_the_codes_that_nothing_raises_are_marked_as_reserved_and_no_others():
-    """The list is closed: a code has its page before a release answers with it, and the page says that none does yet."""
+    """The list is closed: a code has its page before a release answers with it, and the page says
+    that none does yet.
+    """
     names = raised_names()
     raised = {CODES[kind] for kind in tree(MessagingError) if kind.__name__ in names}
 
-    assert {code for code, kind in PROBLEMS.items() if kind.is_reserved} == set(PROBLEMS) - raised - refused_with()
+    assert {code for code, kind in PROBLEMS.items() if kind.is_reserved} == set(
+        PROBLEMS
+    ) - raised - refused_with()
 
 
 def test_every_error_of_the_house_is_raised_somewhere():
@@ -73,7 +80,9 @@ async def test_every_code_has_a_page_that_says_why_and_what_to_do(code):
         assert text.strip() == text
     assert kind.cause.endswith(".")
     assert kind.remedy.endswith(".")
-    assert all(f"<h2>{title}</h2><p>" in page for title in ("Cause", "What to do", "Is it safe to repeat?"))
+    assert all(
+        f"<h2>{title}</h2><p>" in page for title in ("Cause", "What to do", "Is it safe to repeat?")
+    )
     assert code in page
     assert ("No operation of this release" in page) == kind.is_reserved
 
@@ -89,12 +98,18 @@ def raised_names() -> set[str]:
     names = set()
     for module in modules(*PRODUCT).values():
         names |= {name.rpartition(".")[2] for name, _ in called(module)}
-        names |= {dotted(node.exc) for node in nodes(module) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name)}
+        names |= {
+            dotted(node.exc)
+            for node in nodes(module)
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name)
+        }
     return names
 
 
 def refused_with() -> set[str]:
-    """Every code that stands in a call of Refusal, in `invalid_field`, or in a table that such a call looks it up in."""
+    """Every code that stands in a call of Refusal, in `invalid_field`, or in a table that such a
+    call looks it up in.
+    """
     codes = set()
     for module in modules("app", "cli").values():
         tables = {
@@ -118,4 +133,8 @@ def refused_with() -> set[str]:
 
 
 def texts(node: ast.AST) -> set[str]:
-    return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return {
+        part.value
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }

@@ -1,4 +1,6 @@
-"""The floors and rooms of the house: who may import what, and who may ask the machine for time, chance, files and threads."""
+"""The floors and rooms of the house: who may import what, and who may ask the machine for time,
+chance, files and threads.
+"""
 
 import ast
 import subprocess
@@ -7,11 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import LOWER_FLOORS, PRODUCT, ROOMS, ROOT, called, dotted, imported, modules, nodes
+from tests.house.source import (
+    LOWER_FLOORS,
+    PRODUCT,
+    ROOMS,
+    ROOT,
+    called,
+    dotted,
+    imported,
+    modules,
+    nodes,
+)
 
 pytestmark = pytest.mark.xdist_group("source")  # one worker parses it, once
 
-# What the lower floors get handed in (a clock, a Vfs, randomness, a runner), and the one room of each that speaks of it itself.
+# What the lower floors get handed in (a clock, a Vfs, randomness, a runner), and the one room of
+# each that speaks of it itself.
 AT_HOME = {
     "time": {"storage/clock.py"},
     "datetime": {"scheduler/cron_line.py"},  # the calendar; it is told the time
@@ -26,46 +39,73 @@ AT_HOME = {
     "tempfile": set(),
     "socket": set(),
     "subprocess": set(),
-    "threading": {"storage/files/handles.py", "storage/local/event_loop.py", "storage/local/ranges.py"},
+    "threading": {
+        "storage/files/handles.py",
+        "storage/local/event_loop.py",
+        "storage/local/ranges.py",
+    },
     "concurrent": set(),
 }
-# Below the seam everything is plain and synchronous; these are the bridge (house: async above the seam, threads below it).
+# Below the seam everything is plain and synchronous; these are the bridge (house: async above the
+# seam, threads below it).
 _BRIDGE = ("engine", "local_store", "reader", "offset_commits", "futures", "event_loop")
 # And these keep order among those who wait, for the floors above the seam.
 _FOR_THE_FLOORS_ABOVE = {"storage/derived_table.py", "storage/turns.py", "storage/watchers.py"}
-KNOW_ASYNCIO = {"storage/memory.py", *_FOR_THE_FLOORS_ABOVE, *(f"storage/local/{part}.py" for part in _BRIDGE)}
+KNOW_ASYNCIO = {
+    "storage/memory.py",
+    *_FOR_THE_FLOORS_ABOVE,
+    *(f"storage/local/{part}.py" for part in _BRIDGE),
+}
 
 
 def test_the_import_contracts_hold():
     lint_imports = Path(sys.executable).with_name("lint-imports")
 
-    done = subprocess.run([lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-NOT_AT_THE_START = {"alembic", "lark", "matplotlib", "pyarrow", "pyspark", "sqlalchemy.dialects.postgresql"}
+NOT_AT_THE_START = {
+    "alembic",
+    "lark",
+    "matplotlib",
+    "pyarrow",
+    "pyspark",
+    "sqlalchemy.dialects.postgresql",
+}
 
 
 def test_a_start_loads_nothing_that_most_starts_have_no_use_for():
     source = f"import sys, cli.main, cli.serve; print(*{NOT_AT_THE_START!r} & set(sys.modules))"
 
-    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
 def test_help_comes_without_the_service():
-    source = "import sys, cli.main; print(*{'app.settings', 'fastapi', 'httpx', 'numpy', 'pydantic'} & set(sys.modules))"
+    source = (
+        "import sys, cli.main; print(*{'app.settings', 'fastapi', 'httpx', 'numpy', "
+        "'pydantic'} & set(sys.modules))"
+    )
 
-    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
 @pytest.mark.parametrize("name", AT_HOME)
 def test_the_lower_floors_ask_the_machine_in_its_one_room_only(name):
-    users = {path for path, module in modules(*LOWER_FLOORS).items() if name in set(imported(module))}
+    users = {
+        path for path, module in modules(*LOWER_FLOORS).items() if name in set(imported(module))
+    }
 
     assert users == AT_HOME[name]
 
@@ -77,16 +117,30 @@ def test_the_simulated_disk_is_given_its_randomness():
 
 
 def test_no_file_is_opened_past_the_vfs():
-    past = {"open", "Path.open", "Path.read_bytes", "Path.read_text", "Path.write_bytes", "Path.write_text"}
+    past = {
+        "open",
+        "Path.open",
+        "Path.read_bytes",
+        "Path.read_text",
+        "Path.write_bytes",
+        "Path.write_text",
+    }
 
     for path, module in modules(*LOWER_FLOORS).items():
-        names = {alias.name for node in nodes(module) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        names = {
+            alias.name
+            for node in nodes(module)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
         assert "Path" not in names, f"{path}: a Path touches the disk, a PurePath does not"
         assert not past & {name for name, _ in called(module)}, path
 
 
 def test_below_the_seam_only_the_bridge_knows_asyncio():
-    assert {path for path, module in modules("storage").items() if "asyncio" in set(imported(module))} == KNOW_ASYNCIO
+    assert {
+        path for path, module in modules("storage").items() if "asyncio" in set(imported(module))
+    } == KNOW_ASYNCIO
 
 
 def test_only_the_settings_read_the_environment():
@@ -94,15 +148,21 @@ def test_only_the_settings_read_the_environment():
         path
         for path, module in modules(*PRODUCT).items()
         for node in nodes(module)
-        if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.environb")
+        if isinstance(node, ast.Attribute)
+        and dotted(node) in ("os.environ", "os.getenv", "os.environb")
     }
 
-    # The fixtures hand the environment of the tests on to the process that they start, the audit its own on to Spark's.
+    # The fixtures hand the environment of the tests on to the process that they start, the audit
+    # its own on to Spark's.
     handing_on = {"pytest_escrowmq/service.py", "audit/java.py", "audit/session.py"}
     assert readers == {"app/settings.py", *handing_on}
 
 
 def test_every_file_begins_by_saying_what_it_is_for():
-    silent = [path for path, module in modules(*ROOMS).items() if module.body and not ast.get_docstring(module)]
+    silent = [
+        path
+        for path, module in modules(*ROOMS).items()
+        if module.body and not ast.get_docstring(module)
+    ]
 
     assert silent == []

@@ -1,4 +1,6 @@
-"""docs/settings.md against the settings that there are: none is missing, none is made up, each default and unit is true."""
+"""docs/settings.md against the settings that there are: none is missing, none is made up, each
+default and unit is true.
+"""
 
 import json
 import re
@@ -14,7 +16,13 @@ from app.settings import CONFIG_FILE, Settings, effective, load, variable_names
 from tests.house.source import ROOT
 
 PAGE = (ROOT / "docs" / "settings.md").read_text("utf-8")
-UNITS = {"_MS": "ms", "_BYTES": "bytes", "_PAGES": "pages", "_ENTRIES": "entries", "_FILES": "files"}
+UNITS = {
+    "_MS": "ms",
+    "_BYTES": "bytes",
+    "_PAGES": "pages",
+    "_ENTRIES": "entries",
+    "_FILES": "files",
+}
 
 
 class Row(NamedTuple):
@@ -27,7 +35,9 @@ def documented() -> dict[str, Row]:
     found = {}
     for line in PAGE.splitlines():
         if line.startswith("| `ESCROWMQ_"):
-            name, default, unit, sentence = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
+            name, default, unit, sentence = (
+                cell.strip().strip("`") for cell in line.strip("|").split("|")
+            )
             assert name not in found, f"{name} stands twice"
             found[name] = Row(default, unit, sentence)
     return found
@@ -35,7 +45,11 @@ def documented() -> dict[str, Row]:
 
 def defaults(section: Any, prefix: str = "ESCROWMQ_") -> Iterator[tuple[str, str]]:
     """Each variable with its default, as it would be written in the environment."""
-    names = Settings.model_fields if isinstance(section, Settings) else [field.name for field in fields(section)]
+    names = (
+        Settings.model_fields
+        if isinstance(section, Settings)
+        else [field.name for field in fields(section)]
+    )
     for name in names:
         value = getattr(section, name)
         if is_dataclass(value):
@@ -65,11 +79,17 @@ def test_every_documented_default_is_the_one_in_force():
 
 
 def test_what_is_in_force_is_told_of_every_setting_and_of_a_secret_only_that_there_is_one():
-    secrets = {"ESCROWMQ_API_KEYS": "", "ESCROWMQ_DATABASE_URL": "", "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": ""}
+    secrets = {
+        "ESCROWMQ_API_KEYS": "",
+        "ESCROWMQ_DATABASE_URL": "",
+        "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": "",
+    }
 
     assert effective(Settings()) == dict(defaults(Settings())) | secrets
 
-    told = effective(Settings(api_keys=("a-key",), database_url="postgresql://user:a-password@host/db"))
+    told = effective(
+        Settings(api_keys=("a-key",), database_url="postgresql://user:a-password@host/db")
+    )
     assert (told["ESCROWMQ_API_KEYS"], told["ESCROWMQ_DATABASE_URL"]) == ("(set)", "(set)")
 
 
@@ -96,7 +116,8 @@ def test_every_documented_variable_is_read_under_its_name(monkeypatch):
 
 
 def test_the_settings_file_of_the_page_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setenv(CONFIG_FILE, "")  # so that it is restored: `load` sets it for the file that it is given
+    # so that it is restored: `load` sets it for the file that it is given
+    monkeypatch.setenv(CONFIG_FILE, "")
     monkeypatch.delenv(CONFIG_FILE)
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     path = Path(tmp_path / "escrowmq.toml")
@@ -104,5 +125,9 @@ def test_the_settings_file_of_the_page_is_taken(tmp_path, monkeypatch):
 
     settings = load(path)
 
-    assert (settings.port, len(settings.api_keys), settings.local.flush_interval_ms) == (9090, 2, 100)
+    assert (settings.port, len(settings.api_keys), settings.local.flush_interval_ms) == (
+        9090,
+        2,
+        100,
+    )
     assert CONFIG_FILE in PAGE

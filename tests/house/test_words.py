@@ -11,7 +11,8 @@ import pytest
 from tests.house.source import PRODUCT, ROOMS, ROOT, modules, nodes
 
 PRIVATE = re.compile(
-    r"\b(?:whoever|anybody|somebody|nobody|anew|lent|(?:was|is|are)\s+told|of\s+its\s+own\s+accord)\b", re.IGNORECASE
+    r"\b(?:whoever|anybody|somebody|nobody|anew|lent|(?:was|is|are)\s+told|of\s+its\s+own\s+accord)\b",
+    re.IGNORECASE,
 )
 MOST_IN_THE_DOCUMENTS = 10
 BEGINNING = re.compile(r"(?:What|That|Who|Whoever)\b")
@@ -68,7 +69,9 @@ DONE = [
 
 
 def private_words(path: Path) -> list[str]:
-    return [f"{path.relative_to(ROOT)}: {word}" for word in PRIVATE.findall(path.read_text("utf-8"))]
+    return [
+        f"{path.relative_to(ROOT)}: {word}" for word in PRIVATE.findall(path.read_text("utf-8"))
+    ]
 
 
 @pytest.mark.parametrize("name", ["openapi/openapi.json", "app/problems.toml"])
@@ -85,7 +88,10 @@ def test_the_documents_have_hardly_any_private_words():
 
 
 def test_every_page_says_first_what_it_is_for():
-    """A heading, then a sentence: no page begins with a table, a list or a figure. The decisions have a form of their own."""
+    """A heading, then a sentence: no page begins with a table, a list or a figure.
+
+    The decisions have a form of their own.
+    """
     for page in sorted((ROOT / "docs").glob("*.md")):
         title, empty, first = page.read_text("utf-8").split("\n")[:3]
 
@@ -96,7 +102,11 @@ def test_every_page_says_first_what_it_is_for():
 
 def files_of(room: str) -> dict[str, ast.Module]:
     """The product files whose path is this room, or begins with it."""
-    return {path: module for path, module in modules(*PRODUCT).items() if path == room or path.startswith(f"{room}/")}
+    return {
+        path: module
+        for path, module in modules(*PRODUCT).items()
+        if path == room or path.startswith(f"{room}/")
+    }
 
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -117,7 +127,11 @@ def place(path: str, node: Documented) -> str:
 def test_a_docstring_begins_with_a_verb_or_a_noun(room):
     assert files_of(room)
 
-    found = [place(path, node) for path, node in documented(room) if BEGINNING.match(ast.get_docstring(node) or "")]
+    found = [
+        place(path, node)
+        for path, node in documented(room)
+        if BEGINNING.match(ast.get_docstring(node) or "")
+    ]
 
     assert found == []
 
@@ -127,7 +141,9 @@ def test_the_docstring_of_a_class_has_at_least_four_words(room):
     found = [
         place(path, node)
         for path, node in documented(room)
-        if isinstance(node, ast.ClassDef) and (text := ast.get_docstring(node)) is not None and len(text.split()) < FEWEST_WORDS
+        if isinstance(node, ast.ClassDef)
+        and (text := ast.get_docstring(node)) is not None
+        and len(text.split()) < FEWEST_WORDS
     ]
 
     assert found == []
@@ -161,6 +177,8 @@ def test_no_page_and_no_file_counts_the_methods_of_the_engine_in_words():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     files = [ROOT / path for path in modules(*ROOMS)]
 
-    found = [path.name for path in pages + files if re.search(r"nine\s+methods", path.read_text("utf-8"))]
+    found = [
+        path.name for path in pages + files if re.search(r"nine\s+methods", path.read_text("utf-8"))
+    ]
 
     assert found == []

@@ -1,4 +1,6 @@
-"""Any condition says of any message what a plain reading of it says; any text is a filter or is refused at its place."""
+"""Any condition says of any message what a plain reading of it says; any text is a filter or is
+refused at its place.
+"""
 
 import operator
 from decimal import Decimal, InvalidOperation
@@ -16,13 +18,20 @@ from storage.memory import MemoryMessageStore
 from tests.support.builders import ORDERS, message
 
 NAMES = ("a", "b", "name.with-dots", "and")
-NUMBERS = st.one_of(st.integers(-3, 3).map(str), st.sampled_from(["0.5", "-2.50", ".5", "1.", "1e0", "+2", "9007199254740993"]))
+NUMBERS = st.one_of(
+    st.integers(-3, 3).map(str),
+    st.sampled_from(["0.5", "-2.50", ".5", "1.", "1e0", "+2", "9007199254740993"]),
+)
 TEXTS = st.one_of(
-    NUMBERS, st.sampled_from(["", "x", "xy", "it's", "ü", "true", "FALSE", "1 ", "nan", "Infinity", "0x1", "1_0"])
+    NUMBERS,
+    st.sampled_from(
+        ["", "x", "xy", "it's", "ü", "true", "FALSE", "1 ", "nan", "Infinity", "0x1", "1_0"]
+    ),
 )
 PROPERTIES = st.dictionaries(st.sampled_from(NAMES), TEXTS)
 
-# A truth is 1, 0, or a half where it is unknown: AND is the least, OR the most, NOT what is left to 1.
+# A truth is 1, 0, or a half where it is unknown: AND is the least, OR the most, NOT what is left to
+# 1.
 UNKNOWN = 0.5
 
 
@@ -59,14 +68,21 @@ def judge(tree: tuple[Any, ...], properties: dict[str, str]) -> float:
     if kind == "text":
         return compare(value, parts[1], parts[2])
     if kind == "truth":
-        return compare({"true": True, "false": False}.get((value or "").lower()), parts[1], parts[2])
+        return compare(
+            {"true": True, "false": False}.get((value or "").lower()), parts[1], parts[2]
+        )
     if kind == "both":
         has_order = parts[1] not in ("=", "<>")
         other = properties.get(parts[2])
-        return compare(number_of(value), parts[1], number_of(other)) if has_order else compare(value, parts[1], other)
+        return (
+            compare(number_of(value), parts[1], number_of(other))
+            if has_order
+            else compare(value, parts[1], other)
+        )
     if kind == "between":
         return min(
-            compare(number_of(value), ">=", Decimal(parts[1])), compare(number_of(value), "<=", Decimal(parts[2]))
+            compare(number_of(value), ">=", Decimal(parts[1])),
+            compare(number_of(value), "<=", Decimal(parts[2]))
         )  # fmt: skip
     if kind == "in":
         return max(
@@ -77,7 +93,9 @@ def judge(tree: tuple[Any, ...], properties: dict[str, str]) -> float:
     if value is None:
         return UNKNOWN
     return float(
-        {"contains": parts[1] in value, "startswith": value[: len(parts[1])] == parts[1]}.get(kind, value.endswith(parts[1]))
+        {"contains": parts[1] in value, "startswith": value[: len(parts[1])] == parts[1]}.get(
+            kind, value.endswith(parts[1])
+        )
     )
 
 
@@ -96,8 +114,14 @@ def quoted(text: str) -> str:
 def leaves(draw: st.DrawFn) -> Plain:
     name = draw(st.sampled_from(NAMES))
     sql = name if name.isidentifier() and name != "and" else f'"{name}"'
-    kind = draw(st.sampled_from(["null", "number", "text", "truth", "both", "between", "in", "search"]))
-    symbol = draw(st.sampled_from(["=", "<>", "<", "<=", ">", ">="] if kind in ("number", "both") else ["=", "<>"]))
+    kind = draw(
+        st.sampled_from(["null", "number", "text", "truth", "both", "between", "in", "search"])
+    )
+    symbol = draw(
+        st.sampled_from(
+            ["=", "<>", "<", "<=", ">", ">="] if kind in ("number", "both") else ["=", "<>"]
+        )
+    )
     negated = draw(st.booleans())
     not_ = "NOT " if negated else ""
     if kind == "null":
@@ -117,8 +141,14 @@ def leaves(draw: st.DrawFn) -> Plain:
         low, high = sorted([draw(NUMBERS), draw(NUMBERS)], key=Decimal)
         tree, text = ("between", name, low, high), f"{sql} {not_}BETWEEN {low} and {high}"
     elif kind == "in":
-        texts, numbers = draw(st.lists(TEXTS, max_size=2)), draw(st.lists(NUMBERS, min_size=1, max_size=2))
-        tree, text = ("in", name, texts, numbers), f"{sql} {not_}in ({', '.join([*map(quoted, texts), *numbers])})"
+        texts, numbers = (
+            draw(st.lists(TEXTS, max_size=2)),
+            draw(st.lists(NUMBERS, min_size=1, max_size=2)),
+        )
+        tree, text = (
+            ("in", name, texts, numbers),
+            f"{sql} {not_}in ({', '.join([*map(quoted, texts), *numbers])})",
+        )
     else:
         word, sought = draw(st.sampled_from(["contains", "startswith", "endswith"])), draw(TEXTS)
         tree, text = (word, name, sought), f"{sql} {not_}{word} {quoted(sought)}"
@@ -128,7 +158,10 @@ def leaves(draw: st.DrawFn) -> Plain:
 def branches(children: st.SearchStrategy[Plain]) -> st.SearchStrategy[Plain]:
     def join(word: str, parts: list[Plain]) -> Plain:
         # Without brackets only what binds as it is written.
-        return Plain(f" {word} ".join([f"({part.sql})" for part in parts]), (word, *[part.tree for part in parts]))
+        return Plain(
+            f" {word} ".join([f"({part.sql})" for part in parts]),
+            (word, *[part.tree for part in parts]),
+        )
 
     several = st.lists(children, min_size=2, max_size=4)
     return st.one_of(
@@ -194,13 +227,15 @@ def test_any_text_is_a_filter_or_is_refused_at_a_place_in_it(words, gap, propert
 def test_no_property_makes_an_evaluation_fail(expression, text):
     stored = message(tag=text or None, properties={"a": text, "b": expression})
     question = (
-        "a > 1 OR a = TRUE OR a < b OR a IN (1, 'x') OR a BETWEEN 1 AND 2 OR a CONTAINS 'x' OR TAGS = 'x' OR (a = 5) IS NULL"
+        "a > 1 OR a = TRUE OR a < b OR a IN (1, 'x') OR a BETWEEN 1 AND 2 OR a CONTAINS "
+        "'x' OR TAGS = 'x' OR (a = 5) IS NULL"
     )
 
     assert compile_filter("sql92", question).matches(stored) in (True, False)
 
 
-# -------------------------------------------------------------------------------------------------------------- reading
+# --------------------------------------------------------------------------------------------------
+# reading
 
 
 @pytest.mark.parametrize("kind", ["tag", "sql92"])
@@ -211,7 +246,9 @@ def test_no_property_makes_an_evaluation_fail(expression, text):
     max_messages=st.integers(1, 5),
     max_bytes=st.integers(1, 20),
 )
-async def test_reading_on_gives_every_match_once_and_in_order(kind, tags, bodies, max_scanned, max_messages, max_bytes):
+async def test_reading_on_gives_every_match_once_and_in_order(
+    kind, tags, bodies, max_scanned, max_messages, max_bytes
+):
     store = MemoryMessageStore(SystemClock())
     await store.create_topic("orders", queue_count=1)
     for number, tag in enumerate(tags):
@@ -221,7 +258,13 @@ async def test_reading_on_gives_every_match_once_and_in_order(kind, tags, bodies
     found, at = [], 0
     while at < len(tags):
         messages, next_offset = await read_matching(
-            store, ORDERS, at, wanted, max_scanned=max_scanned, max_messages=max_messages, max_bytes=max_bytes
+            store,
+            ORDERS,
+            at,
+            wanted,
+            max_scanned=max_scanned,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
         )
         assert at < next_offset <= min(len(tags), at + max_scanned)
         assert len(messages) <= max_messages
@@ -229,4 +272,6 @@ async def test_reading_on_gives_every_match_once_and_in_order(kind, tags, bodies
         found += messages
         at = next_offset
 
-    assert [one.queue_offset for one in found] == [number for number, tag in enumerate(tags) if tag in ("a", "AaAa")]
+    assert [one.queue_offset for one in found] == [
+        number for number, tag in enumerate(tags) if tag in ("a", "AaAa")
+    ]

@@ -1,10 +1,12 @@
-"""Any sequence of sends, receives, acks, refusals, lapses, resets, damage, kills and power cuts keeps what a plain model says.
+"""Any sequence of sends, receives, acks, refusals, lapses, resets, damage, kills and power cuts
+keeps what a plain model says.
 
-What is asked of every step: a message is with one consumer at a time; what was acknowledged never comes again, nor what was
-withdrawn; what was not comes again until it is; no count of attempts goes back; the same attempt again is given the same; in
-an ordered group no key is overtaken, and one that is held keeps no other from coming; the committed offset is the settled
-prefix; a message whose record is damaged becomes a dead letter, once. At the end everything that is neither done
-nor dead is received, once each. tests/fault/test_lease_mutants.py plants mistakes that it must find.
+What is asked of every step: a message is with one consumer at a time; what was acknowledged never
+comes again, nor what was withdrawn; what was not comes again until it is; no count of attempts goes
+back; the same attempt again is given the same; in an ordered group no key is overtaken, and one
+that is held keeps no other from coming; the committed offset is the settled prefix; a message whose
+record is damaged becomes a dead letter, once. At the end everything that is neither done nor dead
+is received, once each. tests/fault/test_lease_mutants.py plants mistakes that it must find.
 """
 
 import asyncio
@@ -26,13 +28,18 @@ from tests.support.delivery import GROUP, House, rules, spoil
 from tests.support.simulation import World
 
 QUEUES = [QueueId("orders", 0), QueueId("orders", 1)]
-LATE_MS = 40  # that a lease may still hold a message after its end: the wheel's steps, and the time that a call takes
+# that a lease may still hold a message after its end: the wheel's steps, and the time that a call
+# takes
+LATE_MS = 40
 LONG_MS = 20_000
 indexes = st.integers(0, 100)
 
 
 class Item:
-    """One message as its consumers see it. What a crash left unknown has a range instead of a number."""
+    """One message as its consumers see it.
+
+    What a crash left unknown has a range instead of a number.
+    """
 
     def __init__(self, name: str, queue: QueueId, key: str | None) -> None:
         self.name = name
@@ -75,7 +82,9 @@ class LeaseMachine(RuleBasedStateMachine):
             queue_flush_interval_ms=100,
             snapshot_interval_ms=300,
         )
-        self.rules = rules(ordered=ordered, max_attempts=max_attempts, lease_ms=lease_ms, backoff_ms=(200, 1_000))
+        self.rules = rules(
+            ordered=ordered, max_attempts=max_attempts, lease_ms=lease_ms, backoff_ms=(200, 1_000)
+        )
         self.items: dict[str, Item] = {}
         self.stale: list[HandedOut] = []
         self.receives = 0
@@ -91,7 +100,8 @@ class LeaseMachine(RuleBasedStateMachine):
             finally:
                 self.world.end()
 
-    # ------------------------------------------------------------------------------------------------------------ rules
+    # ----------------------------------------------------------------------------------------------
+    # rules
 
     @rule(
         count=st.integers(1, 4),
@@ -116,7 +126,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(max_messages=st.sampled_from([1, 3]), kills=st.booleans())
     def receive_and_repeat_the_attempt(self, max_messages: int, kills: bool) -> None:
-        """Whoever lost the answer is given the same messages under the same leases, across a kill too."""
+        """Whoever lost the answer is given the same messages under the same leases, across a kill
+        too.
+        """
         self.receives += 1
         how = {"attempt_id": f"try {self.receives}"}
         begun_ms = self.house.now_ms
@@ -140,7 +152,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(at=indexes, count=st.integers(1, 3))
     def ack(self, at: int, count: int) -> None:
         held = self._held(at, count)
-        for item, accepted in zip(held, self._call(self.house.ack(*[self._handle(item) for item in held])), strict=True):
+        for item, accepted in zip(
+            held, self._call(self.house.ack(*[self._handle(item) for item in held])), strict=True
+        ):
             assert accepted, f"{item.name} was held and could not be acknowledged"
             self._note_acknowledged(item)
 
@@ -150,7 +164,9 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self._call(self.house.nack(self._handle(item), delay_ms=delay_ms)) == [True]
             self._lapse(item, 0)
             item.may_be_put_off |= not self.rules.ordered
-            wait_ms = self.rules.backoff_ms[min(item.attempts, 2) - 1] if delay_ms is None else delay_ms
+            wait_ms = (
+                self.rules.backoff_ms[min(item.attempts, 2) - 1] if delay_ms is None else delay_ms
+            )
             if not item.is_done:
                 item.held_until_ms = self.house.now_ms + max(0, wait_ms - 10)
 
@@ -174,7 +190,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(at=indexes)
     def settle_with_a_handle_of_before(self, at: int) -> None:
-        """Of a message that another holds now, where there is one: that is the lease it could end."""
+        """Of a message that another holds now, where there is one: that is the lease it
+        could end.
+        """
         held = {self._handle(item).message.message_id for item in self._held(0, len(self.items))}
         stale = [one for one in self.stale if one.message.message_id in held] or self.stale
         if stale:
@@ -196,7 +214,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES), to_end=st.booleans())
     def reset(self, queue: QueueId, to_end: bool) -> None:
-        """To its beginning, where everything comes again, or its end, where nothing does. In the other all goes on."""
+        """To its beginning, where everything comes again, or its end, where nothing does.
+
+        In the other all goes on.
+        """
         self.receive(100)
         refused = [item for item in self._held(0, len(self.items)) if item.queue != queue][::2]
         self._call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
@@ -205,11 +226,15 @@ class LeaseMachine(RuleBasedStateMachine):
             item.may_be_put_off |= not self.rules.ordered
         offset = self._call(self.store.offsets(queue)).end if to_end else 0
         self._call(self.house.delivery.reset(GROUP, {queue: offset}))
-        self._begin_anew([item for item in self.items.values() if item.queue == queue], is_done=to_end)
+        self._begin_anew(
+            [item for item in self.items.values() if item.queue == queue], is_done=to_end
+        )
 
     @rule(queue=st.sampled_from(QUEUES), at=indexes)
     def acknowledge_while_a_reset_is_under_way(self, queue: QueueId, at: int) -> None:
-        """An acknowledgement behind the reset in the log settles nothing in the queue that was reset."""
+        """An acknowledgement behind the reset in the log settles nothing in the queue that was
+        reset.
+        """
         held = self._held(at, 3)
 
         async def both() -> list[bool]:
@@ -223,11 +248,16 @@ class LeaseMachine(RuleBasedStateMachine):
             assert accepted or item.queue == queue
             if accepted:
                 self._note_acknowledged(item)
-        self._begin_anew([item for item in self.items.values() if item.queue == queue], is_done=False)
+        self._begin_anew(
+            [item for item in self.items.values() if item.queue == queue], is_done=False
+        )
 
     @rule(queue=st.sampled_from(QUEUES), to_end=st.booleans())
     def set_position(self, queue: QueueId, to_end: bool) -> None:
-        """The leases of the queue end. It ends no retries: where there may be some, messages come twice: not asked."""
+        """The leases of the queue end.
+
+        It ends no retries: where there may be some, messages come twice: not asked.
+        """
         mine = [item for item in self.items.values() if item.queue == queue]
         if not any(item.may_be_put_off for item in mine):
             offset = self._call(self.store.offsets(queue)).end if to_end else 0
@@ -260,12 +290,17 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(at=indexes)
     def damage_a_record(self, at: int) -> None:
-        """Between an orderly end and a start, which looks at nothing then. A retry of the message may lie elsewhere, whole."""
+        """Between an orderly end and a start, which looks at nothing then.
+
+        A retry of the message may lie elsewhere, whole.
+        """
         sound = [item for item in self.items.values() if not item.is_damaged and not item.is_done]
         if not sound:
             return
         item = sound[at % len(sound)]
-        (stored,) = self._call(self.store.read(item.queue, self._offset_of(item), max_messages=1, max_bytes=1))
+        (stored,) = self._call(
+            self.store.read(item.queue, self._offset_of(item), max_messages=1, max_bytes=1)
+        )
         self._call(self.house.close())
         disk = self.world.disk.after_kill()
         spoil(disk, stored.log_offset, segment_bytes=self.options.segment_bytes)
@@ -280,7 +315,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def cut_the_power(self) -> None:
-        """It may take grants and extensions that nothing later made durable; their handles are worth nothing then."""
+        """It may take grants and extensions that nothing later made durable; their handles are
+        worth nothing then.
+        """
         self._restart(lambda: self.world.disk.after_power_cut(self.world.randomness))
         for item in self.items.values():
             if item.handle is not None and not item.is_done:
@@ -289,7 +326,11 @@ class LeaseMachine(RuleBasedStateMachine):
                 item.handle = None
                 item.held_until_ms = 0
 
-    @rule(verb=st.sampled_from(["receive", "ack", "nack", "give_up"]), at=indexes, after_ms=st.integers(0, 8))
+    @rule(
+        verb=st.sampled_from(["receive", "ack", "nack", "give_up"]),
+        at=indexes,
+        after_ms=st.integers(0, 8),
+    )
     def kill_in_the_middle(self, verb: str, at: int, after_ms: int) -> None:
         held = self._held(at, 2)
 
@@ -318,37 +359,51 @@ class LeaseMachine(RuleBasedStateMachine):
                 item.may_be_dead |= verb == "give_up" or item.attempts >= self.rules.max_attempts
                 self._forget(item)
 
-    # ------------------------------------------------------------------------------------------------------- invariants
+    # ----------------------------------------------------------------------------------------------
+    # invariants
 
     @invariant()
     def what_is_dead_may_be(self) -> None:
         if not hasattr(self, "house"):
             return
-        stubs = Counter(one.message_id for one in self._call(self.house.dead_letters()) if is_stub(one))
+        stubs = Counter(
+            one.message_id for one in self._call(self.house.dead_letters()) if is_stub(one)
+        )
         by_stub = {self._stub_of(item): item for item in self.items.values() if item.is_damaged}
         for stub, count in stubs.items():
-            assert count <= by_stub[stub].stubs_allowed, f"{stub} became a dead letter {count} times"
+            assert count <= by_stub[stub].stubs_allowed, (
+                f"{stub} became a dead letter {count} times"
+            )
         for one in self._call(self.house.dead_letters()):
             if is_stub(one):
                 continue
             item = self.items[one.message_id]
             has_used_up = item.attempts + item.more_attempts >= self.rules.max_attempts
-            assert item.may_be_dead or has_used_up, f"{item.name} was given up after {item.attempts} attempts"
+            assert item.may_be_dead or has_used_up, (
+                f"{item.name} was given up after {item.attempts} attempts"
+            )
             assert not item.is_done or item.may_be_dead or has_used_up
 
     @invariant()
     def the_committed_offset_is_not_past_what_is_unsettled(self) -> None:
-        """Of messages that never left their place; one that waits elsewhere for its retry is settled here."""
+        """Of messages that never left their place; one that waits elsewhere for its retry is
+        settled here.
+        """
         if not hasattr(self, "house"):
             return
         for queue in QUEUES:
             position = self._call(self.house.position(queue)) or 0
             mine = [item for item in self.items.values() if item.queue == queue]
             for item in mine[:position]:
-                is_accounted_for = item.is_done or item.may_be_done or item.is_withdrawn or item.is_damaged
-                assert is_accounted_for or item.attempts + item.more_attempts > 0, f"{item.name} was passed over"
+                is_accounted_for = (
+                    item.is_done or item.may_be_done or item.is_withdrawn or item.is_damaged
+                )
+                assert is_accounted_for or item.attempts + item.more_attempts > 0, (
+                    f"{item.name} was passed over"
+                )
 
-    # ---------------------------------------------------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------------------------------------
+    # helpers
 
     def _note_received(self, received: list[HandedOut], begun_ms: int) -> None:
         names = [one.message.message_id for one in received]
@@ -360,7 +415,8 @@ class LeaseMachine(RuleBasedStateMachine):
             assert not item.is_damaged or item.may_be_put_off, f"{item.name} is damaged, and came"
             assert item.held_until_ms <= self.house.now_ms, f"{item.name} was lent twice"
             assert item.attempts < one.attempt <= item.attempts + item.more_attempts + 1, (
-                f"attempt {one.attempt} of {item.name} after {item.attempts} and at most {item.more_attempts} more"
+                f"attempt {one.attempt} of {item.name} after {item.attempts} and at most "
+                f"{item.more_attempts} more"
             )
             assert (one.message.queue, one.message.body) == (item.queue, item.name.encode())
             if item.handle is not None:
@@ -376,12 +432,24 @@ class LeaseMachine(RuleBasedStateMachine):
     def _check_none_is_left(self, begun_ms: int) -> None:
         """What was never handed out, and waits for nothing, has come."""
         for item in self.items.values():
-            before = [one for one in self.items.values() if one.order_key == item.order_key and one.name < item.name]
+            before = [
+                one
+                for one in self.items.values()
+                if one.order_key == item.order_key and one.name < item.name
+            ]
             is_blocked = self.rules.ordered and not all(one.is_done for one in before)
             is_new = not item.attempts and not item.more_attempts and item.held_until_ms <= begun_ms
-            is_gone = item.is_done or item.may_be_done or item.may_be_dead or item.may_be_put_off or item.is_withdrawn
+            is_gone = (
+                item.is_done
+                or item.may_be_done
+                or item.may_be_dead
+                or item.may_be_put_off
+                or item.is_withdrawn
+            )
             is_gone |= item.is_damaged
-            assert is_blocked or is_gone or not is_new, f"{item.name} waits for nothing, and did not come"
+            assert is_blocked or is_gone or not is_new, (
+                f"{item.name} waits for nothing, and did not come"
+            )
 
     def _check_order(self, names: list[str], begun_ms: int) -> None:
         """Whatever lies before it in its key is done, or in this answer too and before it."""
@@ -390,7 +458,9 @@ class LeaseMachine(RuleBasedStateMachine):
             for other in self.items.values():
                 if other.order_key == item.order_key and other.name < name and not other.is_done:
                     has_used_up = other.attempts + other.more_attempts >= self.rules.max_attempts
-                    is_gone = other.may_be_done or other.may_be_dead or has_used_up or other.is_withdrawn
+                    is_gone = (
+                        other.may_be_done or other.may_be_dead or has_used_up or other.is_withdrawn
+                    )
                     is_gone |= other.is_damaged
                     has_come = other.name in names[:number]
                     assert has_come or is_gone, f"{name} came before {other.name}"
@@ -402,7 +472,11 @@ class LeaseMachine(RuleBasedStateMachine):
         return held[at : at + count]
 
     def _is_held(self, item: Item) -> bool:
-        is_lent = item.handle is not None and not item.is_done and item.handle.expires_at_ms <= item.held_until_ms
+        is_lent = (
+            item.handle is not None
+            and not item.is_done
+            and item.handle.expires_at_ms <= item.held_until_ms
+        )
         return is_lent and self.house.now_ms + LATE_MS < item.held_until_ms
 
     def _handle(self, item: Item) -> HandedOut:
@@ -435,13 +509,23 @@ class LeaseMachine(RuleBasedStateMachine):
             received = self._call(self.house.receive())
             self._note_received(received, self.house.now_ms)
             for item, accepted in zip(
-                [self.items[one.message.message_id] for one in received], self._call(self.house.ack(*received)), strict=True
+                [self.items[one.message.message_id] for one in received],
+                self._call(self.house.ack(*received)),
+                strict=True,
             ):
                 assert accepted
                 item.is_done = True
         dead = {one.message_id for one in self._call(self.house.dead_letters())}
-        dead |= {item.name for item in self.items.values() if item.is_damaged and self._stub_of(item) in dead}
-        gone = {item.name for item in self.items.values() if item.is_done or item.may_be_done or item.is_withdrawn} | dead
+        dead |= {
+            item.name
+            for item in self.items.values()
+            if item.is_damaged and self._stub_of(item) in dead
+        }
+        gone = {
+            item.name
+            for item in self.items.values()
+            if item.is_done or item.may_be_done or item.is_withdrawn
+        } | dead
         lost = sorted(self.items.keys() - gone)
         assert lost == [], f"{lost} were lost"
 

@@ -1,4 +1,6 @@
-"""The JSON that is joined from the parts of a record is, byte for byte, that of the decoded message's struct."""
+"""The JSON that is joined from the parts of a record is, byte for byte, that of the decoded
+message's struct.
+"""
 
 import itertools
 
@@ -25,15 +27,26 @@ from tests.support.builders import message
 from tests.support.message_json import assert_both_ways_are_equal
 
 FORMS = ("auto", "utf8", "base64", "omit")
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=12)
-PLAIN = st.text("abcXYZ019-_.:/ ~|", min_size=1, max_size=12) | st.text('a"\\\x1f\x7f\u2028', min_size=1, max_size=3)
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=12
+)
+PLAIN = st.text("abcXYZ019-_.:/ ~|", min_size=1, max_size=12) | st.text(
+    'a"\\\x1f\x7f\u2028', min_size=1, max_size=3
+)
 TOPICS = st.sampled_from(["orders", "t" * 127, "t" * 128, "lagerbestände"])
-BODIES = st.binary(max_size=40) | (TEXTS | PLAIN).map(str.encode) | st.integers(65_000, 66_000).map(lambda n: b"x" * n)
+BODIES = (
+    st.binary(max_size=40)
+    | (TEXTS | PLAIN).map(str.encode)
+    | st.integers(65_000, 66_000).map(lambda n: b"x" * n)
+)
 OURS = [
-    properties.PRODUCER_GROUP, properties.TRANSACTION_ID, properties.SCHEDULE_ID, properties.CONTENT_TYPE, ORDERING_KEY,
+    properties.PRODUCER_GROUP, properties.TRANSACTION_ID, properties.SCHEDULE_ID,
+    properties.CONTENT_TYPE, ORDERING_KEY,
     properties.CORRELATION_ID, properties.REPLY_BY,
 ]  # fmt: skip
-REQUESTS = st.fixed_dictionaries({properties.CORRELATION_ID: TEXTS, properties.REPLY_BY: st.integers(0, 1 << 42).map(str)})
+REQUESTS = st.fixed_dictionaries(
+    {properties.CORRELATION_ID: TEXTS, properties.REPLY_BY: st.integers(0, 1 << 42).map(str)}
+)
 SENT = st.builds(
     message,
     BODIES,
@@ -43,14 +56,30 @@ SENT = st.builds(
     key=st.none() | PLAIN | TEXTS,
     tag=st.none() | PLAIN | TEXTS,
     properties=st.just({}) | st.dictionaries(PLAIN | TEXTS, st.just("") | TEXTS, max_size=3),
-    system=st.just({}) | st.dictionaries(st.sampled_from(OURS), PLAIN | TEXTS, max_size=3) | REQUESTS,
+    system=st.just({})
+    | st.dictionaries(st.sampled_from(OURS), PLAIN | TEXTS, max_size=3)
+    | REQUESTS,
     transaction=st.sampled_from(TransactionBits),
 )
 NAMES = st.sampled_from(
-    [b"UNIQ_KEY", b"KEYS", b"TAGS", b"__empty", b"__unit", b"__seal", b"", *[name.encode() for name in OURS]]
+    [
+        b"UNIQ_KEY",
+        b"KEYS",
+        b"TAGS",
+        b"__empty",
+        b"__unit",
+        b"__seal",
+        b"",
+        *[name.encode() for name in OURS],
+    ]
 )
-# What a broker may have stored: any order, names that stand twice, items without a value or an end, bytes that are not UTF-8.
-ITEMS = st.tuples(NAMES | TEXTS.map(str.encode), st.sampled_from([b"\x01", b""]), PLAIN.map(str.encode) | st.binary(max_size=8))
+# What a broker may have stored: any order, names that stand twice, items without a value or an end,
+# bytes that are not UTF-8.
+ITEMS = st.tuples(
+    NAMES | TEXTS.map(str.encode),
+    st.sampled_from([b"\x01", b""]),
+    PLAIN.map(str.encode) | st.binary(max_size=8),
+)
 STRINGS = st.lists(ITEMS.map(b"".join), max_size=6).map(b"\x02".join)
 
 
@@ -60,7 +89,12 @@ def written_by_us(count: int) -> st.SearchStrategy[list[Record]]:
     def of_unit(sent: list) -> list[Record]:
         stored_at_ms = sent[0].born_at_ms + len(sent)
         encoded = unit.encode(
-            rows_of(sent), range(len(sent)), first_offset=4096, synced_offset=0, epoch=1, stored_at_ms=stored_at_ms
+            rows_of(sent),
+            range(len(sent)),
+            first_offset=4096,
+            synced_offset=0,
+            epoch=1,
+            stored_at_ms=stored_at_ms,
         )
         data = encoded.data
         found, at = [], 0
@@ -79,12 +113,16 @@ def written_by_others(draw: st.DrawFn) -> list[Record]:
     sys_flag = ours.sys_flag | (records.BORN_HOST_IPV6 if ipv6 else 0)
     item = ours.properties[-64:] if draw(st.booleans()) else b""
     own = draw(STRINGS)
-    return [ours._replace(properties=own + item, sys_flag=sys_flag, born_host=bytes(20 if ipv6 else 8))]
+    return [
+        ours._replace(properties=own + item, sys_flag=sys_flag, born_host=bytes(20 if ipv6 else 8))
+    ]
 
 
 @settings(max_examples=sized(ci=300, full=20_000))
 @given(
-    st.tuples(written_by_us(3), written_by_us(2) | written_by_others()).map(itertools.chain.from_iterable),
+    st.tuples(written_by_us(3), written_by_us(2) | written_by_others()).map(
+        itertools.chain.from_iterable
+    ),
     st.sampled_from(FORMS),
 )
 def test_the_json_of_records_is_that_of_their_messages(found, form):
@@ -92,11 +130,21 @@ def test_the_json_of_records_is_that_of_their_messages(found, form):
 
 
 @settings(max_examples=sized(ci=100, full=5_000))
-@given(written_by_us(3), written_by_us(2) | written_by_others(), st.sampled_from(FORMS), st.integers(0, 1 << 42))
-def test_the_json_of_a_receive_is_the_same_from_records_and_from_messages(found, more, form, expires_at_ms):
+@given(
+    written_by_us(3),
+    written_by_us(2) | written_by_others(),
+    st.sampled_from(FORMS),
+    st.integers(0, 1 << 42),
+)
+def test_the_json_of_a_receive_is_the_same_from_records_and_from_messages(
+    found, more, form, expires_at_ms
+):
     records_ = [stored_record.of_record(record) for record in found]
     messages = [records.to_message(record) for record in more]
-    leased = [HandedOut(one, index + 1, f"lh_{index}", expires_at_ms) for index, one in enumerate([*messages, *records_])]
+    leased = [
+        HandedOut(one, index + 1, f"lh_{index}", expires_at_ms)
+        for index, one in enumerate([*messages, *records_])
+    ]
     decoded = [HandedOut(one.message, one.attempt, one.handle, one.expires_at_ms) for one in leased]
 
     joined = b"".join(parts_of_received(leased, form, server_time="now"))
@@ -109,7 +157,9 @@ def test_the_json_of_a_receive_is_the_same_from_records_and_from_messages(found,
 @settings(max_examples=sized(ci=50, full=5_000))
 @given(st.one_of(written_by_us(1), written_by_others()), st.integers(0, 7))
 def test_a_record_is_taken_from_its_bytes_as_it_is_decoded_or_not_at_all(found, bit):
-    """With a bit changed, of each byte in turn: taken is what `decode` takes, where it states its place and its queue."""
+    """With a bit changed, of each byte in turn: taken is what `decode` takes, where it states its
+    place and its queue.
+    """
     record = found[0]._replace(body=found[0].body[:40])
     whole = records.encode(record)
     queue = QueueId(record.topic, record.queue_number)
@@ -124,25 +174,39 @@ def test_a_record_is_taken_from_its_bytes_as_it_is_decoded_or_not_at_all(found, 
         assert taken == expected_of(bytes(raw), queue, record.queue_offset, entry), at
 
 
-def expected_of(raw: bytes, queue: QueueId, queue_offset: int, entry: QueueEntry) -> list[StoredRecord]:
+def expected_of(
+    raw: bytes, queue: QueueId, queue_offset: int, entry: QueueEntry
+) -> list[StoredRecord]:
     try:
         record = records.decode(raw)
     except records.DamagedRecord:
         return []
-    stated = (record.topic, record.queue_number, record.queue_offset, record.physical_offset, records.start(raw)[0])
+    stated = (
+        record.topic,
+        record.queue_number,
+        record.queue_offset,
+        record.physical_offset,
+        records.start(raw)[0],
+    )
     is_ours = stated == (*queue, queue_offset, entry.physical_offset, entry.record_bytes)
     return [stored_record.of_record(record)] if is_ours else []
 
 
-@pytest.mark.parametrize(("body", "key"), [(b"\x7f", "k"), (b"\xff", "k"), (b"x", "\x00"), (b"x", '"')])
+@pytest.mark.parametrize(
+    ("body", "key"), [(b"\x7f", "k"), (b"\xff", "k"), (b"x", "\x00"), (b"x", '"')]
+)
 def test_what_many_messages_cannot_be_joined_with_is_left_to_the_way_of_one(body, key):
     columns = Columns([QueueId("orders", 0)] * 2, [1, 2], [b"x", body], [], [5, 6], [7, 7])
     strings = [
-        rows_of([message(one, message_id="m", key=text)])[0][1] for one, text in zip(columns.bodies, ("k", key), strict=True)
+        rows_of([message(one, message_id="m", key=text)])[0][1]
+        for one, text in zip(columns.bodies, ("k", key), strict=True)
     ]
     plain = unit_item()
 
-    assert joined(columns._replace(bodies=[b"x", b"y"], properties=[strings[0] + plain] * 2), b"}") is not None
+    assert (
+        joined(columns._replace(bodies=[b"x", b"y"], properties=[strings[0] + plain] * 2), b"}")
+        is not None
+    )
     assert joined(columns._replace(properties=[one + plain for one in strings]), b"}") is None
 
 

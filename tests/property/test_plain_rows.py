@@ -1,4 +1,6 @@
-"""Plain messages become, all at once, the rows and the answers that they become one by one, byte for byte."""
+"""Plain messages become, all at once, the rows and the answers that they become one by one, byte
+for byte.
+"""
 
 import msgspec
 import pytest
@@ -25,15 +27,24 @@ _decoder = msgspec.json.Decoder(BatchInput)
 NAMES = st.text("aZ09-_.é€😀", min_size=1, max_size=63)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=5,
 )
-BODIES = st.fixed_dictionaries({"payload": st.text(max_size=30)}) | st.fixed_dictionaries({"json": VALUES})
+BODIES = st.fixed_dictionaries({"payload": st.text(max_size=30)}) | st.fixed_dictionaries(
+    {"json": VALUES}
+)
 PLAIN = st.builds(
     lambda body, names: body | names,
     BODIES,
     st.fixed_dictionaries(
-        {}, optional={"key": NAMES, "tag": NAMES, "require_durability": st.sampled_from(["synced", "buffered"])}
+        {},
+        optional={
+            "key": NAMES,
+            "tag": NAMES,
+            "require_durability": st.sampled_from(["synced", "buffered"]),
+        },
     ),
 )
 ODDITIES = [
@@ -55,7 +66,13 @@ def entries_of(messages: st.SearchStrategy) -> st.SearchStrategy:
 
 
 def topic(max_message_bytes: int, types: tuple = ALL_TYPES) -> Topic:
-    given_ = TopicSettings(topic="orders", queues=3, retention_ms=1, max_message_bytes=max_message_bytes, message_types=types)
+    given_ = TopicSettings(
+        topic="orders",
+        queues=3,
+        retention_ms=1,
+        max_message_bytes=max_message_bytes,
+        message_types=types,
+    )
     return Topic(given_, None, created_at_ms=0, revision=1)
 
 
@@ -63,28 +80,52 @@ def plain_way(raw: bytes, where: Topic, traceparent: str | None) -> tuple[list[R
     batch = plain_rows.plain_batch(raw, codec.MAX_VALUES)
     if batch is None:
         return None
-    messages, ids = [entry.message for entry in batch.entries], [f"msg_{n}" for n in range(len(batch.entries))]
-    rows = plain_rows.rows_of(messages, where, ids, plain_rows.bodies_of, now_ms=NOW_MS, depth=DEPTH, traceparent=traceparent)
+    messages, ids = (
+        [entry.message for entry in batch.entries],
+        [f"msg_{n}" for n in range(len(batch.entries))],
+    )
+    rows = plain_rows.rows_of(
+        messages,
+        where,
+        ids,
+        plain_rows.bodies_of,
+        now_ms=NOW_MS,
+        depth=DEPTH,
+        traceparent=traceparent,
+    )
     if rows is None:
         return None
     numbers = range(len(rows))
     placed = Placed([7 + n for n in numbers], [4_096 + 400 * n for n in numbers], NOW_MS + 1, True)
     entry_ids = [entry.id for entry in batch.entries]
-    return rows, b"[" + ",".join(plain_rows.results_of(entry_ids, ids, rows, placed, status=201)).encode() + b"]"
+    return rows, b"[" + ",".join(
+        plain_rows.results_of(entry_ids, ids, rows, placed, status=201)
+    ).encode() + b"]"
 
 
-def ordinary_way(raw: bytes, where: Topic, traceparent: str | None) -> tuple[list[Row], bytes] | None:
+def ordinary_way(
+    raw: bytes, where: Topic, traceparent: str | None
+) -> tuple[list[Row], bytes] | None:
     try:
         batch = codec.decode(_decoder, raw)
         messages = [
-            build(entry.message, where, message_id=f"msg_{n}", now_ms=NOW_MS, depth=DEPTH, traceparent=traceparent)
+            build(
+                entry.message,
+                where,
+                message_id=f"msg_{n}",
+                now_ms=NOW_MS,
+                depth=DEPTH,
+                traceparent=traceparent,
+            )
             for n, entry in enumerate(batch.entries)
         ]
     except (Refusal, MessagingError):
         return None
     results = [
         BatchResult(
-            id=entry.id, status=201, receipt=receipt_of(one, Appended(one.queue, 7 + n, 4_096 + 400 * n, NOW_MS + 1, True))
+            id=entry.id,
+            status=201,
+            receipt=receipt_of(one, Appended(one.queue, 7 + n, 4_096 + 400 * n, NOW_MS + 1, True)),
         )
         for n, (entry, one) in enumerate(zip(batch.entries, messages, strict=True))
     ]
@@ -92,7 +133,9 @@ def ordinary_way(raw: bytes, where: Topic, traceparent: str | None) -> tuple[lis
 
 
 @given(entries_of(PLAIN), st.none() | st.just(TRACEPARENT), st.booleans())
-def test_plain_messages_become_the_rows_and_the_results_that_they_become_one_by_one(entries, traceparent, with_spaces):
+def test_plain_messages_become_the_rows_and_the_results_that_they_become_one_by_one(
+    entries, traceparent, with_spaces
+):
     raw = codec.encode({"entries": entries})
     if with_spaces:
         raw = msgspec.json.format(raw, indent=1)
@@ -103,8 +146,17 @@ def test_plain_messages_become_the_rows_and_the_results_that_they_become_one_by_
     assert made == ordinary_way(raw, topic(1 << 20), traceparent)
 
 
-@given(entries_of(PLAIN | st.builds(lambda message, body: message | {"payload": body}, PLAIN, st.binary(max_size=30))))
-def test_plain_messages_of_messagepack_become_the_rows_that_they_become_one_by_one_and_as_json(entries):
+@given(
+    entries_of(
+        PLAIN
+        | st.builds(
+            lambda message, body: message | {"payload": body}, PLAIN, st.binary(max_size=30)
+        )
+    )
+)
+def test_plain_messages_of_messagepack_become_the_rows_that_they_become_one_by_one_and_as_json(
+    entries,
+):
     try:
         raw = msgspec.msgpack.encode({"entries": entries})
     except OverflowError:
@@ -115,7 +167,13 @@ def test_plain_messages_of_messagepack_become_the_rows_that_they_become_one_by_o
     assert batch is not None
     messages = [entry.message for entry in batch.entries]
     rows = plain_rows.rows_of(
-        messages, topic(1 << 20), names, packed_plain.bodies_of, now_ms=NOW_MS, depth=DEPTH, traceparent=None
+        messages,
+        topic(1 << 20),
+        names,
+        packed_plain.bodies_of,
+        now_ms=NOW_MS,
+        depth=DEPTH,
+        traceparent=None,
     )
 
     try:
@@ -137,7 +195,11 @@ def test_plain_messages_of_messagepack_become_the_rows_that_they_become_one_by_o
 
 @pytest.mark.parametrize("oddity", [{"payload": None}, *ODDITIES], ids=repr)
 def test_what_is_not_plain_or_wrong_is_never_taken_for_plain(oddity):
-    message = {name: value for name, value in ({"payload": "x", "key": "k", "tag": "t"} | oddity).items() if value is not None}
+    message = {
+        name: value
+        for name, value in ({"payload": "x", "key": "k", "tag": "t"} | oddity).items()
+        if value is not None
+    }
     raw = codec.encode({"entries": [{"message": {"payload": "x"}}, {"message": message}]})
 
     made = plain_way(raw, topic(1 << 20), None)

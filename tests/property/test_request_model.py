@@ -1,4 +1,6 @@
-"""Any sequence of requests, replies, cancels, leases, hours, kills and restarts leaves what a plain model says."""
+"""Any sequence of requests, replies, cancels, leases, hours, kills and restarts leaves what a plain
+model says.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -76,15 +78,21 @@ class RequestMachine(RuleBasedStateMachine):
     def now_ms(self) -> int:
         return self.world.clock.wall_ms()
 
-    # ------------------------------------------------------------------------------------------------------------ asking
+    # ----------------------------------------------------------------------------------------------
+    # asking
 
-    @rule(timeout_ms=st.sampled_from([SHORT_MS, LONG_MS, LONG_MS]), key=st.none() | st.sampled_from("abcd"))
+    @rule(
+        timeout_ms=st.sampled_from([SHORT_MS, LONG_MS, LONG_MS]),
+        key=st.none() | st.sampled_from("abcd"),
+    )
     def ask(self, timeout_ms: int, key: str | None) -> None:
         self._leave_deadlines()
         known = next((one for one in self.model if key is not None and one.key == key), None)
         asking = message(b"what?", queue=QUOTES, message_id=f"m{len(self.model)}")
         repeatable = None if key is None else RepeatableKey(key, "print", 1 << 40)
-        call = self.requests.open("quotes", lambda: asking, timeout_ms=timeout_ms, key=repeatable, durability=None)
+        call = self.requests.open(
+            "quotes", lambda: asking, timeout_ms=timeout_ms, key=repeatable, durability=None
+        )
         outcome = self.world.call(call)
         assert outcome.replayed is (known is not None)
         if known is None:
@@ -113,7 +121,9 @@ class RequestMachine(RuleBasedStateMachine):
         is_lent = handle is not None and (one.is_settled or one.lent_until_ms > self.now_ms)
         body = b"reply to " + one.request_id.encode()
         answer = self._try(
-            self.requests.reply(one.request_id, ReplyBody(body, None, {}), handle=handle, key=None, fingerprint="")
+            self.requests.reply(
+                one.request_id, ReplyBody(body, None, {}), handle=handle, key=None, fingerprint=""
+            )
         )
         if one.state == "cancelled" or one.reply is not None:
             assert isinstance(answer, RequestClosed)
@@ -122,11 +132,13 @@ class RequestMachine(RuleBasedStateMachine):
         one.state = "timed_out" if one.late else "replied"
         assert (answer.request.state.value, answer.request.reply.late) == (one.state, one.late)
         if not one.is_settled or not with_handle:
-            # One that was settled before a kill may count as settled or not: the acknowledgement is not asked twice.
+            # One that was settled before a kill may count as settled or not: the acknowledgement is
+            # not asked twice.
             assert answer.request.reply.settled is is_lent
         one.is_settled |= is_lent
 
-    # ------------------------------------------------------------------------------------------------------------ leases
+    # ----------------------------------------------------------------------------------------------
+    # leases
 
     @rule(most=st.integers(1, 4))
     def receive(self, most: int) -> None:
@@ -141,7 +153,8 @@ class RequestMachine(RuleBasedStateMachine):
             assert asked.reply_by_ms == one.expires_ms
             one.handle, one.lent_until_ms = handed.handle, handed.expires_at_ms
 
-    # -------------------------------------------------------------------------------------------------- time, kills, ends
+    # ----------------------------------------------------------------------------------------------
+    # time, kills, ends
 
     @rule(ms=st.sampled_from([10, 700, 2_500, 6_000]))
     def pass_time(self, ms: int) -> None:
@@ -175,13 +188,24 @@ class RequestMachine(RuleBasedStateMachine):
         """Reply and acknowledgement are both there afterwards, or neither."""
         self._leave_deadlines()
         one = self._pick(number)
-        if one.state == "cancelled" or one.reply is not None or one.handle is None or one.is_settled:
+        if (
+            one.state == "cancelled"
+            or one.reply is not None
+            or one.handle is None
+            or one.is_settled
+        ):
             return
         is_lent = one.lent_until_ms > self.now_ms
         body = b"cut " + one.request_id.encode()
 
         async def begin() -> None:
-            call = self.requests.reply(one.request_id, ReplyBody(body, None, {}), handle=one.handle, key=None, fingerprint="")
+            call = self.requests.reply(
+                one.request_id,
+                ReplyBody(body, None, {}),
+                handle=one.handle,
+                key=None,
+                fingerprint="",
+            )
             await asyncio.wait({asyncio.ensure_future(call)}, timeout=after_ms / 1000)
 
         was_timed_out = one.state == "timed_out"
@@ -206,7 +230,8 @@ class RequestMachine(RuleBasedStateMachine):
             assert (None if stored is None else stored.body) == one.reply
             assert (found.reply is not None and found.reply.late) == one.late
 
-    # ------------------------------------------------------------------------------------------------------------ helpers
+    # ----------------------------------------------------------------------------------------------
+    # helpers
 
     def _pick(self, number: int) -> Asked:
         return self.model[number % len(self.model)]
@@ -222,7 +247,11 @@ class RequestMachine(RuleBasedStateMachine):
         while any(
             abs(self.now_ms - at_ms) < UNSURE_MS
             for one in self.model
-            for at_ms in ((one.expires_ms, one.lent_until_ms) if one.state == "pending" else (one.lent_until_ms,))
+            for at_ms in (
+                (one.expires_ms, one.lent_until_ms)
+                if one.state == "pending"
+                else (one.lent_until_ms,)
+            )
         ):
             self.world.call(asyncio.sleep(2 * UNSURE_MS / 1000))
         self._pass_deadlines()
@@ -248,7 +277,9 @@ class RequestMachine(RuleBasedStateMachine):
             self.world.clock,
             identifiers,
             RequestOptions(closed_kept=self.closed_kept),
-            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(handle, message_id, make),
+            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(
+                handle, message_id, make
+            ),
         )
         self.delivery = Delivery(
             self.store,

@@ -1,6 +1,8 @@
-"""Any sequence of sends, moves, cancels, sweeps, kills, power cuts and starts delivers what a model says, once and never early.
+"""Any sequence of sends, moves, cancels, sweeps, kills, power cuts and starts delivers what a model
+says, once and never early.
 
-Memory is to hold next to nothing, so most of what waits is read from the timer files, which are written all the time.
+Memory is to hold next to nothing, so most of what waits is read from the timer files, which are
+written all the time.
 """
 
 import asyncio
@@ -29,7 +31,9 @@ from tests.support.simulation import ROOT, World
 
 ORDERS = QueueId("orders", 0)
 DAY_MS = 86_400_000
-delays = st.sampled_from([1, 20, 150, 1_000, 5_000, 7_777, 2 * DAY_MS, 400 * DAY_MS]) | st.integers(1, 3_000)
+delays = st.sampled_from([1, 20, 150, 1_000, 5_000, 7_777, 2 * DAY_MS, 400 * DAY_MS]) | st.integers(
+    1, 3_000
+)
 names = st.integers(0, 30).map(lambda number: f"m{number:02}")
 
 
@@ -133,7 +137,9 @@ class ScheduleMachine(RuleBasedStateMachine):
         now_ms = self.world.clock.wall_ms()
 
         async def begin() -> None:
-            await asyncio.wait({asyncio.ensure_future(self.service.run_once(now_ms))}, timeout=after_ms / 1000)
+            await asyncio.wait(
+                {asyncio.ensure_future(self.service.run_once(now_ms))}, timeout=after_ms / 1000
+            )
 
         self.world.call(begin())
         self._restart()
@@ -165,9 +171,13 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert sorted(one.message_id for one in found) == sorted(due)
         for one in found:
             assert one.stored_at_ms >= self.model[one.message_id].due_ms
-        page = self.world.call(self.service.page(Wanted(ScheduleState), after=None, max_items=1_000))
+        page = self.world.call(
+            self.service.page(Wanted(ScheduleState), after=None, max_items=1_000)
+        )
         assert {one.message_id: Waiting(one.due_ms, one.state) for one in page.items} == self.model
-        assert [one.due_ms for one in page.items] == sorted(known.due_ms for known in self.model.values())
+        assert [one.due_ms for one in page.items] == sorted(
+            known.due_ms for known in self.model.values()
+        )
         waiting = sum(known.state is ScheduleState.SCHEDULED for known in self.model.values())
         assert self.service.counts == (waiting, 0)
 
@@ -188,7 +198,12 @@ class ScheduleMachine(RuleBasedStateMachine):
     def _by_level(self) -> dict[QueueId, list[str]]:
         """What ever waited in each queue."""
         return {
-            queue: [one.message_id for one in self.world.call(self.store.read(queue, 0, max_messages=1_000, max_bytes=1 << 30))]
+            queue: [
+                one.message_id
+                for one in self.world.call(
+                    self.store.read(queue, 0, max_messages=1_000, max_bytes=1 << 30)
+                )
+            ]
             for queue in self.world.call(self.store.queues(SCHEDULE_TOPIC))
         }
 
@@ -210,7 +225,9 @@ class ScheduleMachine(RuleBasedStateMachine):
     def _restart(self, *, down_ms: int = 1, is_cut: bool = False) -> None:
         self.wall_ms = self.world.clock.wall_ms() + down_ms
         self.world.end()
-        self.disk = self.disk.after_power_cut(Random(self.starts)) if is_cut else self.disk.after_kill()
+        self.disk = (
+            self.disk.after_power_cut(Random(self.starts)) if is_cut else self.disk.after_kill()
+        )
         self._start()
 
     def _start(self) -> None:
@@ -226,5 +243,8 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 TestScheduleModel = ScheduleMachine.TestCase
 TestScheduleModel.settings = settings(
-    max_examples=sized(ci=25, full=60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=sized(ci=25, full=60),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )

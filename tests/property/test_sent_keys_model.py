@@ -1,4 +1,6 @@
-"""Any sequence of keyed sends, kills, snapshots and hours sends each request once within its window, as a plain dict says."""
+"""Any sequence of keyed sends, kills, snapshots and hours sends each request once within its
+window, as a plain dict says.
+"""
 
 import asyncio
 from typing import NamedTuple
@@ -95,7 +97,9 @@ class SentKeysMachine(RuleBasedStateMachine):
         if hasattr(self, "keys"):
             assert self.world.call(self.store.offsets(ORDERS)).end == self.sent
 
-    async def _send(self, key: str, count: int, fingerprint: str) -> list[str] | IdempotencyKeyReused:
+    async def _send(
+        self, key: str, count: int, fingerprint: str
+    ) -> list[str] | IdempotencyKeyReused:
         request = KeyedRequest("sendMessageBatch orders", key, fingerprint)
         try:
             before = await self.keys.sent_before(request, window_ms=WINDOW_MS)
@@ -103,7 +107,9 @@ class SentKeysMachine(RuleBasedStateMachine):
             return refused
         if before is not None:
             return [stored.message_id for stored, _ in await self.keys.find(before)]
-        given = [message(queue=ORDERS, message_id=f"m{self.sent + number}") for number in range(count)]
+        given = [
+            message(queue=ORDERS, message_id=f"m{self.sent + number}") for number in range(count)
+        ]
         await self.keys.append(request, "orders", dict(enumerate(given)), self.store.append)
         self.sent += count
         return [one.message_id for one in given]
@@ -130,5 +136,8 @@ class SentKeysMachine(RuleBasedStateMachine):
 
 TestSentKeysModel = SentKeysMachine.TestCase
 TestSentKeysModel.settings = settings(
-    max_examples=sized(ci=20, full=40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=sized(ci=20, full=40),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )

@@ -1,4 +1,6 @@
-"""Any sequence of calls has the same answers on the embedded engine as on the reference engine, restarts and kills included."""
+"""Any sequence of calls has the same answers on the embedded engine as on the reference engine,
+restarts and kills included.
+"""
 
 from typing import Any
 
@@ -29,7 +31,9 @@ sent = st.builds(
     message_id=texts,
     key=st.none() | keys | texts,
     tag=st.none() | texts,
-    properties=st.dictionaries(st.sampled_from(["a", "b.c", "d-e"]), st.just("") | texts, max_size=2),
+    properties=st.dictionaries(
+        st.sampled_from(["a", "b.c", "d-e"]), st.just("") | texts, max_size=2
+    ),
 )
 
 
@@ -37,7 +41,9 @@ class StoreMachine(RuleBasedStateMachine):
     """Drives both engines side by side, each on the same virtual time."""
 
     @initialize(
-        flush=st.sampled_from(FlushPolicy), segment_bytes=st.sampled_from([16_384, 32_768]), file_entries=st.integers(1, 20)
+        flush=st.sampled_from(FlushPolicy),
+        segment_bytes=st.sampled_from([16_384, 32_768]),
+        file_entries=st.integers(1, 20),
     )
     def begin(self, flush: FlushPolicy, segment_bytes: int, file_entries: int) -> None:
         self.options = LocalStoreOptions(
@@ -80,7 +86,12 @@ class StoreMachine(RuleBasedStateMachine):
     def append(self, given: list[Any], durability: Durability | None) -> None:
         self._both(lambda store: store.append(given, durability=durability))
 
-    @rule(queue=queues, at=st.integers(0, 40), count=st.integers(1, 20), size=st.sampled_from([1, 100, 5_000, 1 << 30]))
+    @rule(
+        queue=queues,
+        at=st.integers(0, 40),
+        count=st.integers(1, 20),
+        size=st.sampled_from([1, 100, 5_000, 1 << 30]),
+    )
     def read(self, queue: QueueId, at: int, count: int, size: int) -> None:
         self._both(lambda store: store.read(queue, at, max_messages=count, max_bytes=size))
 
@@ -104,7 +115,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         self._restart()
-        # What was kept a moment before the kill may or may not have been written: nothing is promised, so begin anew.
+        # What was kept a moment before the kill may or may not have been written: nothing is
+        # promised, so begin anew.
         self._both(lambda store: store.save_snapshot("table", Snapshot((b"",), {})))
 
     @invariant()
@@ -161,5 +173,8 @@ def _comparable(answer: Any) -> Any:
 
 TestStoreModel = StoreMachine.TestCase
 TestStoreModel.settings = settings(
-    max_examples=sized(ci=25, full=60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=sized(ci=25, full=60),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )

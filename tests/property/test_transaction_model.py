@@ -1,4 +1,6 @@
-"""Any sequence of begins, decisions, checks, clock jumps and crashes does to a transaction what a plain model says."""
+"""Any sequence of begins, decisions, checks, clock jumps and crashes does to a transaction what a
+plain model says.
+"""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,4 +1,5 @@
-"""`python -m tests.support.asgi_program serve --port N --data-dir DIR`: the ASGI application under plain uvicorn.
+"""`python -m tests.support.asgi_program serve --port N --data-dir DIR`: the ASGI application under
+plain uvicorn.
 
 As another server would run it: nothing of app/server answers, all goes through FastAPI's routes.
 """
@@ -21,7 +22,9 @@ def main() -> None:
     given = parser.parse_args()
     settings = load(port=given.port, data_dir=given.data_dir)
     configure_logging(level=settings.log_level, readable=False)
-    uvicorn.run(create_app(settings), port=settings.port, access_log=False, log_config=None, loop="uvloop")
+    uvicorn.run(
+        create_app(settings), port=settings.port, access_log=False, log_config=None, loop="uvloop"
+    )
 
 
 if __name__ == "__main__":

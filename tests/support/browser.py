@@ -1,4 +1,6 @@
-"""A headless Chromium, controlled over a pipe by the Chrome DevTools Protocol: open pages, run scripts in them."""
+"""A headless Chromium, controlled over a pipe by the Chrome DevTools Protocol: open pages, run
+scripts in them.
+"""
 
 import json
 import os
@@ -22,8 +24,10 @@ class Browser:
     def __init__(self, program: str, *, hosts: tuple[str, ...] = ()) -> None:
         rules = ",".join(f"MAP {host} 127.0.0.1" for host in hosts)
         self._command = [
-            program, "--headless=new", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-            "--remote-debugging-pipe", f"--host-resolver-rules={rules}", *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            program, "--headless=new", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking",
+            "--remote-debugging-pipe", f"--host-resolver-rules={rules}",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
         ]  # fmt: skip
         self._numbers = count(1)
 
@@ -34,7 +38,15 @@ class Browser:
         # Chromium reads commands from descriptor 3 and answers on 4.
         script = f'exec "$@" 3<&{their_in} 4>&{their_out} {their_in}<&- {their_out}>&-'
         self._process = subprocess.Popen(
-            ["bash", "-c", script, "chromium", *self._command, f"--user-data-dir={self._profile.name}", "about:blank"],
+            [
+                "bash",
+                "-c",
+                script,
+                "chromium",
+                *self._command,
+                f"--user-data-dir={self._profile.name}",
+                "about:blank",
+            ],
             pass_fds=(their_in, their_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -54,15 +66,26 @@ class Browser:
     def open(self, url: str) -> "Page":
         """A new page that has loaded."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        page = Page(self, self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        page = Page(
+            self, self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        )
         page.ask("Page.enable")
         page.ask("Page.navigate", url=url)
-        self._receive(lambda one: one.get("method") == "Page.loadEventFired" and one.get("sessionId") == page.session)
+        self._receive(
+            lambda one: (
+                one.get("method") == "Page.loadEventFired" and one.get("sessionId") == page.session
+            )
+        )
         return page
 
     def ask(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
-        command = {"id": number, "method": method, "params": parameters, **({"sessionId": session} if session else {})}
+        command = {
+            "id": number,
+            "method": method,
+            "params": parameters,
+            **({"sessionId": session} if session else {}),
+        }
         self._out.write(json.dumps(command).encode() + b"\0")
         answer = self._receive(lambda one: one.get("id") == number)
         assert "error" not in answer, answer["error"]
@@ -93,6 +116,8 @@ class Page:
     def run(self, script: str) -> Any:
         """The JSON value that the body of an async function returns in the page."""
         expression = f"(async () => {{ {script} }})()"
-        found = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        found = self.ask(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")

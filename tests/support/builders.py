@@ -10,18 +10,34 @@ from storage.message import Message, QueueId
 ORDERS = QueueId("orders", 0)
 
 
-def message(body: bytes = b"body", *, queue: QueueId = ORDERS, message_id: str = "msg_1", **fields: Any) -> Message:
+def message(
+    body: bytes = b"body", *, queue: QueueId = ORDERS, message_id: str = "msg_1", **fields: Any
+) -> Message:
     return Message(
-        queue=queue, message_id=message_id, body=body, born_at_ms=fields.pop("born_at_ms", 1_700_000_000_000), **fields
+        queue=queue,
+        message_id=message_id,
+        body=body,
+        born_at_ms=fields.pop("born_at_ms", 1_700_000_000_000),
+        **fields,
     )
 
 
-def messages(count: int, *, body_bytes: int = 20, queue: QueueId = ORDERS, **fields: Any) -> list[Message]:
-    return [message(bytes([n % 256]) * body_bytes, queue=queue, message_id=f"msg_{n}", **fields) for n in range(count)]
+def messages(
+    count: int, *, body_bytes: int = 20, queue: QueueId = ORDERS, **fields: Any
+) -> list[Message]:
+    return [
+        message(bytes([n % 256]) * body_bytes, queue=queue, message_id=f"msg_{n}", **fields)
+        for n in range(count)
+    ]
 
 
 def encoded(
-    given: Sequence[Message], *, first_offset: int = 0, first_queue_offset: int = 0, synced_offset: int = 0, epoch: int = 1
+    given: Sequence[Message],
+    *,
+    first_offset: int = 0,
+    first_queue_offset: int = 0,
+    synced_offset: int = 0,
+    epoch: int = 1,
 ) -> unit.EncodedUnit:
     """One unit; queue offsets count up from the first one."""
     queue_offsets = range(first_queue_offset, first_queue_offset + len(given))
@@ -41,6 +57,12 @@ def a_log(*sizes: int, epoch: int = 1, body_bytes: int = 20) -> bytes:
     count = 0
     for size in sizes:
         given = messages(size, body_bytes=body_bytes)
-        data += encoded(given, first_offset=len(data), first_queue_offset=count, synced_offset=len(data), epoch=epoch).data
+        data += encoded(
+            given,
+            first_offset=len(data),
+            first_queue_offset=count,
+            synced_offset=len(data),
+            epoch=epoch,
+        ).data
         count += size
     return data

@@ -26,5 +26,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     paths = folder / "certificate.pem", folder / "key.pem"
     paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     plain = serialization.NoEncryption()
-    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    )
     return paths

@@ -15,7 +15,9 @@ async def transactions_by_check_pass(store: MessageStore) -> dict[str, int | Non
     found = check_pass.check_pass(halves, ops)
     transactions = check_pass.decided_transactions(halves, found)
     # Our op names every half of its transaction, so half by half the answer is the same.
-    assert {half.queue_offset for half in halves if transactions[half.transaction_id] is None} == set(found.undecided)
+    assert {
+        half.queue_offset for half in halves if transactions[half.transaction_id] is None
+    } == set(found.undecided)
     return transactions
 
 

@@ -18,8 +18,12 @@ for line in sys.stdin.read().splitlines():
 """
 
 
-def audits(lines: Iterable[str], folder: Path, environment: Mapping[str, str]) -> tuple[list[int], str, str]:
-    """Each line is one run, begun in the folder: (their exit statuses, standard output, standard error)."""
+def audits(
+    lines: Iterable[str], folder: Path, environment: Mapping[str, str]
+) -> tuple[list[int], str, str]:
+    """Each line is one run, begun in the folder: (their exit statuses, standard output, standard
+    error).
+    """
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         input="\n".join(lines),
@@ -29,7 +33,13 @@ def audits(lines: Iterable[str], folder: Path, environment: Mapping[str, str]) -
         timeout=600,
         check=False,
         # In runs of seconds compiling more costs more than it gains.
-        env={**os.environ, **environment, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+        env={
+            **os.environ,
+            **environment,
+            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        },
     )
-    statuses = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("ended with")]
+    statuses = [
+        int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("ended with")
+    ]
     return statuses, done.stdout, done.stderr

@@ -1,4 +1,6 @@
-"""A store with groups that receive from it, and the schedules that bring retries back, in a simulated world."""
+"""A store with groups that receive from it, and the schedules that bring retries back, in a
+simulated world.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,7 +25,9 @@ ORDERS = QueueId("orders", 0)
 GROUP = "billing"
 EVERYTHING = {"max_messages": 5_000, "max_bytes": 1 << 30}
 _BODY_AT = 88  # in a record
-OPTIONS = LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000)
+OPTIONS = LocalStoreOptions(
+    segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000
+)
 
 
 def rules(**fields: Any) -> GroupRules:
@@ -41,7 +45,10 @@ class WithdrawnNames(set[str]):
 
 
 class House:
-    """One life of it. `rules` are those of the group `billing`; a test may put others in their place."""
+    """One life of it.
+
+    `rules` are those of the group `billing`; a test may put others in their place.
+    """
 
     def __init__(self, world: World, store: LocalMessageStore, given: GroupRules) -> None:
         self.world = world
@@ -49,7 +56,9 @@ class House:
         self.rules: GroupRules | None = given
         self._ids = count(1)
         self.withdrawn = WithdrawnNames()
-        self.schedules = ScheduleService(store, world.clock, ScheduleOptions(catch_up_after_ms=1 << 50))
+        self.schedules = ScheduleService(
+            store, world.clock, ScheduleOptions(catch_up_after_ms=1 << 50)
+        )
         self.delivery = Delivery(
             store,
             world.clock,
@@ -73,11 +82,16 @@ class House:
     def now_ms(self) -> int:
         return self.world.clock.wall_ms()
 
-    async def send(self, *names: str, queue: QueueId = ORDERS, key: str | None = None, tag: str | None = None) -> None:
+    async def send(
+        self, *names: str, queue: QueueId = ORDERS, key: str | None = None, tag: str | None = None
+    ) -> None:
         """Messages whose id and body is their name."""
         system = {} if key is None else {ORDERING_KEY: key}
         await self.store.append(
-            [message(name.encode(), queue=queue, message_id=name, tag=tag, system=system) for name in names],
+            [
+                message(name.encode(), queue=queue, message_id=name, tag=tag, system=system)
+                for name in names
+            ],
             durability=Durability.SYNCED,
         )
 
@@ -95,10 +109,14 @@ class House:
         """What a receive is given: names and attempts."""
         return [named(one) for one in await self.receive(max_messages, **fields)]
 
-    async def long_poll(self, *, for_ms: int, attempt_id: str | None = None) -> tuple[list[HandedOut], int]:
+    async def long_poll(
+        self, *, for_ms: int, attempt_id: str | None = None
+    ) -> tuple[list[HandedOut], int]:
         """For one message: what it is given, and after how many receives."""
         assert self.rules is not None
-        request = Request(max_messages=1, max_bytes=1 << 20, lease_ms=self.rules.lease_ms, attempt_id=attempt_id)
+        request = Request(
+            max_messages=1, max_bytes=1 << 20, lease_ms=self.rules.lease_ms, attempt_id=attempt_id
+        )
         begun_ms, turns = self.now_ms, 0
         while True:
             found, turns = await self.delivery.receive(GROUP, self.rules, request), turns + 1
@@ -124,15 +142,21 @@ class House:
     async def ack(self, *given: HandedOut) -> list[bool]:
         return await self.delivery.ack(GROUP, [one.handle for one in given])
 
-    async def nack(self, *given: HandedOut, delay_ms: int | None = None, reason: str | None = None) -> list[bool]:
+    async def nack(
+        self, *given: HandedOut, delay_ms: int | None = None, reason: str | None = None
+    ) -> list[bool]:
         """Which were accepted."""
         assert self.rules is not None
-        errors = await self.delivery.nack(GROUP, self.rules, [Refused(one.handle, delay_ms, reason) for one in given])
+        errors = await self.delivery.nack(
+            GROUP, self.rules, [Refused(one.handle, delay_ms, reason) for one in given]
+        )
         return [error is None for error in errors]
 
     async def give_up(self, *given: HandedOut, reason: str | None = None) -> list[bool]:
         assert self.rules is not None
-        errors = await self.delivery.dead_letter(GROUP, self.rules, [Refused(one.handle, None, reason) for one in given])
+        errors = await self.delivery.dead_letter(
+            GROUP, self.rules, [Refused(one.handle, None, reason) for one in given]
+        )
         return [error is None for error in errors]
 
     async def extend(self, one: HandedOut, lease_ms: int) -> int | None:
@@ -171,8 +195,16 @@ def without_snapshot(disk: SimulatedDisk) -> None:
         disk.remove(path)
 
 
-def spoil(disk: SimulatedDisk, log_offset: int, *, found: bytes = b"", segment_bytes: int = OPTIONS.segment_bytes) -> None:
-    """Flip a bit in the first byte of this record's body, on the disk itself, or of the bytes that are `found` behind it."""
+def spoil(
+    disk: SimulatedDisk,
+    log_offset: int,
+    *,
+    found: bytes = b"",
+    segment_bytes: int = OPTIONS.segment_bytes,
+) -> None:
+    """Flip a bit in the first byte of this record's body, on the disk itself, or of the bytes that
+    are `found` behind it.
+    """
     base = log_offset - log_offset % segment_bytes
     file = disk.open(ROOT / "commitlog" / f"{base:020d}")
     begin = log_offset - base + _BODY_AT
@@ -195,13 +227,20 @@ def in_house(
     seed: int = 0,
     between: Callable[[SimulatedDisk], None] = lambda disk: None,
 ) -> SimulatedDisk:
-    """Each life on the disk that the one before it left when it was killed, or the power went. `between`: done to it then."""
+    """Each life on the disk that the one before it left when it was killed, or the power went.
+
+    `between`: done to it then.
+    """
 
     async def enter(world: World) -> House:
-        return await House(world, await world.open_store(options), given or rules()).start(queues=queues)
+        return await House(world, await world.open_store(options), given or rules()).start(
+            queues=queues
+        )
 
     def leave(world: World) -> SimulatedDisk:
-        disk = world.disk.after_power_cut(world.randomness) if cuts_power else world.disk.after_kill()
+        disk = (
+            world.disk.after_power_cut(world.randomness) if cuts_power else world.disk.after_kill()
+        )
         between(disk)
         return disk
 

@@ -1,7 +1,9 @@
-"""A service whose disk fails, or dawdles, when a test says so: the real command, in which some system calls do not do as usual.
+"""A service whose disk fails, or dawdles, when a test says so: the real command, in which some
+system calls do not do as usual.
 
-Run as a program it is `escrowmq`, but for some calls on files. These look into the plan first: a small JSON file that a test
-writes and takes away while the service runs. An error looks as the kernel's does: a number, and not which file it was.
+Run as a program it is `escrowmq`, but for some calls on files. These look into the plan first: a
+small JSON file that a test writes and takes away while the service runs. An error looks as the
+kernel's does: a number, and not which file it was.
 """
 
 import fcntl
@@ -28,12 +30,22 @@ class Disk:
         self.plan = plan
 
     def fail_once(self, call: str, file: str) -> None:
-        """The next call of this name on a file or folder whose path holds `file` fails as Linux fails it: once, with EIO."""
+        """The next call of this name on a file or folder whose path holds `file` fails as Linux
+        fails it: once, with EIO.
+        """
         self._write(calls=[call], file=file, errno=EIO, once=True)
 
     def fill(self) -> None:
-        """There is no space left for the log: none is allocated, and no zeros are written ahead of it. What it has stays."""
-        self._write(calls=["posix_fallocate", "pwrite"], file="commitlog", errno=ENOSPC, once=False, only_zeros=True)
+        """There is no space left for the log: none is allocated, and no zeros are written ahead of
+        it. What it has stays.
+        """
+        self._write(
+            calls=["posix_fallocate", "pwrite"],
+            file="commitlog",
+            errno=ENOSPC,
+            once=False,
+            only_zeros=True,
+        )
 
     def make_space(self) -> None:
         self.plan.unlink()
@@ -61,13 +73,23 @@ class Disk:
 class ServerOnDisk(Server):
     """A `Server` that runs on a `Disk`."""
 
-    def __init__(self, data_dir: Path, disk: Disk, *, environment: dict[str, str] | None = None) -> None:
-        super().__init__(data_dir, dev=False, environment={"PYTHONPATH": str(_REPOSITORY), **(environment or {})})
+    def __init__(
+        self, data_dir: Path, disk: Disk, *, environment: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(
+            data_dir, dev=False, environment={"PYTHONPATH": str(_REPOSITORY), **(environment or {})}
+        )
         self._disk = disk
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "tests.support.failing_disk", str(self._disk.plan), *super().command[1:]]
+        return [
+            sys.executable,
+            "-m",
+            "tests.support.failing_disk",
+            str(self._disk.plan),
+            *super().command[1:],
+        ]
 
 
 def _failing(name: str, plan: Path) -> Callable[..., Any]:

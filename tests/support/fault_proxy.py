@@ -1,7 +1,8 @@
-"""A network that is not to be trusted: a TCP proxy before the service that loses, cuts, delays and withholds what it carries.
+"""A network that is not to be trusted: a TCP proxy before the service that loses, cuts, delays and
+withholds what it carries.
 
-An *exchange* is a request and its answer, one after another on a connection. For each a fault is drawn from seeded randomness;
-the counter says which came about.
+An *exchange* is a request and its answer, one after another on a connection. For each a fault is
+drawn from seeded randomness; the counter says which came about.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ _ENDS_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: a close is a reset
 
 class Fault(StrEnum):
     NONE = "none"
-    LOST_REPLY = "lost reply"  # it is done, and the client's connection is reset before a byte of the answer
+    # it is done, and the client's connection is reset before a byte of the answer
+    LOST_REPLY = "lost reply"
     RESET_MID_ANSWER = "reset mid answer"
     RESET_MID_REQUEST = "reset mid request"  # the service is given a part of it
     LOST_REQUEST = "lost request"  # the service is given nothing, and the client is told nothing
@@ -49,7 +51,10 @@ class _Broken(Exception):
 
 
 class FaultProxy:
-    """Use as an async context manager; `port` is where clients connect. Half-open connections stay open until the end."""
+    """Use as an async context manager; `port` is where clients connect.
+
+    Half-open connections stay open until the end.
+    """
 
     def __init__(self, target_port: int, randomness: Random) -> None:
         self._target_port = target_port
@@ -63,7 +68,9 @@ class FaultProxy:
         self.port = int(self._server.sockets[0].getsockname()[1])
         return self
 
-    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    async def __aexit__(
+        self, *_: type[BaseException] | BaseException | TracebackType | None
+    ) -> None:
         self._server.close()
         for connection in self._connections:
             connection.cancel()
@@ -161,7 +168,10 @@ async def _read_message(reader: asyncio.StreamReader) -> bytes:
 
 async def _answer(client: asyncio.StreamReader, service: asyncio.StreamReader) -> bytes:
     """What the service says; it is told at once when the client has gone."""
-    said, gone = asyncio.ensure_future(_read_message(service)), asyncio.ensure_future(client.read(1))
+    said, gone = (
+        asyncio.ensure_future(_read_message(service)),
+        asyncio.ensure_future(client.read(1)),
+    )
     await asyncio.wait({said, gone}, return_when=asyncio.FIRST_COMPLETED)
     is_gone = not gone.cancel()
     if is_gone:
@@ -186,5 +196,7 @@ async def _until_gone(client: asyncio.StreamReader) -> None:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ENDS_AT_ONCE)
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, _ENDS_AT_ONCE
+        )
     writer.transport.abort()

@@ -1,4 +1,6 @@
-"""What tests over HTTP have in common: problems, conditions to wait for, and bytes straight to a socket."""
+"""What tests over HTTP have in common: problems, conditions to wait for, and bytes straight to a
+socket.
+"""
 
 import asyncio
 import socket
@@ -13,11 +15,17 @@ from tests.support.server import Server
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 60  # patience, not a measure: what is waited for comes at once unless the machine is busy
+# patience, not a measure: what is waited for comes at once unless the machine is busy
+WAIT_SECONDS = 60
 
 
-def assert_problem(response: httpx.Response, status: int, code: str, *pointers: str) -> dict[str, Any]:
-    """It is a complete problem document of this status and code; its errors name these fields. The document."""
+def assert_problem(
+    response: httpx.Response, status: int, code: str, *pointers: str
+) -> dict[str, Any]:
+    """It is a complete problem document of this status and code; its errors name these fields.
+
+    The document.
+    """
     assert response.status_code == status, f"{response.status_code} {response.text[:500]}"
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -41,7 +49,9 @@ def assert_problem(response: httpx.Response, status: int, code: str, *pointers: 
 
 def ok(response: httpx.Response, status: int = 200) -> Any:
     """The body of an answer that is as it should be."""
-    assert response.status_code == status, f"{response.request.method} {response.request.url}: {response.text[:1000]}"
+    assert response.status_code == status, (
+        f"{response.request.method} {response.request.url}: {response.text[:1000]}"
+    )
     assert response.headers["content-type"] == "application/json"
     return response.json()
 
@@ -53,7 +63,10 @@ def at_once(requests: Sequence[Callable[[], httpx.Response]]) -> list[httpx.Resp
 
 
 def until(find: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS) -> T:
-    """The first true answer of `find`, for what no long poll waits for. Fails with `what` when the time is up."""
+    """The first true answer of `find`, for what no long poll waits for.
+
+    Fails with `what` when the time is up.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = find()
@@ -80,8 +93,11 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def speak(server: Server, *pieces: bytes, timeout: float = WAIT_SECONDS, half_close: bool = False) -> list[Answer]:
-    """Send these bytes on one connection, and read answers until the server closes it or says no more for a moment.
+def speak(
+    server: Server, *pieces: bytes, timeout: float = WAIT_SECONDS, half_close: bool = False
+) -> list[Answer]:
+    """Send these bytes on one connection, and read answers until the server closes it or says no
+    more for a moment.
 
     To be told when the server has said all it will, let the last request say `Connection: close`.
     """
@@ -108,7 +124,10 @@ def answers(received: bytes) -> list[Answer]:
     while received:
         head, _, received = received.partition(b"\r\n\r\n")
         status_line, *lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         status = int(status_line.split(" ")[1])
         if status == 100:
             continue
@@ -120,7 +139,13 @@ def answers(received: bytes) -> list[Answer]:
 
 
 def request(
-    method: str, path: str, *headers: str, body: bytes = b"", length: bool = True, close: bool = False, version: str = "1.1"
+    method: str,
+    path: str,
+    *headers: str,
+    body: bytes = b"",
+    length: bool = True,
+    close: bool = False,
+    version: str = "1.1",
 ) -> bytes:
     """A request as bytes; with `length` its Content-Length is added where there is a body."""
     lines = [f"{method} {path} HTTP/{version}", "Host: localhost", *headers]

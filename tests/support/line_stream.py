@@ -1,4 +1,6 @@
-"""A client of the stream of messages that reads while it writes: lines of JSON both ways on one connection."""
+"""A client of the stream of messages that reads while it writes: lines of JSON both ways on one
+connection.
+"""
 
 import json
 import socket
@@ -12,7 +14,9 @@ from tests.support.server import Server
 class LineStream:
     """One request. Use as a context manager."""
 
-    def __init__(self, server: Server, topic: str, *headers: str, read_buffer_bytes: int | None = None) -> None:
+    def __init__(
+        self, server: Server, topic: str, *headers: str, read_buffer_bytes: int | None = None
+    ) -> None:
         self._socket = socket.socket()
         if read_buffer_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_buffer_bytes)
@@ -52,7 +56,10 @@ class LineStream:
         self._socket.sendall(b"0\r\n\r\n")
 
     def read(self) -> dict[str, Any] | None:
-        """The next answer; None where the stream was ended in order. Raises ConnectionError where it broke off."""
+        """The next answer; None where the stream was ended in order.
+
+        Raises ConnectionError where it broke off.
+        """
         while b"\n" not in self._body:
             chunk = self._chunk()
             if not chunk:
@@ -70,7 +77,9 @@ class LineStream:
         return answers
 
     def fill(self, line: bytes, *, most: int) -> int:
-        """Write the line again and again until it is no longer taken, at most so often; how often."""
+        """Write the line again and again until it is no longer taken, at most so often; how
+        often.
+        """
         self._socket.settimeout(3)  # beyond any pause that a busy machine makes
         for count in range(most):
             try:
@@ -80,7 +89,9 @@ class LineStream:
         return most
 
     def read_until_cut(self) -> int:
-        """Read until the service closes the connection in the middle of the answer; how many answers came before."""
+        """Read until the service closes the connection in the middle of the answer; how many
+        answers came before.
+        """
         self._socket.settimeout(WAIT_SECONDS)
         count = 0
         try:

@@ -1,7 +1,9 @@
-"""Did calls that ran beside each other answer as if each had happened at one moment between its begin and its end?
+"""Did calls that ran beside each other answer as if each had happened at one moment between its
+begin and its end?
 
-The search of Wing and Gong, with a memory of what was tried: an order of the calls is looked for in which a plain sequential
-description gives every answer that was given. A call without an answer may have happened, until its end, or not at all.
+The search of Wing and Gong, with a memory of what was tried: an order of the calls is looked for in
+which a plain sequential description gives every answer that was given. A call without an answer may
+have happened, until its end, or not at all.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,10 +24,13 @@ class Call:
     answer: Any = None  # None: there was none
 
 
-def states_after(calls: Sequence[Call], before: Iterable[S], answers: Callable[[S, Any], Iterable[tuple[S, Any]]]) -> set[S]:
+def states_after(
+    calls: Sequence[Call], before: Iterable[S], answers: Callable[[S, Any], Iterable[tuple[S, Any]]]
+) -> set[S]:
     """The states that all this may have led to; none where no order explains the answers.
 
-    `answers(state, what)`: each (new state, answer) that the described thing may come to when asked so in this state.
+    `answers(state, what)`: each (new state, answer) that the described thing may come to when asked
+    so in this state.
     """
     must = sum(1 << number for number, call in enumerate(calls) if call.answer is not None)
     tried: set[tuple[int, S]] = set()

@@ -1,4 +1,6 @@
-"""Lives on a simulated machine: each begins with the disk that the one before it left when it was killed."""
+"""Lives on a simulated machine: each begins with the disk that the one before it left when it was
+killed.
+"""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -21,7 +23,8 @@ def run_lives(
 ) -> tuple[SimulatedDisk, int]:
     """Run one after another; the disk and the wall time of the next life.
 
-    `enter` makes of a world what a life is given; a tuple is given as several arguments. `leave`: the disk that is left.
+    `enter` makes of a world what a life is given; a tuple is given as several arguments. `leave`:
+    the disk that is left.
     """
     disk, wall_ms = disk or SimulatedDisk(), begin_ms
     for number, life in enumerate(lives):
@@ -41,10 +44,13 @@ def one_life(
 ) -> Callable[..., Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]]:
     """A decorator of tests that are one life: `run` runs it, with the options of the decorator.
 
-    The first `given` parameters of such a test are what `run` gives to a life; the others stay pytest's.
+    The first `given` parameters of such a test are what `run` gives to a life; the others stay
+    pytest's.
     """
 
-    def with_options(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    def with_options(
+        **options: Any,
+    ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
         def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             def runs(**asked: Any) -> None:
                 run(lambda *entered: test(*entered, **asked), **options)
@@ -52,7 +58,11 @@ def one_life(
             signature = inspect.signature(test)
             parameters = list(signature.parameters.values())[given:]
             vars(runs)["__signature__"] = signature.replace(parameters=parameters)
-            runs.__name__, runs.__doc__, runs.__module__ = test.__name__, test.__doc__, test.__module__
+            runs.__name__, runs.__doc__, runs.__module__ = (
+                test.__name__,
+                test.__doc__,
+                test.__module__,
+            )
             return runs
 
         return decorate

@@ -1,7 +1,9 @@
-"""The `escrowmq` command with its imports done: each run of it is a fork of one process, which spares a test two seconds.
+"""The `escrowmq` command with its imports done: each run of it is a fork of one process, which
+spares a test two seconds.
 
-What is imported does not depend on arguments or settings, so a fork does what the command does, and ends as it ends. Run as a
-program this is that process. It forks a keeper for each run, which forks the run and writes down its pid and its exit status.
+What is imported does not depend on arguments or settings, so a fork does what the command does, and
+ends as it ends. Run as a program this is that process. It forks a keeper for each run, which forks
+the run and writes down its pid and its exit status.
 """
 
 import atexit
@@ -30,7 +32,9 @@ class ForkedProcess:
     """One run of the command; of `subprocess.Popen` what `Server` needs."""
 
     def __init__(self, reports: int) -> None:
-        """`reports`: the end of a pipe where the keeper writes the pid, and later the exit status."""
+        """`reports`: the end of a pipe where the keeper writes the pid, and later the exit
+        status.
+        """
         self._reports = os.fdopen(reports, "r")
         self.pid = int(self._reports.readline())  # empty where the command could not be loaded
         self.returncode: int | None = None
@@ -63,7 +67,8 @@ class LoadedCommand:
         self._turn = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # One thread, as a fork has no other: the library under numpy would start some at its import.
+            # One thread, as a fork has no other: the library under numpy would start some at its
+            # import.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
                 cwd=_REPOSITORY,
@@ -83,9 +88,11 @@ class LoadedCommand:
         output: int,
         open_files: tuple[int, int] | None = None,
     ) -> ForkedProcess:
-        """Begin a run of a module as a program: `cli`, or one that does something before it calls that.
+        """Begin a run of a module as a program: `cli`, or one that does something before it calls
+        that.
 
-        Its standard output and error are the file `output`. `open_files`: its limits, soft and hard.
+        Its standard output and error are the file `output`. `open_files`: its limits, soft and
+        hard.
         """
         run = _Run(module, list(arguments), dict(environment), os.getcwd(), open_files)
         ours, keepers = os.pipe()
@@ -115,7 +122,9 @@ class _Run(NamedTuple):
 
 
 def _fork_runs(requests: socket.socket) -> _Run:
-    """Fork a keeper for each request, and return in the run that it forked; end this process when no request can come."""
+    """Fork a keeper for each request, and return in the run that it forked; end this process when
+    no request can come.
+    """
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has one thread only"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runs
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # and no keeper is waited for
@@ -171,4 +180,8 @@ def _load() -> None:
 
 if __name__ == "__main__":
     _load()
-    runpy.run_module(_fork_runs(socket.socket(fileno=int(sys.argv[1]))).module, run_name="__main__", alter_sys=True)
+    runpy.run_module(
+        _fork_runs(socket.socket(fileno=int(sys.argv[1]))).module,
+        run_name="__main__",
+        alter_sys=True,
+    )

@@ -1,4 +1,6 @@
-"""Logs in which our units and a broker's records lie behind one another, and the plain walk that the fast one must match."""
+"""Logs in which our units and a broker's records lie behind one another, and the plain walk that
+the fast one must match.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +14,9 @@ from tests.support.builders import encoded, messages
 BROKER_HOST = bytes([10, 0, 0, 7]) + (10911).to_bytes(4, "big")
 
 
-def walk_plainly(window: bytes, window_offset: int, *, begin: int, segment_end: int, epoch: int = 0) -> Scan:
+def walk_plainly(
+    window: bytes, window_offset: int, *, begin: int, segment_end: int, epoch: int = 0
+) -> Scan:
     """What `scan.scan` promises, one judgement after another."""
     at, synced_offset, found = begin - window_offset, 0, []
     while True:
@@ -33,17 +37,35 @@ def walk_plainly(window: bytes, window_offset: int, *, begin: int, segment_end: 
         at = step.end
 
 
-def walk(window: bytes, window_offset: int = 0, *, begin: int | None = None, segment_end: int, epoch: int = 0) -> Scan:
+def walk(
+    window: bytes,
+    window_offset: int = 0,
+    *,
+    begin: int | None = None,
+    segment_end: int,
+    epoch: int = 0,
+) -> Scan:
     """The walk, as lists; both ways of doing it must have found the same."""
-    where = {"begin": window_offset if begin is None else begin, "segment_end": segment_end, "epoch": epoch}
+    where = {
+        "begin": window_offset if begin is None else begin,
+        "segment_end": segment_end,
+        "epoch": epoch,
+    }
     fast = scan.scan(window, window_offset, **where)
-    fast = fast._replace(record_offsets=fast.record_offsets.tolist(), record_bytes=fast.record_bytes.tolist())
+    fast = fast._replace(
+        record_offsets=fast.record_offsets.tolist(), record_bytes=fast.record_bytes.tolist()
+    )
     assert fast == walk_plainly(window, window_offset, **where)
     return fast
 
 
 def broker_record(
-    offset: int, body: bytes = b"a broker's", *, properties: bytes = b"WAIT\x01true\x02", host: bytes = BROKER_HOST, **fields
+    offset: int,
+    body: bytes = b"a broker's",
+    *,
+    properties: bytes = b"WAIT\x01true\x02",
+    host: bytes = BROKER_HOST,
+    **fields,
 ) -> bytes:
     """One record as a broker stores it; nothing in it says that a unit begins here."""
     record = Record(
@@ -81,7 +103,9 @@ class Log:
     def end(self) -> int:
         return self.first_offset + len(self.data)
 
-    def ours(self, given: int | Sequence[Message] = 1, *, epoch: int = 1, synced_offset: int = 0) -> "Log":
+    def ours(
+        self, given: int | Sequence[Message] = 1, *, epoch: int = 1, synced_offset: int = 0
+    ) -> "Log":
         """One unit of ours."""
         of_unit = messages(given) if isinstance(given, int) else given
         made = encoded(of_unit, first_offset=self.end, synced_offset=synced_offset, epoch=epoch)
@@ -118,12 +142,20 @@ class Log:
 
 
 def step_at(window: bytes, offset: int = 0) -> Unit | Halt:
-    """What is judged to lie at the beginning of these bytes, which are a whole segment from `offset` on."""
+    """What is judged to lie at the beginning of these bytes, which are a whole segment from
+    `offset` on.
+    """
     return scan.judge(window, 0, offset, segment_end=offset + len(window))
 
 
 def reordered(raw: bytes, *, offset: int, host: bytes) -> bytes:
-    """A broker's copy of a record: its properties go through a hash map, padding is lost, the place is another one."""
+    """A broker's copy of a record: its properties go through a hash map, padding is lost, the place
+    is another one.
+    """
     record = records.decode(raw)
     items = sorted(properties.decode(record.properties).items(), key=lambda item: item[0][::-1])
-    return records.encode(record._replace(physical_offset=offset, store_host=host, properties=properties.encode(items)))
+    return records.encode(
+        record._replace(
+            physical_offset=offset, store_host=host, properties=properties.encode(items)
+        )
+    )

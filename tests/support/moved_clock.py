@@ -1,6 +1,8 @@
-"""A service whose wall clock can be moved from outside while it runs, as an administrator or NTP would; the other one stays.
+"""A service whose wall clock can be moved from outside while it runs, as an administrator or NTP
+would; the other one stays.
 
-`time.time` and `time.time_ns` of its process are moved by what stands in a shared file: 8 bytes, nanoseconds, signed.
+`time.time` and `time.time_ns` of its process are moved by what stands in a shared file: 8 bytes,
+nanoseconds, signed.
 """
 
 import mmap
@@ -17,11 +19,18 @@ _MOVED = struct.Struct("<q")
 
 
 class MovedClockServer(Server):
-    def __init__(self, data_dir: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, *arguments: str, environment: dict[str, str] | None = None
+    ) -> None:
         self._place = data_dir.with_suffix(".clock")
         self._place.write_bytes(_MOVED.pack(0))
         # Not forked: what the command imports must find the moved clock.
-        super().__init__(data_dir, *arguments, environment={_PLACE: str(self._place), **(environment or {})}, forked=False)
+        super().__init__(
+            data_dir,
+            *arguments,
+            environment={_PLACE: str(self._place), **(environment or {})},
+            forked=False,
+        )
         self.moved_ms = 0
 
     @property

@@ -8,7 +8,9 @@ _SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(1 << 63), (1 << 64) - 1),
-    st.sampled_from([-129, -128, -33, -32, -1, 127, 128, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32]),
+    st.sampled_from(
+        [-129, -128, -33, -32, -1, 127, 128, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32]
+    ),
     st.floats(),
     st.text(max_size=5),
     st.builds(lambda n: "x" * n, _LENGTHS),

@@ -1,6 +1,7 @@
 """The audit once more, in plain Python: slow, small, and obviously right. Spark must say the same.
 
-It shares `scan.judge` and the record codec with the audit, and nothing else: no windows, no splits, no sums.
+It shares `scan.judge` and the record codec with the audit, and nothing else: no windows, no splits,
+no sums.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +18,9 @@ DELAY_TOPICS = (SCHEDULE_TOPIC, names.TIMER_TOPIC)
 
 
 class Read(NamedTuple):
-    """`damage`: (log offset, length) of every stretch that is no whole record; `ours`: log offsets of finals that we wrote."""
+    """`damage`: (log offset, length) of every stretch that is no whole record; `ours`: log offsets
+    of finals that we wrote.
+    """
 
     messages: list[StoredMessage]
     damage: list[tuple[int, int]]
@@ -25,7 +28,9 @@ class Read(NamedTuple):
 
 
 def read_log(folder: Path, *, end: int) -> Read:
-    """Every record of the segments in a folder, below `end`, byte by byte where something is wrong."""
+    """Every record of the segments in a folder, below `end`, byte by byte where something
+    is wrong.
+    """
     found = Read([], [], set())
     for path in sorted(folder.iterdir()):
         base = int(path.name)
@@ -46,7 +51,12 @@ def _read_segment(data: bytes, base: int, segment_end: int, found: Read) -> None
             return
         else:
             border = next(
-                (place for place in range(at + 1, len(data)) if _is_border(data, place, base, segment_end)), len(data)
+                (
+                    place
+                    for place in range(at + 1, len(data))
+                    if _is_border(data, place, base, segment_end)
+                ),
+                len(data),
             )
             _read_damaged(data, at, border, base, found)
             at = border
@@ -56,7 +66,9 @@ def _is_border(data: bytes, at: int, base: int, segment_end: int) -> bool:
     if data[at + 4 : at + 5] != b"\xda":
         return False
     step = scan.judge(data, at, base, segment_end=segment_end)
-    return isinstance(step, scan.Unit) and (step.item is None or step.item.first_offset == base + at)
+    return isinstance(step, scan.Unit) and (
+        step.item is None or step.item.first_offset == base + at
+    )
 
 
 def _read_damaged(data: bytes, begin: int, end: int, base: int, found: Read) -> None:
@@ -72,7 +84,8 @@ def _read_damaged(data: bytes, begin: int, end: int, base: int, found: Read) -> 
     kept = []
     for of_unit in {its for *_, its in whole}:
         mine = [(place, length) for place, length, its in whole if its == of_unit]
-        if len(mine) < of_unit.record_count or mine[0][0] != of_unit.first_offset - base:  # or copies that a broker made
+        # or copies that a broker made
+        if len(mine) < of_unit.record_count or mine[0][0] != of_unit.first_offset - base:
             kept += mine
     at = begin
     for place, length in sorted(kept):
@@ -89,7 +102,9 @@ def _length_if_whole(data: bytes, at: int, base: int) -> int:
         record = records.decode(data, at)
     except DamagedRecord:
         return 0
-    is_whole = record.physical_offset == base + at and records.body_crc(record.body) == record.body_crc
+    is_whole = (
+        record.physical_offset == base + at and records.body_crc(record.body) == record.body_crc
+    )
     return records.start(data, at)[0] if is_whole else 0
 
 
@@ -110,7 +125,8 @@ def _add(data: bytes, at: int, length: int, found: Read) -> None:
         found.ours.add(record.physical_offset)
 
 
-# ------------------------------------------------------------------------------------------------------------- verdicts
+# --------------------------------------------------------------------------------------------------
+# verdicts
 
 
 class Transaction:
@@ -119,7 +135,8 @@ class Transaction:
     def __init__(self) -> None:
         self.halves: list[StoredMessage] = []
         self.finals: list[StoredMessage] = []  # in their real topics, or waiting for their time
-        self.again: list[StoredMessage] = []  # copies of those that wait, stored before their segment went
+        # copies of those that wait, stored before their segment went
+        self.again: list[StoredMessage] = []
         self.deliveries: list[StoredMessage] = []  # of those that waited
         self.decisions: list[tuple[int, str | None]] = []  # log offset, what was decided
         self.named: list[int] = []  # the numbers of halves that ops name
@@ -132,13 +149,21 @@ def verdicts(read: Read, *, log_begin: int = 0) -> dict[str, str]:
     transactions = collect(read.messages)
     numbers = [half.queue_offset for one in transactions.values() for half in one.halves]
     first_number = min(numbers, default=None)
-    return {key: verdict(one, log_begin, first_number, read.ours) for key, one in transactions.items()}
+    return {
+        key: verdict(one, log_begin, first_number, read.ours) for key, one in transactions.items()
+    }
 
 
 def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
     found: dict[str, Transaction] = defaultdict(Transaction)
-    of_half = {one.queue_offset: _id(one) for one in messages if one.queue.topic == names.HALF_TOPIC}
-    begins = {half.message_id for half in messages if half.queue.topic == names.HALF_TOPIC and half.log_offset == 0}
+    of_half = {
+        one.queue_offset: _id(one) for one in messages if one.queue.topic == names.HALF_TOPIC
+    }
+    begins = {
+        half.message_id
+        for half in messages
+        if half.queue.topic == names.HALF_TOPIC and half.log_offset == 0
+    }
     for message in messages:
         topic, real_topic = message.queue.topic, message.system.get(properties.REAL_TOPIC, "")
         own_id = message.system.get(properties.TRANSACTION_ID)
@@ -151,7 +176,9 @@ def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
                 found[key].decisions.append((message.log_offset or 0, None))
                 found[key].named.append(number)
             if own_id is not None:
-                found[own_id].decisions.append((message.log_offset or 0, message.system.get("__decision")))
+                found[own_id].decisions.append(
+                    (message.log_offset or 0, message.system.get("__decision"))
+                )
                 found[own_id].named.extend(halves)
         elif topic == names.HELD_TOPIC:
             found[_id(message)].held.append(message.log_offset or 0)
@@ -160,7 +187,9 @@ def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
                 found[own_id or ""].resumed.append(message.log_offset or 0)
             else:
                 found.setdefault(own_id or "", Transaction())  # that there was one, is all it says
-        elif topic.startswith(("%RETRY%", "%DLQ%")) or (topic in DELAY_TOPICS and real_topic.startswith("%RETRY%")):
+        elif topic.startswith(("%RETRY%", "%DLQ%")) or (
+            topic in DELAY_TOPICS and real_topic.startswith("%RETRY%")
+        ):
             if own_id is not None:
                 found.setdefault(own_id, Transaction())
         elif message.transaction is TransactionBits.COMMIT:
@@ -168,7 +197,11 @@ def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
                 found[_id(message)].again.append(message)
                 continue
             is_delivery = properties.SCHEDULE_ID in message.system and topic not in DELAY_TOPICS
-            names_none = message.prepared_log_offset == 0 and message.message_id not in begins and topic not in DELAY_TOPICS
+            names_none = (
+                message.prepared_log_offset == 0
+                and message.message_id not in begins
+                and topic not in DELAY_TOPICS
+            )
             one = found[_id(message)]
             (one.deliveries if is_delivery or names_none else one.finals).append(message)
     found.pop("", None)
@@ -183,17 +216,25 @@ def verdict(one: Transaction, log_begin: int, first_number: int | None, ours: se
     said = {decision for _, decision in one.decisions}
     published = one.finals + one.deliveries
     if not one.halves:
-        return "unverifiable_retention" if _began_before(one, log_begin, first_number) else "op_without_half"
+        return (
+            "unverifiable_retention"
+            if _began_before(one, log_begin, first_number)
+            else "op_without_half"
+        )
     if "rollback" in said and published:
         return "rolled_back_but_delivered"
-    moments = [offset for offset, _ in one.decisions] + [final.log_offset or 0 for final in one.finals + _unnamed(one)]
+    moments = [offset for offset, _ in one.decisions] + [
+        final.log_offset or 0 for final in one.finals + _unnamed(one)
+    ]
     is_late = bool(one.held) and bool(moments) and min(moments) > min(one.held)
     if "commit" in said or (published and not is_published_undecided(one, ours)):
         messages = {half.message_id for half in one.halves}
         finals = Counter(final.message_id for final in one.finals)
         if not messages <= finals.keys():
             return "final_missing"
-        waits = Counter(final.message_id for final in one.finals if final.queue.topic in DELAY_TOPICS)
+        waits = Counter(
+            final.message_id for final in one.finals if final.queue.topic in DELAY_TOPICS
+        )
         delivered = Counter(delivery.message_id for delivery in one.deliveries)
         if any(finals[each] - waits[each] + bool(waits[each]) > 1 for each in finals):
             return "committed_duplicated"
@@ -202,22 +243,38 @@ def verdict(one: Transaction, log_begin: int, first_number: int | None, ours: se
         return "resolved_late" if is_late else "committed_once"
     if said:
         return "resolved_late" if is_late else "rolled_back_clean"
-    return "undecided_held" if one.held and max(one.held) > max(one.resumed, default=-1) else "undecided"
+    return (
+        "undecided_held"
+        if one.held and max(one.held) > max(one.resumed, default=-1)
+        else "undecided"
+    )
 
 
 def is_published_undecided(one: Transaction, ours: set[int]) -> bool:
-    """This service writes a final and its op together; a broker may have come no further than the final."""
-    return bool(one.halves) and not one.decisions and any(final.log_offset in ours for final in one.finals + _unnamed(one))
+    """This service writes a final and its op together; a broker may have come no further than the
+    final.
+    """
+    return (
+        bool(one.halves)
+        and not one.decisions
+        and any(final.log_offset in ours for final in one.finals + _unnamed(one))
+    )
 
 
 def _unnamed(one: Transaction) -> list[StoredMessage]:
-    return [delivery for delivery in one.deliveries if properties.SCHEDULE_ID not in delivery.system]
+    return [
+        delivery for delivery in one.deliveries if properties.SCHEDULE_ID not in delivery.system
+    ]
 
 
 def _began_before(one: Transaction, log_begin: int, first_number: int | None) -> bool:
     if log_begin == 0:
         return False
-    prepared = [final.prepared_log_offset for final in one.finals + one.again + one.deliveries if final.prepared_log_offset]
+    prepared = [
+        final.prepared_log_offset
+        for final in one.finals + one.again + one.deliveries
+        if final.prepared_log_offset
+    ]
     if prepared:
         return min(prepared) < log_begin
     if one.named:

@@ -1,4 +1,6 @@
-"""A log in which everything that can have become of a transaction stands so many times, and the truth about it."""
+"""A log in which everything that can have become of a transaction stands so many times, and the
+truth about it.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,9 @@ def changed(message: Message, **fields: object) -> Message:
 def _delayed(shop: Transactions, halves: Begun) -> list[Message]:
     """The finals as they lie in the delay topic."""
     return [
-        scheduled_message.put_off(scheduled_message.with_delay(final, delay_ms=5_000), shop.log.now_ms)
+        scheduled_message.put_off(
+            scheduled_message.with_delay(final, delay_ms=5_000), shop.log.now_ms
+        )
         for final in shop.finals(halves)
     ]
 
@@ -39,7 +43,9 @@ def _commit_delayed(shop: Transactions, halves: Begun, deliveries: int = 1) -> N
         _deliver(shop, waiting)
 
 
-def _hold_then(decide: Callable[[Transactions, Begun], None]) -> Callable[[Transactions, Begun], None]:
+def _hold_then(
+    decide: Callable[[Transactions, Begun], None],
+) -> Callable[[Transactions, Begun], None]:
     def both(shop: Transactions, halves: Begun) -> None:
         shop.hold(halves)
         decide(shop, halves)
@@ -104,16 +110,22 @@ def _final_alone(shop: Transactions, halves: Begun) -> None:
 def _foreign_id(shop: Transactions, halves: Begun) -> None:
     """In the last final's place stands another message, which nobody began."""
     finals = shop.finals(halves)
-    shop.commit(halves, [*finals[:-1], changed(finals[-1], message_id=f"msg_foreign_{shop.log.end}")])
+    shop.commit(
+        halves, [*finals[:-1], changed(finals[-1], message_id=f"msg_foreign_{shop.log.end}")]
+    )
 
 
 def _put_back_again(shop: Transactions, halves: Begun) -> None:
-    """Those that wait, stored again before retention drops the segment they wait in; it has not gone yet."""
+    """Those that wait, stored again before retention drops the segment they wait in; it has not
+    gone yet.
+    """
     waiting = _delayed(shop, halves)
     shop.commit(halves, waiting)
     for message in waiting:
         waited = stored(message, queue_offset=0, stored_at_ms=shop.log.now_ms, log_offset=0)
-        shop.log.append(scheduled_message.put_back(waited, shop.log.now_ms, scheduled_message.SoFar(revision=2)))
+        shop.log.append(
+            scheduled_message.put_back(waited, shop.log.now_ms, scheduled_message.SoFar(revision=2))
+        )
 
 
 def _half_again(shop: Transactions, halves: Begun) -> None:
@@ -127,7 +139,13 @@ def _alter(shop: Transactions, halves: Begun) -> None:
 
 
 def _name_another(shop: Transactions, halves: Begun) -> None:
-    shop.commit(halves, [changed(final, prepared_log_offset=final.prepared_log_offset + 8) for final in shop.finals(halves)])
+    shop.commit(
+        halves,
+        [
+            changed(final, prepared_log_offset=final.prepared_log_offset + 8)
+            for final in shop.finals(halves)
+        ],
+    )
 
 
 # name -> (verdict, what is done after the begin). Each stands with one message and with three.
@@ -137,7 +155,10 @@ FATES: dict[str, tuple[str, Callable[[Transactions, Begun], None]]] = {
     "half_again": ("committed_once", _half_again),
     "delayed": ("committed_once", _commit_delayed),
     "delayed_still": ("committed_once", lambda shop, halves: _commit_delayed(shop, halves, 0)),
-    "resumed_committed": ("resolved_late", lambda shop, halves: (_resume(shop, halves), shop.commit(halves))),
+    "resumed_committed": (
+        "resolved_late",
+        lambda shop, halves: (_resume(shop, halves), shop.commit(halves)),
+    ),
     "rolled_back": ("rolled_back_clean", _roll_back),
     "undecided": ("undecided", _nothing),
     "final_alone": ("undecided", _final_alone),
@@ -147,7 +168,10 @@ FATES: dict[str, tuple[str, Callable[[Transactions, Begun], None]]] = {
     "late_back": ("resolved_late", _hold_then(_roll_back)),
     "again": ("committed_duplicated", _commit_and_again),
     "twice": ("committed_duplicated", _commit_twice),
-    "delivered_twice": ("committed_duplicated", lambda shop, halves: _commit_delayed(shop, halves, 2)),
+    "delivered_twice": (
+        "committed_duplicated",
+        lambda shop, halves: _commit_delayed(shop, halves, 2),
+    ),
     "twice_and_never": ("final_missing", _one_message_twice_another_never),
     "often_and_never": ("final_missing", _one_message_often_another_never),
     "missing": ("final_missing", _commit_without),
@@ -157,7 +181,11 @@ FATES: dict[str, tuple[str, Callable[[Transactions, Begun], None]]] = {
     "altered": ("committed_once", _alter),
     "wrong_half": ("committed_once", _name_another),
 }
-FLAGGED = {"altered": "altered", "wrong_half": "wrong_half", "final_alone": "undecided_but_published"}
+FLAGGED = {
+    "altered": "altered",
+    "wrong_half": "wrong_half",
+    "final_alone": "undecided_but_published",
+}
 
 
 def plant(
@@ -166,8 +194,16 @@ def plant(
     """The log, closed, and the verdict of every transaction in it."""
     randomness = Random(seed)
     log = WrittenLog(root, segment_bytes=segment_bytes, first_offset=first_offset)
-    shops = [Transactions(log, topic="orders", group="shop"), Transactions(log, topic="emails", group="mailer")]
-    plan = [(f"{name}.{count}.{number}", name, count) for name in FATES for count in (1, 3) for number in range(times)]
+    shops = [
+        Transactions(log, topic="orders", group="shop"),
+        Transactions(log, topic="emails", group="mailer"),
+    ]
+    plan = [
+        (f"{name}.{count}.{number}", name, count)
+        for name in FATES
+        for count in (1, 3)
+        for number in range(times)
+    ]
     randomness.shuffle(plan)
     truth: dict[str, str] = {}
     begun: list[tuple[str, str, Transactions, Begun]] = []
@@ -192,19 +228,38 @@ def _meet_fate(one: tuple[str, str, Transactions, Begun]) -> None:
 
 
 def _without_halves(log: WrittenLog, shop: Transactions, number: int) -> dict[str, str]:
-    """Decisions about what was never stored here. Where the log begins later than at 0, some lie before its beginning."""
+    """Decisions about what was never stored here.
+
+    Where the log begins later than at 0, some lie before its beginning.
+    """
     gone = "unverifiable_retention" if log.first_offset else "op_without_half"
     elsewhere = shop.log.now_ms  # an offset that no half has
     stray = [
-        changed(half, log_offset=log.end - 8, queue_offset=elsewhere + number) for half in shop.unstored(f"stray.{number}")
+        changed(half, log_offset=log.end - 8, queue_offset=elsewhere + number)
+        for half in shop.unstored(f"stray.{number}")
     ]
     shop.commit(stray)
-    back = [changed(half, queue_offset=elsewhere + number) for half in shop.unstored(f"stray_back.{number}")]
+    back = [
+        changed(half, queue_offset=elsewhere + number)
+        for half in shop.unstored(f"stray_back.{number}")
+    ]
     shop.roll_back(back)
-    old = [changed(half, log_offset=max(log.first_offset - 800, 8), queue_offset=0) for half in shop.unstored(f"old.{number}")]
+    old = [
+        changed(half, log_offset=max(log.first_offset - 800, 8), queue_offset=0)
+        for half in shop.unstored(f"old.{number}")
+    ]
     shop.commit(old)
-    return {f"stray.{number}": "op_without_half", f"stray_back.{number}": "op_without_half", f"old.{number}": gone}
+    return {
+        f"stray.{number}": "op_without_half",
+        f"stray_back.{number}": "op_without_half",
+        f"old.{number}": gone,
+    }
 
 
 def _plain(name: str) -> Message:
-    return Message(queue=QueueId("orders", 0), message_id=f"msg_plain_{name}", body=b"plain", born_at_ms=1_700_000_000_000)
+    return Message(
+        queue=QueueId("orders", 0),
+        message_id=f"msg_plain_{name}",
+        body=b"plain",
+        born_at_ms=1_700_000_000_000,
+    )

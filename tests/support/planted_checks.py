@@ -1,4 +1,6 @@
-"""A store in which everything that the checks can find stands so many times, among traffic in which nothing is wrong."""
+"""A store in which everything that the checks can find stands so many times, among traffic in which
+nothing is wrong.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -55,12 +57,17 @@ class Story:
             key=f"k{number}",
         )
         if delay:
-            message = scheduled_message.put_off(scheduled_message.with_delay(message, **delay), self.log.now_ms)
+            message = scheduled_message.put_off(
+                scheduled_message.with_delay(message, **delay), self.log.now_ms
+            )
         return self.log.append(message)[0]
 
-    # ------------------------------------------------------------------------------------------------------------ delays
+    # ----------------------------------------------------------------------------------------------
+    # delays
 
-    def deliver(self, waiting: StoredMessage, *, comes: bool = True, revision: int = 1) -> StoredMessage | None:
+    def deliver(
+        self, waiting: StoredMessage, *, comes: bool = True, revision: int = 1
+    ) -> StoredMessage | None:
         entry = scheduled_message.entry_of(waiting)
         mark = marks.encode(marks.Delivered(entries=(entry,)), now_ms=self.log.now_ms)
         come = [scheduled_message.unwrap(waiting)] if comes else []
@@ -72,7 +79,8 @@ class Story:
     def wait_for(self, waiting: StoredMessage, *, more_ms: int = 5) -> None:
         self.log.now_ms = max(self.log.now_ms, scheduled_message.due_ms_of(waiting) + more_ms)
 
-    # ------------------------------------------------------------------------------------------------------------ leases
+    # ----------------------------------------------------------------------------------------------
+    # leases
 
     def tell(self, event: AnyLeaseEvent, *messages: Message) -> list[StoredMessage]:
         return self.log.append(*messages, events.event_message(event, now_ms=self.log.now_ms))
@@ -81,12 +89,20 @@ class Story:
         lease = next(self._numbers)
         run = LeasedRun(*message.queue, message.queue_offset, 1, attempt)
         until_ms = self.log.now_ms + LEASE_MS
-        self.tell(events.Leased(group=GROUP, lease=lease, until_ms=until_ms, lease_ms=LEASE_MS, runs=[run]))
+        self.tell(
+            events.Leased(
+                group=GROUP, lease=lease, until_ms=until_ms, lease_ms=LEASE_MS, runs=[run]
+            )
+        )
         return lease
 
     def skip(self, first: StoredMessage, last: StoredMessage) -> None:
         count = last.queue_offset - first.queue_offset + 1
-        self.tell(events.Skipped(group=GROUP, runs=[events.Skip(*first.queue, first.queue_offset, count, "lag")]))
+        self.tell(
+            events.Skipped(
+                group=GROUP, runs=[events.Skip(*first.queue, first.queue_offset, count, "lag")]
+            )
+        )
 
     def run_of(self, message: StoredMessage, lease: int) -> list[Run]:
         return [Run(*message.queue, message.queue_offset, 1, lease)]
@@ -94,18 +110,25 @@ class Story:
     def ack(self, message: StoredMessage, lease: int) -> None:
         self.tell(events.Acked(group=GROUP, runs=self.run_of(message, lease)))
 
-    def put_off(self, message: StoredMessage, lease: int, attempt: int, *, is_stored: bool = True) -> StoredMessage:
+    def put_off(
+        self, message: StoredMessage, lease: int, attempt: int, *, is_stored: bool = True
+    ) -> StoredMessage:
         copy = retry_message.retry_copy(message, GROUP, attempts=attempt, generation=0)
-        waiting = scheduled_message.put_off(scheduled_message.with_delay(copy, delay_ms=10_000, again=True), self.log.now_ms)
+        waiting = scheduled_message.put_off(
+            scheduled_message.with_delay(copy, delay_ms=10_000, again=True), self.log.now_ms
+        )
         event = events.Retried(group=GROUP, runs=self.run_of(message, lease), waiting={})
         return self.tell(event, *([waiting] if is_stored else []))[0]
 
-    def bury(self, message: StoredMessage, lease: int, attempt: int, *, is_stored: bool = True) -> StoredMessage:
+    def bury(
+        self, message: StoredMessage, lease: int, attempt: int, *, is_stored: bool = True
+    ) -> StoredMessage:
         copy = retry_message.dead_letter_copy(message, GROUP, attempts=attempt, reason="bad")
         event = events.DeadLettered(group=GROUP, runs=self.run_of(message, lease))
         return self.tell(event, *([copy] if is_stored else []))[0]
 
-    # --------------------------------------------------------------------------------------------------------- positions
+    # ----------------------------------------------------------------------------------------------
+    # positions
 
     def reader(self) -> str:
         """A group of its own."""
@@ -113,10 +136,13 @@ class Story:
 
     def commit(self, group: str, queue: QueueId, queue_offset: int) -> None:
         message_id = f"msg_o{next(self._numbers)}"
-        told = group_offsets.commit_message(group, queue, queue_offset, message_id=message_id, now_ms=self.log.now_ms)
+        told = group_offsets.commit_message(
+            group, queue, queue_offset, message_id=message_id, now_ms=self.log.now_ms
+        )
         self.log.append(told)
 
-    # ------------------------------------------------------------------------------------------------------ transactions
+    # ----------------------------------------------------------------------------------------------
+    # transactions
 
     def begin(self) -> tuple[Transactions, list[StoredMessage]]:
         shop = Transactions(self.log)
@@ -126,13 +152,22 @@ class Story:
         for _ in range(times):
             self.pass_ms(POLICY.interval_ms)
             given = {"transaction_id": half_message.transaction_id_of(halves[0]), "revision": 2}
-            self.check(AnsweredUnknown(**given, check_number=1, next_check_at_ms=self.log.now_ms + POLICY.interval_ms))
+            self.check(
+                AnsweredUnknown(
+                    **given, check_number=1, next_check_at_ms=self.log.now_ms + POLICY.interval_ms
+                )
+            )
 
     def check(self, event: half_message.AnyCheckEvent) -> None:
-        self.log.append(half_message.check_message(event, message_id=f"msg_c{next(self._numbers)}", now_ms=self.log.now_ms))
+        self.log.append(
+            half_message.check_message(
+                event, message_id=f"msg_c{next(self._numbers)}", now_ms=self.log.now_ms
+            )
+        )
 
 
-# ------------------------------------------------------------------------------------------------- where nothing is wrong
+# -------------------------------------------------------------------------------------------------
+# where nothing is wrong
 
 
 def _delays(story: Story) -> None:
@@ -149,7 +184,9 @@ def _delays(story: Story) -> None:
     later = marks.Delivered(entries=(marks.next_entry(entry, story.log.now_ms - 100),))
     story.mark(later, scheduled_message.unwrap(moved))
     entry = scheduled_message.entry_of(put_back)
-    copy = scheduled_message.put_back(put_back, story.log.now_ms + 2_000, scheduled_message.SoFar(revision=2))
+    copy = scheduled_message.put_back(
+        put_back, story.log.now_ms + 2_000, scheduled_message.SoFar(revision=2)
+    )
     again = story.mark(marks.PutBack(entries=(entry,)), copy)[0]
     story.wait_for(again)
     story.deliver(again)
@@ -184,7 +221,11 @@ def _dead_letters(story: Story) -> None:
     dead = story.bury(back, story.lease(back, attempt=2), 2)
     copy = retry_message.retry_copy(dead, GROUP, attempts=0, generation=0)
     redriven = events.Redriven(
-        group=GROUP, task_id="task_1", offsets=[dead.queue_offset], message_ids=[dead.message_id], waiting={}
+        group=GROUP,
+        task_id="task_1",
+        offsets=[dead.queue_offset],
+        message_ids=[dead.message_id],
+        waiting={},
     )
     again = story.tell(redriven, copy)[0]
     story.ack(again, story.lease(again, attempt=1))
@@ -199,7 +240,10 @@ def _reset(story: Story) -> None:
 
 
 def _skips(story: Story) -> None:
-    """The run has a message in its midst that was given once: it comes until it is settled. A reset brings the others, too."""
+    """The run has a message in its midst that was given once: it comes until it is settled.
+
+    A reset brings the others, too.
+    """
     first, given, last = (story.send(_QUEUES[0]) for _ in range(3))
     lease = story.lease(given)
     story.pass_ms(LEASE_MS + 5)
@@ -227,7 +271,9 @@ def _transactions(story: Story) -> None:
     decide_by_check(shop, halves)
     shop, halves = story.begin()
     given = {"transaction_id": half_message.transaction_id_of(halves[0]), "revision": 2}
-    story.check(CheckFailed(**given, check_number=1, asked_at_ms=story.log.now_ms, why="timeout", detail=""))
+    story.check(
+        CheckFailed(**given, check_number=1, asked_at_ms=story.log.now_ms, why="timeout", detail="")
+    )
     story.answer(halves, POLICY.max_answers)
     shop.hold(halves)
     shop.resume(halves)
@@ -249,10 +295,19 @@ def decide_by_check(shop: Transactions, halves: list[StoredMessage]) -> None:
     shop.log.append(*shop.finals(halves), half_message.op_message(op))
 
 
-CLEAN: tuple[Callable[[Story], None], ...] = (_delays, _leases, _dead_letters, _reset, _skips, _commits, _transactions)
+CLEAN: tuple[Callable[[Story], None], ...] = (
+    _delays,
+    _leases,
+    _dead_letters,
+    _reset,
+    _skips,
+    _commits,
+    _transactions,
+)
 
 
-# ----------------------------------------------------------------------------------------------------- what can go wrong
+# --------------------------------------------------------------------------------------------------
+# what can go wrong
 
 
 def _early(story: Story) -> None:
@@ -382,7 +437,9 @@ def _committed_in_no_queue(story: Story) -> None:
 
 def _reset_beyond(story: Story) -> None:
     position = events.Position("orders", 0, _BEYOND)
-    story.tell(events.Reset(group=story.reader(), positions=[position], generation=1, ends_retries=False))
+    story.tell(
+        events.Reset(group=story.reader(), positions=[position], generation=1, ends_retries=False)
+    )
 
 
 def _half_without_topic(story: Story) -> None:
@@ -393,7 +450,9 @@ def _half_without_topic(story: Story) -> None:
 
 def _half_in_another_queue(story: Story) -> None:
     _, (half,) = story.begin()
-    story.log.append(changed(half, queue=QueueId(names.HALF_TOPIC, 1), message_id=f"{half.message_id}_again"))
+    story.log.append(
+        changed(half, queue=QueueId(names.HALF_TOPIC, 1), message_id=f"{half.message_id}_again")
+    )
 
 
 def _stored_again(story: Story) -> None:
@@ -431,7 +490,8 @@ WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
 }
 # Of these only the derived files are spoiled; how many are, of each store.
 SPOILED = {
-    "queue_entry_missing": 3, "queue_entry_wrong": 2, "key_missing": 3, "key_entry_wrong": 3, "key_unreachable": 1,
+    "queue_entry_missing": 3, "queue_entry_wrong": 2, "key_missing": 3, "key_entry_wrong": 3,
+    "key_unreachable": 1,
     "checkpoint_ahead": 2, "delay_position_outside": 3,
 }  # fmt: skip
 
@@ -443,7 +503,9 @@ def plant(
     randomness = Random(seed)
     log = WrittenLog(root, segment_bytes=1 << 16)
     story = Story(log, randomness)
-    plan: list[tuple[str | None, Callable[[Story], None]]] = [(None, part) for part in CLEAN for _ in range(times)]
+    plan: list[tuple[str | None, Callable[[Story], None]]] = [
+        (None, part) for part in CLEAN for _ in range(times)
+    ]
     if not is_clean:
         # Not as many of each, so that none is taken for another.
         ways = [(kind, way) for kind, several in WRONG.items() for way in several]
@@ -461,14 +523,21 @@ def plant(
     _derive(log)
     _write_delay_progress(log, beyond=0 if is_clean else 1)
     if not is_clean:
-        write_checkpoint(root, log.end, stored_ms=log.stored_ms, index_ms=log.stored_ms + 1, confirm_offset=log.end + 8)
+        write_checkpoint(
+            root,
+            log.end,
+            stored_ms=log.stored_ms,
+            index_ms=log.stored_ms + 1,
+            confirm_offset=log.end + 8,
+        )
         _spoil_queues(log)
         _spoil_index(log)
         story.planted.update(SPOILED)
     return root, story.planted
 
 
-# ---------------------------------------------------------------------------------------------------------- derived files
+# --------------------------------------------------------------------------------------------------
+# derived files
 
 
 def _derive(log: WrittenLog) -> None:
@@ -495,15 +564,23 @@ def _derive(log: WrittenLog) -> None:
 
 
 def _write_delay_progress(log: WrittenLog, *, beyond: int) -> None:
-    """Everything that waited is done with; or `beyond` so many more, in two levels and of the timers."""
-    ends = {queue.number + 1: end for queue, end in log.queue_ends.items() if queue.topic == SCHEDULE_TOPIC}
+    """Everything that waited is done with; or `beyond` so many more, in two levels and of the
+    timers.
+    """
+    ends = {
+        queue.number + 1: end
+        for queue, end in log.queue_ends.items()
+        if queue.topic == SCHEDULE_TOPIC
+    }
     levels = {level: end + beyond for level, end in ends.items()}
     assert len(levels) == 2
     timers = log.queue_ends[QueueId(names.TIMER_TOPIC, 0)] + beyond
     (log.root / "config").mkdir()
     raw = delay_progress.encode_levels(LevelOffsets(levels, 1, is_ours=True), now_ms=log.now_ms)
     (log.root / "config" / "delayOffset.json").write_bytes(raw)
-    (log.root / "config" / "timercheck").write_bytes(delay_progress.encode_timercheck(timers, counter=1, now_ms=log.now_ms))
+    (log.root / "config" / "timercheck").write_bytes(
+        delay_progress.encode_timercheck(timers, counter=1, now_ms=log.now_ms)
+    )
 
 
 def _write_index(path: Path, keys: list[tuple[str, StoredMessage]]) -> None:
@@ -513,13 +590,20 @@ def _write_index(path: Path, keys: list[tuple[str, StoredMessage]]) -> None:
     begin_ms = keys[0][1].stored_at_ms
     for number, (key_hash, (_, message)) in enumerate(zip(hashes.tolist(), keys, strict=True), 1):
         slot = key_hash % _SLOTS
-        entries[number] = (key_hash, message.log_offset, (message.stored_at_ms - begin_ms) // 1000, heads[slot])
+        entries[number] = (
+            key_hash,
+            message.log_offset,
+            (message.stored_at_ms - begin_ms) // 1000,
+            heads[slot],
+        )
         heads[slot] = number
     first, last = keys[0][1], keys[-1][1]
     assert first.log_offset is not None
     assert last.log_offset is not None
     used = int(np.count_nonzero(heads))
-    header = Header(begin_ms, last.stored_at_ms, first.log_offset, last.log_offset, used, len(entries))
+    header = Header(
+        begin_ms, last.stored_at_ms, first.log_offset, last.log_offset, used, len(entries)
+    )
     raw = index_file.encode_header(header) + heads.tobytes() + entries.tobytes()
     path.parent.mkdir()
     path.write_bytes(raw.ljust(index_file.file_bytes(_SLOTS, _ENTRIES), b"\0"))
@@ -529,7 +613,11 @@ def _spoil_queues(log: WrittenLog) -> None:
     """In the middle of a queue: some entries are gone, others point elsewhere."""
     path = log.root / "consumequeue" / "orders" / "0" / names.file_name(0)
     entries = bytearray(path.read_bytes())
-    places = [at for at in range(40, len(entries), queue_entry.ENTRY_BYTES) if any(entries[at : at + queue_entry.ENTRY_BYTES])]
+    places = [
+        at
+        for at in range(40, len(entries), queue_entry.ENTRY_BYTES)
+        if any(entries[at : at + queue_entry.ENTRY_BYTES])
+    ]
     gone, moved = SPOILED["queue_entry_missing"], SPOILED["queue_entry_wrong"]
     for at in places[:gone]:
         entries[at : at + queue_entry.ENTRY_BYTES] = bytes(queue_entry.ENTRY_BYTES)

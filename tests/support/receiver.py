@@ -1,4 +1,6 @@
-"""A producer's endpoint: a real HTTP server on loopback that answers checks as it is told and remembers what it was asked."""
+"""A producer's endpoint: a real HTTP server on loopback that answers checks as it is told and
+remembers what it was asked.
+"""
 
 import json
 import threading
@@ -44,7 +46,11 @@ def decide(decision: str, **fields: Any) -> Said:
 def ask_no_more(api: httpx.Client, producer_group: str) -> None:
     """End the checks by webhook of a group: what is left of it waits to be polled."""
     path = f"/v1/producer-groups/{producer_group}"
-    ok(api.put(path, json={"check_mode": "poll"}, headers={"If-Match": api.get(path).headers["etag"]}))
+    ok(
+        api.put(
+            path, json={"check_mode": "poll"}, headers={"If-Match": api.get(path).headers["etag"]}
+        )
+    )
 
 
 class Receiver:
@@ -58,7 +64,9 @@ class Receiver:
         self._news = threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -76,12 +84,16 @@ class Receiver:
     def wait_for(self, count: int) -> list[Request]:
         """The requests, once there are so many."""
         with self._news:
-            assert self._news.wait_for(lambda: len(self.requests) >= count, WAIT_SECONDS), f"{len(self.requests)} requests came"
+            assert self._news.wait_for(lambda: len(self.requests) >= count, WAIT_SECONDS), (
+                f"{len(self.requests)} requests came"
+            )
             return list(self.requests)
 
     def wait_under_way(self, count: int) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: self.under_way >= count, WAIT_SECONDS), f"{self.under_way} are under way"
+            assert self._news.wait_for(lambda: self.under_way >= count, WAIT_SECONDS), (
+                f"{self.under_way} are under way"
+            )
 
     def answer(self, request: Request) -> Said:
         with self._news:

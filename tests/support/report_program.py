@@ -1,6 +1,8 @@
-"""Stands in for `escrowmq audit run` where a test needs a report and not an audit: it writes what it is told to, at once.
+"""Stands in for `escrowmq audit run` where a test needs a report and not an audit: it writes what
+it is told to, at once.
 
-The producer group of the report says what it does: `fails`, `hangs`, anything else is written about.
+The producer group of the report says what it does: `fails`, `hangs`, anything else is written
+about.
 """
 
 import argparse
@@ -13,11 +15,15 @@ from pathlib import Path
 PATIENCE_SECONDS = 240
 
 FINDINGS = [
-    {"verdict": "final_missing", "transaction_id": "txn_1", "producer_group": "shop", "altered": False, "wrong_half": True,
+    {"verdict": "final_missing", "transaction_id": "txn_1", "producer_group": "shop",
+    "altered": False, "wrong_half": True,
      "undecided_but_published": False, "records_omitted": 0,
-     "records": [{"kind": "half", "log_offset": 0, "bytes": 300, "crc": "0a0b0c0d", "at": "2026-03-01T00:00:00.000Z",
-                  "topic": "RMQ_SYS_TRANS_HALF_TOPIC", "queue_id": 0, "queue_offset": 0, "message_id": "msg_1"}]},
-    {"verdict": "damaged", "segment": "00000000000000000000", "log_offset": 600, "bytes": 8, "reason": "its checksum is wrong"},
+     "records": [{"kind": "half", "log_offset": 0, "bytes": 300, "crc": "0a0b0c0d",
+     "at": "2026-03-01T00:00:00.000Z",
+                  "topic": "RMQ_SYS_TRANS_HALF_TOPIC", "queue_id": 0, "queue_offset": 0,
+                  "message_id": "msg_1"}]},
+    {"verdict": "damaged", "segment": "00000000000000000000", "log_offset": 600, "bytes": 8,
+    "reason": "its checksum is wrong"},
     {"verdict": "final_missing", "transaction_id": "=cmd()", "altered": True, "wrong_half": False,
      "undecided_but_published": False, "records": [], "records_omitted": 0},
     {"verdict": "queue_gap", "check": "queues", "log_offset": 700,
@@ -70,13 +76,17 @@ def main() -> None:
         "verdicts": {"committed_once": 1, "final_missing": 2},
         "balanced": True,
         "flags": {"altered": 1, "wrong_half": 1, "undecided_but_published": 0},
-        "findings": {"total": len(items), "by_verdict": {"final_missing": 2, "damaged": 1}, "items": items, "omitted": 0},
+        "findings": {"total": len(items), "by_verdict": {"final_missing": 2, "damaged": 1},
+        "items": items, "omitted": 0},
         **({"checks": {name: {"findings": {}} for name in checks}} if checks else {}),
-        "producer_groups": [{"producer_group": "shop", "verdicts": {"committed_once": 1, "final_missing": 2}}],
+        "producer_groups": [{"producer_group": "shop",
+        "verdicts": {"committed_once": 1, "final_missing": 2}}],
         "producer_groups_omitted": 0,
-        "log": {"begin": 0, "end": 900, "records": 5, "accounted_bytes": 900, "damaged_stretches": 1, "damaged_bytes": 8,
+        "log": {"begin": 0, "end": 900, "records": 5, "accounted_bytes": 900,
+        "damaged_stretches": 1, "damaged_bytes": 8,
                 "torn_bytes": 0},
-        "segments": {"from": "00000000000000000000", "to": "00000000000000000000", "digest": f"sha256:{'0' * 64}"},
+        "segments": {"from": "00000000000000000000", "to": "00000000000000000000",
+        "digest": f"sha256:{'0' * 64}"},
         "engine": "spark 4.3.0",
         "run": {"report_id": asked.report_id, "started_at": "2026-03-02T00:00:00.000Z",
                 "finished_at": "2026-03-02T00:00:09.000Z", "seconds": 9.0, "exit_status": 1,

@@ -33,17 +33,34 @@ class S3Server:
             taken.bind(("127.0.0.1", 0))
             self._port = taken.getsockname()[1]
             taken.listen()
-            command = [sys.executable, "-m", "tests.support.s3_server", str(taken.fileno()), str(self._notes)]
-            self._process = subprocess.Popen(command, pass_fds=[taken.fileno()], stderr=subprocess.DEVNULL)
+            command = [
+                sys.executable,
+                "-m",
+                "tests.support.s3_server",
+                str(taken.fileno()),
+                str(self._notes),
+            ]
+            self._process = subprocess.Popen(
+                command, pass_fds=[taken.fileno()], stderr=subprocess.DEVNULL
+            )
         self.filesystem = fs.S3FileSystem(
-            access_key=ACCESS_KEY, secret_key=SECRET, endpoint_override=self.address, scheme="http", allow_bucket_creation=True
+            access_key=ACCESS_KEY,
+            secret_key=SECRET,
+            endpoint_override=self.address,
+            scheme="http",
+            allow_bucket_creation=True,
         )
         self.filesystem.create_dir(BUCKET)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._process.kill()
         self._process.wait(WAIT_SECONDS)
 
@@ -63,19 +80,28 @@ class S3Server:
 
     def uri(self, path: str) -> str:
         """One that says everything, for a process whose environment says nothing."""
-        return f"s3://{ACCESS_KEY}:{SECRET}@{BUCKET}/{path}?endpoint_override={self.address}&scheme=http&region=eu-central-1"
+        return (
+            f"s3://{ACCESS_KEY}:{SECRET}@{BUCKET}/{path}?endpoint_override={self.address}&"
+            "scheme=http&region=eu-central-1"
+        )
 
     def put(self, folder: Path, path: str) -> None:
         """The files below the folder."""
         for file in folder.rglob("*"):
             if file.is_file():
-                with self.filesystem.open_output_stream(f"{BUCKET}/{path}/{file.relative_to(folder)}") as stream:
+                with self.filesystem.open_output_stream(
+                    f"{BUCKET}/{path}/{file.relative_to(folder)}"
+                ) as stream:
                     stream.write(file.read_bytes())
 
     def names(self, path: str) -> list[str]:
         """Of what lies there, at any depth."""
         found = self.filesystem.get_file_info(fs.FileSelector(f"{BUCKET}/{path}", recursive=True))
-        return sorted(info.path.removeprefix(f"{BUCKET}/{path}/") for info in found if info.type is fs.FileType.File)
+        return sorted(
+            info.path.removeprefix(f"{BUCKET}/{path}/")
+            for info in found
+            if info.type is fs.FileType.File
+        )
 
     def read(self, path: str) -> bytes:
         with self.filesystem.open_input_file(f"{BUCKET}/{path}") as file:
@@ -86,7 +112,10 @@ class S3Server:
         """Since it was last asked for."""
         lines = self._notes.read_text("utf-8").splitlines()
         self._notes.write_text("", "utf-8")
-        return [Asked(method, path, int(length)) for method, path, length in (line.split() for line in lines)]
+        return [
+            Asked(method, path, int(length))
+            for method, path, length in (line.split() for line in lines)
+        ]
 
 
 def _serve(handle: int, notes: Path) -> None:

@@ -1,4 +1,6 @@
-"""A store with a schedule service, in a simulated world: lives of one disk, each ended by a kill."""
+"""A store with a schedule service, in a simulated world: lives of one disk, each ended by a
+kill.
+"""
 
 import asyncio
 
@@ -17,13 +19,17 @@ from tests.support.simulation import World
 
 ORDERS = QueueId("orders", 0)
 EVERYTHING = {"max_messages": 5_000, "max_bytes": 1 << 30}
-OPTIONS = LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000)
+OPTIONS = LocalStoreOptions(
+    segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000
+)
 
 
 class House:
     """A store with a schedule service, in a simulated world."""
 
-    def __init__(self, world: World, store: MessageStore, service: ScheduleService, late_ms: list[int]) -> None:
+    def __init__(
+        self, world: World, store: MessageStore, service: ScheduleService, late_ms: list[int]
+    ) -> None:
         self.world = world
         self.store = store
         self.service = service
@@ -37,7 +43,10 @@ class House:
     async def put_off(self, *names: str, queue: QueueId = ORDERS, **delay: int) -> int:
         """When they are due. A schedule has the name of its message, behind `sch_`."""
         given = [
-            scheduled.put_off(scheduled.with_delay(message(name.encode(), queue=queue, message_id=name), **delay), self.now_ms)
+            scheduled.put_off(
+                scheduled.with_delay(message(name.encode(), queue=queue, message_id=name), **delay),
+                self.now_ms,
+            )
             for name in names
         ]
         places = await self.store.append(given)
@@ -55,12 +64,16 @@ class House:
     async def state(self, schedule_id: str) -> ScheduleState:
         return (await self.service.get(schedule_id)).state
 
-    async def listed(self, *states: ScheduleState, page_size: int = 100, **wanted) -> list[Schedule]:
+    async def listed(
+        self, *states: ScheduleState, page_size: int = 100, **wanted
+    ) -> list[Schedule]:
         """All pages."""
         found: list[Schedule] = []
         after: ListPosition | None = None
         while True:
-            page = await self.service.page(Wanted(states, **wanted), after=after, max_items=page_size)
+            page = await self.service.page(
+                Wanted(states, **wanted), after=after, max_items=page_size
+            )
             assert len(page.items) <= page_size
             found += page.items
             if page.end is None:
@@ -72,14 +85,19 @@ async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given
     store = await world.open_store(options)
     await store.create_topic("orders", queue_count=1)
     late_ms: list[int] = []
-    service = ScheduleService(store, world.clock, ScheduleOptions(**given), on_delivered=late_ms.extend)
+    service = ScheduleService(
+        store, world.clock, ScheduleOptions(**given), on_delivered=late_ms.extend
+    )
     house = House(world, store, service, late_ms)
     house.replayed = await service.start()
     return house
 
 
 def in_house(*lives, down_ms: int = 1, between=lambda disk: None, **given) -> SimulatedDisk:
-    """Each life on the disk that the one before it left when it was killed. `between`: done to the disk then."""
+    """Each life on the disk that the one before it left when it was killed.
+
+    `between`: done to the disk then.
+    """
 
     def leave(world: World) -> SimulatedDisk:
         disk = world.disk.after_kill()

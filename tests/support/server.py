@@ -30,8 +30,9 @@ _STOP_SECONDS = 60
 def reserved_port() -> socket.socket:
     """A port of loopback that is nobody else's while this socket is open.
 
-    It never listens: whoever asks for this very port beside it gets it (Linux; SO_REUSEADDR on both), and nobody is given it by
-    chance, neither for a server of his own nor for the near end of a connection.
+    It never listens: whoever asks for this very port beside it gets it (Linux; SO_REUSEADDR on
+    both), and nobody is given it by chance, neither for a server of his own nor for the near end of
+    a connection.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +41,10 @@ def reserved_port() -> socket.socket:
 
 
 class Server:
-    """`escrowmq serve` on loopback. Use as a context manager: whatever is left of it at the end is killed."""
+    """`escrowmq serve` on loopback.
+
+    Use as a context manager: whatever is left of it at the end is killed.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,10 @@ class Server:
         open_files: tuple[int, int] | None = None,
         forked: bool = True,
     ) -> None:
-        """`open_files`: limits of open files of the process, soft and hard. `forked`: see loaded_command.py."""
+        """`open_files`: limits of open files of the process, soft and hard.
+
+        `forked`: see loaded_command.py.
+        """
         self._forked = forked
         self._open_files = open_files
         self.data_dir = data_dir
@@ -83,17 +90,30 @@ class Server:
             self.kill()
 
     def start(self, *, until_ready: bool = True) -> None:
-        """Start the process; with `until_ready` return once it serves. Raises RuntimeError when it ends instead."""
+        """Start the process; with `until_ready` return once it serves.
+
+        Raises RuntimeError when it ends instead.
+        """
         environment = {**_clean_environment(), **_SMALL_AND_QUICK, **self._environment}
         with self.log_path.open("ab") as log:
             if self._forked:
-                module, *arguments = self.command[2:] if self.command[1] == "-m" else ["cli", *self.command[1:]]
+                module, *arguments = (
+                    self.command[2:] if self.command[1] == "-m" else ["cli", *self.command[1:]]
+                )
                 self._process = loaded_command().start(
-                    module, arguments, environment=environment, output=log.fileno(), open_files=self._open_files
+                    module,
+                    arguments,
+                    environment=environment,
+                    output=log.fileno(),
+                    open_files=self._open_files,
                 )
             else:
                 self._process = subprocess.Popen(
-                    self.command, stdout=log, stderr=log, env=environment, preexec_fn=self._set_limits
+                    self.command,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    preexec_fn=self._set_limits,
                 )
         if until_ready:
             self.wait_until_ready()
@@ -106,10 +126,13 @@ class Server:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
-                raise RuntimeError(f"the service ended with {self._process.returncode}:\n{self.log()}")
+                raise RuntimeError(
+                    f"the service ended with {self._process.returncode}:\n{self.log()}"
+                )
             if self._is_ready():
                 return
-            time.sleep(0.02)  # polling a process is the one place where a test has to wait for the clock
+            # polling a process is the one place where a test has to wait for the clock
+            time.sleep(0.02)
         raise RuntimeError(f"the service was not ready in {_START_SECONDS} s:\n{self.log()}")
 
     def _is_ready(self) -> bool:
@@ -137,7 +160,8 @@ class Server:
         return self._process.wait(_STOP_SECONDS)
 
     def client(self, **options: Any) -> httpx.Client:
-        # Nothing is encrypted, and reading the certificates that are verified by takes longer than most tests.
+        # Nothing is encrypted, and reading the certificates that are verified by takes longer than
+        # most tests.
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, **options)
 
     def log(self) -> str:

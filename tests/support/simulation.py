@@ -1,4 +1,5 @@
-"""A world that can be had again from its seed: an event loop on virtual time, lanes on it, a disk that can lose power.
+"""A world that can be had again from its seed: an event loop on virtual time, lanes on it, a disk
+that can lose power.
 
 The code under test is the real one, asyncio and all; only time, threads and the disk are ours.
 """
@@ -35,7 +36,9 @@ class _VirtualTime:
         self._loop.turns += 1
         self._turns_at_once = 0 if timeout else self._turns_at_once + 1
         if self._turns_at_once > _MOST_TURNS_AT_ONCE:
-            raise RuntimeError(f"the loop spins: {self._turns_at_once} turns, and time stands still")
+            raise RuntimeError(
+                f"the loop spins: {self._turns_at_once} turns, and time stands still"
+            )
         self._loop.now += timeout
         return []
 
@@ -78,7 +81,9 @@ class SimulatedClock:
 
 
 class SimulatedRunner:
-    """The engine's lanes: each job takes a random time, jobs of one lane one after another, nothing at the same instant."""
+    """The engine's lanes: each job takes a random time, jobs of one lane one after another, nothing
+    at the same instant.
+    """
 
     def __init__(self, loop: SimulatedLoop, randomness: Random) -> None:
         self._loop = loop
@@ -91,8 +96,16 @@ class SimulatedRunner:
     def later(self, delay_ms: int, call: Callable[[], None]) -> Timer:
         return self._loop.call_later(delay_ms / 1000, call)
 
-    def beside(self, lane: Lane, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
-        begins = max(self._loop.now, self._free_at.get(lane, 0.0)) + self._randomness.random() * 0.002
+    def beside(
+        self,
+        lane: Lane,
+        job: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        begins = (
+            max(self._loop.now, self._free_at.get(lane, 0.0)) + self._randomness.random() * 0.002
+        )
         ends = self._free_at[lane] = begins + self._randomness.random() * 0.003
 
         def run() -> None:
@@ -130,11 +143,20 @@ class World:
 
     async def open_store(self, options: LocalStoreOptions) -> LocalMessageStore:
         return await LocalMessageStore.open(
-            ROOT, options, self.vfs, self.clock, self.identifiers, runner=self.runner, on_failure=self._on_failure
+            ROOT,
+            options,
+            self.vfs,
+            self.clock,
+            self.identifiers,
+            runner=self.runner,
+            on_failure=self._on_failure,
         )
 
     def run(self, main: Coroutine[Any, Any, Any]) -> bool:
-        """Run until `main` ends or the power goes; True when it ended. Raises what `main` raised."""
+        """Run until `main` ends or the power goes; True when it ended.
+
+        Raises what `main` raised.
+        """
         task = self.loop.create_task(main)
         task.add_done_callback(self._stop)
         self.loop.run_forever()

@@ -1,4 +1,6 @@
-"""One transaction as a thing that is asked one question after another: what concurrent answers are held against."""
+"""One transaction as a thing that is asked one question after another: what concurrent answers are
+held against.
+"""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,7 +21,10 @@ class Decide(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """A producer does not know; with its budget used up that ends the checks. Answered with TAKEN, or the decision."""
+    """A producer does not know; with its budget used up that ends the checks.
+
+    Answered with TAKEN, or the decision.
+    """
 
     on_exhausted: OnExhausted
 
@@ -57,4 +62,7 @@ def answers(state: State, what: Any) -> Iterator[tuple[State, Any]]:
         yield state, TAKEN
         if state[0] is TxnState.PREPARED:
             is_hold = what.on_exhausted is OnExhausted.HOLD
-            yield ((TxnState.HELD, None) if is_hold else (TxnState.ROLLED_BACK, Resolver.POLICY)), TAKEN
+            yield (
+                ((TxnState.HELD, None) if is_hold else (TxnState.ROLLED_BACK, Resolver.POLICY)),
+                TAKEN,
+            )

@@ -1,7 +1,9 @@
-"""The same requests asked in both ways: of the server's own lane, and of the ASGI application, each with a store of its own.
+"""The same requests asked in both ways: of the server's own lane, and of the ASGI application, each
+with a store of its own.
 
-Nothing goes over a network: a connection is given bytes, and what it writes is kept. Ids, times and other things that differ
-each time are replaced by their place among those that one way has shown, so that equal answers are equal texts.
+Nothing goes over a network: a connection is given bytes, and what it writes is kept. Ids, times and
+other things that differ each time are replaced by their place among those that one way has shown,
+so that equal answers are equal texts.
 """
 
 import asyncio
@@ -27,7 +29,8 @@ from storage.local.options import FlushPolicy, LocalStoreOptions
 from tests.support.http import reached
 
 _MADE_UP = re.compile(
-    r"\b[a-z]+_[-\w]{24,}|\b\d{4}-\d\d-\d\dT[\d:.]+Z|(?<=request-id: )[0-9a-f]{16}|(?<=_id\":\")[0-9a-f]{16}"
+    r"\b[a-z]+_[-\w]{24,}|\b\d{4}-\d\d-\d\dT[\d:.]+Z|(?<=request-id: "
+    r")[0-9a-f]{16}|(?<=_id\":\")[0-9a-f]{16}"
     r"|(?<=log_offset\":)\d+"  # it depends on how many appends become one unit
     r"|(?<=durability\":\")(?:synced|buffered)"  # and this on when the log was synced last
     r"|(?<=checking\":)(?:true|false)"  # a slow run comes to the first check
@@ -90,11 +93,22 @@ class Way:
     """A service in this process; use as an async context manager."""
 
     def __init__(
-        self, directory: Path, *, is_direct: bool, api_keys: Sequence[str] = (), max_queued_bytes: int = 64 << 20
+        self,
+        directory: Path,
+        *,
+        is_direct: bool,
+        api_keys: Sequence[str] = (),
+        max_queued_bytes: int = 64 << 20,
     ) -> None:
-        local = LocalStoreOptions(flush=FlushPolicy.INTERVAL, segment_bytes=1 << 24, max_queued_bytes=max_queued_bytes)
+        local = LocalStoreOptions(
+            flush=FlushPolicy.INTERVAL, segment_bytes=1 << 24, max_queued_bytes=max_queued_bytes
+        )
         settings = Settings(
-            data_dir=directory, api_keys=tuple(api_keys), dev=True, local=local, http=HttpOptions(max_waiting=8)
+            data_dir=directory,
+            api_keys=tuple(api_keys),
+            dev=True,
+            local=local,
+            http=HttpOptions(max_waiting=8),
         )
         self._app = create_app(settings)
         self._is_direct = is_direct
@@ -112,7 +126,9 @@ class Way:
             self._server = http_server(self._app)
             self._take_plain, self._server.take = self._server.take, self._take
         else:
-            self._server = HttpServer(HttpOptions(), Connections(64), lambda request: asgi.answer(self._app, request))
+            self._server = HttpServer(
+                HttpOptions(), Connections(64), lambda request: asgi.answer(self._app, request)
+            )
         wiring = self._app.state.wiring
         await reached(lambda: wiring.phase is Phase.READY, "the service is ready")
         return self
@@ -132,7 +148,9 @@ class Way:
         await self._stack.aclose()
 
     async def ask(self, request: bytes, *, connection: int = 0, pieces: int = 1) -> bytes:
-        """What is written in answer to a request on one of the connections, of which each waits for its answers."""
+        """What is written in answer to a request on one of the connections, of which each waits for
+        its answers.
+        """
         assert self._server is not None
         protocol, wire = self._kept.get(connection, (None, None))
         if protocol is None or wire is None or wire.is_closing():
@@ -150,8 +168,12 @@ class Way:
             del self._kept[connection]
         return wire.written
 
-    async def ask_and_leave(self, request: bytes, *, turns: int = 0, is_answered: bool = False) -> "weakref.ref[Connection]":
-        """A request on a connection of its own, whose client leaves after so many turns of the loop, or when it is answered."""
+    async def ask_and_leave(
+        self, request: bytes, *, turns: int = 0, is_answered: bool = False
+    ) -> "weakref.ref[Connection]":
+        """A request on a connection of its own, whose client leaves after so many turns of the
+        loop, or when it is answered.
+        """
         assert self._server is not None
         protocol, wire = self._server.connect(), _Wire()
         protocol.connection_made(wire)
@@ -172,12 +194,16 @@ class Way:
         self._kept[connection][0].resume_writing()
 
     async def ask_all(self, requests: Sequence[bytes], *, pieces: int = 1) -> list[str]:
-        """The answers to requests that arrive together, each on a connection of its own, without what was made up.
+        """The answers to requests that arrive together, each on a connection of its own, without
+        what was made up.
 
-        `<kind n>` in a request stands for the n-th thing of this kind that was shown before, `<kind -1>` for the last one.
+        `<kind n>` in a request stands for the n-th thing of this kind that was shown before, `<kind
+        -1>` for the last one.
         """
         asked = [self._with_references(one) for one in requests]
-        asking = (self.ask(one, connection=number, pieces=pieces) for number, one in enumerate(asked))
+        asking = (
+            self.ask(one, connection=number, pieces=pieces) for number, one in enumerate(asked)
+        )
         return [self._plain(answer) for answer in await asyncio.gather(*asking)]
 
     def metric(self, name: str, **labels: str) -> float:
@@ -187,7 +213,11 @@ class Way:
     def _with_references(self, request: bytes) -> bytes:
         head, end, body = _REFERENCE.sub(self._named, request).partition(b"\r\n\r\n")
         length = len(request.partition(b"\r\n\r\n")[2])
-        return head.replace(b"Content-Length: %d" % length, b"Content-Length: %d" % len(body)) + end + body
+        return (
+            head.replace(b"Content-Length: %d" % length, b"Content-Length: %d" % len(body))
+            + end
+            + body
+        )
 
     def _named(self, reference: re.Match[bytes]) -> bytes:
         kind, number = reference[1].decode(), int(reference[2])
@@ -196,8 +226,13 @@ class Way:
 
     def _plain(self, answer: bytes) -> str:
         text = _MADE_UP.sub(self._place, _inflated(answer).decode("latin-1"))
-        # With the digits of a log offset the length differs, and with a check; the parser has checked it.
-        return _LENGTH_TEXT.sub("made up", text) if "log_offset" in text or '"checking"' in text else text
+        # With the digits of a log offset the length differs, and with a check; the parser has
+        # checked it.
+        return (
+            _LENGTH_TEXT.sub("made up", text)
+            if "log_offset" in text or '"checking"' in text
+            else text
+        )
 
     def _place(self, found: re.Match[str]) -> str:
         text = found[0]

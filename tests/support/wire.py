@@ -21,7 +21,9 @@ class Wire(httpcore.AsyncNetworkBackend):
         if host in self.refusing:
             raise httpcore.ConnectError("nobody listens")
         self.written.append(b"")
-        return _Stream(self, len(self.written) - 1, self.answers[min(len(self.written), len(self.answers)) - 1])
+        return _Stream(
+            self, len(self.written) - 1, self.answers[min(len(self.written), len(self.answers)) - 1]
+        )
 
 
 class _Stream(httpcore.AsyncNetworkStream):

@@ -1,4 +1,6 @@
-"""Logs written message by message through storage.formats, with nothing in between that would refuse what is wrong."""
+"""Logs written message by message through storage.formats, with nothing in between that would
+refuse what is wrong.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +22,10 @@ POLICY = CheckbackPolicy()
 
 
 class WrittenLog:
-    """A store's folder with a log of our own units: each `append` is one. `close` says how far it is on disk."""
+    """A store's folder with a log of our own units: each `append` is one.
+
+    `close` says how far it is on disk.
+    """
 
     def __init__(self, root: Path, *, segment_bytes: int = 1 << 20, first_offset: int = 0) -> None:
         self.root = root
@@ -53,19 +58,32 @@ class WrittenLog:
         self.stored_ms = self.now_ms
         self.now_ms += 1
         return [
-            stored(message, queue_offset=queue_offset, stored_at_ms=self.now_ms - 1, log_offset=place)
-            for message, queue_offset, place in zip(messages, queue_offsets, made.places, strict=True)
+            stored(
+                message, queue_offset=queue_offset, stored_at_ms=self.now_ms - 1, log_offset=place
+            )
+            for message, queue_offset, place in zip(
+                messages, queue_offsets, made.places, strict=True
+            )
         ]
 
     def close(self, *, is_clean: bool = True) -> Path:
-        """The last segment has its full length; the checkpoint page says that everything is on disk."""
+        """The last segment has its full length; the checkpoint page says that everything is on
+        disk.
+        """
         self._end_file()
         write_checkpoint(self.root, self.end, stored_ms=self.stored_ms, is_clean=is_clean)
         return self.root
 
-    def _encode(self, messages: Sequence[Message], queue_offsets: Sequence[int]) -> unit.EncodedUnit:
+    def _encode(
+        self, messages: Sequence[Message], queue_offsets: Sequence[int]
+    ) -> unit.EncodedUnit:
         return unit.encode(
-            rows_of(messages), queue_offsets, first_offset=self.end, synced_offset=self.end, epoch=1, stored_at_ms=self.now_ms
+            rows_of(messages),
+            queue_offsets,
+            first_offset=self.end,
+            synced_offset=self.end,
+            epoch=1,
+            stored_at_ms=self.now_ms,
         )
 
     def _roll(self) -> None:
@@ -84,9 +102,17 @@ class WrittenLog:
 
 
 def write_checkpoint(
-    root: Path, end: int, *, stored_ms: int, index_ms: int = 0, confirm_offset: int | None = None, is_clean: bool = True
+    root: Path,
+    end: int,
+    *,
+    stored_ms: int,
+    index_ms: int = 0,
+    confirm_offset: int | None = None,
+    is_clean: bool = True,
 ) -> None:
-    """The page that says that the log is on disk up to its end, where the newest record was stored at `stored_ms`."""
+    """The page that says that the log is on disk up to its end, where the newest record was stored
+    at `stored_ms`.
+    """
     page = bytearray(checkpoint.PAGE_BYTES)
     confirmed = end if confirm_offset is None else confirm_offset
     fields = checkpoint.encode_fields(Fields(stored_ms, stored_ms, index_ms, 0, confirmed))
@@ -96,9 +122,13 @@ def write_checkpoint(
     (root / "checkpoint").write_bytes(page)
 
 
-def stored(message: Message, *, queue_offset: int, stored_at_ms: int, log_offset: int) -> StoredMessage:
+def stored(
+    message: Message, *, queue_offset: int, stored_at_ms: int, log_offset: int
+) -> StoredMessage:
     fields = {field: getattr(message, field) for field in Message.__struct_fields__}
-    return StoredMessage(**fields, queue_offset=queue_offset, stored_at_ms=stored_at_ms, log_offset=log_offset)
+    return StoredMessage(
+        **fields, queue_offset=queue_offset, stored_at_ms=stored_at_ms, log_offset=log_offset
+    )
 
 
 class Transactions:
@@ -109,7 +139,9 @@ class Transactions:
         self._queue = QueueId(topic, 0)
         self._group = group
 
-    def begin(self, transaction_id: str, count: int = 1, *, body: bytes = b'{"order":1}') -> list[StoredMessage]:
+    def begin(
+        self, transaction_id: str, count: int = 1, *, body: bytes = b'{"order":1}'
+    ) -> list[StoredMessage]:
         return self.log.append(*self._halves(transaction_id, count, body))
 
     def unstored(self, transaction_id: str) -> list[StoredMessage]:
@@ -129,10 +161,19 @@ class Transactions:
             for number in range(count)
         ]
         facts = Facts(message_count=count, policy=POLICY)
-        return half_message.wrap_halves(messages, transaction_id=transaction_id, producer_group=self._group, facts=facts)
+        return half_message.wrap_halves(
+            messages, transaction_id=transaction_id, producer_group=self._group, facts=facts
+        )
 
-    def decide(self, halves: Sequence[StoredMessage], state: TxnState, finals: Sequence[Message] | None = None) -> None:
-        """The op, behind the finals that are given: those that belong there unless said otherwise."""
+    def decide(
+        self,
+        halves: Sequence[StoredMessage],
+        state: TxnState,
+        finals: Sequence[Message] | None = None,
+    ) -> None:
+        """The op, behind the finals that are given: those that belong there unless said
+        otherwise.
+        """
         if finals is None:
             finals = self.finals(halves) if state is TxnState.COMMITTED else []
         op = Op(
@@ -146,7 +187,9 @@ class Transactions:
         )
         self.log.append(*finals, half_message.op_message(op))
 
-    def commit(self, halves: Sequence[StoredMessage], finals: Sequence[Message] | None = None) -> None:
+    def commit(
+        self, halves: Sequence[StoredMessage], finals: Sequence[Message] | None = None
+    ) -> None:
         self.decide(halves, TxnState.COMMITTED, finals)
 
     def roll_back(self, halves: Sequence[StoredMessage]) -> None:
@@ -156,7 +199,11 @@ class Transactions:
         return [half_message.unwrap_final(half) for half in halves]
 
     def hold(self, halves: Sequence[StoredMessage]) -> None:
-        event = Held(transaction_id=half_message.transaction_id_of(halves[0]), revision=2, reason="answers_exhausted")
+        event = Held(
+            transaction_id=half_message.transaction_id_of(halves[0]),
+            revision=2,
+            reason="answers_exhausted",
+        )
         now_ms = self.log.now_ms
         self.log.append(
             half_message.check_message(event, message_id="msg_held_1", now_ms=now_ms),
@@ -164,5 +211,11 @@ class Transactions:
         )
 
     def resume(self, halves: Sequence[StoredMessage]) -> None:
-        event = Resumed(transaction_id=half_message.transaction_id_of(halves[0]), revision=3, next_check_at_ms=self.log.now_ms)
-        self.log.append(half_message.check_message(event, message_id="msg_resumed", now_ms=self.log.now_ms))
+        event = Resumed(
+            transaction_id=half_message.transaction_id_of(halves[0]),
+            revision=3,
+            next_check_at_ms=self.log.now_ms,
+        )
+        self.log.append(
+            half_message.check_message(event, message_id="msg_resumed", now_ms=self.log.now_ms)
+        )

@@ -22,7 +22,11 @@ ORDERS = QueueId("orders", 0)
 POLICY = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=2)
 STEP_MS = 1_000
 OPTIONS = LocalStoreOptions(
-    segment_bytes=65_536, prepare_ahead_bytes=16_384, queue_file_entries=20, index_slots=64, index_file_entries=200
+    segment_bytes=65_536,
+    prepare_ahead_bytes=16_384,
+    queue_file_entries=20,
+    index_slots=64,
+    index_file_entries=200,
 )
 PREPARED, HELD, COMMITTED = TxnState.PREPARED, TxnState.HELD, TxnState.COMMITTED
 
@@ -30,18 +34,30 @@ PREPARED, HELD, COMMITTED = TxnState.PREPARED, TxnState.HELD, TxnState.COMMITTED
 async def coordinator(world: World, *, decided_kept: int = 10) -> TransactionCoordinator:
     store = await world.open_store(OPTIONS)
     await store.create_topic(ORDERS.topic, queue_count=1)
-    transactions = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions(decided_kept=decided_kept))
+    transactions = TransactionCoordinator(
+        store, world.clock, world.identifiers, TransactionOptions(decided_kept=decided_kept)
+    )
     await transactions.start()
     return transactions
 
 
 async def begin(transactions: TransactionCoordinator, message_id: str) -> str:
-    request = Begin([message(b"order", queue=ORDERS, message_id=message_id)], "shop", POLICY, business_key=message_id)
+    request = Begin(
+        [message(b"order", queue=ORDERS, message_id=message_id)],
+        "shop",
+        POLICY,
+        business_key=message_id,
+    )
     return (await transactions.begin(request)).transaction.transaction_id
 
 
-async def live_through(world: World, transactions: TransactionCoordinator) -> tuple[str, dict[int, Transaction]]:
-    """A transaction with a life: two unknowns, held, resumed, unknown, committed by hand. What was known after each step."""
+async def live_through(
+    world: World, transactions: TransactionCoordinator
+) -> tuple[str, dict[int, Transaction]]:
+    """A transaction with a life: two unknowns, held, resumed, unknown, committed by hand.
+
+    What was known after each step.
+    """
     transaction_id = await begin(transactions, "m1")
     known: dict[int, Transaction] = {}
 
@@ -51,7 +67,9 @@ async def live_through(world: World, transactions: TransactionCoordinator) -> tu
         await asyncio.sleep(STEP_MS / 1000)
 
     async def answer_unknown() -> None:
-        (check,) = await transactions.receive_checks("shop", max_checks=1, lease_ms=1_000, wait_ms=0)
+        (check,) = await transactions.receive_checks(
+            "shop", max_checks=1, lease_ms=1_000, wait_ms=0
+        )
         await transactions.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
         await note()
 
@@ -67,7 +85,9 @@ async def live_through(world: World, transactions: TransactionCoordinator) -> tu
 
 
 def as_told(transaction: Transaction) -> Transaction:
-    """A copy, without since when a check is open, which failed tries alone tell, and without what is in no answer."""
+    """A copy, without since when a check is open, which failed tries alone tell, and without what
+    is in no answer.
+    """
     told = copy.copy(transaction)
     told.asked_at_ms = None
     told.packed = b""
@@ -75,7 +95,9 @@ def as_told(transaction: Transaction) -> Transaction:
     return told
 
 
-async def assert_told_again(world: World, transactions: TransactionCoordinator, transaction_id: str, known) -> None:
+async def assert_told_again(
+    world: World, transactions: TransactionCoordinator, transaction_id: str, known
+) -> None:
     states = [found.state for found in known.values()]
     assert states == [PREPARED, PREPARED, HELD, PREPARED, PREPARED, COMMITTED]
     for at_ms, expected in known.items():
@@ -101,7 +123,10 @@ async def test_every_state_that_was_can_be_looked_at_again(world):
     transactions = await coordinator(world)
     transaction_id, known = await live_through(world, transactions)
 
-    assert [(found.answers, found.hold_reason) for found in known.values()][2] == (2, HoldReason.ANSWERS_EXHAUSTED)
+    assert [(found.answers, found.hold_reason) for found in known.values()][2] == (
+        2,
+        HoldReason.ANSWERS_EXHAUSTED,
+    )
     await assert_told_again(world, transactions, transaction_id, known)
 
 

@@ -1,4 +1,6 @@
-"""The proof of one transaction says what a plain audit of the whole log says, whatever has become of it."""
+"""The proof of one transaction says what a plain audit of the whole log says, whatever has become
+of it.
+"""
 
 import pytest
 
@@ -38,7 +40,9 @@ def test_every_planted_fate_gets_the_verdict_that_is_true_of_it(planted):
     assert len(begun) > 40
     assert any(one.queue.topic in DELAY_TOPICS for one in log.messages)
 
-    found = {name: verdict(facts_of(evidence_of(log.messages, name), log_begin=0)) for name in begun}
+    found = {
+        name: verdict(facts_of(evidence_of(log.messages, name), log_begin=0)) for name in begun
+    }
 
     assert found == {name: truth[name] for name in begun}
 
@@ -49,7 +53,9 @@ def test_every_planted_flag_is_seen_and_no_other(planted):
 
     for name, one in evidence.items():
         facts = facts_of(one, log_begin=0)
-        expected = [FLAGGED[fate] for fate in [name.partition(".")[0]] if fate in FLAGGED and one.halves]
+        expected = [
+            FLAGGED[fate] for fate in [name.partition(".")[0]] if fate in FLAGGED and one.halves
+        ]
         assert [flag for flag, fact in FLAGS.items() if fact in facts] == expected, name
 
 

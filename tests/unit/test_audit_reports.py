@@ -1,4 +1,6 @@
-"""Reports of audits, made by a program that stands in for Spark: they fail, pile up, are cut off."""
+"""Reports of audits, made by a program that stands in for Spark: they fail, pile up, are
+cut off.
+"""
 
 import json
 import os
@@ -34,7 +36,9 @@ class Service:
         self._database = Database(f"sqlite:///{self._data_dir / 'registry.db'}")
         await self._database.open()
         rows = AuditReportRows(self._database)
-        self.reports = AuditReports(rows, SystemClock(), self._options, program=program, data_dir=self._data_dir)
+        self.reports = AuditReports(
+            rows, SystemClock(), self._options, program=program, data_dir=self._data_dir
+        )
         await self.reports.open()
         return self.reports
 
@@ -52,7 +56,11 @@ async def service(tmp_path):
 
 async def ask(reports: AuditReports, number: int, group: str = "shop") -> AuditReport:
     report = AuditReport(
-        report_id=f"rpt_{number}", kind="transaction_outcomes", producer_group=group, created_at_ms=number, fingerprint="x"
+        report_id=f"rpt_{number}",
+        kind="transaction_outcomes",
+        producer_group=group,
+        created_at_ms=number,
+        fingerprint="x",
     )
     await reports.create(report)
     return report
@@ -65,7 +73,8 @@ async def read(reports: AuditReports, report: AuditReport) -> dict:
 
 async def until_state(reports: AuditReports, report: AuditReport, *states: str) -> AuditReport:
     return await reached(
-        lambda: (now := reports.get(report.report_id)).state in states and now, f"{report.report_id} is {states}"
+        lambda: (now := reports.get(report.report_id)).state in states and now,
+        f"{report.report_id} is {states}",
     )
 
 
@@ -90,10 +99,16 @@ async def test_a_report_is_made_by_the_program_and_then_read_from_its_files(serv
 
     assert (report.exit_status, report.reason, report.starts) == (1, None, 1)
     made = await read(reports, report)
-    assert (made["run"]["report_id"], made["run"]["log"], made["producer_group"]) == ("rpt_1", "store", "shop")
+    assert (made["run"]["report_id"], made["run"]["log"], made["producer_group"]) == (
+        "rpt_1",
+        "store",
+        "shop",
+    )
 
 
-async def test_reports_are_made_one_at_a_time_in_their_order_and_too_many_that_wait_are_refused(service, tmp_path):
+async def test_reports_are_made_one_at_a_time_in_their_order_and_too_many_that_wait_are_refused(
+    service, tmp_path
+):
     reports = await service.open()
     first = await ask(reports, 1, "hangs")
     await until_it_hangs(reports, first, tmp_path)
@@ -106,7 +121,9 @@ async def test_reports_are_made_one_at_a_time_in_their_order_and_too_many_that_w
     assert [(one.report_id, one.state) for one in reports] == [
         ("rpt_1", "running"), ("rpt_2", "queued"), ("rpt_3", "queued"), ("rpt_4", "queued")
     ]  # fmt: skip
-    await reached(lambda: reports.progress(reports.get("rpt_1")) == (1, 7), "it has said how far it is")
+    await reached(
+        lambda: reports.progress(reports.get("rpt_1")) == (1, 7), "it has said how far it is"
+    )
 
 
 async def test_a_program_that_fails_or_is_not_there_fails_the_report_with_its_last_words(service):
@@ -133,7 +150,9 @@ async def test_a_run_that_takes_too_long_is_ended(tmp_path):
     await service.stop()
 
 
-async def test_the_service_ends_what_runs_and_the_next_start_makes_it_anew_three_times_at_most(service, tmp_path):
+async def test_the_service_ends_what_runs_and_the_next_start_makes_it_anew_three_times_at_most(
+    service, tmp_path
+):
     reports = await service.open()
     report = await ask(reports, 1, "hangs")
     for starts in (1, 2, 3):
@@ -148,7 +167,9 @@ async def test_the_service_ends_what_runs_and_the_next_start_makes_it_anew_three
     assert report.reason == "the service ended 3 times while it was made"
 
 
-async def test_a_start_takes_up_what_was_queued_and_removes_folders_that_no_report_has(service, tmp_path):
+async def test_a_start_takes_up_what_was_queued_and_removes_folders_that_no_report_has(
+    service, tmp_path
+):
     reports = await service.open(program=PROGRAM)
     hanging = await ask(reports, 1, "hangs")
     await until_it_hangs(reports, hanging, tmp_path)
@@ -167,7 +188,9 @@ async def test_a_start_takes_up_what_was_queued_and_removes_folders_that_no_repo
     assert refused.value.code == "report_expired"
 
 
-async def test_a_report_that_is_dropped_while_it_is_made_is_ended_and_its_files_are_gone(service, tmp_path):
+async def test_a_report_that_is_dropped_while_it_is_made_is_ended_and_its_files_are_gone(
+    service, tmp_path
+):
     reports = await service.open()
     report = await ask(reports, 1, "hangs")
     pid = await until_it_hangs(reports, report, tmp_path)
@@ -179,7 +202,9 @@ async def test_a_report_that_is_dropped_while_it_is_made_is_ended_and_its_files_
     await until_state(reports, await ask(reports, 2), "done")
 
 
-async def test_a_report_that_is_dropped_while_it_is_downloaded_is_read_to_its_end_and_is_gone_for_the_next(service):
+async def test_a_report_that_is_dropped_while_it_is_downloaded_is_read_to_its_end_and_is_gone_for_the_next(
+    service,
+):
     reports = await service.open()
     report = await until_state(reports, await ask(reports, 1), "done")
 
@@ -192,15 +217,28 @@ async def test_a_report_that_is_dropped_while_it_is_downloaded_is_read_to_its_en
     assert refused.value.code == "report_expired"
 
 
-async def test_the_oldest_go_when_there_are_too_many_and_it_is_known_that_they_were_there(service, tmp_path):
+async def test_the_oldest_go_when_there_are_too_many_and_it_is_known_that_they_were_there(
+    service, tmp_path
+):
     reports = await service.open()
     for number in range(1, 5):
-        await until_state(reports, await ask(reports, number, "fails" if number == 2 else "shop"), "done", "failed")
+        await until_state(
+            reports,
+            await ask(reports, number, "fails" if number == 2 else "shop"),
+            "done",
+            "failed",
+        )
     await ask(reports, 5, "hangs")
-    await until_it_hangs(reports, AuditReport(report_id="rpt_5", kind="", created_at_ms=5), tmp_path)
+    await until_it_hangs(
+        reports, AuditReport(report_id="rpt_5", kind="", created_at_ms=5), tmp_path
+    )
 
     assert [one.report_id for one in reports] == ["rpt_3", "rpt_4", "rpt_5"]
-    assert sorted(path.name for path in (tmp_path / "audit").iterdir()) == ["rpt_3", "rpt_4", "rpt_5"]
+    assert sorted(path.name for path in (tmp_path / "audit").iterdir()) == [
+        "rpt_3",
+        "rpt_4",
+        "rpt_5",
+    ]
     for gone, code in (("rpt_1", "report_expired"), ("rpt_0", "report_not_found")):
         with pytest.raises(Refusal) as refused:
             reports.get(gone)

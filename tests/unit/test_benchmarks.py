@@ -33,7 +33,10 @@ def write_stat(proc, pid, parent):
 
 
 def window(loop=0.0, flush=0.0, *, messages=1_000, load=0.0, p50_ms=1.0):
-    server = {SERVER: ThreadTime("python", loop, 0.0), SERVER + 1: ThreadTime("store-flush_0", flush, 0.0)}
+    server = {
+        SERVER: ThreadTime("python", loop, 0.0),
+        SERVER + 1: ThreadTime("store-flush_0", flush, 0.0),
+    }
     return Window(messages, messages, 1.0, p50_ms, 9.0, server, {7: ThreadTime("load", load, 0.0)})
 
 
@@ -64,7 +67,11 @@ def test_a_thread_that_began_meanwhile_counts_in_full():
 
 
 def test_the_times_of_a_group_are_added():
-    times = {1: ThreadTime("a", 1.0, 9.0), 2: ThreadTime("b", 2.0, 9.0), 3: ThreadTime("b", 0.5, 9.0)}
+    times = {
+        1: ThreadTime("a", 1.0, 9.0),
+        2: ThreadTime("b", 2.0, 9.0),
+        3: ThreadTime("b", 0.5, 9.0),
+    }
 
     assert by_group(times, lambda _, name: name) == {"a": 1.0, "b": 2.5}
 
@@ -78,7 +85,12 @@ def test_a_process_tree_has_the_children_of_children_and_no_others(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "group"),
-    [("store-flush_0", "flush"), ("store-derive_0", "derive"), ("store-prepare_0", "other"), ("loop-watch", "other")],
+    [
+        ("store-flush_0", "flush"),
+        ("store-derive_0", "derive"),
+        ("store-prepare_0", "other"),
+        ("loop-watch", "other"),
+    ],
 )
 def test_a_thread_belongs_to_the_group_of_its_lane(name, group):
     assert thread_group(is_main=False, name=name) == group
@@ -92,16 +104,26 @@ def test_a_row_is_the_median_of_its_rounds_each_beside_its_own_floor():
         Round(window(0.010), window(0.200, 0.300, p50_ms=2.0)),  # 50
     ]
 
-    found = summary(Row(name="r", title="a row", connections=1, command={}, goal=4.0), rounds, SERVER)
+    found = summary(
+        Row(name="r", title="a row", connections=1, command={}, goal=4.0), rounds, SERVER
+    )
 
     assert found.multiple == pytest.approx(6.0)
-    assert found.cpu_us == pytest.approx({"all": 60.0, "loop": 60.0, "flush": 20.0, "derive": 0.0, "other": 0.0})
+    assert found.cpu_us == pytest.approx(
+        {"all": 60.0, "loop": 60.0, "flush": 20.0, "derive": 0.0, "other": 0.0}
+    )
     assert (found.rate, found.p50_ms, found.goal) == (1_000, 2.0, 4.0)
 
 
-@pytest.mark.parametrize(("load", "server", "is_limit"), [(0.97, 0.6, True), (0.97, 0.99, False), (0.8, 0.6, False)])
-def test_the_load_is_the_limit_where_its_core_is_busy_and_that_of_the_server_is_not(load, server, is_limit):
-    rounds = [Round(window(0.01), window(server, load=load))] * 2 + [Round(window(0.01), window(0.5, load=0.5))]
+@pytest.mark.parametrize(
+    ("load", "server", "is_limit"), [(0.97, 0.6, True), (0.97, 0.99, False), (0.8, 0.6, False)]
+)
+def test_the_load_is_the_limit_where_its_core_is_busy_and_that_of_the_server_is_not(
+    load, server, is_limit
+):
+    rounds = [Round(window(0.01), window(server, load=load))] * 2 + [
+        Round(window(0.01), window(0.5, load=0.5))
+    ]
 
     found = summary(Row(name="r", title="a row", connections=1, command={}), rounds, SERVER)
 
@@ -120,7 +142,10 @@ def test_what_wrk_prints_is_read_in_milliseconds():
     assert parse_wrk(_WRK) == (52_000, 0.25, 2.5)
 
 
-@pytest.mark.parametrize("line", ["  Non-2xx or 3xx responses: 5", "  Socket errors: connect 0, read 1, write 0, timeout 0"])
+@pytest.mark.parametrize(
+    "line",
+    ["  Non-2xx or 3xx responses: 5", "  Socket errors: connect 0, read 1, write 0, timeout 0"],
+)
 def test_wrk_that_met_an_error_measured_nothing(line):
     with pytest.raises(RuntimeError, match=r"responses|errors"):
         parse_wrk(_WRK + line)
@@ -128,24 +153,50 @@ def test_wrk_that_met_an_error_measured_nothing(line):
 
 def test_a_side_has_the_medians_of_the_number_of_connections_with_the_highest_median_rate():
     windows = {
-        64: [window(0.03, messages=1_000), window(0.01, messages=9_000), window(0.02, messages=1_000)],
-        256: [window(0.04, messages=2_000), window(0.08, messages=2_000), window(0.06, messages=2_000, p50_ms=5.0)],
+        64: [
+            window(0.03, messages=1_000),
+            window(0.01, messages=9_000),
+            window(0.02, messages=1_000),
+        ],
+        256: [
+            window(0.04, messages=2_000),
+            window(0.08, messages=2_000),
+            window(0.06, messages=2_000, p50_ms=5.0),
+        ],
     }
 
     found = best(windows)
 
-    assert (found.connections, found.rate, found.cpu_us, found.p50_ms) == (256, 2_000, pytest.approx(30.0), 1.0)
+    assert (found.connections, found.rate, found.cpu_us, found.p50_ms) == (
+        256,
+        2_000,
+        pytest.approx(30.0),
+        1.0,
+    )
 
 
 def side(rate, cpu_us, **more):
     return Side(
-        connections=64, rate=rate, cpu_us=cpu_us, p50_ms=1.0, p99_ms=2.0, is_limited_by_load=False, **{"refused": 0, **more}
+        connections=64,
+        rate=rate,
+        cpu_us=cpu_us,
+        p50_ms=1.0,
+        p99_ms=2.0,
+        is_limited_by_load=False,
+        **{"refused": 0, **more},
     )
 
 
 def compared(**more):
     sides = {"peer_side": side(10_000.0, 20.0, refused=3), "own_side": side(15_000.0, 30.0)}
-    texts = {"peer": "Peer", "version": "1.2", "setting": "sync", "durability": "synced", "row": "single", "text": "send"}
+    texts = {
+        "peer": "Peer",
+        "version": "1.2",
+        "setting": "sync",
+        "durability": "synced",
+        "row": "single",
+        "text": "send",
+    }
     return Comparison(**{**texts, **sides, "goal": 1.5, **more})
 
 
@@ -177,13 +228,19 @@ def test_the_page_of_peers_gets_new_figures_between_its_marks_and_keeps_the_rest
     page.write_bytes((REPOSITORY / "docs" / "peers.md").read_bytes())
     before, after = page.read_text().split(BEGIN)[0], page.read_text().split(END)[1]
 
-    write(page, "a machine", [compared(), compared(durability="buffered", goal=None)], {"Other": "needs other"})
+    write(
+        page,
+        "a machine",
+        [compared(), compared(durability="buffered", goal=None)],
+        {"Other": "needs other"},
+    )
 
     text = page.read_text()
     assert text.startswith(before)
     assert text.endswith(END + after)
     assert (
-        "| single send | Peer 1.2 | sync; send; 3 refused | 10,000 (64) | 20 | 15,000 (64) | 30 | 1.50 | 1.5 ✓ | 1.50 |" in text
+        "| single send | Peer 1.2 | sync; send; 3 refused | 10,000 (64) | 20 | 15,000 (64) | 30 | "
+        "1.50 | 1.5 ✓ | 1.50 |" in text
     )
     assert "Other is absent: needs other." in text
     assert text.index("**Synced**") < text.index("**Buffered**")
@@ -193,11 +250,19 @@ def test_the_page_of_peers_shows_a_picture_of_both_durabilities(tmp_path):
     page = tmp_path / "peers.md"
     page.write_text(f"{BEGIN}\n{END}\n")
 
-    write(page, "a machine", [compared(), compared(peer="Rival", durability="buffered", goal=None)], {})
+    write(
+        page,
+        "a machine",
+        [compared(), compared(peer="Rival", durability="buffered", goal=None)],
+        {},
+    )
 
     assert "![the rates as bars](peers.svg)" in page.read_text()
     drawn = (tmp_path / "peers.svg").read_text()
-    assert all(label in drawn for label in ("single send: Peer", "single send: Rival", ", synced", ", buffered"))
+    assert all(
+        label in drawn
+        for label in ("single send: Peer", "single send: Rival", ", synced", ", buffered")
+    )
 
 
 def test_a_picture_has_a_bar_for_each_row_with_its_figure(tmp_path):

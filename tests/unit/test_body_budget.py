@@ -10,7 +10,11 @@ from app.problems import Refusal
 LIMIT = 100
 SHARES = 3
 
-steps = st.tuples(st.integers(0, SHARES - 1), st.sampled_from(["add", "hold", "reserve", "close"]), st.integers(0, LIMIT))
+steps = st.tuples(
+    st.integers(0, SHARES - 1),
+    st.sampled_from(["add", "hold", "reserve", "close"]),
+    st.integers(0, LIMIT),
+)
 
 
 @given(st.lists(steps, max_size=60))
@@ -40,7 +44,10 @@ def test_the_budget_is_the_sum_of_what_requests_hold_and_is_never_exceeded(taken
             assert not budget.has_plenty(count)
             with pytest.raises(Refusal) as refused:
                 getattr(shares[index], step)(count)
-            assert (refused.value.code, refused.value.headers) == ("overloaded", {"Retry-After": "1"})
+            assert (refused.value.code, refused.value.headers) == (
+                "overloaded",
+                {"Retry-After": "1"},
+            )
         assert budget.used_bytes == sum(held) <= LIMIT
     for share in shares:
         share.close()

@@ -1,4 +1,6 @@
-"""Large bodies in a process of their own: the same messages and the same refusals as here, and what happens when it ends."""
+"""Large bodies in a process of their own: the same messages and the same refusals as here, and what
+happens when it ends.
+"""
 
 import json
 import os
@@ -37,7 +39,9 @@ def process() -> Iterator[BodyProcess]:
 
 
 def outcome(read: Callable[[], Any], depth: int) -> Any:
-    """All that can be seen of the messages of a request: what is stored of each, or why it is refused."""
+    """All that can be seen of the messages of a request: what is stored of each, or why it is
+    refused.
+    """
     try:
         found = read()
         if isinstance(found, ReplyInput):
@@ -83,7 +87,8 @@ PAYLOADS = [
     b"5",
 ]
 BODIES = [
-    b' { "a" : [ 1 , 2.50 , 1e5 ] , "a" : "\\u00e9\\n" } ', b"NaN", b"1e400", b'"\\ud800"', b'"\xff"', b"[1,]", b'"\x01"',
+    b' { "a" : [ 1 , 2.50 , 1e5 ] , "a" : "\\u00e9\\n" } ', b"NaN", b"1e400", b'"\\ud800"',
+    b'"\xff"', b"[1,]", b'"\x01"',
     b"01", *map(nested, (60, 65, 124, 125, 126, 127, 128, 129)), b"[" * 126 + b"1e400" + b"]" * 126,
     b'["' + b"x" * LIMIT + b'"]',
 ]  # fmt: skip
@@ -92,8 +97,10 @@ FIELDS = {
     b"json": BODIES,
     b"payload_encoding": [b'"base64"', b'"utf8"', b'"utf9"'],
     b"content_type": [b'"text/plain"', b'"application/json"', b'"a\\u0001"'],
-    b"properties": [b"{}", b'{"a":"b"}', b'{"a b":"c"}', b'{"a":"\\u0001"}', b'{"__a":""}', b'{"a":1}',
-                    b'{"a":"' + b"x" * (16 << 10) + b'"}', b'{"a":"' + b"x" * ((16 << 10) - 3) + b'"}'],
+    b"properties": [b"{}", b'{"a":"b"}', b'{"a b":"c"}', b'{"a":"\\u0001"}', b'{"__a":""}',
+    b'{"a":1}',
+                    b'{"a":"' + b"x" * (16 << 10) + b'"}',
+                    b'{"a":"' + b"x" * ((16 << 10) - 3) + b'"}'],
     b"key": [b'"k"', b'""', b'"a b"'],
     b"tag": [b'"t"', b'"a|b"'],
     b"delay_ms": [b"5", b"-1"],
@@ -107,20 +114,35 @@ ENDS = [b"", b"", b"", b" ", b"x", b"}"]
 
 @st.composite
 def messages(draw: st.DrawFn) -> bytes:
-    names = [draw(st.sampled_from([b"payload", b"json"])), *draw(st.lists(st.sampled_from(list(FIELDS)), max_size=3))]
-    return b"{" + b",".join([b'"%s":%s' % (name, draw(st.sampled_from(FIELDS[name]))) for name in names]) + b"}"
+    names = [
+        draw(st.sampled_from([b"payload", b"json"])),
+        *draw(st.lists(st.sampled_from(list(FIELDS)), max_size=3)),
+    ]
+    return (
+        b"{"
+        + b",".join([b'"%s":%s' % (name, draw(st.sampled_from(FIELDS[name]))) for name in names])
+        + b"}"
+    )
 
 
 @given(st.lists(messages(), min_size=1, max_size=3), st.sampled_from(ENDS))
 @example([b'{"json":%s}' % nested(125)], b"")
 @example([b'{"json":%s}' % (b"[" * 126 + b"1e400" + b"]" * 126)], b"")
 @example([b'{"json":%s,"payload":"x"}' % nested(128)], b"")
-@example([b'{"payload":"x","properties":{"a":"b"}}', b'{"payload":"x","properties":{"a b":"c"},"tag":"a|b"}'], b"")
+@example(
+    [
+        b'{"payload":"x","properties":{"a":"b"}}',
+        b'{"payload":"x","properties":{"a b":"c"},"tag":"a|b"}',
+    ],
+    b"",
+)
 @example([b'{"payload":"x","key":"k","properties":{"a":"%s"}}' % (b"x" * (16 << 10))], b"")
 @settings(max_examples=40)
 def test_a_request_read_in_the_process_is_the_same_as_one_read_here(process, sent, end):
     one = sent[0] + end
-    entries = b",".join([b'{"id":"%d","message":%s}' % (index, message) for index, message in enumerate(sent)])
+    entries = b",".join(
+        [b'{"id":"%d","message":%s}' % (index, message) for index, message in enumerate(sent)]
+    )
     batch = b'{"atomic":false,"entries":[' + entries + b"]}" + end
     line = b'{"id":"1","message":' + sent[0] + b"}" + end
     for function, arguments, depth in (
@@ -148,14 +170,29 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(MESSAGES | VALUES_OF_PACK, min_size=1, max_size=3), st.integers(min_value=0, max_value=2))
-@example([{"json": msgspec.Raw(b"\x91" * 124 + b"\x01")}, {"json": msgspec.Raw(b"\x91" * 127 + b"\x01")}], 0)
+@given(
+    st.lists(MESSAGES | VALUES_OF_PACK, min_size=1, max_size=3),
+    st.integers(min_value=0, max_value=2),
+)
+@example(
+    [
+        {"json": msgspec.Raw(b"\x91" * 124 + b"\x01")},
+        {"json": msgspec.Raw(b"\x91" * 127 + b"\x01")},
+    ],
+    0,
+)
 @example([{"payload": b"\xff\x00"}, {"payload": b"x", "payload_encoding": "base64"}], 0)
 @settings(max_examples=40)
 def test_messagepack_read_in_the_process_is_the_same_as_what_is_read_here(process, sent, missing):
-    batch = msgspec.msgpack.encode({"entries": [{"id": "1", "message": message} for message in sent], "atomic": False})
+    batch = msgspec.msgpack.encode(
+        {"entries": [{"id": "1", "message": message} for message in sent], "atomic": False}
+    )
     entry = msgspec.msgpack.encode({"id": "1", "message": sent[0]})
-    readers = ((packed.read_right_batch, batch, 4), (packed.read_batch, batch, 4), (packed.read_entry, entry, 2))
+    readers = (
+        (packed.read_right_batch, batch, 4),
+        (packed.read_batch, batch, 4),
+        (packed.read_entry, entry, 2),
+    )
     for function, body, depth in readers:
         cut = body[: len(body) - missing]
         here = outcome(partial(function, cut, VALUES), depth)
@@ -165,12 +202,18 @@ def test_messagepack_read_in_the_process_is_the_same_as_what_is_read_here(proces
 
 
 def test_what_is_not_made_of_a_body_comes_back_as_it_was_sent(process):
-    sent = b'{"json":[1],"key":"k","properties":{"a":"b"},"delay_ms":5,"require_durability":"synced"}'
+    sent = (
+        b'{"json":[1],"key":"k","properties":{"a":"b"},"delay_ms":5,"require_durability":"synced"}'
+    )
 
     here = codec.decode_as(sent, MessageInput, VALUES)
     there = process.call(codec.decode_as, sent, MessageInput, VALUES)
 
-    differing = {name for name, value in msgspec.structs.asdict(here).items() if getattr(there, name) != value}
+    differing = {
+        name
+        for name, value in msgspec.structs.asdict(here).items()
+        if getattr(there, name) != value
+    }
     assert differing == {"json", "properties"}
     assert there.made.body == (b"[1]", "application/json")
 
@@ -178,7 +221,9 @@ def test_what_is_not_made_of_a_body_comes_back_as_it_was_sent(process):
 def test_a_body_of_megabytes_goes_there_and_back(process):
     text = "ü\n\x01😀" * (1 << 20)
 
-    message = process.call(codec.decode_as, json.dumps({"payload": text}).encode(), MessageInput, VALUES)
+    message = process.call(
+        codec.decode_as, json.dumps({"payload": text}).encode(), MessageInput, VALUES
+    )
 
     assert message.made.body == (text.encode(), None)
 
@@ -202,7 +247,10 @@ def test_an_error_that_is_no_refusal_is_raised_here_and_ends_nothing(process):
 
 
 def test_what_cannot_be_read_of_an_answer_is_no_part_of_the_next_one(process):
-    answer = "(type('Wrong', (), {'__reduce__': lambda self: (int, ('no number',))})(), ['x' * 100_000, 'y' * 100_000])"
+    answer = (
+        "(type('Wrong', (), {'__reduce__': lambda self: (int, ('no number',))})(), ['x' * "
+        "100_000, 'y' * 100_000])"
+    )
     with pytest.raises(ValueError, match="no number"):
         process.call(eval, answer)
 
@@ -224,7 +272,10 @@ async def test_json_is_read_on_the_loop_on_a_thread_or_in_the_process_as_it_is_l
     thread = BodyThread()
 
     at_once = await thread.read(eval, where.ljust(LOOP_BYTES))
-    beside, slow = await thread.read(eval, where.ljust(THREAD_BYTES)), await thread.read(eval, where, is_slow=True)
+    beside, slow = (
+        await thread.read(eval, where.ljust(THREAD_BYTES)),
+        await thread.read(eval, where, is_slow=True),
+    )
     in_process = await thread.read(eval, where.ljust(THREAD_BYTES + 1))
     thread.close()
 

@@ -1,7 +1,8 @@
-"""What a RocketMQ broker did with transactions, and what our service makes of it when it starts on what was left.
+"""What a RocketMQ broker did with transactions, and what our service makes of it when it starts on
+what was left.
 
-A broker writes halves (again at each check), a final on commit, an op up to 3 s later that names halves and not the direction,
-and moves a half that it gives up on.
+A broker writes halves (again at each check), a final on commit, an op up to 3 s later that names
+halves and not the direction, and moves a half that it gives up on.
 """
 
 import pytest
@@ -40,7 +41,9 @@ class Broker:
             await store.create_topic(queue.topic, queue_count=1)
         return cls(store)
 
-    async def half(self, transaction_id: str, *, checks: int = 0, queue: QueueId = HALF_QUEUE) -> int:
+    async def half(
+        self, transaction_id: str, *, checks: int = 0, queue: QueueId = HALF_QUEUE
+    ) -> int:
         system = {
             properties.REAL_TOPIC: REAL_QUEUE.topic,
             properties.REAL_QUEUE: str(REAL_QUEUE.number),
@@ -50,18 +53,27 @@ class Broker:
         }
         if checks:
             system["TRANSACTION_CHECK_TIMES"] = str(checks)
-        return await self._append(message(b"paid", queue=queue, message_id=transaction_id, system=system))
+        return await self._append(
+            message(b"paid", queue=queue, message_id=transaction_id, system=system)
+        )
 
     async def discard(self, transaction_id: str) -> None:
         await self.half(transaction_id, checks=15, queue=HELD_QUEUE)
 
     async def final(self, transaction_id: str) -> int:
         return await self._append(
-            message(b"paid", queue=REAL_QUEUE, message_id=transaction_id, transaction=TransactionBits.COMMIT)
+            message(
+                b"paid",
+                queue=REAL_QUEUE,
+                message_id=transaction_id,
+                transaction=TransactionBits.COMMIT,
+            )
         )
 
     async def op(self, body: str) -> None:
-        await self._append(Message(queue=OP_QUEUE, message_id="", body=body.encode(), born_at_ms=7, tag="d"))
+        await self._append(
+            Message(queue=OP_QUEUE, message_id="", body=body.encode(), born_at_ms=7, tag="d")
+        )
 
     async def _append(self, given: Message) -> int:
         (appended,) = await self.store.append([given])
@@ -70,18 +82,27 @@ class Broker:
 
 async def started(store: MemoryMessageStore) -> TransactionCoordinator:
     clock = ManualClock()
-    coordinator = TransactionCoordinator(store, clock, Identifiers(clock, Random(1)), TransactionOptions())
+    coordinator = TransactionCoordinator(
+        store, clock, Identifiers(clock, Random(1)), TransactionOptions()
+    )
     await coordinator.start()
     return coordinator
 
 
-NAMED = {"no op": None, "an op of the first half": "1,", "an op of a copy": "3,", "an op as in RocketMQ 4": "1"}
+NAMED = {
+    "no op": None,
+    "an op of the first half": "1,",
+    "an op of a copy": "3,",
+    "an op as in RocketMQ 4": "1",
+}
 
 
 @pytest.mark.parametrize("discarded", [False, True], ids=["", "discarded"])
 @pytest.mark.parametrize("finals", [0, 1, 2], ids=["no final", "a final", "two finals"])
 @pytest.mark.parametrize("op", NAMED.values(), ids=NAMED)
-async def test_a_final_is_a_commit_an_op_alone_a_rollback_a_discarded_half_is_held(op, finals, discarded):
+async def test_a_final_is_a_commit_an_op_alone_a_rollback_a_discarded_half_is_held(
+    op, finals, discarded
+):
     broker = await Broker.on_new_store()
     await broker.half("another")
     await broker.half("the one")
@@ -110,7 +131,9 @@ async def test_a_final_is_a_commit_an_op_alone_a_rollback_a_discarded_half_is_he
     assert len(table) == 2
     assert table.held_count == (transaction.state is TxnState.HELD)
     ops = await broker.store.read(OP_QUEUE, 0, **EVERYTHING)
-    assert len(ops) == (1 if op is not None or finals else 0), "a final without an op gets one, once"
+    assert len(ops) == (1 if op is not None or finals else 0), (
+        "a final without an op gets one, once"
+    )
 
 
 async def test_an_op_of_several_halves_is_a_commit_of_some_and_a_rollback_of_others():
@@ -176,7 +199,9 @@ async def test_what_a_broker_decides_after_a_snapshot_was_kept_is_found():
     for name in ("committed", "rolled back", "discarded", "pending", "committed without an op"):
         await broker.half(name)
     coordinator = await started(broker.store)
-    outcome = await coordinator.begin(Begin([message(b"x", queue=REAL_QUEUE)], "shop", CheckbackPolicy()))
+    outcome = await coordinator.begin(
+        Begin([message(b"x", queue=REAL_QUEUE)], "shop", CheckbackPolicy())
+    )
     await coordinator.save_snapshot()
 
     await broker.final("committed")
@@ -203,11 +228,17 @@ async def test_a_transaction_of_ours_that_a_broker_decided_meanwhile_is_decided(
     coordinator = await started(broker.store)
     ids = []
     for name in ("first", "second", "third"):
-        given = [message(b"x", queue=REAL_QUEUE, message_id=f"{name} {number}") for number in range(2)]
-        ids.append((await coordinator.begin(Begin(given, "shop", CheckbackPolicy()))).transaction.transaction_id)
+        given = [
+            message(b"x", queue=REAL_QUEUE, message_id=f"{name} {number}") for number in range(2)
+        ]
+        ids.append(
+            (
+                await coordinator.begin(Begin(given, "shop", CheckbackPolicy()))
+            ).transaction.transaction_id
+        )
 
-    # A broker takes each half for a transaction of its own: it has committed both of the first, rolled back both of the second,
-    # and come to one of the third only.
+    # A broker takes each half for a transaction of its own: it has committed both of the first,
+    # rolled back both of the second, and come to one of the third only.
     for message_id in ("first 0", "first 1", "third 0"):
         await broker.final(message_id)
     await broker.op("0,1,2,3,4,")
@@ -234,7 +265,14 @@ async def test_our_own_mark_of_a_held_transaction_adds_nothing_to_what_the_check
 def test_a_half_that_is_replayed_is_no_copy_of_itself():
     """Else every start would look for the finals of transactions that no broker has touched."""
     table = TransactionTable(decided_kept=10)
-    transaction = Transaction("txn", "shop", (TxnMessage("msg", REAL_QUEUE, None, half_offset=5),), CheckbackPolicy(), 0, 0)
+    transaction = Transaction(
+        "txn",
+        "shop",
+        (TxnMessage("msg", REAL_QUEUE, None, half_offset=5),),
+        CheckbackPolicy(),
+        0,
+        0,
+    )
     table.add(transaction)
 
     assert not table.add_copy(transaction, 5)

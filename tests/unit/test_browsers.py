@@ -1,4 +1,6 @@
-"""Which requests a service without API keys refuses because a web page of another origin may have sent them."""
+"""Which requests a service without API keys refuses because a web page of another origin may have
+sent them.
+"""
 
 import pytest
 
@@ -10,7 +12,9 @@ RULES = BrowserRules(["mq.example.com", "[fd00::1]:8080", "localhost:3000"])
 
 
 def code(method: str, host: str | None, rules: BrowserRules = RULES, **headers: str) -> str | None:
-    """The code of the refusal of a request with these headers, where `sec_fetch_site` is Sec-Fetch-Site."""
+    """The code of the refusal of a request with these headers, where `sec_fetch_site` is
+    Sec-Fetch-Site.
+    """
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     authority = None if host is None else request_host({"host": host}, http_version="1.1")
     refusal = rules.refuse(method, given, authority)
@@ -19,8 +23,10 @@ def code(method: str, host: str | None, rules: BrowserRules = RULES, **headers: 
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LocalHost:8080", "localhost.", "localhost:", "127.0.0.1", "127.255.255.254:1", "[::1]", "[::1]:8080",
-     "[0:0:0:0:0:0:0:1]", "mq.example.com", "MQ.Example.com:1", "mq.example.com.:443", "[fd00::1]:8080"],
+    ["localhost", "LocalHost:8080", "localhost.", "localhost:", "127.0.0.1", "127.255.255.254:1",
+    "[::1]", "[::1]:8080",
+     "[0:0:0:0:0:0:0:1]", "mq.example.com", "MQ.Example.com:1", "mq.example.com.:443",
+     "[fd00::1]:8080"],
 )  # fmt: skip
 def test_a_loopback_name_on_any_port_and_a_named_host_are_served(host):
     assert code("GET", host) is None
@@ -29,9 +35,12 @@ def test_a_loopback_name_on_any_port_and_a_named_host_are_served(host):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8080", "", ":8080", "localhost.evil.example", "foo.localhost", "127.0.0.1.evil.example",
-     "128.0.0.1", "0.0.0.0", "127.1", "2130706433", "0x7f.0.0.1", "127.0.0.01", "[::]", "[::2]", "[::ffff:127.0.0.1]",
-     "[127.0.0.1]", "xmq.example.com", "[fd00::1]", "[fd00::1]:8081", "192.168.1.1", "127.0.0.1..", "localhost.."],
+    ["evil.example", "evil.example:8080", "", ":8080", "localhost.evil.example", "foo.localhost",
+    "127.0.0.1.evil.example",
+     "128.0.0.1", "0.0.0.0", "127.1", "2130706433", "0x7f.0.0.1", "127.0.0.01", "[::]", "[::2]",
+     "[::ffff:127.0.0.1]",
+     "[127.0.0.1]", "xmq.example.com", "[fd00::1]", "[fd00::1]:8081", "192.168.1.1", "127.0.0.1..",
+     "localhost.."],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST"])
 def test_any_other_host_is_refused_for_reads_too(method, host):
@@ -39,10 +48,13 @@ def test_any_other_host_is_refused_for_reads_too(method, host):
 
 
 @pytest.mark.parametrize(
-    "host", ["a b", "localhost, localhost", ", ", "user@localhost", "localhost:80:80", "localhost:x", "[::1", "::1", "[::1]x", "http://a",
+    "host", ["a b", "localhost, localhost", ", ", "user@localhost", "localhost:80:80",
+    "localhost:x", "[::1", "::1", "[::1]x", "http://a",
              "localhost:123456", "a/b", "höst", "a" * 256]
 )  # fmt: skip
-def test_a_host_header_that_is_no_host_or_stands_twice_is_malformed_whether_keys_are_set_or_not(host):
+def test_a_host_header_that_is_no_host_or_stands_twice_is_malformed_whether_keys_are_set_or_not(
+    host,
+):
     with pytest.raises(Refusal) as refused:
         request_host({"host": host}, http_version="1.1")
 
@@ -61,7 +73,10 @@ def test_only_http_1_0_may_have_no_host():
 
 FOREIGN = {
     "of another site": {"origin": "https://evil.example"},
-    "of another site, and said so": {"origin": "https://evil.example", "sec_fetch_site": "cross-site"},
+    "of another site, and said so": {
+        "origin": "https://evil.example",
+        "sec_fetch_site": "cross-site",
+    },
     "of another site, which says nothing of its origin": {"sec_fetch_site": "cross-site"},
     "in another case": {"sec_fetch_site": "Cross-Site"},
     "of no origin": {"origin": "null"},
@@ -69,11 +84,17 @@ FOREIGN = {
     "of a file": {"origin": "file://"},
     "of an extension": {"origin": "chrome-extension://abc"},
     "of another port": {"origin": "http://127.0.0.1:9000"},
-    "of another port, which is the same site": {"origin": "http://127.0.0.1:9000", "sec_fetch_site": "same-site"},
+    "of another port, which is the same site": {
+        "origin": "http://127.0.0.1:9000",
+        "sec_fetch_site": "same-site",
+    },
     "of another port without an origin": {"sec_fetch_site": "same-site"},
     "of the default port": {"origin": "http://127.0.0.1"},
     "of another name of this machine": {"origin": "http://localhost:8080"},
-    "of this host by a redirect from elsewhere": {"origin": "http://127.0.0.1:8080", "sec_fetch_site": "cross-site"},
+    "of this host by a redirect from elsewhere": {
+        "origin": "http://127.0.0.1:8080",
+        "sec_fetch_site": "cross-site",
+    },
     "of a site that has our name in its own": {"origin": "http://127.0.0.1:8080.evil.example"},
     "of two origins": {"origin": "http://127.0.0.1:8080, https://evil.example"},
     "of a user": {"origin": "http://127.0.0.1:8080@evil.example"},
@@ -101,9 +122,18 @@ OWN = {
     "IPv6": ("[::1]:8080", {"origin": "http://[::1]:8080"}),
     "the default port": ("localhost", {"origin": "http://localhost:80"}),
     "behind a proxy with TLS": ("mq.example.com", {"origin": "https://mq.example.com"}),
-    "behind a proxy that names its upstream": (HERE, {"origin": "https://mq.example.com", "sec_fetch_site": "same-origin"}),
-    "a named page of another port": ("localhost:8080", {"origin": "http://localhost:3000", "sec_fetch_site": "same-site"}),
-    "a named page of another site": (HERE, {"origin": "http://localhost:3000", "sec_fetch_site": "cross-site"}),
+    "behind a proxy that names its upstream": (
+        HERE,
+        {"origin": "https://mq.example.com", "sec_fetch_site": "same-origin"},
+    ),
+    "a named page of another port": (
+        "localhost:8080",
+        {"origin": "http://localhost:3000", "sec_fetch_site": "same-site"},
+    ),
+    "a named page of another site": (
+        HERE,
+        {"origin": "http://localhost:3000", "sec_fetch_site": "cross-site"},
+    ),
 }
 
 
@@ -113,7 +143,17 @@ def test_programs_the_services_own_pages_and_named_origins_change_what_they_like
 
 
 @pytest.mark.parametrize(
-    "name", ["", "https://mq.example.com", "mq.example.com/", "a b", "*", "10.0.0.0/8", "mq.example.com:port", ":80"]
+    "name",
+    [
+        "",
+        "https://mq.example.com",
+        "mq.example.com/",
+        "a b",
+        "*",
+        "10.0.0.0/8",
+        "mq.example.com:port",
+        ":80",
+    ],
 )
 def test_a_name_that_is_no_host_is_refused_when_the_rules_are_made(name):
     with pytest.raises(ValueError, match="allowed_hosts"):

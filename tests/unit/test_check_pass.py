@@ -22,7 +22,13 @@ def halves(count: int) -> list[Half]:
 
 def stored(queue: QueueId, body: bytes = b"", **fields) -> StoredMessage:
     return StoredMessage(
-        queue=queue, message_id="AC10", body=body, born_at_ms=0, queue_offset=fields.pop("at", 7), stored_at_ms=0, **fields
+        queue=queue,
+        message_id="AC10",
+        body=body,
+        born_at_ms=0,
+        queue_offset=fields.pop("at", 7),
+        stored_at_ms=0,
+        **fields,
     )
 
 
@@ -60,7 +66,9 @@ def test_the_next_pass_begins_with_what_is_undecided_and_the_ops_that_count_behi
 
     assert found.undecided == [2]
     assert (found.next_half_offset, found.next_op_offset) == (2, 1)
-    again = check_pass(halves(6), ops, half_offset=found.next_half_offset, op_offset=found.next_op_offset)
+    again = check_pass(
+        halves(6), ops, half_offset=found.next_half_offset, op_offset=found.next_op_offset
+    )
     assert again == CheckPass({3: 1, 4: 2, 5: 2}, [2], 2, 1)
 
 

@@ -1,4 +1,7 @@
-"""Checks that are sent: who is asked, how often, what an answer does and what none does. In a simulated world."""
+"""Checks that are sent: who is asked, how often, what an answer does and what none does.
+
+In a simulated world.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -23,9 +26,15 @@ from txn.producer import Answered, Failed, Failure, Route
 from txn.states import Resolver, TxnEvent, TxnState
 
 ORDERS = QueueId("orders", 0)
-SOON = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, unreachable_limit_ms=86_400_000)
+SOON = CheckbackPolicy(
+    first_after_ms=100, interval_ms=200, max_answers=3, unreachable_limit_ms=86_400_000
+)
 OPTIONS = LocalStoreOptions(
-    segment_bytes=65_536, prepare_ahead_bytes=16_384, queue_file_entries=20, index_slots=64, index_file_entries=200
+    segment_bytes=65_536,
+    prepare_ahead_bytes=16_384,
+    queue_file_entries=20,
+    index_slots=64,
+    index_file_entries=200,
 )
 COMMIT, UNKNOWN = Answered(TxnEvent.COMMIT, 1), Answered(TxnEvent.UNKNOWN, 1)
 DOWN = Failed(Failure.UNREACHABLE, "status 503", blames_host=True)
@@ -33,9 +42,13 @@ WRONG = Failed(Failure.INVALID, "status 404")
 
 
 class Producers:
-    """The world outside: each try is answered by the next of these, the last one again and again."""
+    """The world outside: each try is answered by the next of these, the last one again and
+    again.
+    """
 
-    def __init__(self, *outcomes: Answered | Failed, concurrency: int = 4, takes_ms: int = 0) -> None:
+    def __init__(
+        self, *outcomes: Answered | Failed, concurrency: int = 4, takes_ms: int = 0
+    ) -> None:
         self.outcomes = list(outcomes)
         self.concurrency = concurrency
         self.takes_ms = takes_ms
@@ -67,7 +80,12 @@ class Producers:
 
 class House:
     def __init__(
-        self, world: World, store: MessageStore, producers: Producers, coordinator: TransactionCoordinator, random: float
+        self,
+        world: World,
+        store: MessageStore,
+        producers: Producers,
+        coordinator: TransactionCoordinator,
+        random: float,
     ) -> None:
         self.world = world
         self.store = store
@@ -99,7 +117,9 @@ def in_house(*lives, producers: Producers, random: float = 0.0) -> None:
     async def enter(world: World) -> House:
         store = await world.open_store(OPTIONS)
         await store.create_topic("orders", queue_count=1)
-        coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+        coordinator = TransactionCoordinator(
+            store, world.clock, world.identifiers, TransactionOptions()
+        )
         await coordinator.start()
         return House(world, store, producers, coordinator, random)
 
@@ -135,12 +155,20 @@ async def test_unknown_is_counted_and_asked_again_under_a_new_id_until_it_is_hel
     await house.run_for(5_000)
 
     found = await house.look(transaction_id)
-    assert (found.state, found.answers, found.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
-    assert [check_id for _, check_id in house.producers.asked] == [f"chk_{number}_{transaction_id}" for number in (1, 2, 3)]
+    assert (found.state, found.answers, found.hold_reason) == (
+        TxnState.HELD,
+        3,
+        "answers_exhausted",
+    )
+    assert [check_id for _, check_id in house.producers.asked] == [
+        f"chk_{number}_{transaction_id}" for number in (1, 2, 3)
+    ]
     assert all(200 <= gap <= 230 for gap in gaps(house.producers))
 
 
-@with_house(producers=Producers(UNKNOWN._replace(recheck_after_ms=1000, evidence={"row": "1"}), COMMIT))
+@with_house(
+    producers=Producers(UNKNOWN._replace(recheck_after_ms=1000, evidence={"row": "1"}), COMMIT)
+)
 async def test_the_producer_says_when_it_wants_to_be_asked_again(house):
     await house.begin()
 
@@ -151,16 +179,24 @@ async def test_the_producer_says_when_it_wants_to_be_asked_again(house):
 
 
 @with_house(producers=Producers(WRONG))
-async def test_what_is_no_answer_is_asked_again_under_the_same_id_after_waits_that_double_and_is_never_counted(house):
+async def test_what_is_no_answer_is_asked_again_under_the_same_id_after_waits_that_double_and_is_never_counted(
+    house,
+):
     transaction_id = await house.begin()
 
     await house.run_for(200_000)
 
     assert len({check_id for _, check_id in house.producers.asked}) == 1
     expected = [200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000]
-    assert all(0 <= gap - wait <= 30 for gap, wait in zip(gaps(house.producers), expected, strict=False))
+    assert all(
+        0 <= gap - wait <= 30 for gap, wait in zip(gaps(house.producers), expected, strict=False)
+    )
     found = await house.look(transaction_id)
-    assert (found.state, found.answers, found.last_failure) == (TxnState.PREPARED, 0, "invalid: status 404")
+    assert (found.state, found.answers, found.last_failure) == (
+        TxnState.PREPARED,
+        0,
+        "invalid: status 404",
+    )
 
 
 @with_house(producers=Producers(WRONG), random=0.999)
@@ -196,7 +232,11 @@ def test_one_that_nobody_answers_has_a_clock_of_its_own_which_a_restart_does_not
 
     async def life(house):
         begun.append(await house.begin(policy=limited))
-        begun.append(await house.begin(policy=msgspec.structs.replace(limited, on_exhausted=OnExhausted.ROLLBACK)))
+        begun.append(
+            await house.begin(
+                policy=msgspec.structs.replace(limited, on_exhausted=OnExhausted.ROLLBACK)
+            )
+        )
         await house.run_for(2_000)
         assert (await house.look(begun[0])).state is TxnState.PREPARED
 
@@ -205,7 +245,10 @@ def test_one_that_nobody_answers_has_a_clock_of_its_own_which_a_restart_does_not
         held, rolled_back = [await house.look(one) for one in begun]
         assert (held.state, held.hold_reason, held.answers) == (TxnState.HELD, "unreachable", 0)
         assert held.last_failure == "unreachable: status 503"
-        assert (rolled_back.state, rolled_back.resolved_by) == (TxnState.ROLLED_BACK, Resolver.POLICY)
+        assert (rolled_back.state, rolled_back.resolved_by) == (
+            TxnState.ROLLED_BACK,
+            Resolver.POLICY,
+        )
         asked = len(producers.asked)
         await house.run_for(60_000)
         assert len(producers.asked) == asked, "what is held or decided is not asked about"
@@ -261,18 +304,26 @@ async def test_a_transaction_that_is_decided_before_its_check_is_sent_is_not_ask
 
 @with_house(producers=Producers(COMMIT, takes_ms=2000))
 async def test_a_late_answer_decides_a_transaction_that_is_held_meanwhile(house):
-    transaction_id = await house.begin(policy=msgspec.structs.replace(SOON, unreachable_limit_ms=500))
+    transaction_id = await house.begin(
+        policy=msgspec.structs.replace(SOON, unreachable_limit_ms=500)
+    )
     await house.run_for(1_000)
     assert (await house.look(transaction_id)).state is TxnState.HELD
 
     await house.run_for(1_500)
 
     found = await house.look(transaction_id)
-    assert (found.state, found.resolved_by, found.is_late) == (TxnState.COMMITTED, Resolver.CHECK, True)
+    assert (found.state, found.resolved_by, found.is_late) == (
+        TxnState.COMMITTED,
+        Resolver.CHECK,
+        True,
+    )
 
 
 @with_house(producers=Producers(COMMIT, concurrency=3, takes_ms=300))
-async def test_a_host_gets_no_more_checks_at_once_than_it_may_have_whichever_group_they_are_of(house):
+async def test_a_host_gets_no_more_checks_at_once_than_it_may_have_whichever_group_they_are_of(
+    house,
+):
     house.producers.groups["mail"] = "shop.example"
     begun = [await house.begin(group) for group in ("shop", "mail") * 10]
 
@@ -289,7 +340,9 @@ async def test_another_question_gets_the_next_room_at_its_host_although_checks_w
     await house.run_for(150)
 
     async def ask() -> Answered:
-        return Answered(TxnEvent.UNKNOWN, latency_ms=len(house.producers.asked) * 10 + house.producers.under_way)
+        return Answered(
+            TxnEvent.UNKNOWN, latency_ms=len(house.producers.asked) * 10 + house.producers.under_way
+        )
 
     outcome = await house.sender.ask_beside("shop", ask)
 
@@ -310,11 +363,15 @@ async def test_asked_out_of_turn_a_check_is_one_of_those_that_its_host_may_have_
     assert isinstance(await asking, Answered)
     assert house.producers.most_under_way == 1
     assert last.state is TxnState.COMMITTED
-    assert [check_id for _, check_id in house.producers.asked][1] == f"chk_1_{begun[-1]}", "the next room was for who waited"
+    assert [check_id for _, check_id in house.producers.asked][1] == f"chk_1_{begun[-1]}", (
+        "the next room was for who waited"
+    )
 
 
 @with_house(producers=Producers(DOWN))
-async def test_a_host_that_is_left_alone_is_not_asked_out_of_turn_either_and_nothing_is_noted(house):
+async def test_a_host_that_is_left_alone_is_not_asked_out_of_turn_either_and_nothing_is_noted(
+    house,
+):
     begun = [await house.begin() for _ in range(20)]
     await house.run_for(1_000)
     assert house.sender.pause_ms("shop") > 0
@@ -378,7 +435,9 @@ async def test_the_checks_of_a_group_that_is_not_asked_are_left_for_those_who_co
     transaction_id = await house.begin("polled")
     await house.run_for(1_000)
 
-    (check,) = await house.coordinator.receive_checks("polled", max_checks=5, lease_ms=1_000, wait_ms=0)
+    (check,) = await house.coordinator.receive_checks(
+        "polled", max_checks=5, lease_ms=1_000, wait_ms=0
+    )
 
     assert (check.transaction.transaction_id, house.producers.asked) == (transaction_id, [])
 
@@ -388,7 +447,10 @@ async def test_a_check_that_is_under_way_is_nobody_elses(house):
     await house.begin()
     await house.run_for(500)
 
-    assert await house.coordinator.receive_checks("shop", max_checks=5, lease_ms=1_000, wait_ms=0) == []
+    assert (
+        await house.coordinator.receive_checks("shop", max_checks=5, lease_ms=1_000, wait_ms=0)
+        == []
+    )
     await house.sender.stop()
 
 
@@ -433,7 +495,9 @@ async def test_a_bug_in_one_try_ends_neither_the_loop_nor_the_check(house):
 
 
 def test_a_transaction_whose_checks_cannot_be_ended_is_set_aside_and_keeps_no_other():
-    """Its id takes so much of a record's properties that no mark about it fits: only another program writes such a half."""
+    """Its id takes so much of a record's properties that no mark about it fits: only another
+    program writes such a half.
+    """
     producers = Producers(UNKNOWN)
     policy = msgspec.structs.replace(SOON, max_answers=1)
 
@@ -441,7 +505,9 @@ def test_a_transaction_whose_checks_cannot_be_ended_is_set_aside_and_keeps_no_ot
         riddle = message(b"order", queue=ORDERS, message_id="riddle")
         facts = half_message.Facts(message_count=1, policy=policy)
         await house.store.append(
-            half_message.wrap_halves([riddle], transaction_id="x" * 20_000, producer_group="shop", facts=facts)
+            half_message.wrap_halves(
+                [riddle], transaction_id="x" * 20_000, producer_group="shop", facts=facts
+            )
         )
 
     async def life(house):

@@ -1,4 +1,6 @@
-"""The checkpoint page against hand-made bytes: RocketMQ's five fields, and our two slots that are never both lost."""
+"""The checkpoint page against hand-made bytes: RocketMQ's five fields, and our two slots that are
+never both lost.
+"""
 
 import pytest
 from crc32c import crc32c
@@ -6,13 +8,25 @@ from crc32c import crc32c
 from storage.formats import checkpoint
 from storage.formats.checkpoint import PAGE_BYTES, SLOT_AT, SLOT_BYTES, Fields, Slot
 
-FIELDS = Fields(physic_ms=1_700_000_000_000, logics_ms=1_700_000_000_001, index_ms=2, master_flushed=-1, confirm_offset=1 << 40)
+FIELDS = Fields(
+    physic_ms=1_700_000_000_000,
+    logics_ms=1_700_000_000_001,
+    index_ms=2,
+    master_flushed=-1,
+    confirm_offset=1 << 40,
+)
 FIELDS_RAW = bytes.fromhex(
-    "0000018bcfe56800" + "0000018bcfe56801" + "0000000000000002" + "ffffffffffffffff" + "0000010000000000"
+    "0000018bcfe56800"
+    + "0000018bcfe56801"
+    + "0000000000000002"
+    + "ffffffffffffffff"
+    + "0000010000000000"
 )
 SLOT = Slot(sequence=7, synced_offset=0x123456789A, epoch=3, is_clean=True, first_offset=0x40000000)
 OF_AN_OLDER_VERSION = SLOT._replace(first_offset=None)
-SLOT_BODY = bytes.fromhex(b"EMQ1".hex() + "0000000000000007" + "000000123456789a" + "0000000000000003" + "01" + "000000")
+SLOT_BODY = bytes.fromhex(
+    b"EMQ1".hex() + "0000000000000007" + "000000123456789a" + "0000000000000003" + "01" + "000000"
+)
 SHORT_RAW = SLOT_BODY + crc32c(SLOT_BODY).to_bytes(4, "big")
 _WITH_BEGINNING = SHORT_RAW + bytes.fromhex("0000000040000000")
 SLOT_RAW = _WITH_BEGINNING + crc32c(_WITH_BEGINNING).to_bytes(4, "big")
@@ -42,7 +56,9 @@ def test_a_slot_of_a_version_that_did_not_record_the_beginning_is_read_without_o
 
 
 def test_a_beginning_that_an_older_version_left_behind_its_own_slot_does_not_count():
-    newer_slot_of_the_older_version = checkpoint.encode_slot(OF_AN_OLDER_VERSION._replace(sequence=8))
+    newer_slot_of_the_older_version = checkpoint.encode_slot(
+        OF_AN_OLDER_VERSION._replace(sequence=8)
+    )
 
     page = a_page(newer_slot_of_the_older_version + SLOT_RAW[36:])
 
@@ -99,11 +115,15 @@ def test_every_flipped_bit_of_a_slot_is_noticed_and_the_other_slot_stands_in(at)
 
 @pytest.mark.parametrize("kept", range(SLOT_BYTES))
 def test_a_slot_of_which_a_part_was_written_over_an_older_one_is_noticed(kept):
-    older = checkpoint.encode_slot(Slot(sequence=5, synced_offset=0x1111111111, epoch=2, is_clean=False))
+    older = checkpoint.encode_slot(
+        Slot(sequence=5, synced_offset=0x1111111111, epoch=2, is_clean=False)
+    )
     page = a_page(SLOT_RAW[:kept] + older[kept:])
 
     found = checkpoint.decode_slot(page, SLOT_AT[0])
-    assert found in (None, checkpoint.decode_slot(a_page(older), SLOT_AT[0])) or (kept >= 36 and found == OF_AN_OLDER_VERSION)
+    assert found in (None, checkpoint.decode_slot(a_page(older), SLOT_AT[0])) or (
+        kept >= 36 and found == OF_AN_OLDER_VERSION
+    )
 
 
 @pytest.mark.parametrize("body", [b"EMQ2" + SLOT_BODY[4:], SLOT_BODY[:28] + b"\x02\0\0\0"])

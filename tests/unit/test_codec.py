@@ -1,4 +1,6 @@
-"""JSON values that are kept as they were sent: what is taken, what is refused, and what is left of them."""
+"""JSON values that are kept as they were sent: what is taken, what is refused, and what is left of
+them.
+"""
 
 import json
 import math
@@ -16,7 +18,9 @@ DEPTH = 3
 
 @pytest.fixture(params=["built", "not built", "in pieces"], autouse=True, scope="module")
 def _way(request):
-    """The ways in which a value is checked: small ones are built, large ones are not, in pieces of every size."""
+    """The ways in which a value is checked: small ones are built, large ones are not, in pieces of
+    every size.
+    """
     patch = pytest.MonkeyPatch()
     if request.param != "built":
         patch.setattr(codec, "_BUILT_BYTES", 0)
@@ -27,7 +31,10 @@ def _way(request):
 
 
 def built(raw: bytes) -> object:
-    """The value by a decoder that builds all of it. Raises ValueError where it is none that is taken."""
+    """The value by a decoder that builds all of it.
+
+    Raises ValueError where it is none that is taken.
+    """
     try:
         value = msgspec.json.decode(raw)
         # msgspec takes whole numbers of any size; Python's own decoder shows which are too large.
@@ -66,14 +73,18 @@ numbers = st.one_of(
     st.integers(min_value=300, max_value=308).map(lambda digits: 10**digits),
     st.floats(allow_nan=False, allow_infinity=False),
 )
-texts = st.text(st.sampled_from('\\"/,[{]}:e10 \n\té€😀'), max_size=12) | st.text(st.characters(codec="utf-8"))
+texts = st.text(st.sampled_from('\\"/,[{]}:e10 \n\té€😀'), max_size=12) | st.text(
+    st.characters(codec="utf-8")
+)
 values = st.recursive(
     st.none() | st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=20,
 )
 documents = st.builds(
-    lambda value, is_ascii, indent: json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode(),
+    lambda value, is_ascii, indent: json.dumps(
+        value, ensure_ascii=is_ascii, indent=indent
+    ).encode(),
     values,
     st.booleans(),
     st.sampled_from([None, 2]),
@@ -81,9 +92,48 @@ documents = st.builds(
 # Bytes of which JSON is made, and what makes numbers, texts and UTF-8 wrong.
 words = st.sampled_from(
     [
-        *(b"[", b"]", b"{", b"}", b",", b":", b'"', b"\\", b"\\\\", b'\\"', b" ", b"\n", b"true", b"null", b"NaN", b"Infinity"),
-        *(b"\\ud800", b"\\udc00", b"\\u0041", b"\xff", b"\xc3", b"\xa9", b"\xed\xa0\x80", b"\x00", b"\xef\xbb\xbf"),
-        *(b"1", b"-", b".", b"e", b"E+", b"e309", b"1e308", b"0e999", b"1.8e308", b"-1.7976931348623159e308", b"e110"),
+        *(
+            b"[",
+            b"]",
+            b"{",
+            b"}",
+            b",",
+            b":",
+            b'"',
+            b"\\",
+            b"\\\\",
+            b'\\"',
+            b" ",
+            b"\n",
+            b"true",
+            b"null",
+            b"NaN",
+            b"Infinity",
+        ),
+        *(
+            b"\\ud800",
+            b"\\udc00",
+            b"\\u0041",
+            b"\xff",
+            b"\xc3",
+            b"\xa9",
+            b"\xed\xa0\x80",
+            b"\x00",
+            b"\xef\xbb\xbf",
+        ),
+        *(
+            b"1",
+            b"-",
+            b".",
+            b"e",
+            b"E+",
+            b"e309",
+            b"1e308",
+            b"0e999",
+            b"1.8e308",
+            b"-1.7976931348623159e308",
+            b"e110",
+        ),
         *(b"9" * 308, b"9" * 309, b"9" * 200, b"[" * 126, b"]" * 126),
     ]
 )
@@ -124,20 +174,37 @@ def test_a_document_with_something_put_into_it_is_taken_where_it_can_be_built(do
 def test_a_compact_value_is_the_same_without_white_space_and_stays_as_it_is(document):
     compacted = codec.compact(document, depth=0)
 
-    assert json.loads(compacted, object_pairs_hook=list) == json.loads(document, object_pairs_hook=list)
+    assert json.loads(compacted, object_pairs_hook=list) == json.loads(
+        document, object_pairs_hook=list
+    )
     assert codec.compact(compacted, depth=0) == compacted
     if b'"' not in document:
         assert compacted == b"".join(document.split())
 
 
 @pytest.mark.parametrize(
-    "sent", [b'{"b":1,"a":2,"b":3}', b'"\\u0041\\/\\n"', b"1E5", b"-0", b"1.0", b"1e-400", b"0." + b"0" * 400 + b"1"]
+    "sent",
+    [
+        b'{"b":1,"a":2,"b":3}',
+        b'"\\u0041\\/\\n"',
+        b"1E5",
+        b"-0",
+        b"1.0",
+        b"1e-400",
+        b"0." + b"0" * 400 + b"1",
+    ],
 )
 def test_order_repeated_keys_escapes_and_numbers_stay_as_they_were_sent(sent):
-    assert codec.compact(b' { "x" : [ ' + sent + b"\t,\r\n1 ] }", depth=0) == b'{"x":[' + sent + b",1]}"
+    assert (
+        codec.compact(b' { "x" : [ ' + sent + b"\t,\r\n1 ] }", depth=0)
+        == b'{"x":[' + sent + b",1]}"
+    )
 
 
-@given(document=documents.map(lambda document: codec.compact(document, depth=0)), limit=st.integers(1, 40))
+@given(
+    document=documents.map(lambda document: codec.compact(document, depth=0)),
+    limit=st.integers(1, 40),
+)
 @example(document=b"[[],[]]", limit=4)
 @example(document=b"[[],[]]", limit=5)
 def test_values_over_the_limit_are_refused_and_what_strings_hold_is_not_counted(document, limit):
@@ -157,7 +224,8 @@ def test_values_over_the_limit_are_refused_and_what_strings_hold_is_not_counted(
     assert refused.value.context == {"limited": "values", "limit": str(limit)}
 
 
-# ----------------------------------------------------------------------------------------------------------- large answers
+# --------------------------------------------------------------------------------------------------
+# large answers
 
 
 class Inner(msgspec.Struct):

@@ -66,7 +66,9 @@ def answering(*parts: bytes, length: int | None, breaks_off: bool = False) -> An
         if breaks_off:
             raise OSError("no body")
         for number, part in enumerate(parts, 1):
-            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
+            await send(
+                {"type": "http.response.body", "body": part, "more_body": number < len(parts)}
+            )
 
     return app
 
@@ -109,7 +111,9 @@ def test_what_breaks_off_before_its_body_still_sends_its_head_and_closes():
 
 def test_nonsense_behind_an_answer_that_has_begun_does_not_become_a_part_of_it():
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"500")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"500")]}
+        )
         await send({"type": "http.response.body", "body": b"begin", "more_body": True})
         await receive()
         await receive()
@@ -119,7 +123,9 @@ def test_nonsense_behind_an_answer_that_has_begun_does_not_become_a_part_of_it()
         server = HttpServer(HttpOptions(), Connections(1), lambda request: answer(app, request))
         protocol = server.connect()
         protocol.connection_made(wire)
-        protocol.data_received(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        protocol.data_received(
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+        )
         for _ in range(5):  # until the answer has begun
             await asyncio.sleep(0)
         protocol.data_received(b"no size\r\n")

@@ -33,7 +33,9 @@ def test_beyond_the_limit_only_probes_and_operators_are_served_until_there_is_ro
 
     late = Client(connections)
 
-    assert [late.asks(path) for path in ("/livez", "/readyz", "/metrics", "/v1/admin/store")] == [True] * 4
+    assert [late.asks(path) for path in ("/livez", "/readyz", "/metrics", "/v1/admin/store")] == [
+        True
+    ] * 4
     assert not late.asks()
     connections.lost(busy[0])
     assert late.asks()
@@ -51,7 +53,12 @@ def test_the_connection_that_has_been_idle_for_longest_is_closed_for_a_new_one()
 
     late = Client(connections)
 
-    assert [client.is_closing for client in (first, second, third, late)] == [False, False, True, False]
+    assert [client.is_closing for client in (first, second, third, late)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     connections.lost(third)
     assert late.asks()
     second.has_asked = True

@@ -9,8 +9,12 @@ from delivery.groups import GroupRules, Start
 from tests.support.clock import ManualClock
 
 
-async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once_that_one_has_ended(database_url):
-    """Else its positions, where it starts at the end, would be forgotten with those of the one before."""
+async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once_that_one_has_ended(
+    database_url,
+):
+    """Else its positions, where it starts at the end, would be forgotten with those of the one
+    before.
+    """
     database = Database(database_url)
     await database.open()
     groups = ConsumerGroups(database, ManualClock(), LimitOptions())
@@ -28,7 +32,9 @@ async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once
 
     deleting = asyncio.create_task(groups.delete("billing", check=lambda _: None, end=end))
     await is_ending.wait()
-    making = asyncio.create_task(groups.put("billing", lambda _: GroupRules(start=Start.LATEST), begin=begin))
+    making = asyncio.create_task(
+        groups.put("billing", lambda _: GroupRules(start=Start.LATEST), begin=begin)
+    )
     await asyncio.sleep(0)
     may_end.set()
     await asyncio.gather(deleting, making)

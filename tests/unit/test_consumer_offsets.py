@@ -39,9 +39,11 @@ def test_quoted_keys_numbers_below_zero_and_an_empty_table_are_read_too():
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"null", b"[]", b"\xff\x00", BY_A_BROKER[:-1], b'{"offsetTable":[1]}', b'{"offsetTable":{"a@g":{"x":1}}}',
+    "raw", [b"", b"null", b"[]", b"\xff\x00", BY_A_BROKER[:-1], b'{"offsetTable":[1]}',
+    b'{"offsetTable":{"a@g":{"x":1}}}',
             b'{"offsetTable":{"a@g":{"0":"much"}}}', b'{"dataVersion":{}}',
-            b'{"offsetTable":{"a@g":{"0":1e999}}}', b'{"offsetTable":{"a@g":{"0":9223372036854775808}}}', b"[" * 100_000]
+            b'{"offsetTable":{"a@g":{"0":1e999}}}',
+            b'{"offsetTable":{"a@g":{"0":9223372036854775808}}}', b"[" * 100_000]
 )  # fmt: skip
 def test_what_is_no_such_file_says_nothing(raw):
     assert decode(raw) is None

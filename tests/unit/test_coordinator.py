@@ -1,4 +1,6 @@
-"""Transactions over a store: the first decision wins, nothing is seen before it, checks come as planned, nothing is lost."""
+"""Transactions over a store: the first decision wins, nothing is seen before it, checks come as
+planned, nothing is lost.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -33,9 +35,15 @@ from txn.transaction import Transaction, TxnMessage
 ORDERS = QueueId("orders", 0)
 EMAILS = QueueId("emails", 1)
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
-SOON = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, unreachable_limit_ms=5_000)
+SOON = CheckbackPolicy(
+    first_after_ms=100, interval_ms=200, max_answers=3, unreachable_limit_ms=5_000
+)
 OPTIONS = LocalStoreOptions(
-    segment_bytes=65_536, prepare_ahead_bytes=16_384, queue_file_entries=20, index_slots=64, index_file_entries=200
+    segment_bytes=65_536,
+    prepare_ahead_bytes=16_384,
+    queue_file_entries=20,
+    index_slots=64,
+    index_file_entries=200,
 )
 
 
@@ -55,7 +63,9 @@ class House:
         )
 
     async def begin(self, *given: Message, policy: CheckbackPolicy = SOON, **fields) -> str:
-        request = Begin(given or (message(b"order", queue=ORDERS, message_id="m1"),), "shop", policy, **fields)
+        request = Begin(
+            given or (message(b"order", queue=ORDERS, message_id="m1"),), "shop", policy, **fields
+        )
         return (await self.coordinator.begin(request)).transaction.transaction_id
 
     async def state(self, transaction_id: str) -> TxnState:
@@ -68,7 +78,9 @@ class House:
         await self.coordinator.run_once(self.world.clock.wall_ms())
 
     async def checks(self, group: str = "shop", lease_ms: int = 1_000):
-        return await self.coordinator.receive_checks(group, max_checks=10, lease_ms=lease_ms, wait_ms=0)
+        return await self.coordinator.receive_checks(
+            group, max_checks=10, lease_ms=lease_ms, wait_ms=0
+        )
 
     async def answer(self, decision: TxnEvent, **fields):
         (check,) = await self.checks()
@@ -93,11 +105,14 @@ def in_house(*lives, **given) -> SimulatedDisk:
 with_house = one_life(in_house)
 
 
-# ------------------------------------------------------------------------------------------------------ begin and decide
+# --------------------------------------------------------------------------------------------------
+# begin and decide
 
 
 @pytest.mark.parametrize("restart", ["none", "killed"])
-def test_a_clock_that_was_once_a_year_ahead_puts_off_no_check_of_what_is_begun_when_it_is_right(restart):
+def test_a_clock_that_was_once_a_year_ahead_puts_off_no_check_of_what_is_begun_when_it_is_right(
+    restart,
+):
     year_ms = 365 * 86_400_000
     first_check: list[int] = []
 
@@ -109,7 +124,11 @@ def test_a_clock_that_was_once_a_year_ahead_puts_off_no_check_of_what_is_begun_w
         begun_ms = clock.wall_ms()
         await house.begin(transaction_id="txn")
         first_check.append((await house.coordinator.get("txn")).first_check_at_ms)
-        assert begun_ms + SOON.first_after_ms <= first_check[0] <= clock.wall_ms() + SOON.first_after_ms
+        assert (
+            begun_ms + SOON.first_after_ms
+            <= first_check[0]
+            <= clock.wall_ms() + SOON.first_after_ms
+        )
         if restart == "none":
             await checked(house)
 
@@ -127,7 +146,14 @@ def test_a_clock_that_was_once_a_year_ahead_puts_off_no_check_of_what_is_begun_w
 @with_house()
 async def test_a_half_message_is_seen_by_nobody_before_the_commit_and_by_all_after(house):
     transaction_id = await house.begin(
-        message(b"order", queue=ORDERS, message_id="m1", key="8812", tag="created", properties={"a": "b"}),
+        message(
+            b"order",
+            queue=ORDERS,
+            message_id="m1",
+            key="8812",
+            tag="created",
+            properties={"a": "b"},
+        ),
         message(b"email", queue=EMAILS, message_id="m2"),
     )
     assert await house.bodies(ORDERS) == await house.bodies(EMAILS) == []
@@ -187,7 +213,10 @@ async def test_a_decision_is_one_op_message_that_says_what_was_decided(house):
 
 @with_house()
 async def test_the_first_decision_wins_and_the_same_one_again_is_a_replay(house):
-    committed, rolled_back = await house.begin(), await house.begin(message(queue=ORDERS, message_id="m2"))
+    committed, rolled_back = (
+        await house.begin(),
+        await house.begin(message(queue=ORDERS, message_id="m2")),
+    )
     await house.coordinator.commit(committed)
     await house.coordinator.rollback(rolled_back)
 
@@ -207,14 +236,22 @@ async def test_the_first_decision_wins_and_the_same_one_again_is_a_replay(house)
 async def test_of_many_decisions_at_once_exactly_one_is_made(house):
     transaction_id = await house.begin()
     decide = [house.coordinator.commit, house.coordinator.rollback]
-    answers = await asyncio.gather(*[decide[n % 2](transaction_id) for n in range(20)], return_exceptions=True)
+    answers = await asyncio.gather(
+        *[decide[n % 2](transaction_id) for n in range(20)], return_exceptions=True
+    )
 
     made = [answer for answer in answers if not isinstance(answer, BaseException)]
     assert [outcome.replayed for outcome in made].count(False) == 1
     assert len({outcome.transaction.state for outcome in made}) == 1
-    assert all(isinstance(answer, TransactionConflict) for answer in answers if isinstance(answer, BaseException))
+    assert all(
+        isinstance(answer, TransactionConflict)
+        for answer in answers
+        if isinstance(answer, BaseException)
+    )
     assert (await house.store.offsets(OP_QUEUE)).end == 1
-    assert len(await house.bodies()) == (1 if made[0].transaction.state is TxnState.COMMITTED else 0)
+    assert len(await house.bodies()) == (
+        1 if made[0].transaction.state is TxnState.COMMITTED else 0
+    )
 
 
 @with_house()
@@ -238,14 +275,17 @@ async def test_by_interval_a_decision_is_durable_when_it_is_answered(house):
     assert house.store.is_durable(final.log_offset)
 
 
-# ----------------------------------------------------------------------------------------------------------- repeatable
+# --------------------------------------------------------------------------------------------------
+# repeatable
 
 
 @with_house()
 async def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now(house):
     first = await house.begin(idempotency_key="order-1", idempotency_print="print")
     await house.coordinator.commit(first)
-    request = Begin((message(queue=ORDERS, message_id="m9"),), "shop", SOON, None, None, "order-1", "print")
+    request = Begin(
+        (message(queue=ORDERS, message_id="m9"),), "shop", SOON, None, None, "order-1", "print"
+    )
 
     again = await house.coordinator.begin(request)
 
@@ -259,8 +299,12 @@ async def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now(ho
 
 @with_house()
 async def test_a_begin_whose_key_is_under_way_is_told_so(house):
-    request = Begin((message(queue=ORDERS, message_id="m1"),), "shop", SOON, None, None, "order-1", "print")
-    answers = await asyncio.gather(*[house.coordinator.begin(request) for _ in range(3)], return_exceptions=True)
+    request = Begin(
+        (message(queue=ORDERS, message_id="m1"),), "shop", SOON, None, None, "order-1", "print"
+    )
+    answers = await asyncio.gather(
+        *[house.coordinator.begin(request) for _ in range(3)], return_exceptions=True
+    )
 
     assert [isinstance(answer, IdempotencyInProgress) for answer in answers] == [False, True, True]
 
@@ -269,7 +313,9 @@ async def test_a_begin_whose_key_is_under_way_is_told_so(house):
 async def test_a_key_counts_no_longer_than_its_window(house):
     first = await house.begin(idempotency_key="order-1", idempotency_print="print")
     await asyncio.sleep(2)
-    second = await house.begin(message(queue=ORDERS, message_id="m2"), idempotency_key="order-1", idempotency_print="x")
+    second = await house.begin(
+        message(queue=ORDERS, message_id="m2"), idempotency_key="order-1", idempotency_print="x"
+    )
 
     assert second != first
 
@@ -279,7 +325,9 @@ async def test_an_id_of_the_callers_own_is_taken_once(house):
     assert await house.begin(transaction_id="order-8812") == "order-8812"
     with pytest.raises(TransactionExists):
         await house.begin(transaction_id="order-8812")
-    answers = await asyncio.gather(*[house.begin(transaction_id="twin") for _ in range(2)], return_exceptions=True)
+    answers = await asyncio.gather(
+        *[house.begin(transaction_id="twin") for _ in range(2)], return_exceptions=True
+    )
     assert isinstance(answers[1], TransactionExists)
 
 
@@ -295,7 +343,8 @@ async def test_no_more_transactions_are_open_than_allowed_and_deciding_makes_roo
     await house.begin(message(queue=ORDERS, message_id="m3"))
 
 
-# ------------------------------------------------------------------------------------------------------------- checkback
+# --------------------------------------------------------------------------------------------------
+# checkback
 
 
 @with_house()
@@ -327,7 +376,9 @@ async def test_a_waiting_producer_gets_a_check_as_soon_as_it_is_due(house):
 
 
 @with_house()
-async def test_a_check_that_is_not_answered_in_time_comes_again_under_the_same_id_and_costs_nothing(house):
+async def test_a_check_that_is_not_answered_in_time_comes_again_under_the_same_id_and_costs_nothing(
+    house,
+):
     transaction_id = await house.begin()
     await asyncio.sleep(0.1)
     (first,) = await house.checks(lease_ms=500)
@@ -362,7 +413,9 @@ async def test_an_answer_counts_once_and_a_later_one_may_still_decide(house):
     (check,) = await house.checks()
     answer = house.coordinator.answer_check
 
-    answers = await asyncio.gather(*[answer("shop", check.check_id, TxnEvent.UNKNOWN) for _ in range(5)])
+    answers = await asyncio.gather(
+        *[answer("shop", check.check_id, TxnEvent.UNKNOWN) for _ in range(5)]
+    )
 
     assert {one.answers for one in answers} == {1}
     assert (await answer("shop", check.check_id, TxnEvent.COMMIT)).state is TxnState.COMMITTED
@@ -375,7 +428,17 @@ async def test_an_answer_counts_once_and_a_later_one_may_still_decide(house):
 
 
 @pytest.mark.parametrize(
-    "check_id", ["chk_", "chk_x_txn", "chk_1_unknown", "chk_0_mine", "chk_2_mine", "x", "chk_1_", "chk_99999999999999_mine"]
+    "check_id",
+    [
+        "chk_",
+        "chk_x_txn",
+        "chk_1_unknown",
+        "chk_0_mine",
+        "chk_2_mine",
+        "x",
+        "chk_1_",
+        "chk_99999999999999_mine",
+    ],
 )
 @with_house()
 async def test_an_answer_to_a_check_that_is_none_is_refused(house, check_id):
@@ -394,7 +457,9 @@ async def assert_not_open(house: House, check_id: str) -> None:
 
 
 @with_house()
-async def test_a_check_that_was_never_asked_cannot_be_answered_and_nobody_burns_the_budget_with_made_up_ids(house):
+async def test_a_check_that_was_never_asked_cannot_be_answered_and_nobody_burns_the_budget_with_made_up_ids(
+    house,
+):
     await house.begin(transaction_id="mine")
     await assert_not_open(house, "chk_1_mine")
     for answered in range(1, 4):
@@ -417,7 +482,9 @@ async def test_no_check_of_a_transaction_that_was_decided_before_it_was_due_can_
 
 
 @with_house()
-async def test_a_check_that_a_clock_once_ahead_made_due_can_be_answered_after_its_producer_has_decided(house):
+async def test_a_check_that_a_clock_once_ahead_made_due_can_be_answered_after_its_producer_has_decided(
+    house,
+):
     await house.begin(transaction_id="mine")
     house.world.clock.jump(86_400_000)
     (check,) = await house.checks()
@@ -561,8 +628,11 @@ async def test_a_held_transaction_that_is_resumed_is_asked_again_from_the_beginn
     assert (resumed.state, resumed.answers, resumed.hold_reason) == (TxnState.PREPARED, 0, None)
     (check,) = await house.checks()
     assert check.transaction.transaction_id == transaction_id
-    assert (await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)).answers == 1
-    assert (await house.coordinator.resume(transaction_id)).answers == 1  # a prepared one stays as it is
+    assert (
+        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
+    ).answers == 1
+    # a prepared one stays as it is
+    assert (await house.coordinator.resume(transaction_id)).answers == 1
     await house.coordinator.commit(transaction_id)
     with pytest.raises(TransactionConflict):
         await house.coordinator.resume(transaction_id)
@@ -570,13 +640,19 @@ async def test_a_held_transaction_that_is_resumed_is_asked_again_from_the_beginn
 
 @with_house()
 async def test_where_it_was_asked_for_exhaustion_rolls_back_instead(house):
-    policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, on_exhausted=OnExhausted.ROLLBACK)
+    policy = CheckbackPolicy(
+        first_after_ms=100, interval_ms=200, max_answers=3, on_exhausted=OnExhausted.ROLLBACK
+    )
     transaction_id = await house.begin(policy=policy)
 
     await _exhaust(house)
 
     decided = await house.coordinator.get(transaction_id)
-    assert (decided.state, decided.resolved_by, decided.was_held) == (TxnState.ROLLED_BACK, Resolver.POLICY, False)
+    assert (decided.state, decided.resolved_by, decided.was_held) == (
+        TxnState.ROLLED_BACK,
+        Resolver.POLICY,
+        False,
+    )
 
 
 @with_house()
@@ -604,7 +680,9 @@ async def test_a_decision_takes_its_open_check_away(house):
 async def test_what_is_decided_leaves_nothing_behind_that_is_to_be_looked_at(house):
     begun = [await house.begin(message(queue=ORDERS, message_id=f"m{n}")) for n in range(300)]
     await asyncio.sleep(0.2)
-    leased = await house.coordinator.receive_checks("shop", max_checks=200, lease_ms=43_200_000, wait_ms=0)
+    leased = await house.coordinator.receive_checks(
+        "shop", max_checks=200, lease_ms=43_200_000, wait_ms=0
+    )
     assert len(leased) == 200
     for transaction_id in begun:
         await house.coordinator.rollback(transaction_id)
@@ -628,7 +706,9 @@ async def test_a_transaction_that_is_asked_for_long_is_looked_at_no_more_often_f
 
 @with_house()
 async def test_who_made_a_decision_is_told_once_whichever_way_it_came(house):
-    policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1, on_exhausted=OnExhausted.ROLLBACK)
+    policy = CheckbackPolicy(
+        first_after_ms=100, interval_ms=200, max_answers=1, on_exhausted=OnExhausted.ROLLBACK
+    )
     await house.coordinator.commit(await house.begin(transaction_id="a"))
     await house.coordinator.commit("a")
     await house.begin(message(queue=ORDERS, message_id="m2"), policy=policy)
@@ -638,25 +718,42 @@ async def test_who_made_a_decision_is_told_once_whichever_way_it_came(house):
     await asyncio.sleep(0.11)
     await house.answer(TxnEvent.ROLLBACK)
 
-    assert house.decided == [("committed", "producer"), ("rolled_back", "policy"), ("rolled_back", "check")]
+    assert house.decided == [
+        ("committed", "producer"),
+        ("rolled_back", "policy"),
+        ("rolled_back", "check"),
+    ]
 
 
 @with_house()
-async def test_the_history_tells_when_a_polled_check_was_handed_out_and_what_came_with_each_answer(house):
+async def test_the_history_tells_when_a_polled_check_was_handed_out_and_what_came_with_each_answer(
+    house,
+):
     await house.begin(transaction_id="mine")
     await asyncio.sleep(0.15)
     (check,) = await house.checks()
     await asyncio.sleep(0.02)
-    await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN, evidence={"row": "none"})
+    await house.coordinator.answer_check(
+        "shop", check.check_id, TxnEvent.UNKNOWN, evidence={"row": "none"}
+    )
     await asyncio.sleep(0.25)
     (check,) = await house.checks()
     await asyncio.sleep(0.02)
-    await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT, evidence={"row": "8812"})
+    await house.coordinator.answer_check(
+        "shop", check.check_id, TxnEvent.COMMIT, evidence={"row": "8812"}
+    )
 
     told = await house.coordinator.history("mine")
 
     assert [event.event for event in told] == [
-        *("half_stored", "check_sent", "check_answered", "check_sent", "check_answered", "committed")
+        *(
+            "half_stored",
+            "check_sent",
+            "check_answered",
+            "check_sent",
+            "check_answered",
+            "committed",
+        )
     ]
     sent, unknown, sent_again, commit = told[1:5]
     assert [(one.attempt, one.via) for one in (sent, sent_again)] == [(1, "poll"), (1, "poll")]
@@ -683,7 +780,8 @@ async def test_who_waits_for_a_decision_is_told_at_once(house):
     assert await house.state(other) is TxnState.PREPARED
 
 
-# ----------------------------------------------------------------------------------------------------- nothing is forgotten
+# --------------------------------------------------------------------------------------------------
+# nothing is forgotten
 
 
 def test_after_a_kill_every_transaction_is_what_it_was():
@@ -710,11 +808,18 @@ def test_after_a_kill_every_transaction_is_what_it_was():
             assert (await get("undecided")).state is TxnState.PREPARED
             assert (await get("undecided")).business_key == "key of undecided"
             committed = await get("committed")
-            assert (committed.state, [one.final_offset for one in committed.messages]) == (TxnState.COMMITTED, [0, 0])
+            assert (committed.state, [one.final_offset for one in committed.messages]) == (
+                TxnState.COMMITTED,
+                [0, 0],
+            )
             rolled_back = await get("rolled-back")
             assert (rolled_back.state, rolled_back.reason) == (TxnState.ROLLED_BACK, "no")
             held = await get("held")
-            assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
+            assert (held.state, held.answers, held.hold_reason) == (
+                TxnState.HELD,
+                3,
+                "answers_exhausted",
+            )
             resumed = await get("resumed")
             assert (resumed.state, resumed.answers, resumed.checks_answered, resumed.was_held) == (
                 TxnState.PREPARED,
@@ -724,7 +829,10 @@ def test_after_a_kill_every_transaction_is_what_it_was():
             )
             assert house.coordinator.table.open_count == 3
             assert house.coordinator.table.held_count == 1
-            assert {check.transaction.transaction_id for check in await house.checks()} == {"undecided", "resumed"}
+            assert {check.transaction.transaction_id for check in await house.checks()} == {
+                "undecided",
+                "resumed",
+            }
             if snapshot:
                 assert await house.coordinator.save_snapshot()
                 assert not await house.coordinator.save_snapshot()
@@ -747,7 +855,9 @@ def test_a_snapshot_saves_the_start_from_replaying():
         await house.store.aclose()
 
     async def after(house):
-        replayed = TransactionCoordinator(house.store, house.world.clock, house.world.identifiers, TransactionOptions())
+        replayed = TransactionCoordinator(
+            house.store, house.world.clock, house.world.identifiers, TransactionOptions()
+        )
         assert await replayed.start() == 0
         assert len(replayed.table) == 20
 
@@ -770,15 +880,26 @@ def test_an_answer_from_before_a_kill_still_finds_its_check():
 
 
 def plainly(transaction: Transaction) -> dict:
-    """All that is told of it; `final_from` is only where to look for the final, which has been found."""
+    """All that is told of it; `final_from` is only where to look for the final, which has been
+    found.
+    """
     told = msgspec.structs.asdict(transaction) | {"look_at_ms": None, "packed": None}
-    return told | {"messages": [msgspec.structs.replace(sent, final_from=None) for sent in transaction.messages]}
+    return told | {
+        "messages": [
+            msgspec.structs.replace(sent, final_from=None) for sent in transaction.messages
+        ]
+    }
 
 
 async def three_forgotten(house) -> dict[str, dict]:
     """Decided in each way, one of them held before; what they were, as memory knew it."""
     body = message(b"order", queue=ORDERS, message_id="m-late", key="8812")
-    await house.begin(body, message(b"mail", queue=EMAILS, message_id="m-2"), transaction_id="late", business_key="order-8812")
+    await house.begin(
+        body,
+        message(b"mail", queue=EMAILS, message_id="m-2"),
+        transaction_id="late",
+        business_key="order-8812",
+    )
     for _ in range(SOON.max_answers):
         await asyncio.sleep(1)
         await house.sweep()
@@ -787,18 +908,24 @@ async def three_forgotten(house) -> dict[str, dict]:
     await house.coordinator.commit("late", by=Resolver.OPERATOR)
     await house.begin(transaction_id="back", idempotency_key="key-back", idempotency_print="print")
     await house.coordinator.rollback("back", reason="payment refused")
-    await house.begin(transaction_id="plain", idempotency_key="key-plain", idempotency_print="print")
+    await house.begin(
+        transaction_id="plain", idempotency_key="key-plain", idempotency_print="print"
+    )
     await house.coordinator.commit("plain")
     known = {name: plainly(await house.coordinator.get(name)) for name in ("late", "back", "plain")}
     for n in range(2):
-        await house.begin(message(queue=ORDERS, message_id=f"other-{n}"), transaction_id=f"other-{n}")
+        await house.begin(
+            message(queue=ORDERS, message_id=f"other-{n}"), transaction_id=f"other-{n}"
+        )
         await house.coordinator.commit(f"other-{n}")
     assert all(house.coordinator.table.get(name) is None for name in known)
     return known
 
 
 async def assert_as_before(house, known: dict[str, dict]) -> None:
-    """Looked up, a decided transaction is what it was; who repeats its begin or its decision is told so."""
+    """Looked up, a decided transaction is what it was; who repeats its begin or its decision is
+    told so.
+    """
     coordinator = house.coordinator
     for name, before in known.items():
         assert plainly(await coordinator.get(name)) == before
@@ -857,7 +984,9 @@ async def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one(hou
 
 
 @with_house(decided_kept=1, dedup_window_ms=1_000)
-async def test_of_two_forgotten_begins_with_one_key_the_later_one_counts_though_the_other_was_decided_last(house):
+async def test_of_two_forgotten_begins_with_one_key_the_later_one_counts_though_the_other_was_decided_last(
+    house,
+):
     again = {"idempotency_key": "key", "idempotency_print": "print"}
     first = await house.begin(**again)
     await asyncio.sleep(1.001)
@@ -874,16 +1003,28 @@ async def test_of_two_forgotten_begins_with_one_key_the_later_one_counts_though_
 @with_house(decided_kept=1)
 async def test_two_begins_of_one_id_at_once_are_one_transaction_while_the_log_is_asked(house):
     await three_forgotten(house)
-    results = await asyncio.gather(*[house.begin(transaction_id="twice") for _ in range(3)], return_exceptions=True)
+    results = await asyncio.gather(
+        *[house.begin(transaction_id="twice") for _ in range(3)], return_exceptions=True
+    )
 
-    assert sorted(type(result).__name__ for result in results) == ["TransactionExists", "TransactionExists", "str"]
+    assert sorted(type(result).__name__ for result in results) == [
+        "TransactionExists",
+        "TransactionExists",
+        "str",
+    ]
 
 
 @with_house()
 async def test_a_commit_waits_for_halves_whose_sync_takes_long(house):
-    """A begin is answered after the engine's limit even if the sync is not done; its messages cannot be read yet then."""
+    """A begin is answered after the engine's limit even if the sync is not done; its messages
+    cannot be read yet then.
+    """
     begun = await house.store.append(
-        [message(queue=HALF_QUEUE, message_id="h", system={"REAL_TOPIC": "orders", "REAL_QID": "0"})],
+        [
+            message(
+                queue=HALF_QUEUE, message_id="h", system={"REAL_TOPIC": "orders", "REAL_QID": "0"}
+            )
+        ],
         durability=Durability.BUFFERED,
     )
     assert not begun[0].durable
@@ -901,11 +1042,15 @@ async def test_check_events_are_in_the_log(house):
 
 
 @with_house()
-async def test_a_list_that_passes_over_many_leaves_room_for_others_between_and_finds_the_same(house):
+async def test_a_list_that_passes_over_many_leaves_room_for_others_between_and_finds_the_same(
+    house,
+):
     for number in range(20_000):
         half = TxnMessage(f"m-{number}", ORDERS, None, number)
         group = "rare" if number % 5_000 == 4_999 else "shop"
-        begun = Transaction(f"txn-{number}", group, (half,), SOON, prepared_at_ms=0, next_check_at_ms=1 << 60)
+        begun = Transaction(
+            f"txn-{number}", group, (half,), SOON, prepared_at_ms=0, next_check_at_ms=1 << 60
+        )
         house.coordinator.table.add(begun)
 
     def is_rare(transaction: Transaction) -> bool:
@@ -913,7 +1058,9 @@ async def test_a_list_that_passes_over_many_leaves_room_for_others_between_and_f
 
     async def found(most: int, after: int = -1) -> list[str]:
         states = frozenset({TxnState.PREPARED})
-        listed = await house.coordinator.search(after=after, states=states, wanted=is_rare, most=most)
+        listed = await house.coordinator.search(
+            after=after, states=states, wanted=is_rare, most=most
+        )
         return [one.transaction_id for one in listed]
 
     began = house.world.loop.turns
@@ -930,7 +1077,9 @@ def test_what_is_due_all_at_once_leaves_room_for_others_between():
         for number in range(count):
             half = TxnMessage(f"m-{number}", ORDERS, None, number)
             house.coordinator.table.add(
-                Transaction(f"txn-{number}", "shop", (half,), SOON, prepared_at_ms=0, next_check_at_ms=0)
+                Transaction(
+                    f"txn-{number}", "shop", (half,), SOON, prepared_at_ms=0, next_check_at_ms=0
+                )
             )
 
         async def others() -> None:
@@ -955,7 +1104,15 @@ async def test_a_sweep_that_is_given_up_in_the_middle_forgets_nobody(house):
     policy = CheckbackPolicy(first_after_ms=0, max_answers=1)
     for number in range(count):
         half = TxnMessage(f"m-{number}", ORDERS, None, number)
-        begun = Transaction(f"txn-{number}", "shop", (half,), policy, prepared_at_ms=0, next_check_at_ms=0, answers=1)
+        begun = Transaction(
+            f"txn-{number}",
+            "shop",
+            (half,),
+            policy,
+            prepared_at_ms=0,
+            next_check_at_ms=0,
+            answers=1,
+        )
         house.coordinator.table.add(begun)
 
     sweep = asyncio.ensure_future(house.sweep())

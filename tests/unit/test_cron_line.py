@@ -1,4 +1,6 @@
-"""When a cron line fires: Debian's rules, in every time zone, and on the days on which clocks are turned."""
+"""When a cron line fires: Debian's rules, in every time zone, and on the days on which clocks are
+turned.
+"""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -19,7 +21,9 @@ BERLIN = "Europe/Berlin"
 def ms(text: str, zone: str = "UTC") -> int:
     """A local time; one with an offset is that moment."""
     moment = datetime.fromisoformat(text)
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone))).timestamp() * 1_000)
+    return int(
+        (moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone))).timestamp() * 1_000
+    )
 
 
 def fires(line: str, zone: str, *, after: str, count: int) -> list[str]:
@@ -32,8 +36,10 @@ def fires(line: str, zone: str, *, after: str, count: int) -> list[str]:
     [
         ("0 6 * * 1-5", ["2026-03-02T06:00:00+01:00", "2026-03-03T06:00:00+01:00"]),
         ("*/20 10 * * *", ["2026-02-28T10:00:00+01:00", "2026-02-28T10:20:00+01:00"]),
-        ("0 0 1,15 * MON", ["2026-03-01T00:00:00+01:00", "2026-03-02T00:00:00+01:00"]),  # either of the two, as both are named
-        ("0 0 */15 * MON", ["2026-03-16T00:00:00+01:00", "2026-06-01T00:00:00+02:00"]),  # both, as one begins with a star
+        # either of the two, as both are named
+        ("0 0 1,15 * MON", ["2026-03-01T00:00:00+01:00", "2026-03-02T00:00:00+01:00"]),
+        # both, as one begins with a star
+        ("0 0 */15 * MON", ["2026-03-16T00:00:00+01:00", "2026-06-01T00:00:00+02:00"]),
         ("0 12 LW * *", ["2026-03-31T12:00:00+02:00", "2026-04-30T12:00:00+02:00"]),
         ("0 0 * * 7", ["2026-03-01T00:00:00+01:00", "2026-03-08T00:00:00+01:00"]),
         ("@monthly", ["2026-03-01T00:00:00+01:00", "2026-04-01T00:00:00+02:00"]),
@@ -46,14 +52,25 @@ def test_a_line_fires_at_the_times_that_it_names(line, expected):
 
 
 def test_a_time_that_does_not_exist_fires_when_the_clock_has_been_turned():
-    expected = ["2026-03-28T02:30:00+01:00", "2026-03-29T03:00:00+02:00", "2026-03-30T02:30:00+02:00"]
+    expected = [
+        "2026-03-28T02:30:00+01:00",
+        "2026-03-29T03:00:00+02:00",
+        "2026-03-30T02:30:00+02:00",
+    ]
 
     assert fires("30 2 * * *", BERLIN, after="2026-03-28T00:00:00", count=3) == expected
-    assert fires("0,30 2 * * *", BERLIN, after="2026-03-29T00:00:00", count=2) == [expected[1], "2026-03-30T02:00:00+02:00"]
+    assert fires("0,30 2 * * *", BERLIN, after="2026-03-29T00:00:00", count=2) == [
+        expected[1],
+        "2026-03-30T02:00:00+02:00",
+    ]
 
 
 def test_a_time_that_comes_twice_fires_once_the_first_time():
-    expected = ["2026-10-24T02:30:00+02:00", "2026-10-25T02:30:00+02:00", "2026-10-26T02:30:00+01:00"]
+    expected = [
+        "2026-10-24T02:30:00+02:00",
+        "2026-10-25T02:30:00+02:00",
+        "2026-10-26T02:30:00+01:00",
+    ]
 
     assert fires("30 2 * * *", BERLIN, after="2026-10-24T00:00:00", count=3) == expected
 
@@ -78,7 +95,9 @@ def test_a_line_with_a_star_for_hour_or_minute_follows_the_clock_as_it_runs():
         "2026-10-25T02:00:00+01:00",
         "2026-10-25T02:30:00+01:00",
     ]
-    assert fires("*/30 2 * * *", BERLIN, after="2026-03-29T00:00:00", count=1) == ["2026-03-30T02:00:00+02:00"]
+    assert fires("*/30 2 * * *", BERLIN, after="2026-03-29T00:00:00", count=1) == [
+        "2026-03-30T02:00:00+02:00"
+    ]
 
 
 def test_a_day_without_midnight_begins_later():
@@ -91,7 +110,18 @@ def test_a_day_without_midnight_begins_later():
 @pytest.mark.parametrize(
     "line",
     [
-        *("", "*", "* * * *", "* * * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * 8", "@reboot"),
+        *(
+            "",
+            "*",
+            "* * * *",
+            "* * * * * * *",
+            "60 * * * *",
+            "* 24 * * *",
+            "* * 0 * *",
+            "* * * 13 *",
+            "* * * * 8",
+            "@reboot",
+        ),
         *(
             "5-1 * * * *",
             "1, * * * *",
@@ -111,7 +141,10 @@ def test_what_is_no_line_is_refused_by_its_name(line):
     assert refused.value.pointer == "/cron"
 
 
-@pytest.mark.parametrize("zone", ["", "Mars/Olympus", "Europe", "../etc/passwd", "/etc/passwd", "tzdata.zi", "a\0b", "x" * 300])
+@pytest.mark.parametrize(
+    "zone",
+    ["", "Mars/Olympus", "Europe", "../etc/passwd", "/etc/passwd", "tzdata.zi", "a\0b", "x" * 300],
+)
 def test_what_is_no_time_zone_is_refused_by_its_name(zone):
     with pytest.raises(InvalidRequest, match="no time zone") as refused:
         CronLine("* * * * *", zone)
@@ -144,7 +177,9 @@ def test_a_line_that_names_no_day_at_all_never_fires():
     assert line.latest(after_ms=0, until_ms=ms("2026-01-01T00:00:00"), count=5) == []
 
 
-@pytest.mark.parametrize("line", ["0 0 */20 * 1L", "59 59 23 29 2 5#5", "0 0 29 2 */7", "0 0 */9 2 5#5", "0 0 29 2 *"])
+@pytest.mark.parametrize(
+    "line", ["0 0 */20 * 1L", "59 59 23 29 2 5#5", "0 0 29 2 */7", "0 0 */9 2 5#5", "0 0 29 2 *"]
+)
 def test_the_search_for_a_time_looks_at_no_more_days_than_fifty_years_have(line, monkeypatch):
     """Some 20 ms, whatever the line. The library looks at some days twice."""
     looked_at = 0
@@ -176,7 +211,25 @@ def test_the_end_of_the_calendar_is_the_end():
 
 
 fields = st.sampled_from(
-    ["*", "*/7", "0", "1-3", "2,30", "L", "LW", "1#2", "5L", "MON", "JAN", "60", "*/0", "x", "1/2", "-", "#"]
+    [
+        "*",
+        "*/7",
+        "0",
+        "1-3",
+        "2,30",
+        "L",
+        "LW",
+        "1#2",
+        "5L",
+        "MON",
+        "JAN",
+        "60",
+        "*/0",
+        "x",
+        "1/2",
+        "-",
+        "#",
+    ]
 )
 
 
@@ -198,13 +251,23 @@ def test_any_text_is_a_line_that_fires_in_order_or_is_refused(text):
 
 @settings(deadline=None)
 @given(
-    line=st.sampled_from(["30 2 * * *", "0 0 * * *", "*/7 * * * *", "0,30 1,2,3 * * *", "59 23 * * 0", "5 */2 * * *"]),
-    zone=st.sampled_from([BERLIN, "UTC", "America/New_York", "America/Havana", "Asia/Kathmandu", "Africa/Casablanca"]),
+    line=st.sampled_from(
+        ["30 2 * * *", "0 0 * * *", "*/7 * * * *", "0,30 1,2,3 * * *", "59 23 * * 0", "5 */2 * * *"]
+    ),
+    zone=st.sampled_from(
+        [BERLIN, "UTC", "America/New_York", "America/Havana", "Asia/Kathmandu", "Africa/Casablanca"]
+    ),
     begin=st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
     hours=st.integers(0, 72),
     count=st.integers(1, 20),
 )
-@example(line="30 2 * * *", zone=BERLIN, begin=datetime(2026, 10, 25, 0, 10, tzinfo=UTC), hours=1, count=1)
+@example(
+    line="30 2 * * *",
+    zone=BERLIN,
+    begin=datetime(2026, 10, 25, 0, 10, tzinfo=UTC),
+    hours=1,
+    count=1,
+)
 def test_the_latest_are_the_last_of_those_that_came(line, zone, begin, hours, count):
     begin_ms = int(begin.timestamp()) * 1_000
     until_ms = begin_ms + int(timedelta(hours=hours).total_seconds()) * 1_000

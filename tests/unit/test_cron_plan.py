@@ -39,7 +39,9 @@ def test_the_one_that_is_made_up_for_may_be_the_only_one():
     (first_ms,) = yearly.upcoming(NOON, 1)
 
     for catch_up in (CatchUp.ONCE, CatchUp.ALL):
-        made_up = plan(yearly, catch_up, first_ms=first_ms, now_ms=first_ms + 99 * MINUTE, grace_ms=GRACE_MS)
+        made_up = plan(
+            yearly, catch_up, first_ms=first_ms, now_ms=first_ms + 99 * MINUTE, grace_ms=GRACE_MS
+        )
         assert made_up == Plan(None, [first_ms])
 
 

@@ -1,4 +1,6 @@
-"""Cron schedules over a store: every occurrence once, whatever is killed when; what cannot be sent keeps nobody else."""
+"""Cron schedules over a store: every occurrence once, whatever is killed when; what cannot be sent
+keeps nobody else.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +9,16 @@ import msgspec
 import pytest
 
 from scheduler import cron_schedule
-from scheduler.cron_schedule import CRON_QUEUE, CatchUp, CountRestarted, CronParked, CronSchedule, CronState, Fired, Skipped
+from scheduler.cron_schedule import (
+    CRON_QUEUE,
+    CatchUp,
+    CountRestarted,
+    CronParked,
+    CronSchedule,
+    CronState,
+    Fired,
+    Skipped,
+)
 from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from storage.errors import (
@@ -28,7 +39,9 @@ from tests.support.simulation import World
 
 ORDERS = QueueId("orders", 0)
 EVERYTHING = {"max_messages": 5_000, "max_bytes": 1 << 30}
-OPTIONS = LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000)
+OPTIONS = LocalStoreOptions(
+    segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000
+)
 MINUTE = 60_000
 BEGIN_MS = 1_800_000_000_000
 assert BEGIN_MS % MINUTE == 0
@@ -57,7 +70,9 @@ class Registry:
 class House:
     """A store with a cron service, in a simulated world."""
 
-    def __init__(self, world: World, store: MessageStore, registry: Registry, **options: int) -> None:
+    def __init__(
+        self, world: World, store: MessageStore, registry: Registry, **options: int
+    ) -> None:
         self.world = world
         self.store = store
         self.registry = registry
@@ -81,12 +96,24 @@ class House:
         if schedule.topic == "broken":
             raise ZeroDivisionError("a mistake of ours")
         body = f"{schedule.schedule_id} {(moment_ms - BEGIN_MS) // 1_000}".encode()
-        return Message(queue=QueueId(schedule.topic, 0), message_id=self.world.identifiers.new("msg"), body=body, born_at_ms=0)
+        return Message(
+            queue=QueueId(schedule.topic, 0),
+            message_id=self.world.identifiers.new("msg"),
+            body=body,
+            born_at_ms=0,
+        )
 
     async def make(self, name: str, cron: str = "* * * * *", **said: object) -> str:
-        given = {"time_zone": "UTC", "topic": "orders", "message": b"{}", "catch_up": CatchUp.SKIP, **said}
+        given = {
+            "time_zone": "UTC",
+            "topic": "orders",
+            "message": b"{}",
+            "catch_up": CatchUp.SKIP,
+            **said,
+        }
         schedule = CronSchedule(
-            schedule_id=name, cron=cron, created_at_ms=self.now_ms, counts_from_ms=self.now_ms, **given
+            schedule_id=name, cron=cron, created_at_ms=self.now_ms, counts_from_ms=self.now_ms,
+            **given
         )  # fmt: skip
         item, _ = await self.service.create(schedule, key_window_ms=MINUTE)
         return item.schedule_id
@@ -101,11 +128,22 @@ class House:
         return [found.body.decode() for found in await self.store.read(ORDERS, 0, **EVERYTHING)]
 
     async def marks(self) -> list[cron_schedule.AnyCronMark]:
-        return [cron_schedule.read_mark(found) for found in await self.store.read(CRON_QUEUE, 0, **EVERYTHING)]
+        return [
+            cron_schedule.read_mark(found)
+            for found in await self.store.read(CRON_QUEUE, 0, **EVERYTHING)
+        ]
 
 
-def in_house(*lives, down_ms: int = 1, disk: SimulatedDisk | None = None, registry: Registry | None = None, **options: int):
-    """Each life on the disk that the one before it left when it was killed, and with the same registry."""
+def in_house(
+    *lives,
+    down_ms: int = 1,
+    disk: SimulatedDisk | None = None,
+    registry: Registry | None = None,
+    **options: int,
+):
+    """Each life on the disk that the one before it left when it was killed, and with the same
+    registry.
+    """
     registry = registry or Registry()
 
     async def enter(world: World) -> House:
@@ -121,7 +159,8 @@ def in_house(*lives, down_ms: int = 1, disk: SimulatedDisk | None = None, regist
 with_house = one_life(in_house)
 
 
-# --------------------------------------------------------------------------------------------------------------- firing
+# --------------------------------------------------------------------------------------------------
+# firing
 
 
 @with_house()
@@ -212,7 +251,9 @@ HOUR, DAY = 60 * MINUTE, 1_440 * MINUTE
 
 
 @pytest.mark.parametrize("catch_up", list(CatchUp))
-def test_a_clock_that_was_a_year_ahead_for_a_moment_silences_no_schedule_and_nothing_fires_twice(catch_up):
+def test_a_clock_that_was_a_year_ahead_for_a_moment_silences_no_schedule_and_nothing_fires_twice(
+    catch_up,
+):
     async def life(house):
         await house.make("a", catch_up=catch_up)
         await house.run(MINUTE)
@@ -238,7 +279,9 @@ def test_a_clock_that_was_a_year_ahead_for_a_moment_silences_no_schedule_and_not
 
 
 @pytest.mark.parametrize("keeps_snapshot", [False, True])
-def test_what_was_fired_ahead_of_a_clock_that_was_then_set_back_is_known_after_a_restart(keeps_snapshot):
+def test_what_was_fired_ahead_of_a_clock_that_was_then_set_back_is_known_after_a_restart(
+    keeps_snapshot,
+):
     async def life(house):
         await house.make("a", "0 * * * *")
         for _ in range(3):
@@ -284,7 +327,9 @@ def test_a_clock_that_was_some_hours_ahead_is_waited_for_unless_the_times_are_gi
         await house.run(MINUTE)
         house.world.clock.jump(-5 * HOUR)
         fired = await house.run()
-        await house.service.change("changed", lambda old: msgspec.structs.replace(old, cron="*/2 * * * *"))
+        await house.service.change(
+            "changed", lambda old: msgspec.structs.replace(old, cron="*/2 * * * *")
+        )
         await house.service.change("paused", paused(True))
         await house.service.change("paused", paused(False))
 
@@ -302,7 +347,8 @@ def test_a_clock_that_was_some_hours_ahead_is_waited_for_unless_the_times_are_gi
     in_house(life, after)
 
 
-# ------------------------------------------------------------------------------------------------------ kills and cuts
+# --------------------------------------------------------------------------------------------------
+# kills and cuts
 
 
 @pytest.mark.parametrize("keeps_snapshots", [False, True])
@@ -316,7 +362,8 @@ def test_killed_at_any_time_each_occurrence_fires_once(keeps_snapshots):
         if keeps_snapshots:
             await house.service.save_snapshot()
         sweep = asyncio.ensure_future(house.run(5_500))
-        await asyncio.wait({sweep}, timeout=5.5 + len(await house.bodies()) % 7 * 0.0007)  # and killed in the middle of it
+        # and killed in the middle of it
+        await asyncio.wait({sweep}, timeout=5.5 + len(await house.bodies()) % 7 * 0.0007)
 
     async def last(house):
         found = await house.run(5_000)
@@ -353,7 +400,11 @@ def test_a_power_cut_at_any_operation_leaves_the_message_and_its_mark_or_neither
         disk.cut_after = cut_after
         with World(disk, cut_after, wall_ms=BEGIN_MS) as world:
             world.run(life(world, registry, begins=True))
-        with World(world.disk.after_power_cut(world.randomness), cut_after, wall_ms=BEGIN_MS + MINUTE + 5_000) as world:
+        with World(
+            world.disk.after_power_cut(world.randomness),
+            cut_after,
+            wall_ms=BEGIN_MS + MINUTE + 5_000,
+        ) as world:
             found = world.call(life(world, registry, begins=False))
         assert found == (["a 60"] if registry.kept else []), cut_after
 
@@ -381,7 +432,8 @@ def test_where_marks_were_dropped_a_schedule_goes_on_from_now_rather_than_fire_t
 
     async def after(house):
         service = CronService(
-            Dropped(house.store), house.registry, house.world.clock, ScheduleOptions(), build=house.build
+            Dropped(house.store), house.registry, house.world.clock, ScheduleOptions(),
+            build=house.build
         )  # fmt: skip
         await service.start()
         await service.run_once(house.now_ms)
@@ -395,7 +447,9 @@ def test_after_a_mark_that_nobody_can_read_a_schedule_goes_on_from_now_rather_th
     async def before(house):
         await house.make("a", catch_up=CatchUp.ALL)
         await house.run(MINUTE)
-        await house.store.append([Message(queue=CRON_QUEUE, message_id="", body=b"{", born_at_ms=0, key="a")])
+        await house.store.append(
+            [Message(queue=CRON_QUEUE, message_id="", body=b"{", born_at_ms=0, key="a")]
+        )
 
     async def after(house):
         assert await house.run() == ["a 60"]
@@ -404,7 +458,8 @@ def test_after_a_mark_that_nobody_can_read_a_schedule_goes_on_from_now_rather_th
     in_house(before, after, down_ms=4 * MINUTE)
 
 
-# ---------------------------------------------------------------------------------------------------- what cannot be sent
+# --------------------------------------------------------------------------------------------------
+# what cannot be sent
 
 
 @with_house()
@@ -415,7 +470,11 @@ async def test_an_occurrence_that_is_refused_is_set_aside_and_the_others_fire(ho
 
     assert await house.run(MINUTE) == ["good 60"]
 
-    aside = {mark.schedule_id: mark.reason for mark in await house.marks() if isinstance(mark, CronParked)}
+    aside = {
+        mark.schedule_id: mark.reason
+        for mark in await house.marks()
+        if isinstance(mark, CronParked)
+    }
     assert aside["gone"].startswith(UnknownTopic.__name__)
     assert aside["bad"] == "InvalidMessage: too large by now"
     await house.store.create_topic("nobody-made-it", queue_count=1)
@@ -425,14 +484,19 @@ async def test_an_occurrence_that_is_refused_is_set_aside_and_the_others_fire(ho
 
 
 @with_house()
-async def test_one_that_is_a_riddle_is_set_aside_with_the_reason_and_tried_again_after_a_while(house):
+async def test_one_that_is_a_riddle_is_set_aside_with_the_reason_and_tried_again_after_a_while(
+    house,
+):
     await house.make("good")
     await house.make("riddle", topic="broken")
 
     assert await house.run(MINUTE) == ["good 60"]
 
     riddle = house.service.get("riddle")
-    assert (riddle.state, riddle.reason) == (CronState.SET_ASIDE, "ZeroDivisionError: a mistake of ours")
+    assert (riddle.state, riddle.reason) == (
+        CronState.SET_ASIDE,
+        "ZeroDivisionError: a mistake of ours",
+    )
     assert house.service.table.set_aside_count == 1
 
     async def build(schedule: CronSchedule, _: int) -> Message:
@@ -449,14 +513,18 @@ def test_one_whose_time_zone_is_gone_is_set_aside_at_the_start_and_the_others_fi
     async def before(house):
         await house.make("good")
         await house.make("lost")
-        registry.kept["lost"] = msgspec.structs.replace(registry.kept["lost"], time_zone="Atlantis/City")
+        registry.kept["lost"] = msgspec.structs.replace(
+            registry.kept["lost"], time_zone="Atlantis/City"
+        )
 
     async def after(house):
         lost = house.service.get("lost")
         assert (lost.state, "Atlantis/City" in lost.reason) == (CronState.SET_ASIDE, True)
         assert await house.run(MINUTE) == ["good 60"]
 
-        await house.service.change("lost", lambda old: msgspec.structs.replace(old, time_zone="UTC"))
+        await house.service.change(
+            "lost", lambda old: msgspec.structs.replace(old, time_zone="UTC")
+        )
         assert "lost 120" in await house.run(MINUTE)
 
     in_house(before, after, registry=registry)
@@ -479,7 +547,8 @@ def test_while_the_store_takes_nothing_what_is_due_waits():
     in_house(life)
 
 
-# -------------------------------------------------------------------------------------------------------------- changes
+# --------------------------------------------------------------------------------------------------
+# changes
 
 
 @with_house()
@@ -498,7 +567,9 @@ async def test_paused_it_fires_nothing_and_what_was_due_meanwhile_was_not_missed
 async def test_new_times_count_from_when_they_were_given(house):
     await house.make("a", "0 0 * * *", catch_up=CatchUp.ALL)
     await asyncio.sleep(600)
-    changed = await house.service.change("a", lambda old: msgspec.structs.replace(old, cron="*/2 * * * *"))
+    changed = await house.service.change(
+        "a", lambda old: msgspec.structs.replace(old, cron="*/2 * * * *")
+    )
 
     assert (changed.schedule.revision, changed.next_ms) == (2, BEGIN_MS + 12 * MINUTE)
     assert await house.run(2 * MINUTE) == ["a 720"]

@@ -1,4 +1,6 @@
-"""Damaged records and groups: each becomes a dead letter, whichever way the group meets it; nothing else is lost."""
+"""Damaged records and groups: each becomes a dead letter, whichever way the group meets it; nothing
+else is lost.
+"""
 
 import pytest
 
@@ -10,7 +12,17 @@ from delivery.tasks import Wanted
 from storage.errors import OffsetExpired, StorageError, StorageFull
 from storage.files.simulated import SimulatedDisk
 from storage.message import Message, OffsetRange, QueueId, StoredMessage
-from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, named, rules, spoil, without_snapshot
+from tests.support.delivery import (
+    EVERYTHING,
+    GROUP,
+    ORDERS,
+    House,
+    in_house,
+    named,
+    rules,
+    spoil,
+    without_snapshot,
+)
 
 RETRIES = QueueId(f"%RETRY%{GROUP}", 0)
 DEAD = QueueId(f"%DLQ%{GROUP}", 0)
@@ -40,7 +52,9 @@ class Spoiled:
 async def stubs(house: House) -> list[tuple[str, int]]:
     """The dead letters by the place of their message."""
     found = await house.delivery.dead_letters.slice(GROUP, 0, 1_000)
-    assert all(one.body == b"" and "the record is damaged" in one.system["__reason"] for one in found)
+    assert all(
+        one.body == b"" and "the record is damaged" in one.system["__reason"] for one in found
+    )
     return [(one.message_id, int(one.system["RECONSUME_TIME"])) for one in found]
 
 
@@ -84,11 +98,19 @@ def test_a_damaged_message_is_a_dead_letter_for_each_kind_of_group_and_the_other
 
         assert [named(one) for some in received for one in some] == [("first", 1), ("third", 1)]
         assert await house.ack(*received[0], *received[1]) == [True, True]
-        assert (await house.position(), await stubs(house), await damaged_count(house)) == (3, [("damaged_orders_0_1", 0)], 1)
+        assert (await house.position(), await stubs(house), await damaged_count(house)) == (
+            3,
+            [("damaged_orders_0_1", 0)],
+            1,
+        )
 
     async def after_a_kill(house: House) -> None:
         assert await house.receive() == []
-        assert (await house.position(), await stubs(house), await damaged_count(house)) == (3, [("damaged_orders_0_1", 0)], 1)
+        assert (await house.position(), await stubs(house), await damaged_count(house)) == (
+            3,
+            [("damaged_orders_0_1", 0)],
+            1,
+        )
         await house.close()
 
     def between(disk: SimulatedDisk) -> None:
@@ -111,7 +133,11 @@ def test_a_filter_does_not_pass_over_a_message_that_it_cannot_judge(subscription
 
     async def receive(house: House) -> None:
         assert await house.receive() == []
-        assert (await house.position(), await stubs(house), await damaged_count(house)) == (3, [("damaged_orders_0_1", 0)], 1)
+        assert (await house.position(), await stubs(house), await damaged_count(house)) == (
+            3,
+            [("damaged_orders_0_1", 0)],
+            1,
+        )
 
     in_house(send, receive, given=rules(subscriptions=subscriptions), between=spoiled)
 
@@ -145,7 +171,9 @@ def test_of_what_a_receive_had_taken_before_the_damage_nothing_is_lost_with_the_
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_message_that_is_damaged_while_it_is_leased_is_a_dead_letter_when_it_would_come_again(ordered):
+def test_a_message_that_is_damaged_while_it_is_leased_is_a_dead_letter_when_it_would_come_again(
+    ordered,
+):
     spoiled = Spoiled()
 
     async def receive(house: House) -> None:
@@ -267,7 +295,10 @@ def test_on_a_full_disk_nothing_damaged_is_settled_and_other_queues_go_on(attemp
         assert (await stubs(house), await damaged_count(house)) == ([], 0)
         house.store.append = append  # type: ignore[method-assign]
         assert await house.receive() == []
-        assert (await stubs(house), await damaged_count(house)) == ([("damaged_orders_0_0", attempts)], 1)
+        assert (await stubs(house), await damaged_count(house)) == (
+            [("damaged_orders_0_0", attempts)],
+            1,
+        )
 
     in_house(send, receive, queues=2, between=spoiled)
 
@@ -290,7 +321,8 @@ def test_a_message_that_has_not_expired_is_never_passed_over_as_if_it_had(expres
     in_house(life, given=rules(subscriptions=subscription(expression)))
 
 
-# ------------------------------------------------------------------------------------------------------- the dead letters
+# --------------------------------------------------------------------------------------------------
+# the dead letters
 
 
 def test_a_stub_is_listed_found_and_purged_and_a_redrive_says_that_its_body_is_lost():

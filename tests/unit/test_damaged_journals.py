@@ -1,4 +1,6 @@
-"""A damaged event in each journal: the start is refused with the place, or the event is logged, counted and left out."""
+"""A damaged event in each journal: the start is refused with the place, or the event is logged,
+counted and left out.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -43,7 +45,9 @@ class NoSchedules:
 
 async def start_leases(world: World, store: MessageStore) -> int:
     clock, randomness = world.clock, world.randomness
-    delivery = Delivery(store, clock, randomness, new_task_id=lambda: "", rules_of=lambda group: None)
+    delivery = Delivery(
+        store, clock, randomness, new_task_id=lambda: "", rules_of=lambda group: None
+    )
     await delivery.start()
     return 0
 
@@ -60,13 +64,21 @@ async def start_sent_keys(world: World, store: MessageStore) -> int:
 
 
 async def start_transactions(world: World, store: MessageStore) -> int:
-    coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+    coordinator = TransactionCoordinator(
+        store, world.clock, world.identifiers, TransactionOptions()
+    )
     await coordinator.start()
     return coordinator.count_left_out()
 
 
 async def start_cron(world: World, store: MessageStore) -> int:
-    cron = CronService(store, NoSchedules(), world.clock, ScheduleOptions(), build=lambda schedule, at_ms: message())  # type: ignore[arg-type]
+    cron = CronService(
+        store,
+        NoSchedules(),
+        world.clock,
+        ScheduleOptions(),
+        build=lambda schedule, at_ms: message(),
+    )  # type: ignore[arg-type]
     await cron.start()
     return cron.count_left_out()
 
@@ -101,14 +113,28 @@ JOURNALS = {
 
 
 def without_tables(disk: SimulatedDisk) -> None:
-    """Take away the tables that journals give back. Without those of the queues a start is refused before, by its walk."""
-    for name in {"leases", "requests", "sent_keys", "transactions", "cron", "schedule_progress", "group_offsets", "timers"}:
+    """Take away the tables that journals give back.
+
+    Without those of the queues a start is refused before, by its walk.
+    """
+    for name in {
+        "leases",
+        "requests",
+        "sent_keys",
+        "transactions",
+        "cron",
+        "schedule_progress",
+        "group_offsets",
+        "timers",
+    }:
         if disk.exists(path := ROOT / "snapshots" / name):
             disk.remove(path)
 
 
 def in_two_lives(journal: Journal, body: bytes, *, damages: bool, repairs: bool = False) -> Any:
-    """The error of a start, or how many events it left out; the journal's only event has this body."""
+    """The error of a start, or how many events it left out; the journal's only event has
+    this body.
+    """
     disk = SimulatedDisk()
     with World(disk, 1) as world:
 
@@ -129,7 +155,13 @@ def in_two_lives(journal: Journal, body: bytes, *, damages: bool, repairs: bool 
     if damages:
         spoil(disk, stored.log_offset)
     if repairs:
-        repair = Repair(disk, ROOT, folder="repair-1", now_ms=1_800_000_000_500, segment_bytes=OPTIONS.segment_bytes)
+        repair = Repair(
+            disk,
+            ROOT,
+            folder="repair-1",
+            now_ms=1_800_000_000_500,
+            segment_bytes=OPTIONS.segment_bytes,
+        )
         repair.blank_unit(stored.log_offset)
         repair.close()
     with World(disk, 2, wall_ms=1_800_000_100_000) as world:
@@ -164,7 +196,9 @@ def test_a_damaged_event_is_refused_with_its_place_or_left_out_and_counted(name)
     assert "escrowmq store repair" in str(outcome)
 
 
-@pytest.mark.parametrize("name", [name for name in JOURNALS if name not in ("half messages", "held", "decisions")])
+@pytest.mark.parametrize(
+    "name", [name for name in JOURNALS if name not in ("half messages", "held", "decisions")]
+)
 def test_an_event_that_this_version_cannot_read_is_refused_or_left_out_as_a_damaged_one(name):
     journal = JOURNALS[name]
 
@@ -192,7 +226,9 @@ def test_a_damaged_delayed_message_that_was_never_indexed_is_parked_and_can_be_c
         async def write() -> int | None:
             store = await world.open_store(OPTIONS)
             await store.create_topic(TIMER_QUEUE.topic, queue_count=1)
-            await store.append([message(b"delayed", queue=TIMER_QUEUE)], durability=Durability.SYNCED)
+            await store.append(
+                [message(b"delayed", queue=TIMER_QUEUE)], durability=Durability.SYNCED
+            )
             (stored,) = await store.read(TIMER_QUEUE, 0, max_messages=1, max_bytes=1)
             await store.aclose()
             return stored.log_offset
@@ -251,7 +287,12 @@ def test_a_message_is_found_behind_a_damaged_one_and_damage_is_said_where_it_may
             store = await world.open_store(OPTIONS)
             await store.create_topic("orders", queue_count=1)
             places = [
-                (await store.append([message(b"body", queue=orders, message_id=name)], durability=Durability.SYNCED))[0]
+                (
+                    await store.append(
+                        [message(b"body", queue=orders, message_id=name)],
+                        durability=Durability.SYNCED,
+                    )
+                )[0]
                 for name in ("damaged", "whole")
             ]
             await store.aclose()

@@ -1,4 +1,6 @@
-"""Behind a damaged unit every walk goes on at the next whole unit or broker's record, and at no part of the damaged unit."""
+"""Behind a damaged unit every walk goes on at the next whole unit or broker's record, and at no
+part of the damaged unit.
+"""
 
 import contextlib
 import io
@@ -23,7 +25,9 @@ SEGMENT = 16_384
 
 def by_survey(root: Path) -> int:
     vfs = OsVfs()
-    segments = Segments(vfs, PurePath(root), segment_bytes=SEGMENT, max_open=2, scratch=PurePath(root))
+    segments = Segments(
+        vfs, PurePath(root), segment_bytes=SEGMENT, max_open=2, scratch=PurePath(root)
+    )
     try:
         return survey(segments, None, lambda walked, to_walk: None).damages[0].end
     finally:
@@ -34,7 +38,11 @@ def by_verification(root: Path, *, end: int | None = None) -> int:
     """The scrub's walk, too."""
     file = SegmentFile(PurePath(root) / names.file_name(0), 0, SEGMENT)
     scope = Scope(ReadOnlyVfs(), PurePath(root), end is not None, False, end or 0, 0, [file], None)
-    missing = [piece.missing for piece in LogWalk(scope, window_bytes=4_096, end=end).pieces() if piece.missing]
+    missing = [
+        piece.missing
+        for piece in LogWalk(scope, window_bytes=4_096, end=end).pieces()
+        if piece.missing
+    ]
     return missing[0].stop
 
 
@@ -46,11 +54,17 @@ def by_dump(root: Path) -> int:
     return int(begin) + int(length)
 
 
-SEARCHES: dict[str, Callable[[Path], int]] = {"survey": by_survey, "verification": by_verification, "dump": by_dump}
+SEARCHES: dict[str, Callable[[Path], int]] = {
+    "survey": by_survey,
+    "verification": by_verification,
+    "dump": by_dump,
+}
 
 
 def write(root: Path, log: Log, damaged: int) -> Path:
-    """The log in a folder as the service has it; one byte of the record length at this place is wrong."""
+    """The log in a folder as the service has it; one byte of the record length at this place is
+    wrong.
+    """
     folder = root / "commitlog"
     folder.mkdir()
     raw = bytearray(log.filled(SEGMENT))
@@ -62,7 +76,9 @@ def write(root: Path, log: Log, damaged: int) -> Path:
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("count", [2, 3, 7])
 @pytest.mark.parametrize("is_first_damaged", [True, False])
-def test_no_record_of_a_damaged_unit_is_taken_for_a_brokers(tmp_path, search, count, is_first_damaged):
+def test_no_record_of_a_damaged_unit_is_taken_for_a_brokers(
+    tmp_path, search, count, is_first_damaged
+):
     log = Log().ours(1).ours(count).ours(1, synced_offset=SEGMENT)
     begin, end = log.borders[1:3]
     folder = write(tmp_path, log, begin if is_first_damaged else log.places[2])
@@ -73,8 +89,12 @@ def test_no_record_of_a_damaged_unit_is_taken_for_a_brokers(tmp_path, search, co
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("is_brokers_host", [True, False])
 @pytest.mark.parametrize("of_damaged", [True, False])
-def test_a_copy_that_a_broker_made_behind_a_damaged_unit_is_kept(tmp_path, search, is_brokers_host, of_damaged):
-    """A broker that went on with the store delivered what waited in it: the copies have its host or ours."""
+def test_a_copy_that_a_broker_made_behind_a_damaged_unit_is_kept(
+    tmp_path, search, is_brokers_host, of_damaged
+):
+    """A broker that went on with the store delivered what waited in it: the copies have its host or
+    ours.
+    """
     log = Log().ours([*messages(2, tag="t")]).ours([*messages(2, tag="t")])
     begin, end = log.borders[1:3]
     original = log.places[2] if of_damaged else log.places[0]
@@ -88,7 +108,9 @@ def test_a_copy_that_a_broker_made_behind_a_damaged_unit_is_kept(tmp_path, searc
 
 
 def test_without_damage_before_it_a_record_that_names_another_unit_is_a_brokers_copy():
-    """A broker may copy all of a record; where a unit must begin, nothing but its place tells such a copy from the original."""
+    """A broker may copy all of a record; where a unit must begin, nothing but its place tells such
+    a copy from the original.
+    """
     log = Log(4_096).ours(2)
     first, second = log.places
     window = log.filled(4_096 + SEGMENT)
@@ -99,4 +121,6 @@ def test_without_damage_before_it_a_record_that_names_another_unit_is_a_brokers_
 
     assert isinstance(judged(None), scan.Unit)
     assert isinstance(judged(second), scan.Unit), "the unit that it names begins before the damage"
-    assert judged(first) == scan.Halt(scan.Stop.DAMAGED, f"the record belongs to the damaged unit at {first}")
+    assert judged(first) == scan.Halt(
+        scan.Stop.DAMAGED, f"the record belongs to the damaged unit at {first}"
+    )

@@ -1,4 +1,6 @@
-"""The registry's database where several open it at once, its disk is full, or its server has gone."""
+"""The registry's database where several open it at once, its disk is full, or its server
+has gone.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -95,7 +97,9 @@ class ServerError(Exception):
     ],
 )
 def test_what_a_server_cannot_do_now_it_may_do_later(sqlstate, kind):
-    assert type(refused(OperationalError("select", {}, ServerError(sqlstate)), "postgresql")) is kind
+    assert (
+        type(refused(OperationalError("select", {}, ServerError(sqlstate)), "postgresql")) is kind
+    )
 
 
 async def test_an_error_of_a_file_is_no_reason_to_try_again(database):

@@ -1,4 +1,6 @@
-"""Dead letters: found, redriven to their group alone, purged; and tasks that go on after a crash."""
+"""Dead letters: found, redriven to their group alone, purged; and tasks that go on after a
+crash.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -119,7 +121,11 @@ async def test_a_task_with_a_rate_keeps_to_it_and_can_be_cancelled(house):
     await house.delivery.dead_letters.cancel(task.task_id)
     done = task.done
     await house.pass_time(1_000)
-    assert (task.state, task.done, len(await listed(house))) == (TaskState.CANCELLED, done, 100 - done)
+    assert (task.state, task.done, len(await listed(house))) == (
+        TaskState.CANCELLED,
+        done,
+        100 - done,
+    )
     with pytest.raises(UnknownTask):
         house.delivery.dead_letters.task("task_nobody")
 
@@ -187,7 +193,9 @@ async def test_messages_that_are_given_up_together_are_read_a_piece_at_a_time(ho
 
 
 @with_house(given=DEAD_AT_ONCE)
-async def test_a_task_that_matches_little_lets_others_act_between_two_pieces_and_ends_its_turn(house):
+async def test_a_task_that_matches_little_lets_others_act_between_two_pieces_and_ends_its_turn(
+    house,
+):
     await give_up(house, *[f"m{number}" for number in range(50)])
     task, _ = await house.delivery.dead_letters.redrive(GROUP, Redrive(Wanted(tag="none")))
     reads, is_reading = [], asyncio.Event()
@@ -223,10 +231,16 @@ async def test_a_turn_of_a_task_looks_at_so_many_messages_and_no_more(house, mon
 
 
 @with_house(given=DEAD_AT_ONCE)
-async def test_a_task_that_fails_keeps_no_later_one_from_its_turn_and_is_said_to_be_set_aside(house):
+async def test_a_task_that_fails_keeps_no_later_one_from_its_turn_and_is_said_to_be_set_aside(
+    house,
+):
     await give_up(house, "a", "b")
-    first, _ = await house.delivery.dead_letters.redrive(GROUP, Redrive(Wanted(message_ids=frozenset({"a"}))))
-    second, _ = await house.delivery.dead_letters.redrive(GROUP, Redrive(Wanted(message_ids=frozenset({"b"}))))
+    first, _ = await house.delivery.dead_letters.redrive(
+        GROUP, Redrive(Wanted(message_ids=frozenset({"a"})))
+    )
+    second, _ = await house.delivery.dead_letters.redrive(
+        GROUP, Redrive(Wanted(message_ids=frozenset({"b"})))
+    )
     append = house.store.append
 
     async def fail(messages, **options):
@@ -241,7 +255,11 @@ async def test_a_task_that_fails_keeps_no_later_one_from_its_turn_and_is_said_to
     house.store.append = append
     await house.delivery.dead_letters.run_once()
 
-    assert (first.state, first.done, house.delivery.dead_letters.set_aside()) == (TaskState.DONE, 1, {})
+    assert (first.state, first.done, house.delivery.dead_letters.set_aside()) == (
+        TaskState.DONE,
+        1,
+        {},
+    )
 
 
 @with_house(given=DEAD_AT_ONCE)
@@ -274,7 +292,16 @@ async def test_dead_letters_that_have_expired_are_counted_once_however_they_went
 )
 def test_a_task_says_how_long_it_will_take_by_its_rate_and_its_speed_so_far(fields, now_ms, eta_ms):
     given = {"max_per_second": None, "idempotency_key": None, "fingerprint": None, **fields}
-    task = Task(task_id="t", group=GROUP, wanted=Wanted(), end=100, total=100, begun_at_ms=0, reset_attempts=True, **given)
+    task = Task(
+        task_id="t",
+        group=GROUP,
+        wanted=Wanted(),
+        end=100,
+        total=100,
+        begun_at_ms=0,
+        reset_attempts=True,
+        **given,
+    )
 
     assert tasks.eta_ms(task, now_ms) == eta_ms
 
@@ -305,7 +332,9 @@ def test_a_task_goes_on_after_a_crash_and_redrives_each_message_once(cuts_power)
         await house.pass_time(900)
 
         assert (task.state, task.done, task.total) == (TaskState.DONE, 600, 600)
-        assert sorted(name for name, _ in await house.names(1_000)) == [f"m{number:03}" for number in range(600)]
+        assert sorted(name for name, _ in await house.names(1_000)) == [
+            f"m{number:03}" for number in range(600)
+        ]
         assert await listed(house) == []
 
     in_house(first_life, second_life, given=DEAD_AT_ONCE, cuts_power=cuts_power)

@@ -19,7 +19,9 @@ def test_a_higher_level_is_the_highest(level):
 
 
 @pytest.mark.parametrize(
-    "level", ["", "0", "-1", "1.5", " 1", "x", "²", "\u0663", "1\n", "9" * 30_000], ids=lambda level: ascii(level[:9])
+    "level",
+    ["", "0", "-1", "1.5", " 1", "x", "²", "\u0663", "1\n", "9" * 30_000],
+    ids=lambda level: ascii(level[:9]),
 )
 def test_what_is_no_level_delays_by_a_second(level):
     assert deliver_at_ms(level, STORED_AT_MS) == STORED_AT_MS + 1000

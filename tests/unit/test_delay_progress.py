@@ -8,7 +8,13 @@ from scheduler.progress import Progress
 from scheduler.scheduled_message import TIMER_QUEUE, place_of
 from storage.files import durable
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.formats.delay_progress import LevelOffsets, decode_levels, decode_timercheck, encode_levels, encode_timercheck
+from storage.formats.delay_progress import (
+    LevelOffsets,
+    decode_levels,
+    decode_timercheck,
+    encode_levels,
+    encode_timercheck,
+)
 from storage.message import QueueId
 from tests.support.schedules import House, in_house, with_house
 from tests.support.simulation import ROOT
@@ -26,7 +32,8 @@ BY_A_BROKER = b"""{
 FILE = ROOT / "config" / "delayOffset.json"
 
 
-# ------------------------------------------------------------------------------------------------------------ the files
+# --------------------------------------------------------------------------------------------------
+# the files
 
 
 def test_the_file_of_a_broker_is_read_and_written_byte_for_byte():
@@ -43,11 +50,15 @@ def test_ours_can_be_told_from_a_brokers():
 
 
 def test_quoted_keys_and_an_empty_table_are_read_too():
-    assert decode_levels(b'{"offsetTable":{"1":5,"12":6}}') == LevelOffsets({1: 5, 12: 6}, 0, is_ours=False)
+    assert decode_levels(b'{"offsetTable":{"1":5,"12":6}}') == LevelOffsets(
+        {1: 5, 12: 6}, 0, is_ours=False
+    )
     assert decode_levels(b'{"offsetTable":{}}') == LevelOffsets({}, 0, is_ours=False)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b"\xff\x00", BY_A_BROKER[:-1], b'{"offsetTable":[1]}', b"null"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{}", b"\xff\x00", BY_A_BROKER[:-1], b'{"offsetTable":[1]}', b"null"]
+)
 def test_what_is_no_such_file_says_nothing(raw):
     assert decode_levels(raw) is None
 
@@ -57,7 +68,8 @@ def test_a_timercheck_has_a_brokers_layout():
 
     assert len(raw) == 4096
     assert raw[:56].hex(" ", 8) == (
-        "0000000000000000 0000000000000000 0000000000000009 0000000000000009 0000000000000000 000001a1fd84fffe 0000000000000037"
+        "0000000000000000 0000000000000000 0000000000000009 0000000000000009 0000000000000000 "
+        "000001a1fd84fffe 0000000000000037"
     )
     assert decode_timercheck(raw) == 9
 
@@ -67,7 +79,8 @@ def test_a_timercheck_that_is_not_whole_says_nothing():
     assert decode_timercheck(encode_timercheck(9, counter=55, now_ms=0)[:55]) is None
 
 
-# --------------------------------------------------------------------------------------------------------- what is done
+# --------------------------------------------------------------------------------------------------
+# what is done
 
 
 def test_what_is_done_in_any_order_is_known_and_the_first_that_is_not():
@@ -80,15 +93,22 @@ def test_what_is_done_in_any_order_is_known_and_the_first_that_is_not():
         progress.note_done([place_of(LEVEL_1, queue_offset)])
         done.add(queue_offset)
         if queue_offset % 100 == 0:
-            assert progress.done_before(LEVEL_1) == next(one for one in range(5_001) if one not in done)
-            assert all(progress.is_done(place_of(LEVEL_1, one)) == (one in done) for one in range(0, 6_000, 7))
+            assert progress.done_before(LEVEL_1) == next(
+                one for one in range(5_001) if one not in done
+            )
+            assert all(
+                progress.is_done(place_of(LEVEL_1, one)) == (one in done)
+                for one in range(0, 6_000, 7)
+            )
     assert progress.done_before(LEVEL_1) == 5_000
     assert progress.done_before(TIMER_QUEUE) == 0
 
 
 def test_what_was_saved_is_the_same_when_it_is_restored():
     progress, restored = Progress(), Progress()
-    progress.note_done([place_of(LEVEL_1, one) for one in [*range(1_030), *range(1_031, 4_096), 9_000]])
+    progress.note_done(
+        [place_of(LEVEL_1, one) for one in [*range(1_030), *range(1_031, 4_096), 9_000]]
+    )
     progress.note_done_before(TIMER_QUEUE, 77)
 
     restored.restore(progress.dump())
@@ -111,7 +131,8 @@ def test_many_that_are_done_behind_one_that_waits_take_next_to_nothing():
     assert len(progress.dump()) < 2_000
 
 
-# ---------------------------------------------------------------------------------------------------------- in a store
+# --------------------------------------------------------------------------------------------------
+# in a store
 
 
 def read_file(house: House) -> LevelOffsets | None:
@@ -153,7 +174,10 @@ async def test_a_file_is_written_within_twenty_seconds_of_a_delivery(house):
     await house.deliver(20_000)
 
     assert read_file(house).offsets == {1: 1}
-    assert durable.read_whole(house.world.disk, ROOT / "config" / "timercheck")[16:24] == bytes(7) + b"\x01"
+    assert (
+        durable.read_whole(house.world.disk, ROOT / "config" / "timercheck")[16:24]
+        == bytes(7) + b"\x01"
+    )
 
 
 def test_what_a_broker_has_delivered_meanwhile_is_not_delivered_again():
@@ -200,7 +224,9 @@ def test_a_broker_that_claims_more_than_there_is_is_not_believed_of_what_comes()
 
 def test_beside_the_wheel_of_a_broker_no_timercheck_is_written():
     async def life(house):
-        durable.replace(house.world.disk, ROOT / "timerwheel", b"a broker's", scratch=ROOT / "making")
+        durable.replace(
+            house.world.disk, ROOT / "timerwheel", b"a broker's", scratch=ROOT / "making"
+        )
 
     async def next_life(house):
         await house.put_off("a", due_ms=house.now_ms + 1_500)

@@ -14,7 +14,18 @@ from delivery.receive import HandedOut, Request
 from storage.errors import Backpressure, StorageFull
 from storage.message import Appended, Durability, Message, Placed, QueueId, Row, StoredMessage
 from storage.store import ScannedRecords
-from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, Life, in_house, named, rules, with_house, without_snapshot
+from tests.support.delivery import (
+    EVERYTHING,
+    GROUP,
+    ORDERS,
+    House,
+    Life,
+    in_house,
+    named,
+    rules,
+    with_house,
+    without_snapshot,
+)
 
 SECOND = QueueId("orders", 1)
 
@@ -147,12 +158,15 @@ async def test_the_committed_offset_is_the_settled_prefix(house):
     assert positions == [0, 1, 3]
 
 
-# ------------------------------------------------------------------------------------------------------------ crashes
+# --------------------------------------------------------------------------------------------------
+# crashes
 
 
 @pytest.mark.parametrize("snapshots", [False, True])
 @pytest.mark.parametrize("cuts_power", [False, True])
-def test_what_was_acknowledged_never_comes_again_and_what_was_lent_comes_after_its_lease(snapshots, cuts_power):
+def test_what_was_acknowledged_never_comes_again_and_what_was_lent_comes_after_its_lease(
+    snapshots, cuts_power
+):
     async def first_life(house: House) -> None:
         await house.send("a", "b", "c")
         a, _, _ = await house.receive(lease_ms=10_000)
@@ -186,7 +200,10 @@ def test_a_receipt_is_good_after_kill_9():
 
 
 def test_a_grant_that_a_power_cut_took_is_made_again_and_no_count_of_attempts_goes_back():
-    """Either the cut took it: the message comes again, for the same attempt. Or it did not: the lease stands."""
+    """Either the cut took it: the message comes again, for the same attempt.
+
+    Or it did not: the lease stands.
+    """
     was_taken = set()
 
     def lives() -> list[Life]:
@@ -349,11 +366,14 @@ def table_of(house: House):
     }
 
 
-# --------------------------------------------------------------------------------------------------------------- retry
+# --------------------------------------------------------------------------------------------------
+# retry
 
 
 @with_house(given=rules(backoff_ms=(5_000, 60_000)), queues=2)
-async def test_a_refused_message_comes_back_after_the_groups_wait_with_its_place_and_the_next_attempt(house):
+async def test_a_refused_message_comes_back_after_the_groups_wait_with_its_place_and_the_next_attempt(
+    house,
+):
     await house.send("a", "b", queue=SECOND)
     a, b = await house.receive()
     assert await house.nack(a) == [True]
@@ -378,7 +398,9 @@ async def test_a_refused_message_comes_back_after_the_groups_wait_with_its_place
 
 
 @with_house(given=rules(max_attempts=2, backoff_ms=(1_000,)))
-async def test_a_message_that_uses_up_its_attempts_goes_to_the_dead_letters_with_origin_and_reason(house):
+async def test_a_message_that_uses_up_its_attempts_goes_to_the_dead_letters_with_origin_and_reason(
+    house,
+):
     await house.send("a", "b", tag="paid")
     a, _ = await house.receive()
     await house.nack(a, reason="db down")
@@ -423,7 +445,9 @@ async def events(house: House):
 
 
 def test_a_move_is_there_whole_or_not_at_all_wherever_the_power_goes():
-    """The message is either still lent here or waits for its retry, never both and never neither."""
+    """The message is either still lent here or waits for its retry, never both and never
+    neither.
+    """
 
     async def first_life(house: House) -> None:
         await house.send("a")
@@ -445,14 +469,17 @@ def test_a_move_is_there_whole_or_not_at_all_wherever_the_power_goes():
         in_house(first_life, second_life, cuts_power=True, seed=seed)
 
 
-# -------------------------------------------------------------------------------------------------------- repeatable
+# --------------------------------------------------------------------------------------------------
+# repeatable
 
 
 @with_house()
 async def test_the_same_attempt_again_gets_the_same_messages_under_the_same_leases(house):
     await house.send("a", "b", "c")
 
-    first, twin = await asyncio.gather(house.receive(2, attempt_id="x"), house.receive(2, attempt_id="x"))
+    first, twin = await asyncio.gather(
+        house.receive(2, attempt_id="x"), house.receive(2, attempt_id="x")
+    )
     again = await house.receive(2, attempt_id="x")
 
     assert first == twin == again
@@ -472,7 +499,11 @@ async def test_twins_get_the_same_messages_where_reading_takes_time(house):
         return await read(queue, queue_offset, **options)
 
     house.store.read_records = slow  # type: ignore[method-assign]
-    assert await asyncio.gather(*[house.receive(2, attempt_id="x") for _ in range(3)]) == [[], [], []]
+    assert await asyncio.gather(*[house.receive(2, attempt_id="x") for _ in range(3)]) == [
+        [],
+        [],
+        [],
+    ]
     await house.send("a", "b", "c", "d")
 
     first, *twins = await asyncio.gather(*[house.receive(2, attempt_id="x") for _ in range(3)])
@@ -535,17 +566,30 @@ def test_an_attempt_is_known_after_kill_9():
 
     async def second_life(house: House) -> None:
         (again,) = await house.receive(1, attempt_id="x")
-        assert (again.handle, again.attempt, again.expires_at_ms) == (kept[0].handle, 1, kept[0].expires_at_ms)
+        assert (again.handle, again.attempt, again.expires_at_ms) == (
+            kept[0].handle,
+            1,
+            kept[0].expires_at_ms,
+        )
 
     in_house(first_life, second_life)
 
 
-# ----------------------------------------------------------------------------------------------------------- ordered
+# --------------------------------------------------------------------------------------------------
+# ordered
 
 
 @with_house(given=rules(ordered=True, lease_ms=60_000))
 async def test_in_an_ordered_group_a_key_is_with_one_consumer_and_waits_for_its_retry(house):
-    for name, key in [("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("a3", "a"), ("x1", None), ("x2", None)]:
+    for name, key in [
+        ("a1", "a"),
+        ("b1", "b"),
+        ("a2", "a"),
+        ("b2", "b"),
+        ("a3", "a"),
+        ("x1", None),
+        ("x2", None),
+    ]:
         await house.send(name, key=key)
 
     first = await house.receive(1)
@@ -670,14 +714,16 @@ async def test_a_long_poll_behind_many_that_wait_for_their_key_waits_too(house, 
     assert turns < 10
 
 
-# ------------------------------------------------------------------------------------------------------------ filters
+# --------------------------------------------------------------------------------------------------
+# filters
 
 
 @with_house(given=rules(subscriptions=(Subscription("orders", "tag", "yes"),)))
 async def test_no_long_poll_sleeps_in_front_of_what_nobody_has_looked_at(house, monkeypatch):
     monkeypatch.setattr(choosing, "_SCAN_CODES", 100)
     monkeypatch.setattr(choosing, "_SCAN_READS", 2)
-    parked = asyncio.ensure_future(house.long_poll(for_ms=20_000))  # its watcher stands at the beginning
+    # its watcher stands at the beginning
+    parked = asyncio.ensure_future(house.long_poll(for_ms=20_000))
     await house.sleep(10)
     await house.send(*[f"no{number}" for number in range(3_000)], tag="no")
     await house.send("yes", tag="yes")
@@ -723,7 +769,8 @@ async def test_an_answer_has_no_more_bytes_than_asked_for_but_always_a_message(h
     assert [len(one.message.body) for one in await house.receive(max_bytes=310)] == [300, 10]
 
 
-# --------------------------------------------------------------------------------------------------------- positions
+# --------------------------------------------------------------------------------------------------
+# positions
 
 
 def test_a_group_that_starts_at_the_end_is_given_what_comes_after_it_was_made():
@@ -761,7 +808,8 @@ async def test_a_reset_ends_leases_and_retries_and_attempts_start_at_one(house):
     assert await house.ack(c2) == [False]
     assert await house.names() == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
     await house.pass_time(3_100)
-    assert ("b", 2) in [named(one) for one in await house.receive()]  # its lease ended; the retry of before is void
+    # its lease ended; the retry of before is void
+    assert ("b", 2) in [named(one) for one in await house.receive()]
     _, waiting = await house.delivery.lag(GROUP, house.rules)
     assert waiting == 0
 
@@ -777,7 +825,8 @@ def test_a_reset_of_one_queue_leaves_the_leases_and_the_waiting_retries_of_the_o
         await house.nack(*[given[name] for name in "cda"], delay_ms=300)
         await house.nack(given["e"], given["b"], delay_ms=5_000)
         await house.pass_time(400)
-        kept.extend(await house.receive(1, lease_ms=60_000))  # the others have come back too, and lie there
+        # the others have come back too, and lie there
+        kept.extend(await house.receive(1, lease_ms=60_000))
 
         await house.delivery.reset(GROUP, {ORDERS: 2})
 
@@ -803,8 +852,12 @@ def test_a_reset_that_an_earlier_version_wrote_ends_the_retries_of_its_topics():
         await house.send("a")
         await house.send("b", queue=SECOND)
         await house.nack(*await house.receive(), delay_ms=100)
-        event = Reset(group=GROUP, positions=[Position(*ORDERS, 1)], generation=1, topics=["orders"])
-        await house.store.append([event_message(event, now_ms=house.now_ms)], durability=Durability.SYNCED)
+        event = Reset(
+            group=GROUP, positions=[Position(*ORDERS, 1)], generation=1, topics=["orders"]
+        )
+        await house.store.append(
+            [event_message(event, now_ms=house.now_ms)], durability=Durability.SYNCED
+        )
 
     async def second_life(house: House) -> None:
         await house.pass_time(200)
@@ -818,7 +871,9 @@ def test_what_was_settled_under_a_lease_that_a_reset_ends_is_left_to_whoever_has
     async def first_life(house: House) -> None:
         await house.send("a")
         (old,) = await house.receive(lease_ms=60_000)
-        release = hold_back(house, {"ack": "acked", "nack": "retried", "give_up": "dead_lettered"}[verb])
+        release = hold_back(
+            house, {"ack": "acked", "nack": "retried", "give_up": "dead_lettered"}[verb]
+        )
         reset = asyncio.ensure_future(house.delivery.reset(GROUP, {ORDERS: 0}))
         await asyncio.sleep(0)
         settling = asyncio.ensure_future(
@@ -925,7 +980,9 @@ def test_a_group_that_is_made_again_knows_no_offset_that_was_set_for_the_one_bef
         await house.delivery.begin(GROUP, house.rules)
         await house.send("c")
 
-        assert [name for name, _ in await house.names()] == (["c"] if start is Start.LATEST else ["a", "b", "c"])
+        assert [name for name, _ in await house.names()] == (
+            ["c"] if start is Start.LATEST else ["a", "b", "c"]
+        )
         await house.delivery.delete(GROUP)
         await house.delivery.set_positions(GROUP, {ORDERS: 2})
 
@@ -946,7 +1003,13 @@ async def test_lag_counts_what_is_ready_leased_and_waiting(house):
     assert house.rules is not None
     (retries, orders), waiting = await house.delivery.lag(GROUP, house.rules)
 
-    assert (orders.offset, orders.end, orders.ready, orders.leased, orders.waiting) == (1, 4, 2, 1, 0)
+    assert (orders.offset, orders.end, orders.ready, orders.leased, orders.waiting) == (
+        1,
+        4,
+        2,
+        1,
+        0,
+    )
     assert orders.oldest_ready_ms is not None
     assert house.now_ms - orders.oldest_ready_ms >= 200
     assert (retries.ready, waiting) == (0, 1)
@@ -1015,7 +1078,8 @@ def test_lag_counts_no_retry_that_was_withdrawn_and_has_come_back(snapshots):
     in_house(first_life, second_life)
 
 
-# ------------------------------------------------------------------------------------------------------------- trouble
+# --------------------------------------------------------------------------------------------------
+# trouble
 
 
 def test_what_could_not_be_noted_is_not_lent_and_its_attempt_does_not_count():

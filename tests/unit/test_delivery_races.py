@@ -1,4 +1,6 @@
-"""What users of other queues have suffered with leases and retries, as far as no other test asks it (docs/compared.md)."""
+"""What users of other queues have suffered with leases and retries, as far as no other test asks it
+(docs/compared.md).
+"""
 
 import asyncio
 from collections import Counter
@@ -44,7 +46,9 @@ async def test_of_many_who_receive_at_once_no_two_are_given_the_same_message(hou
 
 
 @with_house(given=rules(lease_ms=1_000))
-async def test_a_lease_begins_when_the_message_is_handed_out_however_long_its_consumer_has_waited(house):
+async def test_a_lease_begins_when_the_message_is_handed_out_however_long_its_consumer_has_waited(
+    house,
+):
     polling = asyncio.ensure_future(house.long_poll(for_ms=60_000))
     await house.sleep(30_000)
     await house.send("a")
@@ -56,7 +60,9 @@ async def test_a_lease_begins_when_the_message_is_handed_out_however_long_its_co
 
 
 @with_house(given=rules(lease_ms=500))
-async def test_a_wait_that_is_longer_than_the_lease_brings_the_message_back_once_and_not_before(house):
+async def test_a_wait_that_is_longer_than_the_lease_brings_the_message_back_once_and_not_before(
+    house,
+):
     """The wait holds no lease, so that none can end under it."""
     await house.send("a")
     (lent,) = await house.receive()

@@ -1,4 +1,6 @@
-"""A table over a log: rebuilt from its snapshot and later events, with one rule a queue for damaged ones."""
+"""A table over a log: rebuilt from its snapshot and later events, with one rule a queue for damaged
+ones.
+"""
 
 from collections.abc import Iterator
 
@@ -127,4 +129,8 @@ async def test_a_damaged_event_that_may_be_left_out_is_counted(store):
     table = Words(store, OnDamage.LEAVE_OUT)
 
     assert await table.start() == 2
-    assert (table.words, table.log.left_out, table.log.positions()) == (["one", "three"], 1, {EVENTS: 3})
+    assert (table.words, table.log.left_out, table.log.positions()) == (
+        ["one", "three"],
+        1,
+        {EVENTS: 3},
+    )

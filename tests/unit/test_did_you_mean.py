@@ -58,7 +58,10 @@ def test_a_choice_that_there_is_not_is_told_with_those_that_there_are(body, hint
 
 
 def test_where_the_place_is_not_known_nothing_is_made_up():
-    assert detail_of(b'{"by_name":{"a":{"max_anwers":3}}}') == "Object contains unknown field `max_anwers`"
+    assert (
+        detail_of(b'{"by_name":{"a":{"max_anwers":3}}}')
+        == "Object contains unknown field `max_anwers`"
+    )
 
 
 def test_a_name_of_megabytes_is_likened_to_nothing_and_cut_off():

@@ -1,4 +1,6 @@
-"""The timer files: what they hold is what was said, whatever is merged when, and whenever the power goes."""
+"""The timer files: what they hold is what was said, whatever is merged when, and whenever the power
+goes.
+"""
 
 import asyncio
 import errno
@@ -31,7 +33,8 @@ OPTIONS = LocalStoreOptions(
 )
 
 
-# -------------------------------------------------------------------------------------------------------------- formats
+# --------------------------------------------------------------------------------------------------
+# formats
 
 
 def rows(count: int, seed: int = 1) -> list[tuple[int, int, int, int]]:
@@ -83,11 +86,15 @@ def test_files_merged_in_any_number_are_the_set_of_what_was_added_and_not_taken_
     sources = [Memory(timer_file.made_of(pile, len(pile))) for pile in piles]
     left = sorted(set(added) - set(taken))
 
-    merged = [row for piece in timer_file.merged(sources, timer_file.FIRST) for row in as_rows(piece)]
+    merged = [
+        row for piece in timer_file.merged(sources, timer_file.FIRST) for row in as_rows(piece)
+    ]
 
     assert merged == left
     after = timer_file.Key(*left[9_999][:3])
-    assert [row for piece in timer_file.merged(sources, after) for row in as_rows(piece)] == left[9_999:]
+    assert [row for piece in timer_file.merged(sources, after) for row in as_rows(piece)] == left[
+        9_999:
+    ]
 
 
 def test_a_merge_holds_little_at_once_however_many_are_due_at_the_same_time():
@@ -102,7 +109,8 @@ def test_a_merge_holds_little_at_once_however_many_are_due_at_the_same_time():
     assert np.concatenate(pieces)["place"].tolist() == list(range(100_000))
 
 
-# ------------------------------------------------------------------------------------------------------------- in a store
+# --------------------------------------------------------------------------------------------------
+# in a store
 
 
 class Saying:
@@ -163,7 +171,9 @@ async def expect_true(store: LocalMessageStore, saying: Saying) -> None:
     assert store.due_counts().waiting == len(saying.due_after(reflected))
 
 
-def a_life(disk: SimulatedDisk, seed: int, saying: Saying, *, cut_after: int | None = None) -> SimulatedDisk:
+def a_life(
+    disk: SimulatedDisk, seed: int, saying: Saying, *, cut_after: int | None = None
+) -> SimulatedDisk:
     """Until all is said or the power goes; then the disk, as it is found."""
     with World(disk, seed) as world:
 
@@ -218,14 +228,21 @@ def test_files_are_merged_and_given_back_so_that_few_are_left_and_none_when_all_
 
 @pytest.mark.parametrize("at", ["0", "timers", "consume_queues"])
 def test_a_disk_without_space_delays_the_files_and_loses_nothing_of_them(at):
-    """Whether it is the timer file itself that does not fit, its snapshot, or what comes after that in the same round."""
+    """Whether it is the timer file itself that does not fit, its snapshot, or what comes after that
+    in the same round.
+    """
     saying = Saying(7, 60)
     refused = 0
     is_full = False
 
     def plan(call: str, path: PurePath) -> None:
         nonlocal refused
-        if is_full and call == "write" and path.parent.name == "making" and path.name.startswith(at):
+        if (
+            is_full
+            and call == "write"
+            and path.parent.name == "making"
+            and path.name.startswith(at)
+        ):
             refused += 1
             raise OSError(errno.ENOSPC, "no space")
 

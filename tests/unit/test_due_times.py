@@ -1,4 +1,6 @@
-"""Who is to be looked at when: the same as a plain dict says, however many there are and whatever has become pointless."""
+"""Who is to be looked at when: the same as a plain dict says, however many there are and whatever
+has become pointless.
+"""
 
 from itertools import islice
 
@@ -67,7 +69,9 @@ def test_a_bucket_of_many_is_opened_taken_and_cleaned_a_piece_at_a_time(that_cou
             taken.append(number)
 
     assert taken == list(range(that_count))
-    assert max(end - begin for begin, end in zip(turns, [*turns[1:], looked_at], strict=True)) <= 1_000
+    assert (
+        max(end - begin for begin, end in zip(turns, [*turns[1:], looked_at], strict=True)) <= 1_000
+    )
 
 
 def test_they_come_in_the_order_of_their_times_and_one_that_is_added_meanwhile_among_them():

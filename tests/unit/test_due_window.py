@@ -12,7 +12,9 @@ def due(due_ms: int, place: int = 0, revision: int = 1) -> DueEntry:
     return DueEntry(due_ms, place, revision, 0)
 
 
-def a_window(*entries: DueEntry, begin_ms: int = 0, end_ms: int = 1_000, max_entries: int = 100) -> DueWindow:
+def a_window(
+    *entries: DueEntry, begin_ms: int = 0, end_ms: int = 1_000, max_entries: int = 100
+) -> DueWindow:
     window = DueWindow(max_entries=max_entries)
     window.advance(begin_ms)
     window.overdue_after = before(begin_ms)  # the index has been asked, and had nothing
@@ -129,7 +131,9 @@ def test_moving_the_same_message_without_end_takes_no_memory():
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_everything_is_in_memory_or_where_the_index_is_read_from(seed):
-    """Nothing is ever forgotten: what is not in memory lies behind the end, or in what is overdue and still to be read."""
+    """Nothing is ever forgotten: what is not in memory lies behind the end, or in what is overdue
+    and still to be read.
+    """
     chosen = Random(seed)
     window = DueWindow(max_entries=chosen.choice([3, 20]))
     index: set[DueEntry] = set()
@@ -150,11 +154,17 @@ def test_whatever_happens_everything_is_in_memory_or_where_the_index_is_read_fro
             now_ms += chosen.randrange(20)
             window.advance(now_ms - 10)
         elif step < 0.75 and window.has_room:
-            behind = sorted(entry for entry in index if entry > window.end and entry.due_ms < now_ms + 30)
+            behind = sorted(
+                entry for entry in index if entry > window.end and entry.due_ms < now_ms + 30
+            )
             found = behind[: window.room]
             is_all = len(found) == len(behind)
             end = before(max(now_ms + 30, window.end.due_ms)) if is_all else found[-1]
-            window.extend(found, end, later_ms=min([entry.due_ms for entry in index if entry > end], default=None))
+            window.extend(
+                found,
+                end,
+                later_ms=min([entry.due_ms for entry in index if entry > end], default=None),
+            )
         elif step < 0.9:
             in_flight += window.take(now_ms, max_entries=2)
         elif in_flight:
@@ -167,5 +177,7 @@ def test_whatever_happens_everything_is_in_memory_or_where_the_index_is_read_fro
     for entry in in_flight:
         window.put_back(entry)
     behind = {entry for entry in index if entry > window.end}
-    overdue = {entry for entry in index if window.overdue_after < entry and entry.due_ms < window.begin_ms}
+    overdue = {
+        entry for entry in index if window.overdue_after < entry and entry.due_ms < window.begin_ms
+    }
     assert set(window.take(1 << 50, max_entries=1 << 30)) == index - behind - overdue

@@ -14,22 +14,36 @@ from txn.states import Resolver, TxnState
 from txn.transaction import Transaction, TxnMessage
 
 BEGUN_MS = 1_800_000_000_000  # 2027-01-15T08:00:00.000Z
-POLICY = CheckbackPolicy(first_after_ms=10_000, interval_ms=30_000, max_answers=3, unreachable_limit_ms=3_600_000)
+POLICY = CheckbackPolicy(
+    first_after_ms=10_000, interval_ms=30_000, max_answers=3, unreachable_limit_ms=3_600_000
+)
 POLLED = ProducerGroup(producer_group="shop", created_at_ms=0)
 WEBHOOK = Webhook(
-    settings=WebhookSettings(check_url="https://shop.example/", timeout_ms=1, concurrency=1), signing_secret=SecretStr("x")
+    settings=WebhookSettings(check_url="https://shop.example/", timeout_ms=1, concurrency=1),
+    signing_secret=SecretStr("x"),
 )
 ASKED = ProducerGroup(producer_group="shop", created_at_ms=0, webhook=WEBHOOK)
 
 
 def transaction(**fields: Any) -> Transaction:
     message = TxnMessage("m1", QueueId("orders", 0), None, 0)
-    known = {"transaction_id": "t1", "producer_group": "shop", "packed": (message,), "policy": POLICY}
-    return Transaction(**known | {"prepared_at_ms": BEGUN_MS, "next_check_at_ms": BEGUN_MS + 10_000} | fields)
+    known = {
+        "transaction_id": "t1",
+        "producer_group": "shop",
+        "packed": (message,),
+        "policy": POLICY,
+    }
+    return Transaction(
+        **known | {"prepared_at_ms": BEGUN_MS, "next_check_at_ms": BEGUN_MS + 10_000} | fields
+    )
 
 
 def told(
-    given: Transaction, *events: Event, group: ProducerGroup | None = POLLED, after_ms: int = 60_000, **fields: Any
+    given: Transaction,
+    *events: Event,
+    group: ProducerGroup | None = POLLED,
+    after_ms: int = 60_000,
+    **fields: Any,
 ) -> str:
     """All of it as one text."""
     known = {"events": events, "check_wait_ms": 0, "host_pause_ms": 0} | fields
@@ -50,7 +64,9 @@ FAILING = OPEN | {"last_failure": "unreachable: status 503"}
 def test_before_its_check_is_due_it_says_when_that_is():
     text = told(transaction(), after_ms=4_000)
 
-    assert "is prepared: its messages are stored, and no consumer sees them before the commit." in text
+    assert (
+        "is prepared: its messages are stored, and no consumer sees them before the commit." in text
+    )
     assert "It was begun 4 s ago by producer group shop, with 1 message." in text
     assert "0 of 3 checks were answered unknown." in text
     assert "Its check is due at 2027-01-15T08:00:10.000Z; its producer may decide before." in text
@@ -80,15 +96,23 @@ def test_an_age_is_told_in_units_that_a_person_reads(after_ms, words):
     ],
 )
 def test_of_a_committed_one_it_says_which_messages_are_still_to_come(schedule_ids, words):
-    messages = tuple(TxnMessage("m", QueueId("orders", 0), None, 0, schedule_id=one) for one in schedule_ids)
+    messages = tuple(
+        TxnMessage("m", QueueId("orders", 0), None, 0, schedule_id=one) for one in schedule_ids
+    )
 
-    assert told(transaction(packed=messages, state=TxnState.COMMITTED, resolved_at_ms=BEGUN_MS), after_ms=1_000).count(words)
+    assert told(
+        transaction(packed=messages, state=TxnState.COMMITTED, resolved_at_ms=BEGUN_MS),
+        after_ms=1_000,
+    ).count(words)
 
 
 def test_an_open_check_of_a_polled_group_says_who_must_come():
     text = told(transaction(**OPEN))
 
-    assert "Its check has been open since 2027-01-15T08:00:10.000Z without an answer; after 1 h checking ends" in text
+    assert (
+        "Its check has been open since 2027-01-15T08:00:10.000Z without an answer; after 1 h "
+        "checking ends" in text
+    )
     assert "a producer must come for its checks with checks/receive." in text
     assert "A producer of its group must take its check and answer it." in text
     assert "Without an answer it is held at 2027-01-15T09:00:10.000Z." in text
@@ -112,7 +136,8 @@ def test_an_unreachable_producer_is_named_with_since_when_how_often_and_when_nex
 
     assert "1 of 3 checks were answered unknown, the last one at 2027-01-15T08:00:09.000Z." in text
     assert (
-        "2 tries of its check gave no answer since 2027-01-15T08:00:11.000Z; the last one, at 2027-01-15T08:00:40.000Z" in text
+        "2 tries of its check gave no answer since 2027-01-15T08:00:11.000Z; the last one, at "
+        "2027-01-15T08:00:40.000Z" in text
     )
     assert ": unreachable: status 503." in text
     assert "Its producer is asked until it answers, next at 2027-01-15T08:01:30.000Z." in text
@@ -123,7 +148,11 @@ def test_an_unreachable_producer_is_named_with_since_when_how_often_and_when_nex
     [
         ({"check_wait_ms": None}, "and is being asked now."),
         ({"check_wait_ms": 0}, "next at once."),
-        ({"host_pause_ms": 5_000}, "next at 2027-01-15T08:01:05.000Z (its host failed many times in a row and is left alone"),
+        (
+            {"host_pause_ms": 5_000},
+            "next at 2027-01-15T08:01:05.000Z (its host failed many times in a row and is left "
+            "alone",
+        ),
     ],
 )
 def test_what_a_check_by_webhook_waits_for_is_said(fields, words):
@@ -134,7 +163,9 @@ def test_an_endpoint_that_is_gone_says_what_to_do():
     gone = ProducerGroup(
         producer_group="shop",
         created_at_ms=0,
-        webhook=Webhook(settings=WEBHOOK.settings, signing_secret=SecretStr("x"), disabled_at_ms=BEGUN_MS),
+        webhook=Webhook(
+            settings=WEBHOOK.settings, signing_secret=SecretStr("x"), disabled_at_ms=BEGUN_MS
+        ),
     )
 
     text = told(transaction(**FAILING), group=gone)
@@ -157,7 +188,13 @@ def test_what_is_rolled_back_when_nobody_answers_says_so():
     ],
 )
 def test_a_held_one_says_since_when_and_why_and_what_to_do(reason, words):
-    given = transaction(state=TxnState.HELD, was_held=True, hold_reason=reason, answers=3, last_failure="invalid: status 404")
+    given = transaction(
+        state=TxnState.HELD,
+        was_held=True,
+        hold_reason=reason,
+        answers=3,
+        last_failure="invalid: status 404",
+    )
 
     text = told(given, at(50, "check_failed"), at(55, "held"))
 
@@ -188,6 +225,8 @@ def test_a_decided_one_says_who_decided_and_that_nothing_comes_after(by, who, st
 
     text = told(transaction(state=state, was_held=True, **decided))
 
-    assert f"was {word} by {who} at 2027-01-15T08:00:01.000Z, after it had been held; {seen}." in text
+    assert (
+        f"was {word} by {who} at 2027-01-15T08:00:01.000Z, after it had been held; {seen}." in text
+    )
     assert "The reason that was given: INC-311." in text
     assert "Nothing: the first decision wins." in text

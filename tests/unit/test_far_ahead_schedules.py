@@ -1,4 +1,6 @@
-"""Messages that wait for long: on disk and not in memory, yet found, listed, moved, cancelled and delivered as any other."""
+"""Messages that wait for long: on disk and not in memory, yet found, listed, moved, cancelled and
+delivered as any other.
+"""
 
 import asyncio
 
@@ -18,7 +20,9 @@ DAY_MS = 86_400_000
 TIMERS = ROOT / "timers"
 
 
-async def put_off_many(house: House, count: int, *, first_ms: int = DAY_MS, step_ms: int = 1_000) -> None:
+async def put_off_many(
+    house: House, count: int, *, first_ms: int = DAY_MS, step_ms: int = 1_000
+) -> None:
     """Named by their place in the order of their times; sent in another order."""
     for number in sorted(range(count), key=lambda number: number * 7 % 13):
         await house.put_off(f"{number:04}", due_ms=house.now_ms + first_ms + number * step_ms)
@@ -50,7 +54,14 @@ def test_what_is_far_ahead_is_on_disk_and_not_in_memory_and_comes_at_its_time():
         assert delivered == [f"{number:04}" for number in range(len(delivered))]
         assert 250 < len(delivered) < 400
 
-    in_house(sends, a_day_later, down_ms=DAY_MS - 60_000, near_ms=30_000, near_kept=40, catch_up_after_ms=1 << 50)
+    in_house(
+        sends,
+        a_day_later,
+        down_ms=DAY_MS - 60_000,
+        near_ms=30_000,
+        near_kept=40,
+        catch_up_after_ms=1 << 50,
+    )
 
 
 def test_what_is_far_ahead_is_listed_looked_at_moved_and_cancelled():
@@ -118,9 +129,13 @@ def test_when_something_is_due_next_is_known_however_far_ahead_it_is():
 async def test_messages_that_wait_under_one_id_are_told_apart_by_their_places(house):
     """A retry is a copy with the id of its message; several groups may each have one of it."""
     given = message(b"x", queue=ORDERS, message_id="msg_a")
-    retry = scheduled.with_delay(message(b"x", queue=QueueId("%RETRY%shop", 0), message_id="msg_a"), delay_ms=77, again=True)
+    retry = scheduled.with_delay(
+        message(b"x", queue=QueueId("%RETRY%shop", 0), message_id="msg_a"), delay_ms=77, again=True
+    )
     await house.store.create_topic("%RETRY%shop", queue_count=1)
-    await house.store.append([scheduled.put_off(scheduled.with_delay(given, delay_ms=77), house.now_ms)])
+    await house.store.append(
+        [scheduled.put_off(scheduled.with_delay(given, delay_ms=77), house.now_ms)]
+    )
     for _ in range(9):
         await house.store.append([scheduled.put_off(retry, house.now_ms)])
 
@@ -163,7 +178,9 @@ def test_timer_files_that_are_damaged_or_gone_are_made_anew_from_the_log(spoil):
         await house.deliver(DAY_MS)
         for _ in range(5):
             found = await house.deliver(100_000)
-        assert sorted(name for name in found if name != "other") == [f"{number:04}" for number in range(399)]
+        assert sorted(name for name in found if name != "other") == [
+            f"{number:04}" for number in range(399)
+        ]
 
     in_house(sends, later, after_another_kill)
 

@@ -1,4 +1,6 @@
-"""How a limit of open files is divided: the store's need first, connections get what is left, or the start is refused."""
+"""How a limit of open files is divided: the store's need first, connections get what is left, or
+the start is refused.
+"""
 
 import pytest
 
@@ -36,7 +38,11 @@ def test_connections_get_what_the_store_leaves_and_a_part_of_them_is_never_parke
     ("limit", "given", "words"),
     [
         (256, {}, ["256 files", "queue files 64", "connections 64", "LimitNOFILE="]),
-        (1_024, {"max_connections": 4_096}, ["1024 files", "connections 4096", "ESCROWMQ_HTTP__MAX_CONNECTIONS"]),
+        (
+            1_024,
+            {"max_connections": 4_096},
+            ["1024 files", "connections 4096", "ESCROWMQ_HTTP__MAX_CONNECTIONS"],
+        ),
         (65_536, {"max_waiting": 10_000}, ["ESCROWMQ_HTTP__MAX_WAITING is 10000", "4096"]),
         (65_536, {"max_waiting": 10, "max_connections": 10}, ["ESCROWMQ_HTTP__MAX_WAITING is 10"]),
         (1_024, {"local": LocalStoreOptions(max_open_queue_files=2_000)}, ["queue files 2000"]),

@@ -1,4 +1,6 @@
-"""Tags and SQL92 conditions: what they let pass, and what is said of one that cannot be understood."""
+"""Tags and SQL92 conditions: what they let pass, and what is said of one that cannot be
+understood.
+"""
 
 import asyncio
 import itertools
@@ -14,12 +16,17 @@ from storage.memory import MemoryMessageStore
 from tests.support.builders import ORDERS, message
 from tests.support.clock import ManualClock
 
-# A property that makes a condition true, one that makes it false, and none at all: then it is unknown.
+# A property that makes a condition true, one that makes it false, and none at all: then it is
+# unknown.
 TRUTHS = {True: "yes = 1", False: "yes = 2", None: "no = 1"}
 
 
-def passes(expression: str, *, tag: str | None = None, key: str | None = None, **properties: str) -> bool:
-    return compile_filter("sql92", expression).matches(message(tag=tag, key=key, properties=properties))
+def passes(
+    expression: str, *, tag: str | None = None, key: str | None = None, **properties: str
+) -> bool:
+    return compile_filter("sql92", expression).matches(
+        message(tag=tag, key=key, properties=properties)
+    )
 
 
 def truth(expression: str, **properties: str) -> bool | None:
@@ -35,7 +42,8 @@ def refusal(expression: str, kind: str = "sql92") -> InvalidFilter:
     return caught.value
 
 
-# ------------------------------------------------------------------------------------------------------------------ tags
+# --------------------------------------------------------------------------------------------------
+# tags
 
 
 @pytest.mark.parametrize("expression", ["*", "", "  ", "||", "a || *"])
@@ -48,7 +56,11 @@ def test_a_star_or_nothing_is_every_message_those_without_a_tag_among_them(expre
 def test_tags_are_compared_as_they_are_and_by_their_hash_before():
     wanted = compile_filter("tag", "created ||paid|| ü")
 
-    assert [tag for tag in ("created", "paid", "ü", "Paid", "pai", "created || paid") if wanted.matches(message(tag=tag))] == [
+    assert [
+        tag
+        for tag in ("created", "paid", "ü", "Paid", "pai", "created || paid")
+        if wanted.matches(message(tag=tag))
+    ] == [
         "created",
         "paid",
         "ü",
@@ -63,12 +75,15 @@ def test_two_tags_of_one_hash_are_told_apart():
     assert not compile_filter("tag", "AaAa").matches(message(tag="BBBB"))
 
 
-@pytest.mark.parametrize(("expression", "position"), [("a | b", 1), ("a || b c", 6), ("a || b\x00", 6), ("ä" * 128, 1)])
+@pytest.mark.parametrize(
+    ("expression", "position"), [("a | b", 1), ("a || b c", 6), ("a || b\x00", 6), ("ä" * 128, 1)]
+)
 def test_what_can_be_no_tag_is_refused_at_its_place(expression, position):
     assert refusal(expression, "tag").position == position
 
 
-# ----------------------------------------------------------------------------------------------------- three-valued logic
+# --------------------------------------------------------------------------------------------------
+# three-valued logic
 
 
 @pytest.mark.parametrize(("left", "right"), list(itertools.product(TRUTHS, TRUTHS)))
@@ -77,17 +92,23 @@ def test_and_or_and_not_know_three_values(left, right):
     half = {True: 1.0, None: 0.5, False: 0.0}
     whole = {number: value for value, number in half.items()}
 
-    assert truth(f"{TRUTHS[left]} AND {TRUTHS[right]}", yes="1") is whole[min(half[left], half[right])]
-    assert truth(f"{TRUTHS[left]} OR {TRUTHS[right]}", yes="1") is whole[max(half[left], half[right])]
+    assert (
+        truth(f"{TRUTHS[left]} AND {TRUTHS[right]}", yes="1") is whole[min(half[left], half[right])]
+    )
+    assert (
+        truth(f"{TRUTHS[left]} OR {TRUTHS[right]}", yes="1") is whole[max(half[left], half[right])]
+    )
     assert truth(f"NOT {TRUTHS[left]}", yes="1") is whole[1 - half[left]]
 
 
 @pytest.mark.parametrize(
     "question",
     [
-        "no = 1", "no <> 1", "no < 1", "no >= 1", "1 = no", "1 <> no", "no = 'x'", "'x' <> no", "no = TRUE", "no = a",
+        "no = 1", "no <> 1", "no < 1", "no >= 1", "1 = no", "1 <> no", "no = 'x'", "'x' <> no",
+        "no = TRUE", "no = a",
         "a <> no",
-        "no < a", "no IN ('x')", "no NOT IN ('x')", "no IN (1)", "no BETWEEN 1 AND 2", "no NOT BETWEEN 1 AND 2",
+        "no < a", "no IN ('x')", "no NOT IN ('x')", "no IN (1)", "no BETWEEN 1 AND 2",
+        "no NOT BETWEEN 1 AND 2",
         "a BETWEEN no AND 9",
         "no CONTAINS 'x'", "no NOT STARTSWITH 'x'", "no", "NULL", "TAGS = 'x'", "KEYS = 'x'",
     ],
@@ -105,35 +126,63 @@ def test_only_is_null_knows_what_is_missing():
     assert truth("(a > 5) IS NOT NULL", a="1") is True
 
 
-@pytest.mark.parametrize("question", ["a > 5", "a = 5", "a <> 5", "a BETWEEN 1 AND 9", "a IN (5)", "a = TRUE", "a", "a < b"])
+@pytest.mark.parametrize(
+    "question",
+    ["a > 5", "a = 5", "a <> 5", "a BETWEEN 1 AND 9", "a IN (5)", "a = TRUE", "a", "a < b"],
+)
 def test_a_text_that_is_no_number_and_no_truth_makes_one_comparison_unknown_and_not_all(question):
-    for text in ("abc", "", "5 ", " 5", "0x5", "1_0", "NaN", "inf", "\u0665", "5e", "--5", "1" + "0" * 30_000 + "x"):
+    for text in (
+        "abc",
+        "",
+        "5 ",
+        " 5",
+        "0x5",
+        "1_0",
+        "NaN",
+        "inf",
+        "\u0665",
+        "5e",
+        "--5",
+        "1" + "0" * 30_000 + "x",
+    ):
         assert truth(question, a=text, b="6") is None
         assert passes(f"{question} OR TAGS = 'x'", a=text, b="6", tag="x")
 
 
-# ------------------------------------------------------------------------------------------------------------ comparisons
+# --------------------------------------------------------------------------------------------------
+# comparisons
 
 
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("a = 5", True), ("a = 5.0", True), ("a = +5", True), ("a <> 5", False), ("a > 4.99", True), ("a >= 5", True),
-        ("a < 5", False), ("a <= 5", True), ("5 = a", True), ("4 < a", True), ("a = '5'", True), ("a = '5.0'", False),
-        ("a = b", False), ("a <= b", True), ("b = 5", True), ("b = '5.0'", True), ("c = 1200", True), ("c > a", True),
-        ("minus < 0", True), ("minus = -5", True), ("minus > -5.5", True), ("half = .5", True), ("half = 5.e-1", True),
+        ("a = 5", True), ("a = 5.0", True), ("a = +5", True), ("a <> 5", False), ("a > 4.99", True),
+        ("a >= 5", True),
+        ("a < 5", False), ("a <= 5", True), ("5 = a", True), ("4 < a", True), ("a = '5'", True),
+        ("a = '5.0'", False),
+        ("a = b", False), ("a <= b", True), ("b = 5", True), ("b = '5.0'", True),
+        ("c = 1200", True), ("c > a", True),
+        ("minus < 0", True), ("minus = -5", True), ("minus > -5.5", True), ("half = .5", True),
+        ("half = 5.e-1", True),
         ("a BETWEEN 5 AND 5", True), ("a BETWEEN -9 AND 4", False), ("a NOT BETWEEN 6 AND 7", True),
         ("a BETWEEN minus AND c", True),
-        ("a BETWEEN 6 AND no", False), ("a BETWEEN no AND 4", False), ("a NOT BETWEEN 6 AND no", True),
-        ("a IN ('5', '6')", True), ("a NOT IN ('5')", False), ("a IN ('x')", False), ("b IN (4, 5)", True),
+        ("a BETWEEN 6 AND no", False), ("a BETWEEN no AND 4", False),
+        ("a NOT BETWEEN 6 AND no", True),
+        ("a IN ('5', '6')", True), ("a NOT IN ('5')", False), ("a IN ('x')", False),
+        ("b IN (4, 5)", True),
         ("b IN ('5')", False),
-        ("text = 'it''s ü'", True), ("text <> 'other'", True), ("text CONTAINS '''s'", True), ("text STARTSWITH 'it'", True),
-        ("text ENDSWITH 'ü'", True), ("text NOT CONTAINS 'x'", True), ("text NOT ENDSWITH 'ü'", False),
+        ("text = 'it''s ü'", True), ("text <> 'other'", True), ("text CONTAINS '''s'", True),
+        ("text STARTSWITH 'it'", True),
+        ("text ENDSWITH 'ü'", True), ("text NOT CONTAINS 'x'", True),
+        ("text NOT ENDSWITH 'ü'", False),
         ("text CONTAINS ''", True),
-        ("on", True), ("NOT off", True), ("on = TRUE", True), ("off = FALSE", True), ("on <> off", True), ("off = TRUE", False),
-        ("(a = 5) = TRUE", True), ("(a = 5) = (b = 6)", False), ("1 = 1", True), ("'x' = 'y'", False), ("TRUE", True),
+        ("on", True), ("NOT off", True), ("on = TRUE", True), ("off = FALSE", True),
+        ("on <> off", True), ("off = TRUE", False),
+        ("(a = 5) = TRUE", True), ("(a = 5) = (b = 6)", False), ("1 = 1", True),
+        ("'x' = 'y'", False), ("TRUE", True),
         ("FALSE", False),
-        ('"a" = 5', True), ('"dotted.name-1" = 7', True), ('"and" = 1', True), ("android = 1", True), ("not_a = 1", True),
+        ('"a" = 5', True), ('"dotted.name-1" = 7', True), ('"and" = 1', True),
+        ("android = 1", True), ("not_a = 1", True),
         ("$d_1 = 1", True), ("large = 9007199254740993", True), ("large = 9007199254740992", False),
         ("owed = -9007199254740993", True),
         ("owed = -9007199254740992", False), ("long > 1e308", True),
@@ -141,8 +190,10 @@ def test_a_text_that_is_no_number_and_no_truth_makes_one_comparison_unknown_and_
 )  # fmt: skip
 def test_a_property_counts_as_what_it_is_compared_with(question, answer):
     properties = {
-        "a": "5", "b": "5.0", "c": "1.2e3", "minus": "-5", "half": "0.50", "text": "it's ü", "on": "TRUE", "off": "false",
-        "dotted.name-1": "7", "and": "1", "android": "1", "not_a": "1", "$d_1": "1", "large": "9007199254740993",
+        "a": "5", "b": "5.0", "c": "1.2e3", "minus": "-5", "half": "0.50", "text": "it's ü",
+        "on": "TRUE", "off": "false",
+        "dotted.name-1": "7", "and": "1", "android": "1", "not_a": "1", "$d_1": "1",
+        "large": "9007199254740993",
         "owed": "-9007199254740993",
         "long": "9" * 5_000,
     }  # fmt: skip
@@ -158,36 +209,46 @@ def test_the_tag_and_the_key_have_names_of_their_own():
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("TRUE OR TRUE AND FALSE", True), ("(TRUE OR TRUE) AND FALSE", False), ("NOT FALSE AND FALSE", False),
-        ("NOT (FALSE AND FALSE)", True), ("NOT a = 1", True), ("NOT a = 5 OR TRUE", True), ("NOT NOT a = 5", True),
-        ("a between 1 and 9 and a = 6", False), ("not a is null", True), ("a\t=\r\n5 aNd\fTAGS iS nOt NuLl", True),
+        ("TRUE OR TRUE AND FALSE", True), ("(TRUE OR TRUE) AND FALSE", False),
+        ("NOT FALSE AND FALSE", False),
+        ("NOT (FALSE AND FALSE)", True), ("NOT a = 1", True), ("NOT a = 5 OR TRUE", True),
+        ("NOT NOT a = 5", True),
+        ("a between 1 and 9 and a = 6", False), ("not a is null", True),
+        ("a\t=\r\n5 aNd\fTAGS iS nOt NuLl", True),
     ],
 )  # fmt: skip
 def test_words_bind_as_in_sql_and_in_any_case(question, answer):
     assert passes(question, a="5", tag="x") is answer
 
 
-# --------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------
+# refusals
 
 
 @pytest.mark.parametrize(
     ("expression", "position", "says"),
     [
-        ("", 1, "too early"), ("   ", 4, "too early"), ("a =", 4, "too early"), ("a = 1 OR", 9, "too early"),
+        ("", 1, "too early"), ("   ", 4, "too early"), ("a =", 4, "too early"),
+        ("a = 1 OR", 9, "too early"),
         ("(a = 1", 7, "too early"),
-        ("a = 1)", 6, "')'"), ("a = = 1", 5, "'='"), ("a LIKE 'x%'", 3, "'LIKE'"), ("a = 1 b = 2", 7, "'b'"),
+        ("a = 1)", 6, "')'"), ("a = = 1", 5, "'='"), ("a LIKE 'x%'", 3, "'LIKE'"),
+        ("a = 1 b = 2", 7, "'b'"),
         ("a = 1 = 2", 7, "'='"),
-        ("a # 1", 3, "'#'"), ("a != 1", 3, "'!'"), ("a = 'x", 5, "\"'\""), ("a = ü", 5, "'ü'"), ("a IN ()", 7, "')'"),
+        ("a # 1", 3, "'#'"), ("a != 1", 3, "'!'"), ("a = 'x", 5, "\"'\""), ("a = ü", 5, "'ü'"),
+        ("a IN ()", 7, "')'"),
         ("a + 1 = 2", 3, "'+'"),
-        ("a = NULL", 5, "IS NULL"), ("a > 'x'", 5, "no order"), ("a < TRUE", 5, "no order"), ("(a = 1) > 2", 2, "no order"),
+        ("a = NULL", 5, "IS NULL"), ("a > 'x'", 5, "no order"), ("a < TRUE", 5, "no order"),
+        ("(a = 1) > 2", 2, "no order"),
         ("a BETWEEN 'x' AND 'y'", 11, "no order"), ("a BETWEEN 9 AND 1", 11, "empty range"),
         ("a IN ('x', TRUE)", 12, "IN lists"),
-        ("a IN (b)", 7, "'b'"), ("'x' IN ('x')", 1, "asks about a property"), ("a CONTAINS 5", 12, "looks for a text"),
+        ("a IN (b)", 7, "'b'"), ("'x' IN ('x')", 1, "asks about a property"),
+        ("a CONTAINS 5", 12, "looks for a text"),
         ("5", 1, "neither true nor false"), ("a = 1 AND 'x'", 11, "neither true nor false"),
         ("NOT 5", 5, "neither true nor false"),
         ("TRUE = 'x'", 8, "neither true nor false"), ("1 = TRUE", 5, "not compared with a number"),
         ("a = 1e999", 5, "larger than a double"),
-        ("a = 1 -- b", 7, "'-'"), ("a IS 5", 6, "'5'"), ("a = 01x", 7, "'x'"), ("TAGS = paid || created", 13, "'|'"),
+        ("a = 1 -- b", 7, "'-'"), ("a IS 5", 6, "'5'"), ("a = 01x", 7, "'x'"),
+        ("TAGS = paid || created", 13, "'|'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_understood_is_refused_at_its_place(expression, position, says):
@@ -208,11 +269,16 @@ def test_an_expression_has_at_most_4096_bytes(kind):
     assert refusal("x" * 100_000, kind).code == "out_of_range"
 
 
-@pytest.mark.parametrize(("before", "after"), [("(", ")"), ("NOT ", ""), ("NOT (", ")"), ("a = 1 OR b = 2 AND (", ") = TRUE")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("(", ")"), ("NOT ", ""), ("NOT (", ")"), ("a = 1 OR b = 2 AND (", ") = TRUE")],
+)
 def test_an_expression_has_at_most_128_levels(before, after):
     levels = 64 if before == "NOT (" else 128
 
-    assert compile_filter("sql92", before * levels + "a = 1" + after * levels).matches(message(properties={"a": "1"})) in (
+    assert compile_filter("sql92", before * levels + "a = 1" + after * levels).matches(
+        message(properties={"a": "1"})
+    ) in (
         True,
         False,
     )
@@ -224,7 +290,9 @@ def test_many_conditions_side_by_side_are_no_levels():
 
 
 @pytest.mark.parametrize(
-    "value", ["9" * 16_000, "9" * 400, "0." + "0" * 16_000, "x" * 16_000], ids=["long", "whole", "part", "none"]
+    "value",
+    ["9" * 16_000, "9" * 400, "0." + "0" * 16_000, "x" * 16_000],
+    ids=["long", "whole", "part", "none"],
 )
 def test_hundreds_of_comparisons_with_one_long_property_read_it_once(value):
     _read_as_number.cache_clear()
@@ -248,7 +316,9 @@ async def test_a_long_condition_over_many_messages_lets_others_have_their_turn()
             await asyncio.sleep(0)
 
     others = asyncio.ensure_future(take_turns())
-    scanned = await read_matching(store, ORDERS, 0, wanted, max_scanned=320, max_messages=320, max_bytes=1 << 20)
+    scanned = await read_matching(
+        store, ORDERS, 0, wanted, max_scanned=320, max_messages=320, max_bytes=1 << 20
+    )
     others.cancel()
 
     assert (scanned.messages, scanned.next_offset) == ([], 320)

@@ -1,4 +1,6 @@
-"""Requests that go as bytes (`HttpServer.take`): the order of answers, and what becomes of what arrives behind them."""
+"""Requests that go as bytes (`HttpServer.take`): the order of answers, and what becomes of what
+arrives behind them.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,15 +18,22 @@ ANSWER = b"HTTP/1.1 201 Created\r\ncontent-length: 5\r\n\r\ntaken"
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]}
+    )
     await send({"type": "http.response.body", "body": b"ordinary"})
 
 
 def on_a_connection(play: Callable[[Connection, Wire, HttpServer], Awaitable[None]]) -> bytes:
-    """What is written while this is played. What is exactly `TAKEN` is taken and waits to be answered."""
+    """What is written while this is played.
+
+    What is exactly `TAKEN` is taken and waits to be answered.
+    """
 
     async def run() -> bytes:
-        server = HttpServer(HttpOptions(), Connections(8), lambda request: answer(application, request), take=take)
+        server = HttpServer(
+            HttpOptions(), Connections(8), lambda request: answer(application, request), take=take
+        )
         wire, connection = Wire(), server.connect()
         connection.connection_made(wire)
         await play(connection, wire, server)
@@ -99,7 +108,10 @@ def test_when_the_service_stops_a_held_request_is_the_last_one_of_its_connection
         connection.answer_held(ANSWER)
         assert wire.is_closing()
 
-    assert on_a_connection(play) == b"HTTP/1.1 201 Created\r\ncontent-length: 5\r\nconnection: close\r\n\r\ntaken"
+    assert (
+        on_a_connection(play)
+        == b"HTTP/1.1 201 Created\r\ncontent-length: 5\r\nconnection: close\r\n\r\ntaken"
+    )
 
 
 def test_the_answer_to_a_client_that_has_left_is_dropped():

@@ -26,7 +26,9 @@ def asked(method: str, path: str, body: Any) -> bytes:
 async def handles_of(way: Way, count: int) -> list[str]:
     """Of messages that are leased now."""
     answer = await way.ask(asked("POST", f"{GROUP}/receive", {"max_messages": count}))
-    return [one["receipt_handle"] for one in json.loads(answer.partition(b"\r\n\r\n")[2])["messages"]]
+    return [
+        one["receipt_handle"] for one in json.loads(answer.partition(b"\r\n\r\n")[2])["messages"]
+    ]
 
 
 def of_answer(answer: bytes) -> list[dict[str, Any]]:
@@ -42,7 +44,9 @@ def leased(table: LeaseTable) -> list[tuple[int, int, int, int]]:
 
 
 async def ack(way: Way, handles: list[str]) -> dict[str, Any]:
-    answer = await way.ask(asked("POST", f"{GROUP}/ack", {"entries": [{"receipt_handle": one} for one in handles]}))
+    answer = await way.ask(
+        asked("POST", f"{GROUP}/ack", {"entries": [{"receipt_handle": one} for one in handles]})
+    )
     return json.loads(answer.partition(b"\r\n\r\n")[2])
 
 
@@ -70,8 +74,12 @@ def test_acknowledgements_of_one_turn_are_taken_and_settle_their_messages(tmp_pa
     async def play(way: Way) -> None:
         await ack(way, await handles_of(way, 1))  # from now on its head is known
         handles, taken = await handles_of(way, 3), way.taken
-        requests = [asked("POST", f"{GROUP}/ack", {"entries": [{"receipt_handle": one}]}) for one in handles]
-        answers = await asyncio.gather(*(way.ask(one, connection=number) for number, one in enumerate(requests)))
+        requests = [
+            asked("POST", f"{GROUP}/ack", {"entries": [{"receipt_handle": one}]}) for one in handles
+        ]
+        answers = await asyncio.gather(
+            *(way.ask(one, connection=number) for number, one in enumerate(requests))
+        )
 
         assert way.taken - taken == 3
         assert [answer[9:12] for answer in answers] == [b"200"] * 3
@@ -125,13 +133,17 @@ def test_receives_of_one_turn_get_different_messages_and_the_log_gives_their_lea
     async def play(way: Way) -> None:
         first = await handles_of(way, 2)  # from now on its head is known
         taken, receive = way.taken, asked("POST", f"{GROUP}/receive", {"max_messages": 2})
-        answers = await asyncio.gather(*(way.ask(receive, connection=number) for number in range(3)))
+        answers = await asyncio.gather(
+            *(way.ask(receive, connection=number) for number in range(3))
+        )
         assert way.taken - taken == 3
         assert [one["payload"] for answer in answers for one in of_answer(answer)] == list("234567")
         await ack(way, [*first, of_answer(answers[1])[0]["receipt_handle"]])
 
         replayed = LeaseTable()
-        for message in await way.services.store.read(LEASE_QUEUE, 0, max_messages=100, max_bytes=1 << 20):
+        for message in await way.services.store.read(
+            LEASE_QUEUE, 0, max_messages=100, max_bytes=1 << 20
+        ):
             replayed.apply(read_event(message), Moment(0, 0))
 
         assert leased(replayed) == leased(way.services.delivery.table)
@@ -152,8 +164,14 @@ def test_a_receive_that_was_taken_back_leaves_its_messages_to_the_next_as_they_w
         assert not delivery.table.group("workers").queues[1].has_open
         delivery.plain_receiving.take_back([grant])
 
-        assert delivery.plain_receiving.plan("workers", rules, {"orders": [ORDERS]}, **room) is None  # they are open again
+        # they are open again
+        assert delivery.plain_receiving.plan("workers", rules, {"orders": [ORDERS]}, **room) is None
         found = of_answer(await way.ask(asked("POST", f"{GROUP}/receive", {"max_messages": 4})))
-        assert [(one["payload"], one["attempt"]) for one in found] == [("1", 1), ("2", 1), ("3", 1), ("4", 1)]
+        assert [(one["payload"], one["attempt"]) for one in found] == [
+            ("1", 1),
+            ("2", 1),
+            ("3", 1),
+            ("4", 1),
+        ]
 
     played(tmp_path, play)

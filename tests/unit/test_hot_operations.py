@@ -1,4 +1,6 @@
-"""Requests that are done together in one turn of the loop, and what becomes of each if that fails."""
+"""Requests that are done together in one turn of the loop, and what becomes of each if that
+fails.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,10 @@ MANY = 40  # of them are more than is done together
 
 
 def post(path: str, body: bytes) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
 
 
 def played(way: Way, play: Callable[[Way], Awaitable[Any]]) -> Any:
@@ -30,14 +35,20 @@ def played(way: Way, play: Callable[[Way], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-def test_a_connection_is_still_answered_when_its_request_was_refused_in_the_turn_that_took_it(tmp_path):
+def test_a_connection_is_still_answered_when_its_request_was_refused_in_the_turn_that_took_it(
+    tmp_path,
+):
     async def play(way: Way) -> tuple[list[bytes], list[bytes]]:
         for _ in range(2):
             await way.ask(post(SEND, LARGE))
         taken = way.taken
-        first = await asyncio.gather(*(way.ask(post(SEND, LARGE), connection=number) for number in range(MANY)))
+        first = await asyncio.gather(
+            *(way.ask(post(SEND, LARGE), connection=number) for number in range(MANY))
+        )
         assert way.taken - taken == MANY
-        again = await asyncio.gather(*(way.ask(post(SEND, b'{"payload":"x"}'), connection=number) for number in range(MANY)))
+        again = await asyncio.gather(
+            *(way.ask(post(SEND, b'{"payload":"x"}'), connection=number) for number in range(MANY))
+        )
         return [one[9:12] for one in first], [one[9:12] for one in again]
 
     first, again = played(Way(tmp_path, is_direct=True, max_queued_bytes=1 << 16), play)
@@ -48,34 +59,63 @@ def test_a_connection_is_still_answered_when_its_request_was_refused_in_the_turn
 
 def test_sends_of_one_turn_are_answered_each_by_itself_whatever_the_others_ask_for(tmp_path):
     """Topics and durabilities differ, a key and a tag are wrong, and one topic is reserved."""
-    plain, durable = [b'{"payload":"x","require_durability":"%b"}' % word for word in (b"buffered", b"synced")]
+    plain, durable = [
+        b'{"payload":"x","require_durability":"%b"}' % word for word in (b"buffered", b"synced")
+    ]
     bills, reserved = SEND.replace("orders", "bills"), SEND.replace("orders", "rmq_sys_x")
-    wanted = [(SEND, plain, "buffered"), (SEND, durable, "synced"), (bills, plain, "buffered"), (reserved, plain, 422)]
-    wanted += [(bills, b'{"payload":"z","key":"a b"}', 422), (SEND, b'{"payload":"z","tag":""}', 422)]
+    wanted = [
+        (SEND, plain, "buffered"),
+        (SEND, durable, "synced"),
+        (bills, plain, "buffered"),
+        (reserved, plain, 422),
+    ]
+    wanted += [
+        (bills, b'{"payload":"z","key":"a b"}', 422),
+        (SEND, b'{"payload":"z","tag":""}', 422),
+    ]
     wanted += [(SEND, plain, "buffered")]
 
     async def play(way: Way) -> tuple[list[Any], int]:
         for path, body, _ in wanted:  # the head of a refused request is not learned
             await way.ask(post(path, body.replace(b"a b", b"abc")))
         taken = way.taken
-        asked = [way.ask(post(path, body), connection=number) for number, (path, body, _) in enumerate(wanted)]
+        asked = [
+            way.ask(post(path, body), connection=number)
+            for number, (path, body, _) in enumerate(wanted)
+        ]
         bodies = [json.loads(one.partition(b"\r\n\r\n")[2]) for one in await asyncio.gather(*asked)]
-        return [(one.get("durability") or one["status"], one.get("topic")) for one in bodies], way.taken - taken
+        return [
+            (one.get("durability") or one["status"], one.get("topic")) for one in bodies
+        ], way.taken - taken
 
     answered, taken = played(Way(tmp_path, is_direct=True), play)
 
     assert [what for what, _ in answered] == [what for _, _, what in wanted]
-    assert [topic for _, topic in answered] == ["orders", "orders", "bills", None, None, None, "orders"]
+    assert [topic for _, topic in answered] == [
+        "orders",
+        "orders",
+        "bills",
+        None,
+        None,
+        None,
+        "orders",
+    ]
     assert taken == len(wanted) - 1, "all but the empty tag, which is wrong as it stands"
 
 
-def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in_memory_by_then(tmp_path, monkeypatch):
+def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in_memory_by_then(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(plain_transactions, "_KEPT_BYTES", 2_500)
     body = b'{"producer_group":"shop","messages":[{"topic":"orders","message":{"payload":"x"}}]}'
 
     async def play(way: Way) -> str:
         async def begin() -> str:
-            return str(json.loads((await way.ask(post("/v1/transactions", body))).partition(b"\r\n\r\n")[2])["transaction_id"])
+            return str(
+                json.loads(
+                    (await way.ask(post("/v1/transactions", body))).partition(b"\r\n\r\n")[2]
+                )["transaction_id"]
+            )
 
         ids = [await begin() for _ in range(3)]
         plain = way.services.transactions.plain
@@ -84,7 +124,9 @@ def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in
         assert kept is not None
         ids += [await begin() for _ in range(4)]
         decided: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
-        plain.decide([kept], TxnState.COMMITTED, done=decided.set_result, failed=decided.set_exception)
+        plain.decide(
+            [kept], TxnState.COMMITTED, done=decided.set_result, failed=decided.set_exception
+        )
         await decided
         assert plain.take(ids[0]) is None
         found = await way.services.transactions.get(ids[2])
@@ -93,7 +135,8 @@ def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in
     assert played(Way(tmp_path, is_direct=True), play) == TxnState.COMMITTED
 
 
-# --------------------------------------------------------------------------------------------------- an operation that fails
+# --------------------------------------------------------------------------------------------------
+# an operation that fails
 
 
 class Connection:
@@ -119,13 +162,17 @@ class Taken(NamedTuple):
 
 
 def fates(do: Callable[[HotTurn[Taken], list[Taken]], None]) -> tuple[list[list[str]], int]:
-    """What becomes of three requests that are done so, and the bytes of bodies that stay counted."""
+    """What becomes of three requests that are done so, and the bytes of bodies that stay
+    counted.
+    """
 
     async def run() -> tuple[list[list[str]], int]:
         bodies = BodyBudget(1 << 20)
         soon = asyncio.get_running_loop().call_soon
         parts = HotParts(lambda: None, bodies, Metrics(), soon, list)
-        turn = HotTurn[Taken](parts, "sendMessage", lambda _, taken, begun: do(turn, taken), tells_pressure=False)
+        turn = HotTurn[Taken](
+            parts, "sendMessage", lambda _, taken, begun: do(turn, taken), tells_pressure=False
+        )
         connections = [Connection() for _ in range(3)]
         for connection in connections:
             turn.add(Taken(connection, Asked(None, [], "/", 0), b"data"))

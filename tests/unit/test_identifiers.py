@@ -41,7 +41,15 @@ def test_an_id_says_when_it_was_made_and_any_other_text_does_not():
 
     assert made_at_ms(made, "msg") == made_ms
     assert [made_at_ms("x_" + byte * 24, "x") for byte in "-z"] == [0, (1 << 48) - 1]
-    for other in (made[:-1], f"{made}A", f"{made[:-1]}é", f"{made[:-1]}+", "order-8812", "", made.removeprefix("msg_")):
+    for other in (
+        made[:-1],
+        f"{made}A",
+        f"{made[:-1]}é",
+        f"{made[:-1]}+",
+        "order-8812",
+        "",
+        made.removeprefix("msg_"),
+    ):
         assert made_at_ms(other, "msg") is None
     assert made_at_ms(made, "txn") is None
 

@@ -1,4 +1,6 @@
-"""The key index: RocketMQ's files exactly, every key found, nothing lost or doubled by power cuts at any moment."""
+"""The key index: RocketMQ's files exactly, every key found, nothing lost or doubled by power cuts
+at any moment.
+"""
 
 import lzma
 import tarfile
@@ -34,7 +36,9 @@ ALWAYS = {"from_ms": 0, "to_ms": 1 << 62}
 GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3"
 
 
-def made(disk: SimulatedDisk, *, slots: int = 4, entries: int = 11, clock: ManualClock | None = None) -> KeyIndex:
+def made(
+    disk: SimulatedDisk, *, slots: int = 4, entries: int = 11, clock: ManualClock | None = None
+) -> KeyIndex:
     for folder in (FOLDER, PurePath("/store/making"), PurePath("/store/snapshots")):
         disk.make_directory(folder)
     return KeyIndex(
@@ -51,7 +55,11 @@ def made(disk: SimulatedDisk, *, slots: int = 4, entries: int = 11, clock: Manua
 
 def snapshots(disk: Vfs) -> SnapshotFiles:
     """In a store that has nothing else."""
-    return SnapshotFiles(SimpleNamespace(vfs=disk, snapshots=PurePath("/store/snapshots"), making=PurePath("/store/making")))
+    return SnapshotFiles(
+        SimpleNamespace(
+            vfs=disk, snapshots=PurePath("/store/snapshots"), making=PurePath("/store/making")
+        )
+    )
 
 
 class Log:
@@ -63,7 +71,10 @@ class Log:
         self.offsets: dict[str, list[int]] = defaultdict(list)  # of each key, newest first
 
     def add(self, *keys: str, **fields) -> None:
-        given_ = [message(message_id=f"id-{len(self.borders)}-{n}", key=key or None, **fields) for n, key in enumerate(keys)]
+        given_ = [
+            message(message_id=f"id-{len(self.borders)}-{n}", key=key or None, **fields)
+            for n, key in enumerate(keys)
+        ]
         unit = encoded(given_, first_offset=len(self.data))
         for one, place in zip(given_, unit.places, strict=True):
             for key in (one.message_id, *(one.key or "").split()):
@@ -99,7 +110,9 @@ def test_the_hash_that_has_no_positive_counterpart_is_0():
 
 BODIES = st.binary(max_size=20) | st.just(b"\x02UNIQ_KEY\x01x\x02KEYS\x01y\x02")
 TOPICS = st.sampled_from(["orders", "o", "x" * 200])
-TEXTS = st.text(st.sampled_from("ab é€😀-_.#UNIQ_KEYS"), min_size=1, max_size=8) | st.integers(62, 66).map("k".__mul__)
+TEXTS = st.text(st.sampled_from("ab é€😀-_.#UNIQ_KEYS"), min_size=1, max_size=8) | st.integers(
+    62, 66
+).map("k".__mul__)
 
 
 @given(
@@ -126,7 +139,9 @@ def test_the_keys_of_many_records_at_once_are_those_of_each_record(units):
     log = logs.Log()
     for whose, given_ in units:
         for message_id, key, tag, topic, body in given_ if whose == "broker" else ():
-            own = properties.encode([("TAGS", tag or ""), ("KEYS", key or ""), ("UNIQ_KEY", message_id)])
+            own = properties.encode(
+                [("TAGS", tag or ""), ("KEYS", key or ""), ("UNIQ_KEY", message_id)]
+            )
             log.brokers(body, properties=own, topic=topic[:100])
         if whose == "ours":
             log.ours(
@@ -138,20 +153,38 @@ def test_the_keys_of_many_records_at_once_are_those_of_each_record(units):
     window = log.filled(1 << 16)
     found = scan.scan(window, 0, begin=0, segment_end=1 << 16)
     expected = []
-    for offset, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
+    for offset, length in zip(
+        found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True
+    ):
         record = records.decode(window[offset : offset + length])
-        index_keys = [index_file.index_key(record.topic, key) for key in properties.keys(record.properties)]
-        expected += [(key_hash, offset, record.stored_at_ms) for key_hash in index_file.key_hashes(index_keys).tolist()]
+        index_keys = [
+            index_file.index_key(record.topic, key) for key in properties.keys(record.properties)
+        ]
+        expected += [
+            (key_hash, offset, record.stored_at_ms)
+            for key_hash in index_file.key_hashes(index_keys).tolist()
+        ]
 
     keys = key_scan.keys(window, 0, found.record_offsets, found.record_bytes)
 
     assert len(found.record_offsets) == len(log.places)
-    assert list(zip(keys.hashes.tolist(), keys.log_offsets.tolist(), keys.stored_at_ms.tolist(), strict=True)) == expected
+    assert (
+        list(
+            zip(
+                keys.hashes.tolist(),
+                keys.log_offsets.tolist(),
+                keys.stored_at_ms.tolist(),
+                strict=True,
+            )
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize("before", [b"", b"\x00" * 64])
 @pytest.mark.parametrize(
-    ("own", "index_keys"), [(b"", []), (b"UNIQ_KEY\x01id", ["orders#id"]), (b"KEYS\x01a b\x02", ["orders#a", "orders#b"])]
+    ("own", "index_keys"),
+    [(b"", []), (b"UNIQ_KEY\x01id", ["orders#id"]), (b"KEYS\x01a b\x02", ["orders#a", "orders#b"])],
 )
 @pytest.mark.parametrize(
     "form",
@@ -161,7 +194,9 @@ def test_the_keys_of_many_records_at_once_are_those_of_each_record(units):
         {"sys_flag": records.STORE_HOST_IPV6, "host": bytes(range(100, 120))},
     ],
 )
-def test_a_record_of_any_form_is_asked_for_its_keys_also_at_the_end_of_what_was_read(before, own, index_keys, form):
+def test_a_record_of_any_form_is_asked_for_its_keys_also_at_the_end_of_what_was_read(
+    before, own, index_keys, form
+):
     raw = logs.broker_record(len(before), b"body", properties=own, **form)
     place = np.array([len(before)])
 
@@ -176,7 +211,14 @@ def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path
         archive.extractall(tmp_path, filter="data")
     store = tmp_path / "store"
     index = KeyIndex(
-        OsVfs(), store / "index", ManualClock(), snapshots(OsVfs()), slots=5_000, entries=20_000, max_open=2, scratch=tmp_path
+        OsVfs(),
+        store / "index",
+        ManualClock(),
+        snapshots(OsVfs()),
+        slots=5_000,
+        entries=20_000,
+        max_open=2,
+        scratch=tmp_path,
     )
 
     rebuilt_disk = SimulatedDisk()
@@ -186,7 +228,9 @@ def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path
         window, base = path.read_bytes(), int(path.name)
         found = scan.scan(window, base, begin=base, segment_end=base + len(window))
         rebuilt.feed(window, base, found)
-        for offset, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
+        for offset, length in zip(
+            found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True
+        ):
             record = records.decode(window[offset - base : offset - base + length])
             for key in properties.keys(record.properties):
                 if record.transaction is not TransactionBits.ROLLBACK:
@@ -197,7 +241,9 @@ def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path
     for topic, key in keys:
         assert list(rebuilt.find(topic, key, **ALWAYS)) == list(index.find(topic, key, **ALWAYS))
     (theirs,), (ours,) = (store / "index").iterdir(), rebuilt_disk.list_directory(FOLDER)
-    assert rebuilt_disk.open(FOLDER / ours).read(0, 1 << 20) == theirs.read_bytes(), "what we make is what a broker makes"
+    assert rebuilt_disk.open(FOLDER / ours).read(0, 1 << 20) == theirs.read_bytes(), (
+        "what we make is what a broker makes"
+    )
 
 
 def test_keys_are_found_across_files_newest_first():
@@ -280,7 +326,12 @@ def test_power_cuts_at_any_moment_lose_nothing_and_double_nothing(seed):
             log.all_of_it_is_in(index)
             for _ in range(randomness.randrange(1, 8)):
                 at = len(log.data)
-                log.add(*[randomness.choice(["x", "y y2", "z", ""]) for _ in range(randomness.randrange(1, 6))])
+                log.add(
+                    *[
+                        randomness.choice(["x", "y y2", "z", ""])
+                        for _ in range(randomness.randrange(1, 6))
+                    ]
+                )
                 log.feed(index, at)
                 if randomness.random() < 0.4:
                     index.sync()
@@ -328,7 +379,11 @@ def test_a_chain_that_was_damaged_into_a_circle_ends():
 def test_a_damaged_index_file_hides_no_message_and_is_made_again(what, file_number):
     disk = SimulatedDisk()
     options = LocalStoreOptions(
-        segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=40, queue_file_entries=10
+        segment_bytes=16_384,
+        prepare_ahead_bytes=8_192,
+        index_slots=16,
+        index_file_entries=40,
+        queue_file_entries=10,
     )
 
     async def fill(world: World) -> None:
@@ -341,7 +396,9 @@ def test_a_damaged_index_file_hides_no_message_and_is_made_again(what, file_numb
     async def look(world: World) -> None:
         store = await world.open_store(options)
         for n in range(50):
-            (found,) = await store.find_messages(f"m{n}", topics=["orders"], by_id=True, max_messages=2)
+            (found,) = await store.find_messages(
+                f"m{n}", topics=["orders"], by_id=True, max_messages=2
+            )
             assert found.queue_offset == n
         for n in range(5):
             found_by_key = await store.find_messages(f"key-{n}", topics=["orders"], max_messages=20)
@@ -372,7 +429,9 @@ def test_a_damaged_index_file_hides_no_message_and_is_made_again(what, file_numb
 
 
 def test_a_lookup_by_key_answers_without_a_damaged_record_and_fails_where_there_is_nothing_else():
-    options = LocalStoreOptions(segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=40)
+    options = LocalStoreOptions(
+        segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=40
+    )
     places: list[int] = []
 
     async def fill(world: World) -> None:

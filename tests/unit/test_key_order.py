@@ -1,4 +1,6 @@
-"""The order of keys against a plain model: one holder at a time, and each key in the order of its offsets."""
+"""The order of keys against a plain model: one holder at a time, and each key in the order of its
+offsets.
+"""
 
 import tracemalloc
 from random import Random
@@ -25,11 +27,18 @@ def test_a_key_is_held_by_one_at_a_time_and_its_messages_come_in_their_order(see
         elif choice < 0.6:
             free = {key for key in open_.values() if key not in held.values()}
             taken = order.take(count := chance.randint(1, 3))
-            assert order.has_takeable or len(taken) == min(count, sum(key in free for key in open_.values()))
+            assert order.has_takeable or len(taken) == min(
+                count, sum(key in free for key in open_.values())
+            )
             for key in {open_[offset] for offset in taken}:
                 mine = [offset for offset in taken if open_[offset] == key]
                 assert key in free
-                assert mine == sorted(offset for offset, other in open_.items() if other == key)[: len(mine)]
+                assert (
+                    mine
+                    == sorted(offset for offset, other in open_.items() if other == key)[
+                        : len(mine)
+                    ]
+                )
             for offset in taken:
                 held[offset] = open_.pop(offset)
         elif choice < 0.8 and held:
@@ -44,7 +53,10 @@ def test_a_key_is_held_by_one_at_a_time_and_its_messages_come_in_their_order(see
         assert order.has_takeable == any(key not in held.values() for key in open_.values())
         assert len(order) == len(held) + len(open_)
         takeable = [offset for offset, key in open_.items() if key not in held.values()]
-        assert (order.takeable, order.first_takeable) == (len(takeable), min(takeable, default=None))
+        assert (order.takeable, order.first_takeable) == (
+            len(takeable),
+            min(takeable, default=None),
+        )
 
 
 def test_a_message_that_waits_for_its_key_takes_twelve_bytes():

@@ -1,4 +1,7 @@
-"""A kill leaves names and bytes that only the page cache has. The next start builds on them, so it makes them durable first."""
+"""A kill leaves names and bytes that only the page cache has.
+
+The next start builds on them, so it makes them durable first.
+"""
 
 import asyncio
 from random import Random
@@ -44,7 +47,9 @@ async def fill_two_segments(world: World) -> None:
 
 async def acknowledged(world: World) -> str:
     store = await open_with_orders(world)
-    (appended,) = await store.append([message(message_id="acknowledged")], durability=Durability.SYNCED)
+    (appended,) = await store.append(
+        [message(message_id="acknowledged")], durability=Durability.SYNCED
+    )
     assert appended.durable
     return "acknowledged"
 

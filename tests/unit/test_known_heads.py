@@ -18,11 +18,15 @@ def head(*more: bytes, path: bytes = b"", body: bytes = BODY) -> bytes:
 
 
 def statuses(directory, *requests: bytes) -> tuple[list[bytes], int]:
-    """The statuses of requests to a service that asks for a key, and how many went by a known head."""
+    """The statuses of requests to a service that asks for a key, and how many went by a
+    known head.
+    """
 
     async def ask() -> tuple[list[bytes], int]:
         async with Way(directory, is_direct=True, api_keys=[KEY]) as way:
-            return [(await way.ask(one, connection=number))[9:12] for number, one in enumerate(requests)], way.taken
+            return [
+                (await way.ask(one, connection=number))[9:12] for number, one in enumerate(requests)
+            ], way.taken
 
     return asyncio.run(ask())
 
@@ -36,7 +40,9 @@ def test_a_head_is_known_after_its_first_request(tmp_path):
 def test_empty_lines_in_front_of_a_request_make_no_known_head_that_anybody_could_use(tmp_path):
     sent = head(b"Authorization: Bearer " + KEY.encode()) + BODY
     for front in (b"\r\n\r\n", b"\r\n"):
-        found, taken = statuses(tmp_path / str(len(front)), front + sent, front + sent, front + BODY, b"\r\n\r\n" + BODY)
+        found, taken = statuses(
+            tmp_path / str(len(front)), front + sent, front + sent, front + BODY, b"\r\n\r\n" + BODY
+        )
 
         assert found == [b"201", b"201", b"400", b"400"]
         assert taken == 0
@@ -45,14 +51,20 @@ def test_empty_lines_in_front_of_a_request_make_no_known_head_that_anybody_could
 def test_a_known_head_lets_no_other_client_in(tmp_path):
     sent = head(b"Authorization: Bearer " + KEY.encode()) + BODY
 
-    found, _ = statuses(tmp_path, sent, sent, head() + BODY, head(b"Authorization: Bearer another") + BODY)
+    found, _ = statuses(
+        tmp_path, sent, sent, head() + BODY, head(b"Authorization: Bearer another") + BODY
+    )
 
     assert found == [b"201", b"201", b"401", b"401"]
 
 
 def test_a_client_that_takes_no_answers_gets_no_more_of_them(tmp_path):
     sent = head(b"Authorization: Bearer " + KEY.encode()) + BODY
-    looked = b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+    looked = (
+        b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+        + KEY.encode()
+        + b"\r\n\r\n"
+    )
 
     async def ask(request: bytes) -> tuple[bool, int, bytes]:
         async with Way(tmp_path / str(len(request)), is_direct=True, api_keys=[KEY]) as way:
@@ -61,7 +73,8 @@ def test_a_client_that_takes_no_answers_gets_no_more_of_them(tmp_path):
             taken = way.taken
             way.pause_writing()
             asking = asyncio.ensure_future(way.ask(request))
-            (other,) = await asyncio.gather(way.ask(sent, connection=1))  # in the meantime others are answered
+            # in the meantime others are answered
+            (other,) = await asyncio.gather(way.ask(sent, connection=1))
             is_answered = asking.done()
             way.resume_writing()
             assert other[9:12] == b"201"
@@ -78,7 +91,13 @@ AUTHORIZED = b"Authorization: Bearer " + KEY.encode() + b"\r\n"
 def test_a_pull_is_answered_at_once_when_all_but_its_line_is_known(tmp_path):
     sent = head(AUTHORIZED[:-2]) + BODY
 
-    found, taken = statuses(tmp_path, sent, PULL % (0, 0, AUTHORIZED), PULL % (1, 0, AUTHORIZED), PULL % (2, 0, AUTHORIZED))
+    found, taken = statuses(
+        tmp_path,
+        sent,
+        PULL % (0, 0, AUTHORIZED),
+        PULL % (1, 0, AUTHORIZED),
+        PULL % (2, 0, AUTHORIZED),
+    )
 
     assert found == [b"201", b"200", b"200", b"200"]
     assert taken == 2
@@ -98,13 +117,21 @@ def test_a_known_pull_lets_no_other_client_in(tmp_path):
 
 def test_a_host_in_the_target_of_a_pull_does_not_vouch_for_the_one_in_its_head(tmp_path):
     """The host of an absolute target takes the place of the header's, which a web page chooses."""
-    absolute = PULL.replace(b"GET /v1", b"GET http://localhost/v1").replace(b"Host: localhost", b"Host: evil.example")
+    absolute = PULL.replace(b"GET /v1", b"GET http://localhost/v1").replace(
+        b"Host: localhost", b"Host: evil.example"
+    )
     sent = head() + BODY
 
     async def ask() -> list[bytes]:
         async with Way(tmp_path, is_direct=True) as way:
-            requests = [sent, *[absolute % (0, 0, b"")] * 2, PULL.replace(b"localhost", b"evil.example") % (0, 0, b"")]
-            return [(await way.ask(one, connection=number))[9:12] for number, one in enumerate(requests)]
+            requests = [
+                sent,
+                *[absolute % (0, 0, b"")] * 2,
+                PULL.replace(b"localhost", b"evil.example") % (0, 0, b""),
+            ]
+            return [
+                (await way.ask(one, connection=number))[9:12] for number, one in enumerate(requests)
+            ]
 
     assert asyncio.run(ask()) == [b"201", b"200", b"200", b"421"]
 
@@ -115,7 +142,10 @@ def test_a_pull_that_fails_at_once_is_answered_by_its_handler(tmp_path):
 
     async def ask() -> tuple[list[bytes], int]:
         async with Way(tmp_path, is_direct=True) as way:
-            asked = [await way.ask(one) for one in (head() + BODY, PULL % (0, 0, b""), PULL % (0, 0, b""))]
+            asked = [
+                await way.ask(one)
+                for one in (head() + BODY, PULL % (0, 0, b""), PULL % (0, 0, b""))
+            ]
             taken, way.services.store.bounds = way.taken_reads, fail  # type: ignore[attr-defined]
             asked.append(await way.ask(PULL % (0, 0, b"")))
             return [one[9:12] for one in asked], way.taken_reads - taken
@@ -124,7 +154,9 @@ def test_a_pull_that_fails_at_once_is_answered_by_its_handler(tmp_path):
 
 
 @pytest.mark.parametrize(("path", "body", "taken"), [(b"", BODY, 1), (b"/batch", BATCH, 0)])
-def test_a_request_that_cannot_be_done_in_its_turn_is_answered_by_its_handler(tmp_path, path, body, taken):
+def test_a_request_that_cannot_be_done_in_its_turn_is_answered_by_its_handler(
+    tmp_path, path, body, taken
+):
     def fail(*_: object) -> None:
         raise OSError(24, "too many open files")
 
@@ -150,7 +182,8 @@ def test_a_client_that_takes_no_answers_gets_no_more_pulls(tmp_path):
             taken = way.taken_reads
             way.pause_writing()
             asking = asyncio.ensure_future(way.ask(pull))
-            (other,) = await asyncio.gather(way.ask(pull, connection=1))  # in the meantime others are answered
+            # in the meantime others are answered
+            (other,) = await asyncio.gather(way.ask(pull, connection=1))
             is_answered = asking.done()
             way.resume_writing()
             assert other[9:12] == b"200"

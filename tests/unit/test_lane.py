@@ -10,9 +10,12 @@ from app.server.lane import OperationLane
 from app.settings import Settings
 
 PATHS = (
-    *(operation.path.replace("{queue_id}", "3").replace("{", "").replace("}", "") for operation in OPERATIONS.values()),
-    "/", "/v1", "/v1/", "/v1/topics/", "/v1/topics//messages", "/v1/topics/a/b/c/d", "/v1/topics/a/queues/x/messages",
-    "/v1/topics/a/queues/-1/messages", "/v1/topics/a/queues/1.0/messages", "/v1/transactions/a/b", "/v2/topics", "//v1/topics",
+    *(operation.path.replace("{queue_id}", "3").replace("{", "").replace("}",
+    "") for operation in OPERATIONS.values()),
+    "/", "/v1", "/v1/", "/v1/topics/", "/v1/topics//messages", "/v1/topics/a/b/c/d",
+    "/v1/topics/a/queues/x/messages",
+    "/v1/topics/a/queues/-1/messages", "/v1/topics/a/queues/1.0/messages", "/v1/transactions/a/b",
+    "/v2/topics", "//v1/topics",
     "/livez", "/docs", "/v1/dev/clock",
 )  # fmt: skip
 
@@ -28,7 +31,11 @@ def test_the_lane_finds_the_operation_that_the_routes_find(app, method):
     for path in PATHS:
         found = lane.find(method, path)
         scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-        routes = [route for route in app.routes if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.FULL]
+        routes = [
+            route
+            for route in app.routes
+            if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.FULL
+        ]
         if found is not None:
             assert found[0].operation_id == routes[0].operation_id, path
             given = list(routes[0].matches(scope)[1]["path_params"].values())

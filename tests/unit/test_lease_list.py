@@ -12,7 +12,9 @@ SECOND = QueueId("orders", 1)
 async def listed(house: House, *, page: int = 1_000) -> list[Lease]:
     """All of them, by so many."""
     found: list[Lease] = []
-    while piece := await house.delivery.leases(GROUP, after=found[-1].place if found else None, count=page):
+    while piece := await house.delivery.leases(
+        GROUP, after=found[-1].place if found else None, count=page
+    ):
         found += piece
     return found
 
@@ -76,4 +78,6 @@ async def test_a_message_that_cannot_be_read_is_listed_by_its_place(house):
 
     house.store.read = damaged
 
-    assert [(one.place, one.message) for one in await listed(house)] == [(Place("orders", 0, 0), None)]
+    assert [(one.place, one.message) for one in await listed(house)] == [
+        (Place("orders", 0, 0), None)
+    ]

@@ -16,4 +16,8 @@ def test_lines_are_those_of_all_pieces_together_but_for_blank_ones_and_long_ones
 
     *whole, last = b"".join(pieces).split(b"\n")
     expected = [*whole, last] if last else whole
-    assert found == [line if len(line) <= LIMIT else None for line in expected if line.strip() or len(line) > LIMIT]
+    assert found == [
+        line if len(line) <= LIMIT else None
+        for line in expected
+        if line.strip() or len(line) > LIMIT
+    ]

@@ -1,4 +1,6 @@
-"""The embedded engine's own promises, on a simulated disk: when it answers, what it shows, how it fails, what it refuses."""
+"""The embedded engine's own promises, on a simulated disk: when it answers, what it shows, how it
+fails, what it refuses.
+"""
 
 import asyncio
 import errno
@@ -54,7 +56,9 @@ async def open_with_orders(world: World, given: LocalStoreOptions) -> LocalMessa
     return store
 
 
-def in_world(main: Callable[[World], object], disk: SimulatedDisk | None = None, seed: int = 1) -> SimulatedDisk:
+def in_world(
+    main: Callable[[World], object], disk: SimulatedDisk | None = None, seed: int = 1
+) -> SimulatedDisk:
     """Run one life; the disk as a kill leaves it."""
     with World(disk or SimulatedDisk(), seed) as world:
         world.call(main(world))
@@ -83,7 +87,8 @@ def damage(disk: SimulatedDisk, offset: int, base: int = 0) -> None:
     file.sync()
 
 
-# ------------------------------------------------------------------------------------------------- units and group commit
+# -------------------------------------------------------------------------------------------------
+# units and group commit
 
 
 def test_the_sends_of_one_turn_are_one_unit_and_one_sync():
@@ -116,9 +121,16 @@ def test_a_unit_never_crosses_a_segment():
     async def main(world):
         store = await open_with_orders(world, options())
         for n in range(30):
-            await store.append([message(b"x" * 1_000, message_id=f"a{n}"), message(b"y" * 1_000, message_id=f"b{n}")])
+            await store.append(
+                [
+                    message(b"x" * 1_000, message_id=f"a{n}"),
+                    message(b"y" * 1_000, message_id=f"b{n}"),
+                ]
+            )
         found = await store.read(QUEUE, 0, **EVERYTHING)
-        assert [one.message_id for one in found] == [f"{letter}{n}" for n in range(30) for letter in "ab"]
+        assert [one.message_id for one in found] == [
+            f"{letter}{n}" for n in range(30) for letter in "ab"
+        ]
 
     disk = in_world(main)
 
@@ -133,8 +145,12 @@ def test_a_turn_that_does_not_fit_the_rest_of_a_segment_is_split_between_its_cal
     async def main(world):
         store = await open_with_orders(world, options())
         await store.append([message(b"x" * 14_000)])
-        await asyncio.gather(*[store.append([message(b"y" * 700, message_id=f"m{n}")] * 2) for n in range(4)])
-        assert [one.message_id for one in await store.read(QUEUE, 1, **EVERYTHING)] == [f"m{n}" for n in range(4) for _ in "ab"]
+        await asyncio.gather(
+            *[store.append([message(b"y" * 700, message_id=f"m{n}")] * 2) for n in range(4)]
+        )
+        assert [one.message_id for one in await store.read(QUEUE, 1, **EVERYTHING)] == [
+            f"m{n}" for n in range(4) for _ in "ab"
+        ]
 
     in_world(main)
 
@@ -151,7 +167,10 @@ def test_an_append_that_no_segment_holds_is_refused_and_the_others_of_its_turn_a
         assert isinstance(answers[1], MessageTooLarge)
         assert answers[1].limit_bytes == 16_384 - records.END_OF_FILE_BYTES
         found = await store.read(QUEUE, 0, **EVERYTHING)
-        assert [(one.queue_offset, one.message_id) for one in found] == [(0, "before"), (1, "after")]
+        assert [(one.queue_offset, one.message_id) for one in found] == [
+            (0, "before"),
+            (1, "after"),
+        ]
 
     in_world(main)
 
@@ -159,7 +178,16 @@ def test_an_append_that_no_segment_holds_is_refused_and_the_others_of_its_turn_a
 def test_the_largest_append_that_a_segment_holds_is_stored():
     async def main(world):
         store = await open_with_orders(world, options())
-        spare = len(unit.encode(rows_of([message(b"")]), [0], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=0).data)
+        spare = len(
+            unit.encode(
+                rows_of([message(b"")]),
+                [0],
+                first_offset=0,
+                synced_offset=0,
+                epoch=1,
+                stored_at_ms=0,
+            ).data
+        )
         largest = 16_384 - records.END_OF_FILE_BYTES - spare
         largest -= largest % 8
         await store.append([message(b"x" * largest)])
@@ -172,7 +200,9 @@ def test_the_largest_append_that_a_segment_holds_is_stored():
 def test_more_than_may_wait_is_refused_and_stores_nothing():
     async def main(world):
         store = await open_with_orders(world, options(max_queued_bytes=3_000))
-        answers = await asyncio.gather(*[store.append([message(b"x" * 500)]) for _ in range(10)], return_exceptions=True)
+        answers = await asyncio.gather(
+            *[store.append([message(b"x" * 500)]) for _ in range(10)], return_exceptions=True
+        )
         refused = [answer for answer in answers if isinstance(answer, Backpressure)]
         assert refused
         assert (await store.offsets(QUEUE)).end == 10 - len(refused)
@@ -182,7 +212,8 @@ def test_more_than_may_wait_is_refused_and_stores_nothing():
     in_world(main)
 
 
-# ---------------------------------------------------------------------------------------- when it answers, what it shows
+# ---------------------------------------------------------------------------------------- when it
+# answers, what it shows
 
 
 def test_before_ack_nobody_sees_a_message_before_it_is_durable():
@@ -202,7 +233,9 @@ def test_before_ack_nobody_sees_a_message_before_it_is_durable():
 
 def test_by_interval_a_message_is_seen_and_answered_at_once_and_synced_later():
     async def main(world):
-        given = options(flush=FlushPolicy.INTERVAL, flush_interval_ms=50, flush_thorough_interval_ms=100)
+        given = options(
+            flush=FlushPolicy.INTERVAL, flush_interval_ms=50, flush_thorough_interval_ms=100
+        )
         store = await open_with_orders(world, given)
         (appended,) = await store.append([message()])
         assert not appended.durable
@@ -218,9 +251,13 @@ def test_by_interval_a_message_is_seen_and_answered_at_once_and_synced_later():
 
 def test_by_interval_a_waiting_reader_is_woken_before_a_buffered_append_is_answered():
     async def main(world):
-        store = await open_with_orders(world, options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
+        store = await open_with_orders(
+            world, options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000)
+        )
         events: list[str] = []
-        store.call_on_arrival(QUEUE, 0, lambda: events.append(f"woken at {store.bounds(QUEUE).end}"))
+        store.call_on_arrival(
+            QUEUE, 0, lambda: events.append(f"woken at {store.bounds(QUEUE).end}")
+        )
         appended = asyncio.get_running_loop().create_future()
 
         def answer(placed):
@@ -228,7 +265,9 @@ def test_by_interval_a_waiting_reader_is_woken_before_a_buffered_append_is_answe
             appended.set_result(placed)
 
         rows = rows_of([message()])
-        store.append_rows(rows, durability=Durability.BUFFERED, done=answer, failed=appended.set_exception)
+        store.append_rows(
+            rows, durability=Durability.BUFFERED, done=answer, failed=appended.set_exception
+        )
 
         assert not (await appended).durable
         assert events == ["woken at 1", "answered"]
@@ -239,7 +278,10 @@ def test_by_interval_a_waiting_reader_is_woken_before_a_buffered_append_is_answe
 def test_by_interval_few_pages_wait_for_the_thorough_flush_and_many_for_the_next_interval():
     async def main(world):
         given = options(
-            segment_bytes=65_536, flush=FlushPolicy.INTERVAL, flush_interval_ms=50, flush_thorough_interval_ms=10_000
+            segment_bytes=65_536,
+            flush=FlushPolicy.INTERVAL,
+            flush_interval_ms=50,
+            flush_thorough_interval_ms=10_000,
         )
         store = await open_with_orders(world, given)
         (few,) = await store.append([message()])
@@ -270,8 +312,12 @@ def test_by_interval_a_power_cut_can_take_no_more_than_the_limit_of_unsynced_byt
 
 def test_by_interval_nobody_sees_what_must_be_durable_first_nor_what_lies_behind_it():
     async def main(world):
-        store = await open_with_orders(world, options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
-        must = asyncio.ensure_future(store.append([message(message_id="must")], durability=Durability.SYNCED))
+        store = await open_with_orders(
+            world, options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000)
+        )
+        must = asyncio.ensure_future(
+            store.append([message(message_id="must")], durability=Durability.SYNCED)
+        )
         behind = asyncio.ensure_future(store.append([message(message_id="behind")]))
         for _ in range(3):
             await asyncio.sleep(0)
@@ -282,7 +328,10 @@ def test_by_interval_nobody_sees_what_must_be_durable_first_nor_what_lies_behind
         await asyncio.gather(must, behind)
 
         assert must.result()[0].durable
-        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == ["must", "behind"]
+        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [
+            "must",
+            "behind",
+        ]
 
     in_world(main)
 
@@ -374,7 +423,12 @@ def test_the_limit_of_a_send_counts_from_when_it_was_taken_and_not_from_an_earli
 def test_a_buffered_send_behind_a_sync_that_does_not_come_back_is_answered_at_the_limit():
     async def main(world):
         disk = SlowSync(world)
-        given = options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000, slow_sync_ms=2_000, sync_timeout_ms=5_000)
+        given = options(
+            flush=FlushPolicy.INTERVAL,
+            flush_interval_ms=60_000,
+            slow_sync_ms=2_000,
+            sync_timeout_ms=5_000,
+        )
         store = await open_with_orders(world, given)
         disk.is_stuck = True
         stuck = asyncio.ensure_future(store.append([message()], durability=Durability.SYNCED))
@@ -408,12 +462,18 @@ def test_a_slow_sync_is_reported_while_it_runs_and_when_it_has_ended():
             await waiting
             await store.append([message()])
 
-        assert (running["event"], running["running_ms"], running["bytes"] > 0) == ("sync_is_slow", 500, True)
+        assert (running["event"], running["running_ms"], running["bytes"] > 0) == (
+            "sync_is_slow",
+            500,
+            True,
+        )
         assert in_flight_ms == pytest.approx(700, abs=10)
         (_, ended) = lines
         assert (ended["event"], ended["answered_before_sync"]) == ("sync_was_slow", 0)
         assert ended["took_ms"] == store.status().syncs.longest_ms == pytest.approx(2_700, abs=10)
-        assert store.status().last_flush_ms < 500, "the next sync was quick, and the longest one is kept"
+        assert store.status().last_flush_ms < 500, (
+            "the next sync was quick, and the longest one is kept"
+        )
         assert sum(store.status().syncs.counts[-4:]) == 1
 
     in_world(main)
@@ -449,10 +509,14 @@ def test_a_large_append_lets_others_have_their_turns_and_what_comes_meanwhile_is
         store = await open_with_orders(world, options(**LARGE))
         await store.append([message(message_id="before")])
         await asyncio.sleep(1)  # until there is room for it
-        large = asyncio.ensure_future(store.append([message(bytes(3 << 20), message_id="large"), message(bytes(1 << 19))]))
+        large = asyncio.ensure_future(
+            store.append([message(bytes(3 << 20), message_id="large"), message(bytes(1 << 19))])
+        )
         await asyncio.sleep(0)
         before = world.loop.turns
-        small = asyncio.ensure_future(store.append([message(message_id="after")], durability=Durability.BUFFERED))
+        small = asyncio.ensure_future(
+            store.append([message(message_id="after")], durability=Durability.BUFFERED)
+        )
         while store.stored_offset() < 3 << 20:
             assert not small.done()
             await asyncio.sleep(0)
@@ -463,7 +527,12 @@ def test_a_large_append_lets_others_have_their_turns_and_what_comes_meanwhile_is
         assert [one.queue_offset for one in await small] == [3]
         await store.flush()
         found = await store.read(QUEUE, 0, **EVERYTHING)
-        assert [len(one.body) for one in found] == [len(message().body), 3 << 20, 1 << 19, len(message().body)]
+        assert [len(one.body) for one in found] == [
+            len(message().body),
+            3 << 20,
+            1 << 19,
+            len(message().body),
+        ]
         await store.aclose()
 
     disk = in_world(main)
@@ -506,7 +575,8 @@ def test_a_log_that_fails_within_a_large_append_acknowledges_nothing_of_it():
         store = await open_with_orders(world, options(**LARGE, flush=FlushPolicy.INTERVAL))
         await store.append([message()])
         await asyncio.sleep(1)
-        world.runner.soon = lambda call: world.loop.call_later(0.0002, call)  # a turn takes as long as a part of a sync
+        # a turn takes as long as a part of a sync
+        world.runner.soon = lambda call: world.loop.call_later(0.0002, call)
         failing = True
         begin = store.stored_offset()
         first = asyncio.ensure_future(store.append([message()], durability=Durability.SYNCED))
@@ -517,7 +587,9 @@ def test_a_log_that_fails_within_a_large_append_acknowledges_nothing_of_it():
         assert b"xxx" in segment(world.disk), "a part of it is stored"
         last = asyncio.ensure_future(store.append([message()]))
         await asyncio.wait({first, large, last}, timeout=1)
-        assert [call.done() and type(call.exception()) for call in (first, large, last)] == [FlushFailed] * 3
+        assert [call.done() and type(call.exception()) for call in (first, large, last)] == [
+            FlushFailed
+        ] * 3
         await store.aclose()
 
     in_world(main)
@@ -538,7 +610,8 @@ def test_closing_answers_whatever_was_taken_and_takes_nothing_more():
     in_world(main)
 
 
-# ------------------------------------------------------------------------------------------------------------ failures
+# --------------------------------------------------------------------------------------------------
+# failures
 
 
 def faulty(world: World, plan: Callable[[str, PurePath], None]) -> None:
@@ -566,7 +639,8 @@ def test_a_failed_sync_is_final_nobody_is_acknowledged_and_it_is_never_tried_aga
         waiting = [asyncio.ensure_future(store.append([message()])) for _ in range(3)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        waiting.append(asyncio.ensure_future(store.append([message()])))  # behind the sync in flight
+        # behind the sync in flight
+        waiting.append(asyncio.ensure_future(store.append([message()])))
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(answer, FlushFailed) for answer in answers)
         assert len(world.failures) == 1
@@ -626,13 +700,20 @@ def test_derived_files_that_do_not_fit_the_disk_wait_in_memory():
     def plan(call: str, path: PurePath) -> None:
         if is_full and call in ("write", "extend") and "consumequeue" in str(path):
             raise OSError(errno.ENOSPC, "simulated")
-        if is_full and call == "extend" and path.parent.name == "making" and path.name.startswith("0-"):
+        if (
+            is_full
+            and call == "extend"
+            and path.parent.name == "making"
+            and path.name.startswith("0-")
+        ):
             raise OSError(errno.ENOSPC, "simulated")
 
     async def main():
         nonlocal is_full
         faulty(world, plan)
-        store = await open_with_orders(world, options(queue_flush_interval_ms=10, snapshot_interval_ms=20))
+        store = await open_with_orders(
+            world, options(queue_flush_interval_ms=10, snapshot_interval_ms=20)
+        )
         await store.append(messages(30))
         await asyncio.sleep(0.5)
         assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 30
@@ -663,7 +744,8 @@ def test_a_log_that_is_more_than_a_minute_ahead_of_the_clock_is_told_once_and_wh
     in_world(main)
 
 
-# -------------------------------------------------------------------------------------------- damage, and what is refused
+# --------------------------------------------------------------------------------------------
+# damage, and what is refused
 
 
 def filled(count: int = 40, *, closes: bool = True, per_append: int = 1) -> SimulatedDisk:
@@ -672,7 +754,9 @@ def filled(count: int = 40, *, closes: bool = True, per_append: int = 1) -> Simu
     async def main(world):
         store = await open_with_orders(world, options())
         for n in range(count):
-            await store.append([message(b"x" * 100, message_id=f"m{n}.{k}", key="key") for k in range(per_append)])
+            await store.append(
+                [message(b"x" * 100, message_id=f"m{n}.{k}", key="key") for k in range(per_append)]
+            )
         if closes:
             await store.aclose()
 
@@ -692,7 +776,9 @@ def test_a_damaged_record_is_named_and_never_served_and_the_rest_of_the_queue_is
 
     async def main(world):
         store = await open_with_orders(world, options())
-        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [f"m{n}.0" for n in range(5)]
+        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [
+            f"m{n}.0" for n in range(5)
+        ]
         with pytest.raises(CorruptRecord) as caught:
             await store.read(QUEUE, 5, **EVERYTHING)
         assert caught.value.physical_offset == place
@@ -703,7 +789,10 @@ def test_a_damaged_record_is_named_and_never_served_and_the_rest_of_the_queue_is
 
 
 class ReadLane:
-    """Counts how often the disk is asked. The world's own runner does the work, and has no place where one could listen."""
+    """Counts how often the disk is asked.
+
+    The world's own runner does the work, and has no place where one could listen.
+    """
 
     def __init__(self, world: World) -> None:
         self.jobs = 0
@@ -735,7 +824,9 @@ def test_what_was_verified_and_lies_in_the_page_cache_is_read_without_the_read_l
 
 def test_a_long_read_from_memory_lets_others_have_their_turns():
     async def main(world):
-        store = await open_with_orders(world, options(segment_bytes=1 << 20, prepare_ahead_bytes=1 << 20))
+        store = await open_with_orders(
+            world, options(segment_bytes=1 << 20, prepare_ahead_bytes=1 << 20)
+        )
         await store.append(messages(320))
         before = world.loop.turns
 
@@ -756,7 +847,9 @@ def test_of_a_damaged_unit_the_records_are_served_that_show_no_damage():
         assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 4
         with pytest.raises(CorruptRecord):
             await store.read(QUEUE, 4, **EVERYTHING)
-        assert [one.queue_offset for one in await store.read(QUEUE, 5, **EVERYTHING)] == list(range(5, 12))
+        assert [one.queue_offset for one in await store.read(QUEUE, 5, **EVERYTHING)] == list(
+            range(5, 12)
+        )
 
     in_world(main, disk)
 
@@ -847,7 +940,9 @@ def test_a_file_that_can_be_no_segment_is_left_alone_with_a_warning(name):
         in_world(main, disk)
 
     assert disk.exists(ROOT / "commitlog" / name)
-    assert [(one["event"], one["log_level"]) for one in logs if one["event"] == "file_ignored"] == [("file_ignored", "warning")]
+    assert [(one["event"], one["log_level"]) for one in logs if one["event"] == "file_ignored"] == [
+        ("file_ignored", "warning")
+    ]
 
 
 def test_segments_of_another_length_than_configured_refuse_the_start_and_say_both():
@@ -860,7 +955,8 @@ def test_segments_of_another_length_than_configured_refuse_the_start_and_say_bot
     in_world(main, disk)
 
 
-# ----------------------------------------------------------------------------------------------- what is derived comes back
+# -----------------------------------------------------------------------------------------------
+# what is derived comes back
 
 
 def everything_is_there(disk: SimulatedDisk, count: int = 40, *, was_clean: bool) -> SimulatedDisk:
@@ -881,7 +977,9 @@ def test_a_start_after_an_orderly_close_walks_nothing():
 
     async def main(world):
         store = await open_with_orders(world, options())
-        assert store.recovery == store.recovery._replace(was_clean=True, walked_bytes=0, replayed_records=0, wiped_bytes=0)
+        assert store.recovery == store.recovery._replace(
+            was_clean=True, walked_bytes=0, replayed_records=0, wiped_bytes=0
+        )
 
     in_world(main, disk)
     everything_is_there(filled(), was_clean=True)
@@ -932,7 +1030,9 @@ def test_queue_files_equal_the_log_after_a_rebuild():
 
     disk = in_world(main, disk)
 
-    assert {name: disk.open(path / name).read(0, 1_000) for name in disk.list_directory(path)} == before
+    assert {
+        name: disk.open(path / name).read(0, 1_000) for name in disk.list_directory(path)
+    } == before
 
 
 def test_a_start_that_finds_more_entries_than_memory_may_hold_writes_them_as_it_walks(monkeypatch):
@@ -955,7 +1055,9 @@ def test_a_table_that_is_kept_while_another_round_is_under_way_is_on_disk_after_
     """The last round of a close takes it along."""
 
     async def write(world):
-        store = await open_with_orders(world, options(queue_flush_interval_ms=10, snapshot_interval_ms=20))
+        store = await open_with_orders(
+            world, options(queue_flush_interval_ms=10, snapshot_interval_ms=20)
+        )
         await store.append([message()])
         deriver = store._deriver
         async with asyncio.timeout(10):

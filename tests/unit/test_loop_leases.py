@@ -22,7 +22,9 @@ REAL_LEASE_MS = 2_000  # where two processes wait for one another
 
 
 class Shared:
-    """A registry which each owner has a connection of its own to; its clock is moved by the test."""
+    """A registry which each owner has a connection of its own to; its clock is moved by the
+    test.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -34,10 +36,14 @@ class Shared:
         await database.open()
         self._databases.append(database)
         now_ms = lambda connection: self.clock.wall_ms()  # noqa: E731
-        return LoopLease(database, self.clock, loop=loop, owner=name, lease_ms=LEASE_MS, now_ms=now_ms)
+        return LoopLease(
+            database, self.clock, loop=loop, owner=name, lease_ms=LEASE_MS, now_ms=now_ms
+        )
 
     async def kept(self) -> dict[str, tuple[str, int]]:
-        found = await self._databases[0].run(lambda connection: rows(connection, select(loop_leases)))
+        found = await self._databases[0].run(
+            lambda connection: rows(connection, select(loop_leases))
+        )
         return {row["loop"]: (row["owner"], row["token"]) for row in found}
 
     async def aclose(self) -> None:
@@ -112,7 +118,9 @@ async def test_each_loop_has_a_lease_of_its_own(shared):
 async def test_the_database_is_asked_again_after_a_third_of_the_lease(shared):
     first = await shared.owner("a")
     await first.take()
-    await first._database.run(lambda connection: connection.execute(loop_leases.update().values(owner="b", token=2)))
+    await first._database.run(
+        lambda connection: connection.execute(loop_leases.update().values(owner="b", token=2))
+    )
 
     shared.clock.advance(LEASE_MS // 3 - 1)
     assert await first.take() == 1
@@ -123,7 +131,9 @@ async def test_the_database_is_asked_again_after_a_third_of_the_lease(shared):
 async def test_a_database_that_cannot_be_asked_leaves_nobody_with_a_token(shared):
     first = await shared.owner("a")
     assert await first.take() == 1
-    await first._database.run(lambda connection: connection.exec_driver_sql("ALTER TABLE loop_leases RENAME TO gone"))
+    await first._database.run(
+        lambda connection: connection.exec_driver_sql("ALTER TABLE loop_leases RENAME TO gone")
+    )
     shared.clock.advance(LEASE_MS // 3)
 
     for _ in range(2):
@@ -206,9 +216,13 @@ async def opened(url: str) -> AsyncIterator[Database]:
     await database.aclose()
 
 
-async def test_a_process_that_is_killed_is_followed_by_another_when_its_lease_has_ended(database_url):
+async def test_a_process_that_is_killed_is_followed_by_another_when_its_lease_has_ended(
+    database_url,
+):
     async with opened(database_url) as database:
-        lease = LoopLease(database, SystemClock(), loop="cron", owner="parent", lease_ms=REAL_LEASE_MS)
+        lease = LoopLease(
+            database, SystemClock(), loop="cron", owner="parent", lease_ms=REAL_LEASE_MS
+        )
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", HOLDER, database_url, str(REAL_LEASE_MS), stdout=subprocess.PIPE
         )

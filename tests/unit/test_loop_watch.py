@@ -18,14 +18,18 @@ class Watched:
         self.begun = threading.Event()
         self.ended: SimpleQueue[float] = SimpleQueue()
         self.count = 0
-        self.watch = LoopWatch(limit_seconds=limit_seconds, on_standstill=self._note, on_end=self.ended.put)
+        self.watch = LoopWatch(
+            limit_seconds=limit_seconds, on_standstill=self._note, on_end=self.ended.put
+        )
 
     def _note(self) -> None:
         self.count += 1
         self.begun.set()
 
     async def hold_until_noticed(self) -> float:
-        """Keep the loop from turning until the watch has noticed; how long it then says that it was."""
+        """Keep the loop from turning until the watch has noticed; how long it then says that it
+        was.
+        """
         self.begun.clear()
         assert hold(self.begun)
         return await asyncio.to_thread(self.ended.get, timeout=_PATIENCE_SECONDS)
@@ -57,7 +61,9 @@ async def test_each_standstill_is_counted_once():
         await watched.hold_until_noticed()
 
     watched.watch.stop()
-    assert watched.count == 2 + watched.ended.qsize(), "one more only where the machine itself stood still"
+    assert watched.count == 2 + watched.ended.qsize(), (
+        "one more only where the machine itself stood still"
+    )
 
 
 async def test_a_loop_that_turns_is_not_reported():

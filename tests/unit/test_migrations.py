@@ -1,4 +1,6 @@
-"""The migrations of the registry: they make the tables that the code speaks of, can be taken back, and keep what is there."""
+"""The migrations of the registry: they make the tables that the code speaks of, can be taken back,
+and keep what is there.
+"""
 
 import subprocess
 import sys
@@ -115,7 +117,9 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 def differences(connection: Connection) -> list[object]:
     """What a new migration would have to do."""
-    return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
+    return compare_metadata(
+        MigrationContext.configure(connection, opts={"compare_type": True}), metadata
+    )
 
 
 def tables(connection: Connection) -> set[str]:
@@ -137,20 +141,25 @@ def test_from_nothing_they_make_the_tables_that_the_code_speaks_of(engine):
 
         assert differences(connection) == []
         assert tables(connection) == set(metadata.tables)
-        assert {name: inspect(connection).get_pk_constraint(name)["name"] for name in metadata.tables} == {
-            name: table.primary_key.name for name, table in metadata.tables.items()
-        }
+        assert {
+            name: inspect(connection).get_pk_constraint(name)["name"] for name in metadata.tables
+        } == {name: table.primary_key.name for name, table in metadata.tables.items()}
 
 
 def columns(connection: Connection) -> dict[str, set[tuple[str, str, bool]]]:
     """Their names, types, and whether they may be NULL."""
     return {
-        name: {(one["name"], str(one["type"]), one["nullable"]) for one in inspect(connection).get_columns(name)}
+        name: {
+            (one["name"], str(one["type"]), one["nullable"])
+            for one in inspect(connection).get_columns(name)
+        }
         for name in inspect(connection).get_table_names()
     }
 
 
-def test_a_new_database_is_made_as_the_migrations_would_make_it_and_is_migrated_for_alembic(engine, new_database):
+def test_a_new_database_is_made_as_the_migrations_would_make_it_and_is_migrated_for_alembic(
+    engine, new_database
+):
     other = create_engine(new_database())
     with engine.begin() as made, other.begin() as migrated:
         bring_up_to_date(made)
@@ -187,9 +196,11 @@ def test_a_database_of_a_later_release_is_refused(engine):
 
 def test_a_start_that_finds_everything_in_place_does_without_alembic(database_url):
     source = (
-        "import sys\nfrom sqlalchemy import create_engine\nfrom app.registry.database import bring_up_to_date\n"
+        "import sys\nfrom sqlalchemy import create_engine\nfrom app.registry.database import "
+        "bring_up_to_date\n"
         f"engine = create_engine({database_url!r})\n"
-        "for _ in range(2):\n    with engine.begin() as connection:\n        bring_up_to_date(connection)\n"
+        "for _ in range(2):\n    with engine.begin() as connection:\n        "
+        "bring_up_to_date(connection)\n"
         "sys.exit('alembic' in sys.modules)\n"
     )
 
@@ -207,21 +218,29 @@ def test_taken_back_they_leave_nothing_and_they_can_be_made_again(engine):
         assert differences(connection) == []
 
 
-def test_a_group_that_an_offset_made_before_it_had_rules_reads_no_topics_and_has_the_defaults(engine):
+def test_a_group_that_an_offset_made_before_it_had_rules_reads_no_topics_and_has_the_defaults(
+    engine,
+):
     with engine.begin() as connection:
         migrate(connection, "0003")
-        connection.exec_driver_sql("INSERT INTO consumer_groups VALUES ('warehouse', 1800000000125, 1)")
+        connection.exec_driver_sql(
+            "INSERT INTO consumer_groups VALUES ('warehouse', 1800000000125, 1)"
+        )
 
         migrate(connection, "head")
 
         (row,) = rows(connection, select(consumer_groups))
-    assert _from_row(row) == ConsumerGroup(name="warehouse", rules=GroupRules(), created_at_ms=1_800_000_000_125)
+    assert _from_row(row) == ConsumerGroup(
+        name="warehouse", rules=GroupRules(), created_at_ms=1_800_000_000_125
+    )
 
 
 def test_a_topic_of_before_there_were_schemas_has_none(engine):
     with engine.begin() as connection:
         migrate(connection, "0004")
-        connection.exec_driver_sql("INSERT INTO topics VALUES ('orders', 4, '[\"normal\"]', 1, 2, 3, 4, 5, 1)")
+        connection.exec_driver_sql(
+            "INSERT INTO topics VALUES ('orders', 4, '[\"normal\"]', 1, 2, 3, 4, 5, 1)"
+        )
 
         migrate(connection, "head")
 
@@ -255,7 +274,9 @@ def test_a_start_on_a_database_with_rows_keeps_every_one_of_them(engine):
         migrate(connection, "head")
 
     with engine.begin() as connection:
-        assert {table: rows(connection, select(table)) for table in ROWS} == {table: [row] for table, row in ROWS.items()}
+        assert {table: rows(connection, select(table)) for table in ROWS} == {
+            table: [row] for table, row in ROWS.items()
+        }
     assert set(ROWS) == set(metadata.tables.values()), "a table without a row proves nothing"
 
 
@@ -263,7 +284,14 @@ async def test_the_service_finds_at_its_second_start_what_its_first_one_made(dat
     for known in ([], [ROWS[consumer_groups]]):
         database = Database(database_url)
         await database.open()
-        assert await database.run(lambda connection: rows(connection, select(consumer_groups))) == known
+        assert (
+            await database.run(lambda connection: rows(connection, select(consumer_groups)))
+            == known
+        )
         if not known:
-            await database.run(lambda connection: connection.execute(insert(consumer_groups).values(**ROWS[consumer_groups])))
+            await database.run(
+                lambda connection: connection.execute(
+                    insert(consumer_groups).values(**ROWS[consumer_groups])
+                )
+            )
         await database.aclose()

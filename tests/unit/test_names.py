@@ -5,7 +5,23 @@ import pytest
 from storage.formats import names
 
 GOOD = ["orders", "a", "A-b_c.d", "_x", "-x", "0", "t" * 127]
-BAD = ["", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a%b", "größe", "名", "a\n", "a\0", "t" * 128, "a|b", "\u0661"]
+BAD = [
+    "",
+    ".",
+    "..",
+    ".hidden",
+    "a/b",
+    "a\\b",
+    "a b",
+    "a%b",
+    "größe",
+    "名",
+    "a\n",
+    "a\0",
+    "t" * 128,
+    "a|b",
+    "\u0661",
+]
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -61,7 +77,9 @@ def test_the_names_of_the_house_and_of_rocketmq_are_reserved_and_can_be_stored(n
     assert names.is_stored_name(name)
 
 
-@pytest.mark.parametrize("name", ["orders", "tbw102", "RMQ_SYS_ORDERS", "my_rmq_sys_x", "CID_orders"])
+@pytest.mark.parametrize(
+    "name", ["orders", "tbw102", "RMQ_SYS_ORDERS", "my_rmq_sys_x", "CID_orders"]
+)
 def test_other_names_are_not_reserved(name):
     assert not names.is_reserved_name(name)
 
@@ -81,7 +99,15 @@ def test_a_file_is_named_after_the_address_of_its_first_byte(offset, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "0", "0000000000000000000", "000000000000000000000", "0000000000000000000a", "-0000000000000000001", "\u0660" * 20],
+    [
+        "",
+        "0",
+        "0000000000000000000",
+        "000000000000000000000",
+        "0000000000000000000a",
+        "-0000000000000000001",
+        "\u0660" * 20,
+    ],
 )
 def test_another_name_is_no_address(name):
     assert names.base_offset(name) is None

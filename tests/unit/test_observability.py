@@ -19,7 +19,9 @@ except ValueError:
 
 def logged(*, readable: bool) -> str:
     program = FAILING.format(readable=readable)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     return done.stderr
 
 

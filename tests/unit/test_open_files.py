@@ -91,7 +91,8 @@ def test_open_files_and_mapped_bytes_do_not_grow_with_the_log():
         assert await read_all(store) == many
         await asyncio.sleep(2)
 
-        assert world.disk.open_files <= open_before + 2  # where in its segment the writer is makes that much of a difference
+        # where in its segment the writer is makes that much of a difference
+        assert world.disk.open_files <= open_before + 2
         assert store.status().mapped_bytes <= OPTIONS.most_held_segments * SEGMENT_BYTES
         await store.aclose()
 

@@ -30,9 +30,15 @@ async def complete(services: Services, call: Call, topic: str, given: Input) -> 
 
 
 def declare(handler, *, name="tryOut", example=None):
-    return operation("POST", "/v1/topics/{topic}", name, tag="topics", answers={200: None}, body=Input, example=example)(
-        handler
-    )
+    return operation(
+        "POST",
+        "/v1/topics/{topic}",
+        name,
+        tag="topics",
+        answers={200: None},
+        body=Input,
+        example=example,
+    )(handler)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,9 @@ def declare(handler, *, name="tryOut", example=None):
         (complete, None, "a body has an example"),
     ],
 )
-def test_a_handler_that_does_not_fit_its_operation_is_refused_when_it_is_declared(handler, example, reason):
+def test_a_handler_that_does_not_fit_its_operation_is_refused_when_it_is_declared(
+    handler, example, reason
+):
     with pytest.raises(AssertionError, match=reason):
         declare(handler, example=example)
 

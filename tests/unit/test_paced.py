@@ -37,7 +37,13 @@ async def tick(table: Table, clock: ManualClock, *, seconds: int) -> list[int]:
 def test_a_small_table_is_saved_each_time():
     clock = ManualClock()
 
-    assert asyncio.run(tick(Table(clock, BYTES_PER_SECOND // 2), clock, seconds=5)) == [0, 1, 2, 3, 4]
+    assert asyncio.run(tick(Table(clock, BYTES_PER_SECOND // 2), clock, seconds=5)) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_a_large_table_waits_as_long_as_its_bytes_take_at_the_rate():
@@ -49,7 +55,9 @@ def test_a_large_table_waits_as_long_as_its_bytes_take_at_the_rate():
 def test_the_wait_counts_from_the_end_of_a_save():
     clock = ManualClock()
 
-    assert asyncio.run(tick(Table(clock, 10 * BYTES_PER_SECOND, takes_ms=5 * SECOND), clock, seconds=40)) == [0, 15, 30]
+    assert asyncio.run(
+        tick(Table(clock, 10 * BYTES_PER_SECOND, takes_ms=5 * SECOND), clock, seconds=40)
+    ) == [0, 15, 30]
 
 
 def test_what_had_nothing_new_is_asked_again_at_once():

@@ -18,5 +18,7 @@ from app.pages import PAGE_BYTES, fitting
         ([PAGE_BYTES + 1], 10, 1),
     ],
 )
-def test_a_page_ends_where_its_items_exceed_the_limit_of_bytes_and_has_one_at_least(sizes, page_size, count):
+def test_a_page_ends_where_its_items_exceed_the_limit_of_bytes_and_has_one_at_least(
+    sizes, page_size, count
+):
     assert fitting(sizes, page_size, int) == count

@@ -189,10 +189,21 @@ def test_waits_that_have_ended_long_before_their_time_leave_no_memory_behind():
 
 
 def test_a_request_whose_client_leaves_at_any_time_waits_no_longer(tmp_path):
-    receive = b'POST /v1/groups/workers/receive HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\n\r\n{"wait_ms":20000}'
-    group = b'PUT /v1/groups/workers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 31\r\n\r\n{"topics":[{"topic":"orders"}]}'
-    pull = b"GET /v1/topics/orders/queues/0/messages?wait_ms=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    topic = b'POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 18\r\n\r\n{"topic":"orders"}'
+    receive = (
+        b"POST /v1/groups/workers/receive HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+        b'17\r\n\r\n{"wait_ms":20000}'
+    )
+    group = (
+        b"PUT /v1/groups/workers HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+        b'31\r\n\r\n{"topics":[{"topic":"orders"}]}'
+    )
+    pull = (
+        b"GET /v1/topics/orders/queues/0/messages?wait_ms=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    topic = (
+        b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+        b'18\r\n\r\n{"topic":"orders"}'
+    )
     metrics = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     async def work() -> bytes:
@@ -205,10 +216,16 @@ def test_a_request_whose_client_leaves_at_any_time_waits_no_longer(tmp_path):
             left = b"escrowmq_http_requests_total"
             while True:
                 found = await way.ask(metrics)
-                counts = [line for line in found.splitlines() if line.startswith(left) and b'status="499"' in line]
+                counts = [
+                    line
+                    for line in found.splitlines()
+                    if line.startswith(left) and b'status="499"' in line
+                ]
                 if sum(float(line.split()[1]) for line in counts) == 2 * TURNS:
                     return found
 
     lines = asyncio.run(work()).splitlines()
 
-    assert [line for line in lines if line.startswith(b"escrowmq_long_polls_open ")] == [b"escrowmq_long_polls_open 0.0"]
+    assert [line for line in lines if line.startswith(b"escrowmq_long_polls_open ")] == [
+        b"escrowmq_long_polls_open 0.0"
+    ]

@@ -1,4 +1,6 @@
-"""What a topic says of the JSON of its messages: compiled without a look outside, judged without a word of what was sent."""
+"""What a topic says of the JSON of its messages: compiled without a look outside, judged without a
+word of what was sent.
+"""
 
 import asyncio
 import json
@@ -15,7 +17,9 @@ from app.registry.schema_process import SchemaProcess
 
 
 def compiled(schema: object) -> PayloadSchema:
-    return PayloadSchema(json.dumps(schema).encode(), pointer="/schema/json", process=SchemaProcess(cpu_seconds=0.2))
+    return PayloadSchema(
+        json.dumps(schema).encode(), pointer="/schema/json", process=SchemaProcess(cpu_seconds=0.2)
+    )
 
 
 @contextmanager
@@ -58,7 +62,10 @@ def test_a_reference_to_a_file_is_refused_although_it_is_there(tmp_path):
 
 def test_references_inside_of_a_schema_hold_however_often_they_lead_back():
     tree = compiled(
-        {"$ref": "#/$defs/node", "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}, "type": "object"}}}
+        {
+            "$ref": "#/$defs/node",
+            "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}, "type": "object"}},
+        }
     )
 
     tree.check(b'{"next":{"next":{}}}', pointer="/json")
@@ -69,7 +76,11 @@ def test_references_inside_of_a_schema_hold_however_often_they_lead_back():
 
 @pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07", "2019-09", "2020-12"])
 def test_every_draft_is_known(draft):
-    slash = "https://json-schema.org/draft/" + draft if draft[0] == "2" else f"http://json-schema.org/{draft}"
+    slash = (
+        "https://json-schema.org/draft/" + draft
+        if draft[0] == "2"
+        else f"http://json-schema.org/{draft}"
+    )
 
     compiled({"$schema": f"{slash}/schema", "type": "object"}).check(b"{}", pointer="/json")
 
@@ -103,7 +114,8 @@ def test_numbers_of_any_size_are_judged():
         big.check(str(-(10**30)).encode(), pointer="/json")
 
 
-# ----------------------------------------------------------------------------------------------- checks beside the loop
+# -----------------------------------------------------------------------------------------------
+# checks beside the loop
 
 TWICE = {"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}}
 
@@ -126,7 +138,9 @@ async def checked(schema: PayloadSchema, body: bytes) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("schema", [{}, True, {"type": "array"}])
-def test_a_document_of_many_values_is_not_built_on_the_event_loop_however_cheap_its_check_is(schema):
+def test_a_document_of_many_values_is_not_built_on_the_event_loop_however_cheap_its_check_is(
+    schema,
+):
     with pytest.raises(ChecksPending):
         compiled(schema).check(b"[" + b"[]," * 60_000 + b"[]]", pointer="/json")
 
@@ -136,11 +150,26 @@ def test_a_document_of_many_values_is_not_built_on_the_event_loop_however_cheap_
     [
         (TWICE, nested(4), nested(20)),
         ({"items": {"type": "integer"}}, b"[1]", b"[" + b"1," * 200_000 + b"1]"),
-        ({"uniqueItems": True}, b'[{"a":1},{}]', json.dumps([{"a": number} for number in range(20_000)]).encode()),
+        (
+            {"uniqueItems": True},
+            b'[{"a":1},{}]',
+            json.dumps([{"a": number} for number in range(20_000)]).encode(),
+        ),
         ({"pattern": r"^(.*a.{200}){3}$"}, b'"ab"', b'"' + b"ab" * 50_000 + b'"'),
-        ({"enum": [{"a": [number]} for number in range(3_000)]}, b"{}", b'[{"a":[2999]},' + b'{"a":[2998]},' * 100 + b"1]"),
+        (
+            {"enum": [{"a": [number]} for number in range(3_000)]},
+            b"{}",
+            b'[{"a":[2999]},' + b'{"a":[2998]},' * 100 + b"1]",
+        ),
         ({"$dynamicRef": "#here", "$dynamicAnchor": "here"}, None, b"1"),
-        ({"$defs": {"a": {"$id": "http://a.example/", "$defs": {"b": {}}}}, "$ref": "http://a.example/#/$defs/b"}, None, b"1"),
+        (
+            {
+                "$defs": {"a": {"$id": "http://a.example/", "$defs": {"b": {}}}},
+                "$ref": "http://a.example/#/$defs/b",
+            },
+            None,
+            b"1",
+        ),
     ],
     ids=["recursive", "items", "unique", "pattern", "enum", "dynamic", "base"],
 )
@@ -171,7 +200,10 @@ async def test_a_check_over_its_limit_of_time_is_an_answer_and_the_next_one_is_m
 
 
 async def test_the_answer_to_a_client_that_has_left_is_not_given_to_the_next():
-    numbers, texts = compiled({"items": {"type": "integer"}}), compiled({"items": {"type": "string"}})
+    numbers, texts = (
+        compiled({"items": {"type": "integer"}}),
+        compiled({"items": {"type": "string"}}),
+    )
     texts._process = numbers._process
     body = b"[" + b"1," * 200_000 + b"1]"
     assert await checked(numbers, body) == []
@@ -197,5 +229,7 @@ def test_a_stored_schema_over_a_limit_refuses_messages_and_says_why():
     with pytest.raises(Refusal) as refused:
         RefusedSchema("it is too large").check(b"1", pointer="/json")
 
-    assert [(error.pointer, error.code) for error in refused.value.errors] == [("/json", "limit_reached")]
+    assert [(error.pointer, error.code) for error in refused.value.errors] == [
+        ("/json", "limit_reached")
+    ]
     assert "it is too large" in refused.value.detail

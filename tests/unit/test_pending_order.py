@@ -1,11 +1,16 @@
-"""The order of begins, held in sixteen bytes each: the same as a plain dict says, whatever is added and discarded when."""
+"""The order of begins, held in sixteen bytes each: the same as a plain dict says, whatever is added
+and discarded when.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from txn.in_order import InOrder
 
-changes = st.lists(st.tuples(st.sampled_from(["open", "closed", "close", "discard"]), st.integers(0, 300)), max_size=400)
+changes = st.lists(
+    st.tuples(st.sampled_from(["open", "closed", "close", "discard"]), st.integers(0, 300)),
+    max_size=400,
+)
 
 
 @given(changes, st.integers(-1, 300))
@@ -26,7 +31,9 @@ def test_it_holds_what_was_added_and_not_discarded_in_order_and_knows_what_is_op
     expected = [sequence for sequence in sorted(model) if sequence > after]
     assert (len(order), order.open_count) == (len(model), sum(model.values()))
     assert list(order.after(after)) == [f"id-{sequence}" for sequence in expected]
-    assert list(order.after(after, only_open=True)) == [f"id-{sequence}" for sequence in expected if model[sequence]]
+    assert list(order.after(after, only_open=True)) == [
+        f"id-{sequence}" for sequence in expected if model[sequence]
+    ]
     assert [order.get(sequence) for sequence in range(300)] == [
         f"id-{sequence}" if sequence in model else None for sequence in range(300)
     ]

@@ -21,7 +21,9 @@ MANY = 1_000  # connections
 ALL_BYTES = 200 << 20  # for all connections
 KEPT = {
     "requests": lambda: numbered(0, 6_000),
-    "a body": lambda: b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n" + b"x" * 250_000,
+    "a body": lambda: (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n" + b"x" * 250_000
+    ),
     "a head": lambda: b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 120_000,
 }
 
@@ -40,12 +42,23 @@ class _PausingWire(Wire):
 
 
 def numbered(first: int, count: int = PACKET) -> bytes:
-    return b"".join([b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(first, first + count)])
+    return b"".join(
+        [
+            b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number
+            for number in range(first, first + count)
+        ]
+    )
 
 
 async def echo_path(scope: Any, receive: Any, send: Any) -> None:
     body = scope["path"].encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % len(body))],
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
@@ -55,7 +68,9 @@ def paths_of(pieces: list[bytes]) -> list[bytes]:
 
 def test_a_client_that_sends_faster_than_it_is_answered_fills_no_memory():
     async def play() -> tuple[int, list[bytes]]:
-        server = HttpServer(HttpOptions(), Connections(8), lambda request: answer(echo_path, request))
+        server = HttpServer(
+            HttpOptions(), Connections(8), lambda request: answer(echo_path, request)
+        )
         wire, connection = _PausingWire(), server.connect()
         connection.connection_made(wire)
         sent = 0
@@ -93,7 +108,10 @@ def test_all_requests_of_a_large_packet_are_answered_in_their_order_and_a_body_a
         wire, connection = _PausingWire(), server.connect()
         connection.connection_made(wire)
         large = b"x" * 100_000
-        post = b"POST /large HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(large), large)
+        post = b"POST /large HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+            len(large),
+            large,
+        )
         rest = numbered(0, 1_000) + post + numbered(1_000, 1_000)
         while rest or len(wire.pieces) < 2_001:
             if rest and wire.is_reading:
@@ -119,7 +137,10 @@ def test_a_request_keeps_little_of_the_packet_that_its_head_came_in():
         server = HttpServer(HttpOptions(), Connections(8), note)
         connection = server.connect()
         connection.connection_made(_PausingWire())
-        connection.data_received(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 200_000)
+        connection.data_received(
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+            + b"x" * 200_000
+        )
         await asyncio.sleep(0)
         connection.connection_lost(None)
         return requests
@@ -130,7 +151,9 @@ def test_a_request_keeps_little_of_the_packet_that_its_head_came_in():
 
 
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
-def test_what_many_connections_keep_behind_their_requests_is_bounded_and_little_is_always_kept(kept):
+def test_what_many_connections_keep_behind_their_requests_is_bounded_and_little_is_always_kept(
+    kept,
+):
     async def never(request: Request) -> None:
         await asyncio.Event().wait()
 

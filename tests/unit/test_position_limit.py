@@ -46,7 +46,14 @@ def with_limits(life, **limits: int) -> None:
             await store.create_topic(topic, queue_count=2)
         rules: dict[str, GroupRules] = {}
         options = DeliveryOptions(**limits)
-        delivery = Delivery(store, world.clock, world.randomness, new_task_id=str, rules_of=rules.get, options=options)
+        delivery = Delivery(
+            store,
+            world.clock,
+            world.randomness,
+            new_task_id=str,
+            rules_of=rules.get,
+            options=options,
+        )
         await delivery.start()
         await life(Groups(delivery, rules))
 

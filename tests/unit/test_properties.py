@@ -16,12 +16,16 @@ def test_an_empty_value_is_left_out_because_every_reader_skips_it():
     assert properties.encode([]) == b""
 
 
-# RocketMQ's MessageDecoder#string2messageProperties: an item has a name and a value, or it is nobody's.
+# RocketMQ's MessageDecoder#string2messageProperties: an item has a name and a value, or it is
+# nobody's.
 READINGS = {
     "nothing": (b"", {}),
     "one item": (b"a\x011\x02", {"a": "1"}),
     "no separator at the end": (b"a\x011\x02b\x012", {"a": "1", "b": "2"}),
-    "padding in front, between and behind": (b"\x02\x02a\x011\x02\x02\x02b\x012\x02\x02", {"a": "1", "b": "2"}),
+    "padding in front, between and behind": (
+        b"\x02\x02a\x011\x02\x02\x02b\x012\x02\x02",
+        {"a": "1", "b": "2"},
+    ),
     "only padding": (b"\x02\x02\x02", {}),
     "a name twice: the last one counts": (b"a\x011\x02b\x012\x02a\x013\x02", {"a": "3", "b": "2"}),
     "a name twice, the last without a value": (b"a\x011\x02a\x01\x02", {"a": "1"}),

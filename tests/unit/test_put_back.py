@@ -1,11 +1,19 @@
-"""Undecided transactions outlive the retention of the segments they lie in: the same ones, decidable once, across kills."""
+"""Undecided transactions outlive the retention of the segments they lie in: the same ones,
+decidable once, across kills.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from storage.errors import CorruptRecord, OffsetExpired, TransactionConflict, TransactionExpired, UnknownTransaction
+from storage.errors import (
+    CorruptRecord,
+    OffsetExpired,
+    TransactionConflict,
+    TransactionExpired,
+    UnknownTransaction,
+)
 from storage.files.simulated import SimulatedDisk
 from storage.formats import check_pass, properties
 from storage.local.local_store import LocalMessageStore
@@ -39,29 +47,65 @@ OPTIONS = LocalStoreOptions(
     delete_hours=";".join(map(str, range(24))),
 )
 SHOWN = [
-    *("transaction_id", "producer_group", "policy", "prepared_at_ms", "next_check_at_ms", "business_key", "idempotency_key"),
-    *("idempotency_print", "state", "revision", "answers", "checks_answered", "last_answer", "hold_reason", "was_held"),
+    *(
+        "transaction_id",
+        "producer_group",
+        "policy",
+        "prepared_at_ms",
+        "next_check_at_ms",
+        "business_key",
+        "idempotency_key",
+    ),
+    *(
+        "idempotency_print",
+        "state",
+        "revision",
+        "answers",
+        "checks_answered",
+        "last_answer",
+        "hold_reason",
+        "was_held",
+    ),
     *("sequence", "first_check_at_ms"),
 ]
 
 
 class House:
-    def __init__(self, world: World, store: LocalMessageStore, coordinator: TransactionCoordinator) -> None:
+    def __init__(
+        self, world: World, store: LocalMessageStore, coordinator: TransactionCoordinator
+    ) -> None:
         self.world = world
         self.store = store
         self.coordinator = coordinator
 
     async def begin(self, name: str, *, policy: CheckbackPolicy = POLICY) -> None:
         given = [
-            message(b"order", queue=ORDERS, message_id=f"o-{name}", key="8812", tag="made", properties={"a": "b"}),
+            message(
+                b"order",
+                queue=ORDERS,
+                message_id=f"o-{name}",
+                key="8812",
+                tag="made",
+                properties={"a": "b"},
+            ),
             message(b"email", queue=EMAILS, message_id=f"e-{name}"),
         ]
-        request = Begin(given, "shop", policy, name, f"order {name}", idempotency_key=f"key-{name}", idempotency_print="print")
+        request = Begin(
+            given,
+            "shop",
+            policy,
+            name,
+            f"order {name}",
+            idempotency_key=f"key-{name}",
+            idempotency_print="print",
+        )
         await self.coordinator.begin(request)
 
     async def answer_unknown(self, name: str) -> None:
         await asyncio.sleep(0.3)
-        for check in await self.coordinator.receive_checks("shop", max_checks=99, lease_ms=1, wait_ms=0):
+        for check in await self.coordinator.receive_checks(
+            "shop", max_checks=99, lease_ms=1, wait_ms=0
+        ):
             if check.transaction.transaction_id == name:
                 await self.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
 
@@ -94,7 +138,10 @@ class House:
 
 
 async def bodies(store: MessageStore, queue: QueueId) -> list[bytes]:
-    return [found.body for found in await store.read(queue, (await store.offsets(queue)).first, **EVERYTHING)]
+    return [
+        found.body
+        for found in await store.read(queue, (await store.offsets(queue)).first, **EVERYTHING)
+    ]
 
 
 Life = Callable[[House], Awaitable[None]]
@@ -105,7 +152,9 @@ def in_lives(*lives: Life, disk: SimulatedDisk | None = None) -> SimulatedDisk:
         store = await world.open_store(OPTIONS)
         for queue in (ORDERS, EMAILS, FILLING):
             await store.create_topic(queue.topic, queue_count=1)
-        coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+        coordinator = TransactionCoordinator(
+            store, world.clock, world.identifiers, TransactionOptions()
+        )
         await coordinator.start()
         return House(world, store, coordinator)
 
@@ -170,7 +219,9 @@ def test_an_undecided_transaction_outlives_its_segment_as_the_one_that_it_is(res
 
 
 @with_house()
-async def test_the_final_message_names_the_half_where_it_lies_now_and_is_as_if_nothing_had_been(house):
+async def test_the_final_message_names_the_half_where_it_lies_now_and_is_as_if_nothing_had_been(
+    house,
+):
     await house.begin("late")
     await house.begin("at once")
     await house.coordinator.commit("at once")
@@ -180,9 +231,16 @@ async def test_the_final_message_names_the_half_where_it_lies_now_and_is_as_if_n
 
     transaction: Transaction = house.coordinator.table.get("late")
     (final,) = await house.store.read(ORDERS, 1, **EVERYTHING)
-    (half,) = await house.store.read(HALF_QUEUE, transaction.messages[0].half_offset, max_messages=1, max_bytes=1)
+    (half,) = await house.store.read(
+        HALF_QUEUE, transaction.messages[0].half_offset, max_messages=1, max_bytes=1
+    )
     assert final.prepared_log_offset == half.log_offset
-    assert (final.body, final.key, final.tag, final.properties) == (plain.body, plain.key, plain.tag, plain.properties)
+    assert (final.body, final.key, final.tag, final.properties) == (
+        plain.body,
+        plain.key,
+        plain.tag,
+        plain.properties,
+    )
     assert final.system.keys() == plain.system.keys()
     # RocketMQ's own properties of a half that was put back.
     assert half.system[properties.PREPARED_QUEUE_OFFSET] == "0"
@@ -198,8 +256,13 @@ def test_where_both_copies_are_still_there_one_decision_is_one_for_rocketmqs_rul
 
         (op,) = [read_op(found) for found in await house.store.read(OP_QUEUE, 0, **EVERYTHING)]
         assert op.half_offsets == (4, 5, 0, 1)
-        halves = [check_pass.half_of(found) for found in await house.store.read(HALF_QUEUE, 0, **EVERYTHING)]
-        ops = [check_pass.op_of(found) for found in await house.store.read(OP_QUEUE, 0, **EVERYTHING)]
+        halves = [
+            check_pass.half_of(found)
+            for found in await house.store.read(HALF_QUEUE, 0, **EVERYTHING)
+        ]
+        ops = [
+            check_pass.op_of(found) for found in await house.store.read(OP_QUEUE, 0, **EVERYTHING)
+        ]
         assert check_pass.check_pass(halves, ops).undecided == [2, 3]
 
     async def replayed(house):
@@ -235,9 +298,14 @@ async def test_what_is_decided_is_not_put_back_and_a_decision_during_it_wins(hou
         await house.begin(f"racing-{number}")
     end = (await house.store.offsets(HALF_QUEUE)).end
 
-    commits = [asyncio.ensure_future(house.coordinator.commit(f"racing-{number}")) for number in range(0, 10, 2)]
+    commits = [
+        asyncio.ensure_future(house.coordinator.commit(f"racing-{number}"))
+        for number in range(0, 10, 2)
+    ]
     put_back = asyncio.ensure_future(house.coordinator.put_back({HALF_QUEUE: end}))
-    commits += [asyncio.ensure_future(house.coordinator.commit(f"racing-{number}")) for number in range(10)]
+    commits += [
+        asyncio.ensure_future(house.coordinator.commit(f"racing-{number}")) for number in range(10)
+    ]
     outcomes = await asyncio.gather(*commits)
     await put_back
 
@@ -282,7 +350,9 @@ def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either()
 
 @pytest.mark.parametrize("taken_out", [0, 1])
 @with_house()
-async def test_of_a_transaction_that_a_repair_took_a_message_from_nothing_can_be_published(house, taken_out):
+async def test_of_a_transaction_that_a_repair_took_a_message_from_nothing_can_be_published(
+    house, taken_out
+):
     await house.begin("incomplete")
     await house.begin("whole")
     read = house.store.read
@@ -290,17 +360,26 @@ async def test_of_a_transaction_that_a_repair_took_a_message_from_nothing_can_be
     async def repaired(queue, queue_offset, *, max_messages, max_bytes):
         if queue == HALF_QUEUE and queue_offset == taken_out:
             raise CorruptRecord(None, 0, "a repair left it out", was_taken_out=True)
-        most = taken_out - queue_offset if queue == HALF_QUEUE and queue_offset < taken_out else max_messages
+        most = (
+            taken_out - queue_offset
+            if queue == HALF_QUEUE and queue_offset < taken_out
+            else max_messages
+        )
         return await read(queue, queue_offset, max_messages=most, max_bytes=max_bytes)
 
     house.store.read = repaired
-    coordinator = TransactionCoordinator(house.store, house.world.clock, house.world.identifiers, TransactionOptions())
+    coordinator = TransactionCoordinator(
+        house.store, house.world.clock, house.world.identifiers, TransactionOptions()
+    )
     await coordinator.start()
 
     with pytest.raises(UnknownTransaction):
         await coordinator.commit("incomplete")
     await coordinator.commit("whole")
-    assert (await bodies(house.store, ORDERS), await bodies(house.store, EMAILS)) == ([b"order"], [b"email"])
+    assert (await bodies(house.store, ORDERS), await bodies(house.store, EMAILS)) == (
+        [b"order"],
+        [b"email"],
+    )
 
 
 @with_house()
@@ -319,7 +398,9 @@ async def test_the_history_tells_that_it_was_put_back(house):
 
 
 def without_its_halves(disk: SimulatedDisk | None = None) -> SimulatedDisk:
-    """A store in which the halves of "again" have expired, and what was answered and decided about it has not."""
+    """A store in which the halves of "again" have expired, and what was answered and decided about
+    it has not.
+    """
 
     async def life(house):
         await house.begin("again")
@@ -329,15 +410,25 @@ def without_its_halves(disk: SimulatedDisk | None = None) -> SimulatedDisk:
         await asyncio.sleep(61)
         assert await house.expire()
         assert (await house.store.offsets(HALF_QUEUE)).first == 2
-        assert await house.store.offsets(CHECK_QUEUE) == await house.store.offsets(OP_QUEUE) == (0, 1)
+        assert (
+            await house.store.offsets(CHECK_QUEUE) == await house.store.offsets(OP_QUEUE) == (0, 1)
+        )
 
     return without_derived(in_lives(life, disk=disk))
 
 
 @with_house(disk=without_its_halves())
-async def test_a_decided_transaction_of_which_only_the_decision_is_left_is_said_to_have_expired(house):
+async def test_a_decided_transaction_of_which_only_the_decision_is_left_is_said_to_have_expired(
+    house,
+):
     coordinator = house.coordinator
-    for ask in (coordinator.get, coordinator.commit, coordinator.rollback, coordinator.history, coordinator.resume):
+    for ask in (
+        coordinator.get,
+        coordinator.commit,
+        coordinator.rollback,
+        coordinator.history,
+        coordinator.resume,
+    ):
         with pytest.raises(TransactionExpired):
             await ask("again")
         with pytest.raises(UnknownTransaction):
@@ -345,7 +436,9 @@ async def test_a_decided_transaction_of_which_only_the_decision_is_left_is_said_
 
 
 @with_house()
-async def test_a_commit_whose_messages_went_with_a_damaged_segment_says_that_they_have_expired(house):
+async def test_a_commit_whose_messages_went_with_a_damaged_segment_says_that_they_have_expired(
+    house,
+):
     await house.begin("lost")
     await house.fill()
     await asyncio.sleep(61)

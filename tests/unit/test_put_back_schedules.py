@@ -1,4 +1,6 @@
-"""Delayed messages outlive the retention of the segments they wait in: delivered once, at their time, across kills."""
+"""Delayed messages outlive the retention of the segments they wait in: delivered once, at their
+time, across kills.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -42,8 +44,12 @@ class House:
 
     async def put_off(self, name: str, delay_ms: int, queue: QueueId = ORDERS) -> int:
         """When it is due."""
-        given = message(name.encode(), queue=queue, message_id=name, key="key", tag="tag", properties={"a": "b"})
-        delayed = scheduled.put_off(scheduled.with_delay(given, delay_ms=delay_ms), self.world.clock.wall_ms())
+        given = message(
+            name.encode(), queue=queue, message_id=name, key="key", tag="tag", properties={"a": "b"}
+        )
+        delayed = scheduled.put_off(
+            scheduled.with_delay(given, delay_ms=delay_ms), self.world.clock.wall_ms()
+        )
         (place,) = await self.store.append([delayed])
         return scheduled.due_ms_at(delayed, place.stored_at_ms)
 
@@ -62,10 +68,15 @@ class House:
         while await self.store.expire(self.world.clock.wall_ms(), put_back):
             pass
         for queue, end in ends.items():
-            assert (await self.store.offsets(queue)).first >= end, "the messages themselves are gone"
+            assert (await self.store.offsets(queue)).first >= end, (
+                "the messages themselves are gone"
+            )
 
     async def delay_queues(self) -> list[QueueId]:
-        return [*await self.store.queues("SCHEDULE_TOPIC_XXXX"), *await self.store.queues("rmq_sys_wheel_timer")]
+        return [
+            *await self.store.queues("SCHEDULE_TOPIC_XXXX"),
+            *await self.store.queues("rmq_sys_wheel_timer"),
+        ]
 
     async def delivered(self, at_ms: int) -> list[str]:
         """What is in the topic once it is that time."""
@@ -78,7 +89,9 @@ class House:
 Life = Callable[[House], Awaitable[None]]
 
 
-def in_lives(*lives: Life, disk: SimulatedDisk | None = None, begin_ms: int = 1_800_000_000_000) -> tuple[SimulatedDisk, int]:
+def in_lives(
+    *lives: Life, disk: SimulatedDisk | None = None, begin_ms: int = 1_800_000_000_000
+) -> tuple[SimulatedDisk, int]:
     async def enter(world: World) -> House:
         store = await world.open_store(OPTIONS)
         for queue in (ORDERS, FILLING):
@@ -129,11 +142,17 @@ def test_a_delayed_message_outlives_its_segment_and_comes_once_at_its_time(resta
             assert (await house.service.get(f"sch_{name}")).due_ms == due[name]
             assert name not in await house.delivered(due[name] - 1)
             assert (await house.delivered(due[name]))[-1] == name
-        assert (await house.delivered(due["timer"] + MINUTE_MS))[-3:] == ["sooner", "level", "timer"]
+        assert (await house.delivered(due["timer"] + MINUTE_MS))[-3:] == [
+            "sooner",
+            "level",
+            "timer",
+        ]
 
     disk, wall_ms = in_lives(put_off)
     if restart != "none":
-        in_lives(deliver, disk=disk if restart == "killed" else without_derived(disk), begin_ms=wall_ms)
+        in_lives(
+            deliver, disk=disk if restart == "killed" else without_derived(disk), begin_ms=wall_ms
+        )
 
 
 @with_house()
@@ -156,14 +175,22 @@ def test_a_schedule_that_is_changed_while_it_is_put_back_is_changed():
         due_ms = await house.put_off("kept", 7 * MINUTE_MS)
         for name in ("moved", "cancelled"):
             await house.put_off(name, 7 * MINUTE_MS)
-        border = {queue: (await house.store.offsets(queue)).end for queue in await house.delay_queues()}
+        border = {
+            queue: (await house.store.offsets(queue)).end for queue in await house.delay_queues()
+        }
 
-        changes = [house.service.move("sch_moved", due_ms - MINUTE_MS), house.service.put_back(border)]
+        changes = [
+            house.service.move("sch_moved", due_ms - MINUTE_MS),
+            house.service.put_back(border),
+        ]
         await asyncio.gather(*changes, house.service.cancel("sch_cancelled"))
 
     async def after(house):
         assert (await house.service.get("sch_cancelled")).state is ScheduleState.CANCELLED
-        first, last = (await house.service.get("sch_moved")).due_ms, (await house.service.get("sch_kept")).due_ms
+        first, last = (
+            (await house.service.get("sch_moved")).due_ms,
+            (await house.service.get("sch_kept")).due_ms,
+        )
         assert last - first >= MINUTE_MS - 10
         assert await house.delivered(first) == ["moved"]
         assert await house.delivered(last) == ["moved", "kept"]

@@ -1,4 +1,6 @@
-"""Entries of consume queue files that contradict the log: nothing is passed over by them, and they are made again."""
+"""Entries of consume queue files that contradict the log: nothing is passed over by them, and they
+are made again.
+"""
 
 from collections.abc import Callable
 
@@ -18,20 +20,31 @@ from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
 OPTIONS = LocalStoreOptions(
-    segment_bytes=16_384, queue_file_entries=10, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=400
+    segment_bytes=16_384,
+    queue_file_entries=10,
+    prepare_ahead_bytes=8_192,
+    index_slots=16,
+    index_file_entries=400,
 )
 QUEUE, OTHER = QueueId("orders", 0), QueueId("orders", 1)
 COUNT = 45
 FOLDER = ROOT / "consumequeue" / "orders" / "0"
 TAGS = ["paid", "open", None]
-PAID = {"tag_codes": {tag_hash("paid")}, "max_scanned": 1_000, "max_messages": 1_000, "max_bytes": 1 << 30}
+PAID = {
+    "tag_codes": {tag_hash("paid")},
+    "max_scanned": 1_000,
+    "max_messages": 1_000,
+    "max_bytes": 1 << 30,
+}
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
 
 Ask = Callable[[LocalMessageStore], object]
 
 
 def filled() -> SimulatedDisk:
-    """A store that was closed in order, over several segments; another queue's messages lie between."""
+    """A store that was closed in order, over several segments; another queue's messages lie
+    between.
+    """
     disk = SimulatedDisk()
     with World(disk, 1) as world:
 
@@ -40,7 +53,8 @@ def filled() -> SimulatedDisk:
             await store.create_topic("orders", queue_count=2)
             for number in range(COUNT):
                 of_both = [
-                    message(b"x" * 500, queue=queue, message_id=f"m{number}", tag=TAGS[number % 3]) for queue in (QUEUE, OTHER)
+                    message(b"x" * 500, queue=queue, message_id=f"m{number}", tag=TAGS[number % 3])
+                    for queue in (QUEUE, OTHER)
                 ]
                 await store.append(of_both)
             await store.aclose()
@@ -67,12 +81,19 @@ def queue_files(disk: SimulatedDisk) -> dict[str, bytes]:
 
 
 def entry_file(disk: SimulatedDisk, queue_offset: int):
-    return disk.open(FOLDER / file_name(queue_offset // 10 * 10 * ENTRY_BYTES)), queue_offset % 10 * ENTRY_BYTES
+    return disk.open(
+        FOLDER / file_name(queue_offset // 10 * 10 * ENTRY_BYTES)
+    ), queue_offset % 10 * ENTRY_BYTES
 
 
 def stored_entry(disk: SimulatedDisk, queue_offset: int) -> QueueEntry:
     file, at = entry_file(disk, queue_offset)
-    return QueueEntry(*[int.from_bytes(file.read(at, 20)[begin:end], "big") for begin, end in ((0, 8), (8, 12), (12, 20))])
+    return QueueEntry(
+        *[
+            int.from_bytes(file.read(at, 20)[begin:end], "big")
+            for begin, end in ((0, 8), (8, 12), (12, 20))
+        ]
+    )
 
 
 def change(disk: SimulatedDisk, queue_offset: int, **fields: int) -> None:
@@ -108,7 +129,9 @@ def test_an_entry_that_contradicts_the_log_hides_nothing_and_is_made_again_from_
     async def question(store: LocalMessageStore) -> None:
         scanned = await store.read_tagged(QUEUE, 0, **PAID)
         assert [one.queue_offset for one in scanned.messages] == list(range(0, COUNT, 3))
-        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [f"m{n}" for n in range(COUNT)]
+        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [
+            f"m{n}" for n in range(COUNT)
+        ]
         each = await store.read_each([(QUEUE, at), (OTHER, at)], max_bytes=1 << 20)
         assert [one.message_id for one in each] == [f"m{at}"] * 2
         assert store.status().rebuilt_entries == 1
@@ -116,9 +139,11 @@ def test_an_entry_that_contradicts_the_log_hides_nothing_and_is_made_again_from_
     with capture_logs() as logs:
         disk = ask(disk, question)
 
-    assert [(one["queue"], one["queue_offset"], one["count"]) for one in logs if one["event"] == "queue_entries_rebuilt"] == [
-        ("orders/0", at, 1)
-    ]
+    assert [
+        (one["queue"], one["queue_offset"], one["count"])
+        for one in logs
+        if one["event"] == "queue_entries_rebuilt"
+    ] == [("orders/0", at, 1)]
     assert queue_files(disk) == before
 
 
@@ -131,7 +156,9 @@ def test_entries_that_changed_places_reorder_nothing():
     change(disk, 24, **one._asdict())
 
     async def question(store: LocalMessageStore) -> None:
-        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [f"m{n}" for n in range(COUNT)]
+        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [
+            f"m{n}" for n in range(COUNT)
+        ]
 
     assert queue_files(ask(disk, question)) == before
 
@@ -147,7 +174,9 @@ def test_a_wrong_first_or_last_entry_moves_no_bound_of_its_queue(at, fields):
         assert await store.offsets(QUEUE) == (0, COUNT)
         scanned = await store.read_tagged(QUEUE, 0, **PAID)
         assert [one.queue_offset for one in scanned.messages] == list(range(0, COUNT, 3))
-        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [f"m{n}" for n in range(COUNT)]
+        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [
+            f"m{n}" for n in range(COUNT)
+        ]
 
     assert queue_files(ask(disk, question)) == before
 
@@ -169,15 +198,21 @@ def test_a_queue_file_in_the_middle_that_is_gone_is_made_again_by_the_first_read
         if way == "read":
             found = await store.read(QUEUE, 9, **EVERYTHING)
         elif way == "read_each":
-            found = await store.read_each([(QUEUE, at) for at in range(9, COUNT)], max_bytes=1 << 20)
+            found = await store.read_each(
+                [(QUEUE, at) for at in range(9, COUNT)], max_bytes=1 << 20
+            )
         else:
             found = (await store.read_tagged(QUEUE, 9, **PAID)).messages
-        assert [one.queue_offset for one in found] == list(range(9, COUNT, 3 if way == "read_tagged" else 1))
+        assert [one.queue_offset for one in found] == list(
+            range(9, COUNT, 3 if way == "read_tagged" else 1)
+        )
 
     assert queue_files(ask(disk, question)) == before
 
 
-def test_a_damaged_record_is_named_by_queue_and_offset_and_the_log_is_walked_for_it_once(monkeypatch):
+def test_a_damaged_record_is_named_by_queue_and_offset_and_the_log_is_walked_for_it_once(
+    monkeypatch,
+):
     disk = filled()
     before = queue_files(disk)
     place, length, _ = stored_entry(disk, 20)
@@ -219,7 +254,9 @@ def test_a_tag_is_compared_with_the_record_once_and_then_passed_over_without_rea
     disk = filled()
     fetched = []
     fetch = CommitLog.fetch
-    monkeypatch.setattr(CommitLog, "fetch", lambda log, entries: fetched.append(len(entries)) or fetch(log, entries))
+    monkeypatch.setattr(
+        CommitLog, "fetch", lambda log, entries: fetched.append(len(entries)) or fetch(log, entries)
+    )
 
     async def question(store: LocalMessageStore) -> None:
         first = await store.read_tagged(QUEUE, 0, **PAID)
@@ -239,7 +276,9 @@ def test_what_expires_is_found_by_the_log_though_entries_of_its_queue_are_wrong(
 
     async def question(store: LocalMessageStore) -> None:
         check = store._files.queue_check
-        found = await store._reader.in_read_lane(lambda: check.first_at(store._queues[QUEUE], 16_384))
+        found = await store._reader.in_read_lane(
+            lambda: check.first_at(store._queues[QUEUE], 16_384)
+        )
         assert found == first
 
     ask(disk, question)

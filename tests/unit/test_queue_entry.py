@@ -12,7 +12,9 @@ RAW = bytes.fromhex("0000000000001000" + "000000c8" + "000000000027a847")
 
 def test_an_entry_is_where_how_long_and_the_hash_of_the_tag():
     assert queue_entry.encode(4096, 200, 2_598_983) == RAW
-    assert queue_entry.decode(RAW) == QueueEntry(physical_offset=4096, record_bytes=200, tag_hash=2_598_983)
+    assert queue_entry.decode(RAW) == QueueEntry(
+        physical_offset=4096, record_bytes=200, tag_hash=2_598_983
+    )
 
 
 def test_a_negative_hash_is_sign_extended():
@@ -23,7 +25,10 @@ def test_a_negative_hash_is_sign_extended():
 
 
 def test_a_time_of_delivery_fits_where_the_hash_is():
-    assert queue_entry.decode(queue_entry.encode(1, 2, 1_800_000_000_000)).tag_hash == 1_800_000_000_000
+    assert (
+        queue_entry.decode(queue_entry.encode(1, 2, 1_800_000_000_000)).tag_hash
+        == 1_800_000_000_000
+    )
 
 
 def test_an_entry_is_decoded_where_it_stands():

@@ -1,4 +1,6 @@
-"""Many pieces of a file in few calls: the bytes of each, whatever lies between them, and no more than the page cache has."""
+"""Many pieces of a file in few calls: the bytes of each, whatever lies between them, and no more
+than the page cache has.
+"""
 
 import mmap
 import os
@@ -30,7 +32,9 @@ def file(tmp_path_factory):
 
 @settings(max_examples=sized(ci=100, full=5_000))
 @given(given_places=st.lists(st.tuples(GAPS, LENGTHS), max_size=12))
-def test_each_piece_is_what_is_there_up_to_the_first_one_that_the_file_does_not_have(file, given_places):
+def test_each_piece_is_what_is_there_up_to_the_first_one_that_the_file_does_not_have(
+    file, given_places
+):
     places, at = [], 0
     for gap, length in given_places:
         at = max(0, at + gap)
@@ -39,7 +43,9 @@ def test_each_piece_is_what_is_there_up_to_the_first_one_that_the_file_does_not_
 
     found = file.read_each_cached(places, BUFFER)
 
-    whole = [index for index, (offset, length) in enumerate(places) if offset + length > len(CONTENT)]
+    whole = [
+        index for index, (offset, length) in enumerate(places) if offset + length > len(CONTENT)
+    ]
     expected = places[: whole[0]] if whole else places
     assert found == [CONTENT[offset : offset + length] for offset, length in expected]
 
@@ -78,7 +84,9 @@ def test_a_mapping_knows_what_the_page_cache_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lengths", [[700] * 40, [700] * 39 + [701], [1], [len(CONTENT)]], ids=["equal", "unequal", "one", "all"]
+    "lengths",
+    [[700] * 40, [700] * 39 + [701], [1], [len(CONTENT)]],
+    ids=["equal", "unequal", "one", "all"],
 )
 def test_pieces_of_a_mapping_are_joined_whether_they_are_equally_long_or_not(file, lengths):
     region = file.map()
@@ -87,5 +95,7 @@ def test_pieces_of_a_mapping_are_joined_whether_they_are_equally_long_or_not(fil
 
     joined = region.read_joined(np.array(offsets), lengths)
 
-    assert joined == b"".join(CONTENT[at : at + length] for at, length in zip(offsets, lengths, strict=True))
+    assert joined == b"".join(
+        CONTENT[at : at + length] for at, length in zip(offsets, lengths, strict=True)
+    )
     region.close()  # which a live view of it would not allow

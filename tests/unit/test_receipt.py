@@ -22,10 +22,14 @@ def test_each_handle_names_its_place_and_its_lease(places, lease):
 def test_neighbours_of_one_lease_get_the_handles_of_each(queue, first, count, lease):
     places = [(queue, first + number) for number in range(count)]
 
-    assert [one.decode() for one in receipt.encode_run(queue, first, count, lease)] == receipt.encode(places, lease)
+    assert [
+        one.decode() for one in receipt.encode_run(queue, first, count, lease)
+    ] == receipt.encode(places, lease)
 
 
-HANDLES = st.tuples(numbers, numbers, numbers).map(lambda parts: receipt.encode([parts[:2]], parts[2])[0])
+HANDLES = st.tuples(numbers, numbers, numbers).map(
+    lambda parts: receipt.encode([parts[:2]], parts[2])[0]
+)
 BROKEN = (
     st.text("lh_ABCabc012-_+/=ü\n", max_size=36)
     | HANDLES.map(lambda handle: handle[:-1])
@@ -47,15 +51,30 @@ def test_a_handle_that_is_none_of_ours_is_none_among_others(at, piece):
         assert list(receipt.decode_all(handles)) == [receipt.decode(handle) for handle in handles]
 
 
-@given(st.text() | st.text("lh_ABCabc012-_+/=", min_size=30, max_size=40).map(lambda text: f"lh_{text}"))
+@given(
+    st.text()
+    | st.text("lh_ABCabc012-_+/=", min_size=30, max_size=40).map(lambda text: f"lh_{text}")
+)
 def test_whatever_is_no_handle_of_ours_is_none(text):
     parts = receipt.decode(text)
 
-    assert parts is None or receipt.encode([parts[:2]], parts[2]) == [text.replace("+", "-").replace("/", "_")]
+    assert parts is None or receipt.encode([parts[:2]], parts[2]) == [
+        text.replace("+", "-").replace("/", "_")
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lh_", "lh_x", "lh_" + "A" * 31, "lh_" + "ü" * 32, "lh_" + "=" * 32, "xx_" + "A" * 32, "lh_\n" + "A" * 31]
+    "text",
+    [
+        "",
+        "lh_",
+        "lh_x",
+        "lh_" + "A" * 31,
+        "lh_" + "ü" * 32,
+        "lh_" + "=" * 32,
+        "xx_" + "A" * 32,
+        "lh_\n" + "A" * 31,
+    ],
 )
 def test_a_broken_handle_is_none(text):
     assert receipt.decode(text) is None

@@ -1,4 +1,6 @@
-"""The layout of one record, against bytes put together by hand after RocketMQ's table; and every way of not being a record."""
+"""The layout of one record, against bytes put together by hand after RocketMQ's table; and every
+way of not being a record.
+"""
 
 import struct
 
@@ -17,7 +19,12 @@ IPV6_STORE = "20010db8000000000000000000000002" + "00002a9f"
 
 
 def by_hand(
-    *, magic: str = V1, sys_flag: str = "00000008", born: str = IPV4_BORN, store: str = IPV4_STORE, **other: str
+    *,
+    magic: str = V1,
+    sys_flag: str = "00000008",
+    born: str = IPV4_BORN,
+    store: str = IPV4_STORE,
+    **other: str,
 ) -> bytes:
     """Every field as hexadecimal digits, in its place."""
     topic = other.get("topic", "06" + b"orders".hex())
@@ -71,7 +78,10 @@ def a_record(**fields) -> Record:
 LONG_TOPIC = "%RETRY%" + "g" * 121  # one byte more than a version 1 record can name
 SHAPES = {
     "version 1": (by_hand(), a_record()),
-    "version 1 with the longest topic": (by_hand(topic="7f" + (b"t" * 127).hex()), a_record(topic="t" * 127)),
+    "version 1 with the longest topic": (
+        by_hand(topic="7f" + (b"t" * 127).hex()),
+        a_record(topic="t" * 127),
+    ),
     "version 2": (
         by_hand(magic=V2, topic="0080" + LONG_TOPIC.encode().hex()),
         a_record(magic=records.MAGIC_V2, topic=LONG_TOPIC),
@@ -90,7 +100,9 @@ SHAPES = {
     ),
     "both IPv6": (
         by_hand(sys_flag="00000338", born=IPV6_BORN, store=IPV6_STORE),
-        a_record(sys_flag=0x338, born_host=bytes.fromhex(IPV6_BORN), store_host=bytes.fromhex(IPV6_STORE)),
+        a_record(
+            sys_flag=0x338, born_host=bytes.fromhex(IPV6_BORN), store_host=bytes.fromhex(IPV6_STORE)
+        ),
     ),
 }
 
@@ -111,8 +123,12 @@ def test_a_record_is_decoded_where_it_begins_whatever_lies_around_it():
     assert records.start(b"before" + raw, 6) == (len(raw), records.MAGIC_V1)
 
 
-@pytest.mark.parametrize(("sys_flag", "born", "store", "size"), [(0, 8, 8, 91), (0x10, 20, 8, 103), (0x30, 20, 20, 115)])
-def test_the_shortest_record_has_91_bytes_and_12_more_for_each_ipv6_host(sys_flag, born, store, size):
+@pytest.mark.parametrize(
+    ("sys_flag", "born", "store", "size"), [(0, 8, 8, 91), (0x10, 20, 8, 103), (0x30, 20, 20, 115)]
+)
+def test_the_shortest_record_has_91_bytes_and_12_more_for_each_ipv6_host(
+    sys_flag, born, store, size
+):
     nothing = {"body": b"", "topic": "", "properties": b""}
     record = a_record(sys_flag=sys_flag, born_host=bytes(born), store_host=bytes(store), **nothing)
 
@@ -133,7 +149,8 @@ def test_our_host_is_a_loopback_address_that_spells_emq_at_a_brokers_port():
     ("body", "crc"),
     [
         (b"", 0),
-        (b"123456789", 0x4BF43926),  # CRC-32's check value is 0xCBF43926: a Java int would be negative
+        # CRC-32's check value is 0xCBF43926: a Java int would be negative
+        (b"123456789", 0x4BF43926),
         (b"a", 0x68B7BE43),  # 0xE8B7BE43
         (b"message digest", 0x20159D7F),
     ],
@@ -142,7 +159,8 @@ def test_the_crc_of_a_body_is_crc_32_without_its_highest_bit(body, crc):
     assert records.body_crc(body) == crc
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------
+# refusals
 
 
 def changed(at: int, layout: str, value: int, raw: bytes | None = None) -> bytes:
@@ -161,17 +179,32 @@ REFUSALS = {
     "an end-of-file record": (records.encode_end_of_file(200) + bytes(200), "magic is 0xcbd43194"),
     "a length below the shortest": (changed(0, "i", 90), f"length is 90, {SIZE} bytes are there"),
     "a negative length": (changed(0, "i", -1), "length is -1"),
-    "a length beyond the bytes": (changed(0, "i", SIZE + 1), f"length is {SIZE + 1}, {SIZE} bytes are there"),
-    "a length that ends too early": (changed(0, "i", SIZE - 1), "properties length is 8, 7 bytes are left"),
+    "a length beyond the bytes": (
+        changed(0, "i", SIZE + 1),
+        f"length is {SIZE + 1}, {SIZE} bytes are there",
+    ),
+    "a length that ends too early": (
+        changed(0, "i", SIZE - 1),
+        "properties length is 8, 7 bytes are left",
+    ),
     "a negative body length": (changed(BODY_LENGTH_AT, "i", -1), "body length is -1"),
     "a body beyond the record": (changed(BODY_LENGTH_AT, "i", SIZE), f"body length is {SIZE}"),
-    "a body that leaves no topic": (changed(BODY_LENGTH_AT, "i", SIZE - 88), f"body length is {SIZE - 88}"),
+    "a body that leaves no topic": (
+        changed(BODY_LENGTH_AT, "i", SIZE - 88),
+        f"body length is {SIZE - 88}",
+    ),
     "a negative topic length": (changed(TOPIC_LENGTH_AT, "b", -1), "topic length is -1"),
     "a topic beyond the record": (changed(TOPIC_LENGTH_AT, "b", 127), "topic length is 127"),
     "a topic that leaves no properties": (changed(TOPIC_LENGTH_AT, "b", 15), "topic length is 15"),
     "negative properties": (changed(PROPERTIES_LENGTH_AT, "h", -1), "properties length is -1"),
-    "shorter properties": (changed(PROPERTIES_LENGTH_AT, "h", 7), "properties length is 7, 8 bytes are left"),
-    "longer properties": (changed(PROPERTIES_LENGTH_AT, "h", 9), "properties length is 9, 8 bytes are left"),
+    "shorter properties": (
+        changed(PROPERTIES_LENGTH_AT, "h", 7),
+        "properties length is 7, 8 bytes are left",
+    ),
+    "longer properties": (
+        changed(PROPERTIES_LENGTH_AT, "h", 9),
+        "properties length is 9, 8 bytes are left",
+    ),
     "a topic that is not UTF-8": (by_hand(topic="06" + "ff" * 6), "the topic is not UTF-8"),
     "hosts that would be IPv6 in a short record": (
         changed(36, "i", 0x30, records.encode(a_record(body=b"", topic="", properties=b""))),
@@ -198,7 +231,11 @@ def test_a_record_that_ends_too_early_is_refused_at_every_length(shape):
 
 @pytest.mark.parametrize("shape", [*SHAPES, "the shortest"])
 def test_every_flipped_bit_leaves_another_record_or_damage_and_never_another_error(shape):
-    raw = records.encode(a_record(body=b"", topic="", properties=b"")) if shape == "the shortest" else SHAPES[shape][0]
+    raw = (
+        records.encode(a_record(body=b"", topic="", properties=b""))
+        if shape == "the shortest"
+        else SHAPES[shape][0]
+    )
     original = records.decode(raw)
     refused = 0
     for bit in range(len(raw) * 8):
@@ -211,7 +248,8 @@ def test_every_flipped_bit_leaves_another_record_or_damage_and_never_another_err
     assert refused >= 64, "no bit of the length and the magic may be flipped"
 
 
-# ----------------------------------------------------------------------------------------------------------- to_message
+# --------------------------------------------------------------------------------------------------
+# to_message
 
 
 def test_a_record_becomes_a_message_with_the_senders_properties_apart_from_the_reserved_ones():
@@ -246,7 +284,9 @@ def test_a_record_without_properties_becomes_a_message_without_any():
 
 
 def test_what_makes_a_unit_is_not_the_messages_business():
-    message = records.to_message(a_record(properties=b"__unit\x01abc\x02__seal\x0100000000\x02__other\x01x\x02"))
+    message = records.to_message(
+        a_record(properties=b"__unit\x01abc\x02__seal\x0100000000\x02__other\x01x\x02")
+    )
 
     assert message.system == {"__other": "x"}
     assert message.properties == {}

@@ -1,4 +1,6 @@
-"""A block of records: whatever is damaged, it holds exactly what the check of one record after another lets pass."""
+"""A block of records: whatever is damaged, it holds exactly what the check of one record after
+another lets pass.
+"""
 
 from collections.abc import Callable
 
@@ -28,9 +30,19 @@ FIRST = 70  # the queue offset of the first record
 
 def stored(*bodies: bytes, queue: QueueId = ORDERS, **more) -> tuple[list[bytes], list[bytes]]:
     """Records of one unit and their entries, as they are stored."""
-    sent = [message(body, queue=queue, message_id=f"m{number}", **more) for number, body in enumerate(bodies)]
+    sent = [
+        message(body, queue=queue, message_id=f"m{number}", **more)
+        for number, body in enumerate(bodies)
+    ]
     offsets = range(FIRST, FIRST + len(sent))
-    made = unit.encode(rows_of(sent), offsets, first_offset=4_096, synced_offset=0, epoch=1, stored_at_ms=1_800_000_000_123)
+    made = unit.encode(
+        rows_of(sent),
+        offsets,
+        first_offset=4_096,
+        synced_offset=0,
+        epoch=1,
+        stored_at_ms=1_800_000_000_123,
+    )
     data, at, found = made.data, 0, []
     for entry in made.entries:
         _, length, _ = queue_entry.decode(entry)
@@ -44,11 +56,15 @@ def one_by_one(queue: QueueId, entries: bytes, found: list[bytes]) -> list[Store
     return stored_record.of_queue(queue, range(FIRST, FIRST + len(fields)), fields, found)
 
 
-def by_columns(queue: QueueId, entries: bytes, found: list[bytes], first: int = FIRST) -> RecordBlock | None:
+def by_columns(
+    queue: QueueId, entries: bytes, found: list[bytes], first: int = FIRST
+) -> RecordBlock | None:
     return record_block.of_queue(queue, first, record_block.entries_of(entries), b"".join(found))
 
 
-def in_one_loop(queue: QueueId, entries: bytes, found: list[bytes], first: int = FIRST) -> RecordBlock | None:
+def in_one_loop(
+    queue: QueueId, entries: bytes, found: list[bytes], first: int = FIRST
+) -> RecordBlock | None:
     return record_block.few_of_queue(queue, first, queue_entry.fields_of_all(entries), found)
 
 
@@ -143,11 +159,18 @@ def test_strings_match_together_where_each_matches_alone():
     both = strings[0] + b"\x00" + strings[1]
 
     assert [groups[0] for groups in properties.match_all_plain(strings) or ()] == [b"a", b"b"]
-    for wrong in ([both], [both, b"x"], [*strings, b""], [b"x" + strings[0], strings[1]], [strings[0] + b"x", strings[1]]):
+    for wrong in (
+        [both],
+        [both, b"x"],
+        [*strings, b""],
+        [b"x" + strings[0], strings[1]],
+        [strings[0] + b"x", strings[1]],
+    ):
         assert properties.match_all_plain(wrong) is None, wrong
 
 
-# ------------------------------------------------------------------------------------------------------- of a local store
+# --------------------------------------------------------------------------------------------------
+# of a local store
 
 
 def test_a_store_gives_what_it_wrote_in_blocks_without_the_disk():
@@ -157,7 +180,9 @@ def test_a_store_gives_what_it_wrote_in_blocks_without_the_disk():
             await store.append([message(b"x", message_id=f"m{number}")])
         lane = ReadLane(world)
         for first, count in ((0, 40), (3, 30), (39, 1)):
-            scanned = await store.read_records(QUEUE, first, max_scanned=count, max_messages=count, max_bytes=1 << 20)
+            scanned = await store.read_records(
+                QUEUE, first, max_scanned=count, max_messages=count, max_bytes=1 << 20
+            )
             block = store.block_now(QUEUE, first, count=count, max_bytes=1 << 20)
             assert block is not None
             assert block.data == b"".join([one.data for one in scanned.records])

@@ -1,4 +1,6 @@
-"""Recovery decides by a table: every combination of what can be found has exactly one verdict, and the log obeys it."""
+"""Recovery decides by a table: every combination of what can be found has exactly one verdict, and
+the log obeys it.
+"""
 
 import asyncio
 import itertools
@@ -15,7 +17,9 @@ from storage.local.recovery import RECOVERY, Ending, Verdict
 from tests.support.builders import a_log, encoded, messages
 from tests.support.simulation import ROOT, World
 
-OPTIONS = LocalStoreOptions(segment_bytes=16_384, prepare_ahead_bytes=4_096, index_slots=64, index_file_entries=200)
+OPTIONS = LocalStoreOptions(
+    segment_bytes=16_384, prepare_ahead_bytes=4_096, index_slots=64, index_file_entries=200
+)
 GARBAGE = b"\xa5" * 40
 
 
@@ -33,8 +37,12 @@ def test_what_was_on_disk_is_never_cut():
         assert (verdict is Verdict.REFUSE) == is_before_synced
 
 
-def a_disk(log: bytes, *, synced_offset: int, behind: bytes = b"", behind_at: int = 0) -> SimulatedDisk:
-    """A store after a crash: so many bytes of log, of which so many are known to have been on disk."""
+def a_disk(
+    log: bytes, *, synced_offset: int, behind: bytes = b"", behind_at: int = 0
+) -> SimulatedDisk:
+    """A store after a crash: so many bytes of log, of which so many are known to have been
+    on disk.
+    """
     disk = SimulatedDisk()
 
     async def make_a_segment(world: World) -> None:
@@ -89,10 +97,14 @@ def test_the_log_is_treated_as_the_table_says(ending, behind, behind_at, is_sync
 
 
 def test_a_newer_synced_position_that_a_later_unit_states_counts():
-    """The checkpoint is old; a whole unit behind the damage says that more was on disk when it was written."""
+    """The checkpoint is old; a whole unit behind the damage says that more was on disk when it was
+    written.
+    """
     first, rest = a_log(1), a_log(1, 1)
     damaged_at = len(first)
-    later = encoded(messages(1), first_offset=len(rest), first_queue_offset=2, synced_offset=len(rest)).data
+    later = encoded(
+        messages(1), first_offset=len(rest), first_queue_offset=2, synced_offset=len(rest)
+    ).data
     raw = bytearray(rest + later)
     raw[damaged_at + 95] ^= 1
 
@@ -106,7 +118,9 @@ def test_a_newer_synced_position_that_a_later_unit_states_counts():
 def test_a_later_unit_that_states_no_newer_position_is_cut_with_the_tail():
     """After a power cut the unsynced end may hold whole units behind torn ones."""
     first, rest = a_log(1), a_log(1, 1)
-    later = encoded(messages(1), first_offset=len(rest), first_queue_offset=2, synced_offset=len(first)).data
+    later = encoded(
+        messages(1), first_offset=len(rest), first_queue_offset=2, synced_offset=len(first)
+    ).data
     raw = bytearray(rest + later)
     raw[len(first) + 95] ^= 1
 
@@ -118,7 +132,8 @@ def test_a_later_unit_that_states_no_newer_position_is_cut_with_the_tail():
         assert store.recovery.wiped_bytes > 0
 
 
-# ------------------------------------------------------------------------------------------------ where the log begins
+# ------------------------------------------------------------------------------------------------
+# where the log begins
 
 SEGMENT_BYTES = OPTIONS.segment_bytes
 BORDERS = [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES]
@@ -163,23 +178,36 @@ def first_of(disk: SimulatedDisk) -> int:
 
 @pytest.mark.parametrize("derived", ["kept", "lost"])
 @pytest.mark.parametrize(("recorded", "begins_at"), list(itertools.product(BORDERS, BORDERS)))
-def test_a_log_may_begin_where_it_was_recorded_to_or_earlier_and_never_later(three_segments, recorded, begins_at, derived):
+def test_a_log_may_begin_where_it_was_recorded_to_or_earlier_and_never_later(
+    three_segments, recorded, begins_at, derived
+):
     disk = without_segments_before(three_segments, begins_at)
     note(disk, first_offset=recorded)
-    for folder in ("snapshots", "index", "timers", "consumequeue/orders/0") if derived == "lost" else ():
+    for folder in (
+        ("snapshots", "index", "timers", "consumequeue/orders/0") if derived == "lost" else ()
+    ):
         for name in disk.list_directory(ROOT / folder):
             disk.remove(ROOT / folder / name)
 
     if begins_at <= recorded:
         assert first_of(disk) == begins_at
     else:
-        with pytest.raises(CorruptRecord, match=f"begins at {begins_at}, it was recorded to begin at {recorded}") as caught:
+        with pytest.raises(
+            CorruptRecord, match=f"begins at {begins_at}, it was recorded to begin at {recorded}"
+        ) as caught:
             first_of(disk)
-        assert (caught.value.physical_offset, caught.value.repair) == (recorded, "--accept-beginning")
+        assert (caught.value.physical_offset, caught.value.repair) == (
+            recorded,
+            "--accept-beginning",
+        )
 
 
-def test_a_log_that_a_start_found_earlier_than_recorded_may_not_begin_later_at_the_next(three_segments):
-    """A crash between the record and the removal leaves the segments: nothing of them may go by itself."""
+def test_a_log_that_a_start_found_earlier_than_recorded_may_not_begin_later_at_the_next(
+    three_segments,
+):
+    """A crash between the record and the removal leaves the segments: nothing of them may go by
+    itself.
+    """
     disk = deepcopy(three_segments)
     note(disk, first_offset=SEGMENT_BYTES)
     assert first_of(disk) == 0
@@ -189,7 +217,9 @@ def test_a_log_that_a_start_found_earlier_than_recorded_may_not_begin_later_at_t
 
 
 @pytest.mark.parametrize("begins_at", BORDERS)
-def test_a_store_of_a_version_that_recorded_no_beginning_is_taken_as_it_is_and_recorded(three_segments, begins_at):
+def test_a_store_of_a_version_that_recorded_no_beginning_is_taken_as_it_is_and_recorded(
+    three_segments, begins_at
+):
     disk = without_segments_before(three_segments, begins_at)
     note(disk, first_offset=None)
 
@@ -201,7 +231,9 @@ def test_a_store_of_a_version_that_recorded_no_beginning_is_taken_as_it_is_and_r
 
 
 def test_a_log_that_begins_behind_what_was_synced_is_refused_without_a_record_too(three_segments):
-    """The segment that is written to is never dropped, so the older one that held the synced position was lost."""
+    """The segment that is written to is never dropped, so the older one that held the synced
+    position was lost.
+    """
     disk = without_segments_before(three_segments, SEGMENT_BYTES)
     note(disk, first_offset=None, synced_offset=SEGMENT_BYTES - 8)
 
@@ -209,8 +241,12 @@ def test_a_log_that_begins_behind_what_was_synced_is_refused_without_a_record_to
         first_of(disk)
 
 
-@pytest.mark.parametrize("kept", ["all", "queue files", "a snapshot", "a broker's checkpoint", "nothing"])
-def test_an_empty_log_is_refused_beside_anything_that_shows_that_there_was_one(three_segments, kept):
+@pytest.mark.parametrize(
+    "kept", ["all", "queue files", "a snapshot", "a broker's checkpoint", "nothing"]
+)
+def test_an_empty_log_is_refused_beside_anything_that_shows_that_there_was_one(
+    three_segments, kept
+):
     disk = without_segments_before(three_segments, 3 * SEGMENT_BYTES)
     if kept != "all":
         disk.open(ROOT / "checkpoint").write(0, bytes(checkpoint.PAGE_BYTES))

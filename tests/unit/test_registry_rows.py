@@ -23,8 +23,12 @@ async def database(database_url) -> AsyncIterator[Database]:
 async def test_cron_schedules_are_read_as_they_were_added_or_changed_and_are_forgotten(database):
     kept = CronSchedules(database)
     row = ROWS[cron_schedules]
-    first = CronSchedule(**row | {"message": row["message"].encode(), "catch_up": CatchUp(row["catch_up"])})
-    second = msgspec.structs.replace(first, schedule_id="sch_2", cancelled_at_ms=1 << 41, idempotency_key=None)
+    first = CronSchedule(
+        **row | {"message": row["message"].encode(), "catch_up": CatchUp(row["catch_up"])}
+    )
+    second = msgspec.structs.replace(
+        first, schedule_id="sch_2", cancelled_at_ms=1 << 41, idempotency_key=None
+    )
     await kept.add(second)
     await kept.add(first)
     assert await kept.load() == [first, second]

@@ -1,4 +1,6 @@
-"""Named repairs: each damage that a start refuses has one, nothing but the damaged is lost, and no offset is used again."""
+"""Named repairs: each damage that a start refuses has one, nothing but the damaged is lost, and no
+offset is used again.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +27,11 @@ ORDERS, RARE, EMAILS = QueueId("orders", 0), QueueId("rare", 0), QueueId("emails
 QUEUES = (ORDERS, RARE, EMAILS)
 SEGMENT_BYTES = 16_384
 OPTIONS = LocalStoreOptions(
-    segment_bytes=SEGMENT_BYTES, prepare_ahead_bytes=4_096, queue_file_entries=16, index_slots=64, index_file_entries=200
+    segment_bytes=SEGMENT_BYTES,
+    prepare_ahead_bytes=4_096,
+    queue_file_entries=16,
+    index_slots=64,
+    index_file_entries=200,
 )
 NOW_MS = 1_900_000_000_000
 LOG = ROOT / "commitlog"
@@ -44,12 +50,17 @@ class Written(NamedTuple):
 
     @property
     def ends(self) -> dict[QueueId, int]:
-        return {queue: 1 + max(one.queue_offset for one in self.stored if one.queue == queue) for queue in QUEUES}
+        return {
+            queue: 1 + max(one.queue_offset for one in self.stored if one.queue == queue)
+            for queue in QUEUES
+        }
 
 
 @pytest.fixture(scope="module")
 def written() -> Written:
-    """Three segments: units of one message and of three, and one queue of which all is in the first segment."""
+    """Three segments: units of one message and of three, and one queue of which all is in the first
+    segment.
+    """
     stored: list[Stored] = []
 
     async def write(world: World) -> None:
@@ -59,11 +70,18 @@ def written() -> Written:
             await store.create_topic(topic, queue_count=1)
         number = 0
         while store.status().written_end < 2 * SEGMENT_BYTES + 3_000:
-            queues = [RARE] if number == 3 else [ORDERS, EMAILS, ORDERS] if number % 3 == 0 else [ORDERS]
-            given = [message(b"x" * 600, queue=queue, message_id=f"m{number}-{at}") for at, queue in enumerate(queues)]
+            queues = (
+                [RARE] if number == 3 else [ORDERS, EMAILS, ORDERS] if number % 3 == 0 else [ORDERS]
+            )
+            given = [
+                message(b"x" * 600, queue=queue, message_id=f"m{number}-{at}")
+                for at, queue in enumerate(queues)
+            ]
             for one, place in zip(given, await store.append(given), strict=True):
                 assert place.log_offset is not None
-                stored.append(Stored(place.queue, place.queue_offset, place.log_offset, one.message_id))
+                stored.append(
+                    Stored(place.queue, place.queue_offset, place.log_offset, one.message_id)
+                )
             number += 1
             await asyncio.sleep(0.3)
         await store.aclose()
@@ -76,7 +94,9 @@ def written() -> Written:
 def flip(disk: SimulatedDisk, log_offset: int, length: int = 1) -> None:
     base = log_offset - log_offset % SEGMENT_BYTES
     file = disk.open(LOG / file_name(base))
-    file.write(log_offset - base, bytes(byte ^ 0xFF for byte in file.read(log_offset - base, length)))
+    file.write(
+        log_offset - base, bytes(byte ^ 0xFF for byte in file.read(log_offset - base, length))
+    )
     file.sync()
 
 
@@ -91,7 +111,10 @@ def lose_derived(disk: SimulatedDisk, *, queue_files: bool = False) -> None:
 
 def refused(disk: SimulatedDisk) -> str:
     """The repair that a refused start names."""
-    with World(disk.after_kill(), 1) as world, pytest.raises((CorruptRecord, UnknownFormat)) as caught:
+    with (
+        World(disk.after_kill(), 1) as world,
+        pytest.raises((CorruptRecord, UnknownFormat)) as caught,
+    ):
         world.call(world.open_store(OPTIONS))
     assert caught.value.repair
     return caught.value.repair
@@ -102,7 +125,9 @@ def repaired(disk: SimulatedDisk, repair: str) -> Done:
     owner = Repair(disk, ROOT, folder="repair-1", now_ms=NOW_MS, segment_bytes=SEGMENT_BYTES)
     try:
         method = getattr(owner, name.replace("-", "_"))
-        return method(*[int(value) if value.isdigit() and len(value) < 20 else value] if value else [])
+        return method(
+            *[int(value) if value.isdigit() and len(value) < 20 else value] if value else []
+        )
     finally:
         owner.close()
 
@@ -116,14 +141,18 @@ def findings(disk: SimulatedDisk) -> list[Finding]:
 
 
 def served(disk: SimulatedDisk, written: Written) -> set[str]:
-    """Ids that a start serves, each at its own offset; no offset that was ever used is used again."""
+    """Ids that a start serves, each at its own offset; no offset that was ever used is used
+    again.
+    """
     found: set[str] = set()
 
     async def look(world: World) -> None:
         store = await world.open_store(OPTIONS)
         for one in written.stored:
             message_id = await read(store, one.queue, one.queue_offset)
-            assert message_id in (None, one.message_id), "another message at an offset that was read before"
+            assert message_id in (None, one.message_id), (
+                "another message at an offset that was read before"
+            )
             found.update([message_id] if message_id is not None else [])
         for queue in QUEUES:
             await store.create_topic(queue.topic, queue_count=queue.number + 1)
@@ -140,7 +169,8 @@ def served(disk: SimulatedDisk, written: Written) -> set[str]:
 async def read(store: LocalMessageStore, queue: QueueId, queue_offset: int) -> str | None:
     try:
         (found, *_) = await store.read(queue, queue_offset, max_messages=1, max_bytes=1)
-    except (CorruptRecord, OffsetExpired, UnknownTopic, UnknownQueue):  # the last two: nothing of the queue is left
+    # the last two: nothing of the queue is left
+    except (CorruptRecord, OffsetExpired, UnknownTopic, UnknownQueue):
         return None
     return found.message_id
 
@@ -186,7 +216,9 @@ def test_of_a_damaged_length_at_most_its_unit_is_lost(written, number, derived):
 def test_a_cut_serves_what_came_before_and_uses_no_offset_again(written, number, derived):
     disk, hit = deepcopy(written.disk), written.stored[number]
     first_of_unit = min(
-        one.log_offset for one in written.stored if one.message_id.partition("-")[0] == hit.message_id.partition("-")[0]
+        one.log_offset
+        for one in written.stored
+        if one.message_id.partition("-")[0] == hit.message_id.partition("-")[0]
     )
     if derived == "lost":
         lose_derived(disk, queue_files=True)
@@ -195,18 +227,24 @@ def test_a_cut_serves_what_came_before_and_uses_no_offset_again(written, number,
 
     kept = ids_of(written, lambda one: one.log_offset < first_of_unit)
     assert done.lost_messages == len(written.stored) - len(kept)
-    assert {one.message_id for one in done.messages} >= ids_of(written, lambda one: one.log_offset >= first_of_unit)
+    assert {one.message_id for one in done.messages} >= ids_of(
+        written, lambda one: one.log_offset >= first_of_unit
+    )
     assert served(disk, written) == kept
     lose_derived(disk)
     assert served(disk, written) == kept
 
 
-async def append_and_close(world: World, queues: list[QueueId], body: bytes = b"y" * 300) -> list[Stored]:
+async def append_and_close(
+    world: World, queues: list[QueueId], body: bytes = b"y" * 300
+) -> list[Stored]:
     """One more unit, the last of the log."""
     store = await world.open_store(OPTIONS)
     for queue in queues:
         await store.create_topic(queue.topic, queue_count=queue.number + 1)
-    given = [message(body, queue=queue, message_id=world.identifiers.new("msg")) for queue in queues]
+    given = [
+        message(body, queue=queue, message_id=world.identifiers.new("msg")) for queue in queues
+    ]
     places = await store.append(given)
     await store.aclose()
     assert all(place.log_offset is not None for place in places)
@@ -224,7 +262,9 @@ def with_last_unit(written: Written, queues: list[QueueId], body: bytes = b"y" *
 
 @pytest.mark.parametrize("derived", ["kept", "lost"])
 @pytest.mark.parametrize(("count", "hit"), [(1, 0), (3, 0), (3, 1), (3, 2)])
-def test_of_a_last_unit_only_the_damaged_message_is_lost_and_no_offset_is_used_again(written, count, hit, derived):
+def test_of_a_last_unit_only_the_damaged_message_is_lost_and_no_offset_is_used_again(
+    written, count, hit, derived
+):
     stored = with_last_unit(written, [ORDERS, EMAILS, RARE][:count])
     disk, damaged = deepcopy(stored.disk), stored.stored[-count + hit]
     flip(disk, damaged.log_offset + 200)
@@ -270,7 +310,10 @@ def test_what_the_next_start_cuts_is_not_blanked(written):
     page = disk.open(ROOT / "checkpoint")
     slot = checkpoint.newest_slot(page.read(0, checkpoint.PAGE_BYTES))
     for at in checkpoint.SLOT_AT:
-        page.write(at, checkpoint.encode_slot(slot._replace(synced_offset=first.log_offset, is_clean=False)))
+        page.write(
+            at,
+            checkpoint.encode_slot(slot._replace(synced_offset=first.log_offset, is_clean=False)),
+        )
     before = everything(disk)
 
     assert findings(disk) == []
@@ -294,7 +337,11 @@ def test_the_smallest_message_can_be_blanked(written, where, derived):
 
     done = repaired(disk, refused(disk))
 
-    assert done.lost == [LostOffsets("t", 0, 0, 1)] if where == "last" or derived == "kept" else done.lost_messages <= 1
+    assert (
+        done.lost == [LostOffsets("t", 0, 0, 1)]
+        if where == "last" or derived == "kept"
+        else done.lost_messages <= 1
+    )
     assert served(disk, stored) == ids_of(stored, lambda one: one != damaged)
 
 
@@ -307,7 +354,9 @@ def test_a_note_fits_into_every_message_that_the_service_writes(queue_offset):
     data = encoded([one], first_offset=begin, first_queue_offset=queue_offset).data
     rows = [lost_note.LostRange(one.queue, OffsetRange(queue_offset, queue_offset + 1))]
 
-    note = lost_note.encode_unit(rows, begin=begin, synced_offset=begin, epoch=1, stored_at_ms=1, length=len(data))
+    note = lost_note.encode_unit(
+        rows, begin=begin, synced_offset=begin, epoch=1, stored_at_ms=1, length=len(data)
+    )
 
     assert len(note) == len(data)
     assert lost_note.read(records.decode(note).body) == rows
@@ -379,7 +428,9 @@ def test_without_any_segment_a_store_goes_on_empty_and_uses_no_offset_again(writ
     repaired(disk, refused(disk))
 
     assert served(disk, written) == set()
-    assert int(disk.list_directory(LOG)[0]) >= 2 * SEGMENT_BYTES, "no offset of the log is used again either"
+    assert int(disk.list_directory(LOG)[0]) >= 2 * SEGMENT_BYTES, (
+        "no offset of the log is used again either"
+    )
 
 
 def test_a_segment_that_is_missing_between_others_is_left_out(written):
@@ -388,7 +439,9 @@ def test_a_segment_that_is_missing_between_others_is_left_out(written):
 
     repaired(disk, refused(disk))
 
-    assert served(disk, written) == ids_of(written, lambda one: one.log_offset // SEGMENT_BYTES != 1)
+    assert served(disk, written) == ids_of(
+        written, lambda one: one.log_offset // SEGMENT_BYTES != 1
+    )
 
 
 def test_a_last_segment_that_is_missing_is_cut_off(written):
@@ -419,18 +472,24 @@ def test_a_segment_that_lost_its_end_gets_its_length_back_and_then_its_damage_is
     lose_derived(disk)
     repaired(disk, refused(disk))
 
-    assert served(disk, written) >= ids_of(written, lambda one: not 0.4 < one.log_offset / SEGMENT_BYTES - 1 < 1)
+    assert served(disk, written) >= ids_of(
+        written, lambda one: not 0.4 < one.log_offset / SEGMENT_BYTES - 1 < 1
+    )
 
 
 def everything(disk: SimulatedDisk) -> dict[str, bytes]:
     return {
-        f"{path}/{name}": bytes(inode.live) for path, folder in disk._folders.items() for name, inode in folder.live.items()
+        f"{path}/{name}": bytes(inode.live)
+        for path, folder in disk._folders.items()
+        for name, inode in folder.live.items()
     }
 
 
 DAMAGES: dict[str, Callable[[SimulatedDisk, Written], None]] = {
     "body": lambda disk, written: flip(disk, written.stored[12].log_offset + 200),
-    "two bodies": lambda disk, written: [flip(disk, written.stored[at].log_offset + 200) for at in (12, 20)] and None,
+    "two bodies": lambda disk, written: (
+        [flip(disk, written.stored[at].log_offset + 200) for at in (12, 20)] and None
+    ),
     "tail": lambda disk, written: flip(disk, written.stored[-1].log_offset, 4),
     "first segment": lambda disk, written: disk.remove(LOG / file_name(0)),
     "stray file": lambda disk, written: disk.open(LOG / file_name(1), create=True).write(0, b"x"),
@@ -459,7 +518,9 @@ def test_a_whole_store_has_nothing_to_repair(written):
 
 @pytest.mark.parametrize("way", ["kill", "power cut"])
 @pytest.mark.parametrize("damage", ["body", "tail", "first segment"])
-def test_a_repair_that_is_stopped_anywhere_leaves_a_store_that_refuses_as_before_or_is_repaired(written, damage, way):
+def test_a_repair_that_is_stopped_anywhere_leaves_a_store_that_refuses_as_before_or_is_repaired(
+    written, damage, way
+):
     base = deepcopy(written.disk)
     DAMAGES[damage](base, written)
     for name in base.list_directory(ROOT / "snapshots"):
@@ -484,15 +545,22 @@ def test_a_repair_that_is_stopped_anywhere_leaves_a_store_that_refuses_as_before
 
 @pytest.mark.parametrize("length", [None, 400, 405])
 def test_a_note_fills_its_place_and_says_what_is_lost(length):
-    rows = [lost_note.LostRange(ORDERS, OffsetRange(3, 5)), lost_note.LostRange(RARE, OffsetRange(7, 7))]
+    rows = [
+        lost_note.LostRange(ORDERS, OffsetRange(3, 5)),
+        lost_note.LostRange(RARE, OffsetRange(7, 7)),
+    ]
 
-    raw = lost_note.encode_record(rows, begin=64, stored_at_ms=1, item=None, is_last=True, length=length)
+    raw = lost_note.encode_record(
+        rows, begin=64, stored_at_ms=1, item=None, is_last=True, length=length
+    )
 
     assert len(raw) == length or (length is None and (64 + len(raw)) % 8 == 0)
     assert lost_note.read(records.decode(raw).body) == rows
 
 
-def test_a_checkpoint_that_is_lost_too_refuses_nothing_that_can_be_told_from_a_brokers_store(written):
+def test_a_checkpoint_that_is_lost_too_refuses_nothing_that_can_be_told_from_a_brokers_store(
+    written,
+):
     disk = deepcopy(written.disk)
     disk.open(ROOT / "checkpoint").write(0, bytes(checkpoint.PAGE_BYTES))
 

@@ -57,7 +57,9 @@ class House:
             self.clock,
             identifiers,
             self.options,
-            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(handle, message_id, make),
+            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(
+                handle, message_id, make
+            ),
         )
         self.delivery = Delivery(
             self.store,
@@ -73,13 +75,19 @@ class House:
         await self.requests.start()
         return self
 
-    async def ask(self, *, key: RepeatableKey | None = None, timeout_ms: int = TIMEOUT_MS, **fields: Any) -> Request:
+    async def ask(
+        self, *, key: RepeatableKey | None = None, timeout_ms: int = TIMEOUT_MS, **fields: Any
+    ) -> Request:
         return (await self.outcome(key=key, timeout_ms=timeout_ms, **fields)).request
 
-    async def outcome(self, *, key: RepeatableKey | None = None, timeout_ms: int = TIMEOUT_MS, **fields: Any) -> Outcome:
+    async def outcome(
+        self, *, key: RepeatableKey | None = None, timeout_ms: int = TIMEOUT_MS, **fields: Any
+    ) -> Outcome:
         self.count += 1
         asking = message(b"what?", queue=QUOTES, message_id=f"m{self.count}", **fields)
-        return await self.requests.open("quotes", lambda: asking, timeout_ms=timeout_ms, key=key, durability=None)
+        return await self.requests.open(
+            "quotes", lambda: asking, timeout_ms=timeout_ms, key=key, durability=None
+        )
 
     async def reply(
         self,
@@ -90,7 +98,9 @@ class House:
         key: str | None = None,
         fingerprint: str = "p",
     ) -> Outcome:
-        return await self.requests.reply(request_id, ReplyBody(body, None, {}), handle=handle, key=key, fingerprint=fingerprint)
+        return await self.requests.reply(
+            request_id, ReplyBody(body, None, {}), handle=handle, key=key, fingerprint=fingerprint
+        )
 
     async def receive(self, request: Receive = ALL, rules: GroupRules = RULES) -> list[HandedOut]:
         return await self.delivery.receive("workers", rules, request)
@@ -109,7 +119,8 @@ async def house() -> House:
     return await House().open()
 
 
-# ------------------------------------------------------------------------------------------------------- ask and be replied
+# --------------------------------------------------------------------------------------------------
+# ask and be replied
 
 
 async def test_a_request_is_handed_out_as_one_and_its_reply_is_found_by_its_id(house):
@@ -127,8 +138,16 @@ async def test_a_request_is_handed_out_as_one_and_its_reply_is_found_by_its_id(h
     assert await house.body_of_reply(request.request_id) == b"42"
     (stored,) = await house.store.read(REPLY_QUEUE, 0, max_messages=10, max_bytes=1 << 20)
     names = ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "MSG_TYPE", "CLUSTER")
-    assert [stored.system[name] for name in names] == [request.request_id, "escrowmq", "5000", "reply", "DefaultCluster"]
-    assert [handed.message.system[name] for name in names[:3]] == [stored.system[name] for name in names[:3]]
+    assert [stored.system[name] for name in names] == [
+        request.request_id,
+        "escrowmq",
+        "5000",
+        "reply",
+        "DefaultCluster",
+    ]
+    assert [handed.message.system[name] for name in names[:3]] == [
+        stored.system[name] for name in names[:3]
+    ]
 
 
 async def test_a_reply_may_come_before_the_one_who_asks_has_been_answered(house):
@@ -240,13 +259,16 @@ async def test_a_reply_frees_the_key_of_an_ordered_group(house):
     assert len(await house.receive(ONE, ORDERED)) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------- who is first
+# --------------------------------------------------------------------------------------------------
+# who is first
 
 
 async def test_of_two_replies_the_first_one_counts(house):
     request = await house.ask()
 
-    answers = await asyncio.gather(*[house.reply(request.request_id, body) for body in (b"1", b"2")], return_exceptions=True)
+    answers = await asyncio.gather(
+        *[house.reply(request.request_id, body) for body in (b"1", b"2")], return_exceptions=True
+    )
 
     assert [type(answer) for answer in answers] == [Outcome, RequestClosed]
     assert answers[1].state == "replied"
@@ -269,9 +291,15 @@ async def test_a_reply_and_the_timeout_at_once_are_one_or_the_other(house):
     request = await house.ask()
     house.clock.advance(TIMEOUT_MS)
 
-    outcome, closed = await asyncio.gather(house.reply(request.request_id), house.requests.run_once())
+    outcome, closed = await asyncio.gather(
+        house.reply(request.request_id), house.requests.run_once()
+    )
 
-    assert (outcome.request.state, outcome.request.reply.late, closed) == (RequestState.TIMED_OUT, True, 0)
+    assert (outcome.request.state, outcome.request.reply.late, closed) == (
+        RequestState.TIMED_OUT,
+        True,
+        0,
+    )
 
 
 async def test_a_late_reply_is_kept_once_and_marked(house):
@@ -292,7 +320,10 @@ async def test_a_late_reply_is_kept_once_and_marked(house):
 @pytest.mark.parametrize("first", ["reply", "cancel"])
 async def test_a_reply_and_a_cancel_at_once_are_one_or_the_other(house, first):
     request = await house.ask()
-    changes = {"reply": house.reply(request.request_id), "cancel": house.requests.cancel(request.request_id)}
+    changes = {
+        "reply": house.reply(request.request_id),
+        "cancel": house.requests.cancel(request.request_id),
+    }
     order = [first, *({"reply", "cancel"} - {first})]
 
     answers = await asyncio.gather(*[changes[name] for name in order], return_exceptions=True)
@@ -322,7 +353,8 @@ async def test_whoever_looks_after_the_deadline_sees_the_timeout_before_any_swee
     assert (await house.requests.get(request.request_id)).state is RequestState.TIMED_OUT
 
 
-# ----------------------------------------------------------------------------------------------------------------- handing out
+# --------------------------------------------------------------------------------------------------
+# handing out
 
 
 async def test_a_cancelled_request_is_not_handed_out_and_a_timed_out_one_is(house):
@@ -331,7 +363,9 @@ async def test_a_cancelled_request_is_not_handed_out_and_a_timed_out_one_is(hous
     house.clock.advance(TIMEOUT_MS)
     await house.requests.run_once()
 
-    assert [asked_by(one.message).request_id for one in await house.receive()] == [timed_out.request_id]
+    assert [asked_by(one.message).request_id for one in await house.receive()] == [
+        timed_out.request_id
+    ]
 
 
 async def test_a_request_that_is_cancelled_while_it_is_lent_does_not_come_again(house):
@@ -346,7 +380,8 @@ async def test_a_request_that_is_cancelled_while_it_is_lent_does_not_come_again(
     assert await house.delivery.ack("workers", [handed.handle]) == [False]
 
 
-# ------------------------------------------------------------------------------------------------------------------ repeating
+# --------------------------------------------------------------------------------------------------
+# repeating
 
 
 async def test_a_request_again_with_its_key_is_the_same_one_as_it_is_now(house):
@@ -355,7 +390,10 @@ async def test_a_request_again_with_its_key_is_the_same_one_as_it_is_now(house):
     again = await house.outcome(key=repeatable("q-55"))
 
     assert (first.replayed, again.replayed) == (False, True)
-    assert (again.request.request_id, again.request.state) == (first.request.request_id, RequestState.REPLIED)
+    assert (again.request.request_id, again.request.state) == (
+        first.request.request_id,
+        RequestState.REPLIED,
+    )
     assert (await house.store.offsets(QUOTES)).end == 1
     with pytest.raises(IdempotencyKeyReused):
         await house.outcome(key=repeatable("q-55", "another"))
@@ -371,9 +409,15 @@ async def test_a_key_counts_within_its_window(house):
 
 
 async def test_the_same_request_twice_at_once_is_in_progress(house):
-    answers = await asyncio.gather(*[house.outcome(key=repeatable("q")) for _ in range(3)], return_exceptions=True)
+    answers = await asyncio.gather(
+        *[house.outcome(key=repeatable("q")) for _ in range(3)], return_exceptions=True
+    )
 
-    assert [type(answer) for answer in answers] == [Outcome, IdempotencyInProgress, IdempotencyInProgress]
+    assert [type(answer) for answer in answers] == [
+        Outcome,
+        IdempotencyInProgress,
+        IdempotencyInProgress,
+    ]
 
 
 async def test_a_reply_again_with_its_key_is_the_same_one(house):
@@ -389,7 +433,8 @@ async def test_a_reply_again_with_its_key_is_the_same_one(house):
         await house.reply(request.request_id, key="r-2")
 
 
-# ----------------------------------------------------------------------------------------------------------- memory and restart
+# --------------------------------------------------------------------------------------------------
+# memory and restart
 
 
 async def test_closed_requests_that_memory_has_forgotten_are_found_in_the_log():
@@ -402,7 +447,11 @@ async def test_closed_requests_that_memory_has_forgotten_are_found_in_the_log():
     ids = [request.request_id for request in asked]
     assert house.requests.table.get(ids[0]) is None
 
-    assert [(await house.requests.get(one)).state.value for one in ids] == ["replied", "cancelled", *["timed_out"] * 6]
+    assert [(await house.requests.get(one)).state.value for one in ids] == [
+        "replied",
+        "cancelled",
+        *["timed_out"] * 6,
+    ]
     assert await house.body_of_reply(ids[0]) == b"zero"
     assert (await house.outcome(key=repeatable("0"))).request.request_id == ids[0]
     assert (await house.reply(ids[0], key="k")).replayed
@@ -433,11 +482,20 @@ async def test_a_restart_gives_everything_back(house, with_snapshot):
     await house.open()
 
     ids = [one.request_id for one in (replied, cancelled, timed_out, pending)]
-    assert [(await house.requests.get(one)).state.value for one in ids] == ["replied", "cancelled", "timed_out", "pending"]
+    assert [(await house.requests.get(one)).state.value for one in ids] == [
+        "replied",
+        "cancelled",
+        "timed_out",
+        "pending",
+    ]
     assert await house.body_of_reply(ids[0]) == b"yes"
     assert (await house.reply(ids[0], key="k")).replayed
     assert (await house.outcome(key=repeatable("3"))).request.request_id == ids[3]
-    assert [asked_by(one.message).request_id for one in await house.receive()] == [ids[0], ids[2], ids[3]]
+    assert [asked_by(one.message).request_id for one in await house.receive()] == [
+        ids[0],
+        ids[2],
+        ids[3],
+    ]
     house.clock.advance(1_000)
     assert await house.requests.run_once() == 1
 
@@ -516,12 +574,15 @@ async def test_a_request_that_could_not_be_stored_never_was(house):
     assert not (await house.outcome(key=repeatable("q"))).replayed
 
 
-# -------------------------------------------------------------------------------------------------------------------- waiting
+# --------------------------------------------------------------------------------------------------
+# waiting
 
 
 async def test_a_thousand_who_wait_are_woken_each_by_his_own_reply(house):
     asked = [await house.ask() for _ in range(1_000)]
-    waiting = [asyncio.ensure_future(house.requests.wait(request, timeout_ms=60_000)) for request in asked]
+    waiting = [
+        asyncio.ensure_future(house.requests.wait(request, timeout_ms=60_000)) for request in asked
+    ]
     await asyncio.sleep(0)
 
     for number in (999, 0, 500):

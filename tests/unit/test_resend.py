@@ -1,4 +1,6 @@
-"""A message that is stored a second time keeps each of its fields, those that are added later, too."""
+"""A message that is stored a second time keeps each of its fields, those that are added
+later, too.
+"""
 
 from collections.abc import Callable
 
@@ -45,14 +47,20 @@ GIVEN = Prioritised(
 
 
 def halves() -> list[Prioritised]:
-    so_far = half_message.SoFar(sequence=1, prepared_at_ms=NOW_MS, revision=2, next_check_at_ms=NOW_MS)
+    so_far = half_message.SoFar(
+        sequence=1, prepared_at_ms=NOW_MS, revision=2, next_check_at_ms=NOW_MS
+    )
     facts = Facts(message_count=1, policy=CheckbackPolicy(), so_far=so_far)
-    wrapped = half_message.wrap_halves([GIVEN], transaction_id="txn_1", producer_group="shop", facts=facts)
+    wrapped = half_message.wrap_halves(
+        [GIVEN], transaction_id="txn_1", producer_group="shop", facts=facts
+    )
     return [stored(half) for half in wrapped]
 
 
 def waiting() -> Prioritised:
-    return stored(scheduled_message.put_off(scheduled_message.with_delay(GIVEN, delay_ms=5_000), NOW_MS))
+    return stored(
+        scheduled_message.put_off(scheduled_message.with_delay(GIVEN, delay_ms=5_000), NOW_MS)
+    )
 
 
 def half_written_again() -> Message:
@@ -67,9 +75,13 @@ COPIES: dict[str, Callable[[], Message]] = {
     "a final message": lambda: half_message.unwrap_final(halves()[0]),
     "a half message written again": half_written_again,
     "a retry": lambda: retry_message.retry_copy(GIVEN, "workers", attempts=1, generation=0),
-    "a dead letter": lambda: retry_message.dead_letter_copy(GIVEN, "workers", attempts=1, reason="db down"),
+    "a dead letter": lambda: retry_message.dead_letter_copy(
+        GIVEN, "workers", attempts=1, reason="db down"
+    ),
     "a delayed message that is delivered": lambda: scheduled_message.unwrap(waiting()),
-    "a delayed message written again": lambda: scheduled_message.put_back(waiting(), NOW_MS, SoFar(revision=2)),
+    "a delayed message written again": lambda: scheduled_message.put_back(
+        waiting(), NOW_MS, SoFar(revision=2)
+    ),
 }
 
 
@@ -77,7 +89,12 @@ COPIES: dict[str, Callable[[], Message]] = {
 def test_a_message_that_is_stored_again_keeps_each_field_even_one_that_is_added_later(name):
     copy = COPIES[name]()
 
-    for field in {*Message.__struct_fields__, "priority"} - {"queue", "system", "transaction", "prepared_log_offset"}:
+    for field in {*Message.__struct_fields__, "priority"} - {
+        "queue",
+        "system",
+        "transaction",
+        "prepared_log_offset",
+    }:
         assert getattr(copy, field) == getattr(GIVEN, field), field
     assert copy.system["__content_type"] == "text/plain"
 
@@ -93,7 +110,9 @@ def test_a_message_that_is_stored_again_keeps_each_field_even_one_that_is_added_
         ("a delayed message written again", TransactionBits.COMMIT, 88),
     ],
 )
-def test_what_a_copy_is_in_a_transaction_is_decided_by_what_it_is_for(name, bits, prepared_log_offset):
+def test_what_a_copy_is_in_a_transaction_is_decided_by_what_it_is_for(
+    name, bits, prepared_log_offset
+):
     copy = COPIES[name]()
 
     assert (copy.transaction, copy.prepared_log_offset) == (bits, prepared_log_offset)

@@ -1,4 +1,6 @@
-"""Room that is kept for what settles something: decisions, checks and acknowledgements are taken when nothing else is."""
+"""Room that is kept for what settles something: decisions, checks and acknowledgements are taken
+when nothing else is.
+"""
 
 import asyncio
 import errno
@@ -23,7 +25,12 @@ from txn.states import TxnEvent, TxnState
 
 ORDERS = QueueId("orders", 0)
 SOON = CheckbackPolicy(first_after_ms=10, interval_ms=10, max_answers=100)
-OPTIONS = {"segment_bytes": 65_536, "prepare_ahead_bytes": 8_192, "index_slots": 64, "index_file_entries": 200}
+OPTIONS = {
+    "segment_bytes": 65_536,
+    "prepare_ahead_bytes": 8_192,
+    "index_slots": 64,
+    "index_file_entries": 200,
+}
 
 
 class FullDisk:
@@ -41,7 +48,9 @@ class FullDisk:
     async def open(self, **given: object) -> tuple[LocalMessageStore, TransactionCoordinator]:
         store = await self.world.open_store(LocalStoreOptions(**{**OPTIONS, **given}))
         await store.create_topic("orders", queue_count=1)
-        coordinator = TransactionCoordinator(store, self.world.clock, self.world.identifiers, TransactionOptions())
+        coordinator = TransactionCoordinator(
+            store, self.world.clock, self.world.identifiers, TransactionOptions()
+        )
         await coordinator.start()
         await asyncio.sleep(0.5)  # what is made ahead is made
         return store, coordinator
@@ -61,7 +70,12 @@ async def fill(store: LocalMessageStore, **how: Any) -> int:
 
 
 async def begin(coordinator: TransactionCoordinator, name: str, size: int = 10) -> str:
-    request = Begin([message(b"b" * size, queue=ORDERS, message_id=f"m-{name}")], "shop", SOON, transaction_id=name)
+    request = Begin(
+        [message(b"b" * size, queue=ORDERS, message_id=f"m-{name}")],
+        "shop",
+        SOON,
+        transaction_id=name,
+    )
     return (await coordinator.begin(request)).transaction.transaction_id
 
 
@@ -90,7 +104,8 @@ def test_on_a_full_disk_begins_are_refused_and_every_open_transaction_can_be_dec
 
     async def main():
         store, coordinator = await disk.open()
-        # Together their messages take more than the reserve that is there anyway: it grows with what is undecided.
+        # Together their messages take more than the reserve that is there anyway: it grows with
+        # what is undecided.
         names = [await begin(coordinator, f"open-{number}", size=4_000) for number in range(25)]
         await asyncio.sleep(0.5)
         disk.is_full = True

@@ -25,10 +25,14 @@ async def four_of_which_the_third_is_acknowledged(house: House) -> None:
     [(0, 1, 1, "abcd"), (1, 1, 1, "bcd"), (3, 1, 0, "d"), (4, 1, 0, "")],
 )
 @with_house()
-async def test_what_was_acknowledged_ahead_of_the_offset_is_counted_and_comes_again(house, offset, settled, again, comes):
+async def test_what_was_acknowledged_ahead_of_the_offset_is_counted_and_comes_again(
+    house, offset, settled, again, comes
+):
     await four_of_which_the_third_is_acknowledged(house)
 
-    assert await reset(house, offset) == Move(ORDERS, 0, offset, settled, again, leases=2, retries=0)
+    assert await reset(house, offset) == Move(
+        ORDERS, 0, offset, settled, again, leases=2, retries=0
+    )
     assert [name for name, _ in await house.names()] == list(comes)
 
 

@@ -1,4 +1,6 @@
-"""What has expired is dropped, and everything that still counts survives it: offsets of queues and groups, and a crash."""
+"""What has expired is dropped, and everything that still counts survives it: offsets of queues and
+groups, and a crash.
+"""
 
 import asyncio
 import errno
@@ -50,10 +52,14 @@ async def open_store(world: World, **given: object) -> LocalMessageStore:
 
 async def send(store: LocalMessageStore, count: int, *, begin: int = 0) -> None:
     for number in range(begin, begin + count):
-        await store.append([message(b"x" * 1_000, queue=ORDERS, message_id=f"m{number}", key=f"k{number}")])
+        await store.append(
+            [message(b"x" * 1_000, queue=ORDERS, message_id=f"m{number}", key=f"k{number}")]
+        )
 
 
-async def expire(world: World, store: LocalMessageStore, put_back=nothing, *, keep_ms: int = 0) -> int:
+async def expire(
+    world: World, store: LocalMessageStore, put_back=nothing, *, keep_ms: int = 0
+) -> int:
     return await store.expire(world.clock.wall_ms(), put_back, keep_ms=keep_ms)
 
 
@@ -105,10 +111,14 @@ async def test_expired_segments_go_and_reading_below_what_is_left_says_what_ther
 
 
 @with_house()
-async def test_what_somebody_wants_to_keep_for_longer_than_the_store_would_stays_as_long(world, store):
+async def test_what_somebody_wants_to_keep_for_longer_than_the_store_would_stays_as_long(
+    world, store
+):
     await send(store, 60)
     await asyncio.sleep(50)
-    assert await expire(world, store, keep_ms=1_000) == 0, "nor does a shorter time make the store's own shorter"
+    assert await expire(world, store, keep_ms=1_000) == 0, (
+        "nor does a shorter time make the store's own shorter"
+    )
     await asyncio.sleep(11)
     assert await expire(world, store, keep_ms=100_000) == 0
     await asyncio.sleep(40)
@@ -158,7 +168,9 @@ def test_a_segment_whose_head_is_damaged_keeps_nothing_from_expiring():
 
 
 @with_house()
-async def test_what_was_stored_while_the_clock_was_a_year_ahead_expires_after_as_long_as_the_retention(world, store):
+async def test_what_was_stored_while_the_clock_was_a_year_ahead_expires_after_as_long_as_the_retention(
+    world, store
+):
     year_ms = 365 * 86_400_000
     world.clock.jump(year_ms)
     await send(store, 1)
@@ -188,7 +200,9 @@ async def test_a_segment_that_filled_slowly_is_as_old_as_what_was_stored_in_it_l
 
 
 @with_house()
-async def test_what_the_floors_above_write_again_is_told_by_queue_and_a_failure_of_theirs_drops_nothing(world, store):
+async def test_what_the_floors_above_write_again_is_told_by_queue_and_a_failure_of_theirs_drops_nothing(
+    world, store
+):
     await send(store, 50)
     await asyncio.sleep(61)
     told: list[Mapping[QueueId, int]] = []
@@ -264,7 +278,10 @@ def test_an_offset_that_is_committed_while_it_is_put_back_is_the_one_that_counts
         await send(store, 100)
         await asyncio.sleep(61)
 
-        commits = [asyncio.ensure_future(store.commit_offset(f"g{number}", ORDERS, 50)) for number in range(0, 20, 2)]
+        commits = [
+            asyncio.ensure_future(store.commit_offset(f"g{number}", ORDERS, 50))
+            for number in range(0, 20, 2)
+        ]
         assert await expire(world, store)
         await asyncio.gather(*commits)
         for name in world.disk.list_directory(ROOT / "snapshots"):
@@ -387,7 +404,9 @@ async def after(world: World, store: LocalMessageStore) -> None:
 
 
 @with_house()
-async def test_a_nearly_full_disk_refuses_new_messages_until_it_is_below_the_lower_border(world, store):
+async def test_a_nearly_full_disk_refuses_new_messages_until_it_is_below_the_lower_border(
+    world, store
+):
     disk = world.disk
 
     async def use(ratio: float) -> None:
@@ -431,7 +450,9 @@ def test_messages_that_have_not_expired_go_only_where_that_was_chosen_and_with_a
 
 
 @with_house(delete_pause_ms=7_000)
-async def test_there_is_a_pause_between_the_segments_of_one_run_and_none_is_counted_as_unexpired(world, store):
+async def test_there_is_a_pause_between_the_segments_of_one_run_and_none_is_counted_as_unexpired(
+    world, store
+):
     await send(store, 100)
     await asyncio.sleep(120)
     begun = world.loop.now
@@ -444,7 +465,9 @@ async def test_there_is_a_pause_between_the_segments_of_one_run_and_none_is_coun
 
 
 @pytest.mark.parametrize(("used_ratio", "events"), [(0.80, []), (0.87, ["disk_nearly_full"]),
-                                                    (0.95, ["disk_nearly_full", "new_messages_refused"])])  # fmt: skip
+                                                    (0.95,
+                                                    ["disk_nearly_full",
+                                                    "new_messages_refused"])])  # fmt: skip
 def test_borders_of_the_disk_that_are_crossed_already_are_logged_at_a_start(used_ratio, events):
     async def life(world, store):
         """Nothing: the start is what is asked about."""
@@ -458,7 +481,9 @@ def test_borders_of_the_disk_that_are_crossed_already_are_logged_at_a_start(used
 
 
 @with_house(delete_hours="20")
-async def test_what_has_expired_goes_at_any_hour_where_an_operator_asks_for_it_and_nothing_else(world, store):
+async def test_what_has_expired_goes_at_any_hour_where_an_operator_asks_for_it_and_nothing_else(
+    world, store
+):
     await send(store, 100)
     assert await store.expired_segments(world.clock.wall_ms()) == []
     await asyncio.sleep(120)
@@ -468,7 +493,9 @@ async def test_what_has_expired_goes_at_any_hour_where_an_operator_asks_for_it_a
     assert all(segment.is_sealed for segment in expired)
 
     now_ms = world.clock.wall_ms()
-    counts = await asyncio.gather(*[store.expire(now_ms, nothing, at_any_hour=True) for _ in range(2)])
+    counts = await asyncio.gather(
+        *[store.expire(now_ms, nothing, at_any_hour=True) for _ in range(2)]
+    )
 
     assert sum(counts) == len(expired) > 3
     assert await store.expired_segments(world.clock.wall_ms()) == []

@@ -2,7 +2,14 @@
 
 import pytest
 
-from storage.local.retention_plan import OnFull, RetentionPolicy, UsedSample, plan_deletion, project_full, refuses
+from storage.local.retention_plan import (
+    OnFull,
+    RetentionPolicy,
+    UsedSample,
+    plan_deletion,
+    project_full,
+    refuses,
+)
 
 HOUR_MS = 3_600_000
 FOUR = 1_000 * 24 * HOUR_MS + 4 * HOUR_MS  # a day's 04:00 UTC
@@ -50,9 +57,17 @@ def test_segments_go_at_their_hour_or_when_the_disk_is_short_and_unexpired_ones_
 
 @pytest.mark.parametrize(
     ("used", "before", "now"),
-    [(0.90, False, False), (0.91, False, True), (0.86, True, True), (0.86, False, False), (0.85, True, False)],
+    [
+        (0.90, False, False),
+        (0.91, False, True),
+        (0.86, True, True),
+        (0.86, False, False),
+        (0.85, True, False),
+    ],
 )
-def test_new_messages_are_refused_above_one_border_until_the_disk_is_below_the_other(used, before, now):
+def test_new_messages_are_refused_above_one_border_until_the_disk_is_below_the_other(
+    used, before, now
+):
     assert refuses(POLICY, used_ratio=used, refused_before=before) is now
 
 

@@ -7,7 +7,10 @@ from txn.retry_plan import LONGEST_RETRY_AFTER_MS, Circuit, wait_before_retry
 
 def waits(interval_ms: int, *, random: float = 0.0, retry_after_ms: int | None = None) -> list[int]:
     return [
-        wait_before_retry(interval_ms, failures=number, retry_after_ms=retry_after_ms, random=random) for number in range(1, 14)
+        wait_before_retry(
+            interval_ms, failures=number, retry_after_ms=retry_after_ms, random=random
+        )
+        for number in range(1, 14)
     ]
 
 
@@ -37,7 +40,14 @@ def test_a_check_that_failed_a_thousand_times_still_has_a_wait():
 
 
 def test_a_host_has_room_for_as_many_as_it_may_have_at_once():
-    assert [Circuit().room(0, concurrency=4, under_way=number) for number in range(6)] == [4, 3, 2, 1, 0, 0]
+    assert [Circuit().room(0, concurrency=4, under_way=number) for number in range(6)] == [
+        4,
+        3,
+        2,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_after_ten_failures_in_a_row_a_host_is_left_alone_and_then_asked_once_at_a_time():
@@ -53,7 +63,9 @@ def test_after_ten_failures_in_a_row_a_host_is_left_alone_and_then_asked_once_at
     assert circuit.room(1_000, concurrency=4, under_way=1) == 0
 
 
-@pytest.mark.parametrize(("more", "pause_ms"), [(0, 1_000), (1, 2_000), (4, 16_000), (5, 30_000), (90, 30_000)])
+@pytest.mark.parametrize(
+    ("more", "pause_ms"), [(0, 1_000), (1, 2_000), (4, 16_000), (5, 30_000), (90, 30_000)]
+)
 def test_its_pauses_double_from_a_second_to_half_a_minute(more, pause_ms):
     circuit = Circuit()
     for _ in range(10 + more):

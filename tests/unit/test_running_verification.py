@@ -1,4 +1,6 @@
-"""A verification inside the service: it reads no faster than its rate, however often it is begun and cancelled."""
+"""A verification inside the service: it reads no faster than its rate, however often it is begun
+and cancelled.
+"""
 
 import asyncio
 from copy import deepcopy

@@ -1,4 +1,5 @@
-"""The walk over a log: what is whole is found, what is not stops it, and numpy finds what judging one by one finds.
+"""The walk over a log: what is whole is found, what is not stops it, and numpy finds what judging
+one by one finds.
 
 Every walk here is done both ways (`tests/support/logs.py`) and must come to the same.
 """
@@ -22,14 +23,17 @@ SEGMENT = 8192
 MAGIC = records.MAGIC_V1.to_bytes(4, "big")
 
 
-# ----------------------------------------------------------------------------------------------------- what is found
+# --------------------------------------------------------------------------------------------------
+# what is found
 
 
 @pytest.mark.parametrize("first_offset", [0, 8, SEGMENT, 5 * SEGMENT + 1024])
 def test_every_record_of_every_unit_is_found_in_order(first_offset):
     log = Log(first_offset).ours(1).ours(3).ours(1).ours(7)
 
-    found = walk(log.filled(first_offset + SEGMENT), first_offset, segment_end=first_offset + SEGMENT)
+    found = walk(
+        log.filled(first_offset + SEGMENT), first_offset, segment_end=first_offset + SEGMENT
+    )
 
     assert (found.record_offsets, found.record_bytes) == (log.places, log.sizes)
     assert (found.end, found.stop) == (log.end, Stop.EMPTY)
@@ -46,7 +50,13 @@ def test_the_walk_begins_where_it_is_told_to():
 
 @pytest.mark.parametrize("behind", [0, 1])
 def test_the_epoch_and_the_synced_position_of_the_last_unit_are_told(behind):
-    log = Log().ours(epoch=2, synced_offset=5).brokers(b"x").ours(2, epoch=2, synced_offset=70).ours(epoch=4, synced_offset=900)
+    log = (
+        Log()
+        .ours(epoch=2, synced_offset=5)
+        .brokers(b"x")
+        .ours(2, epoch=2, synced_offset=70)
+        .ours(epoch=4, synced_offset=900)
+    )
     for _ in range(behind):
         log.brokers(b"y")
 
@@ -58,11 +68,25 @@ def test_the_epoch_and_the_synced_position_of_the_last_unit_are_told(behind):
 def test_where_there_is_no_unit_the_given_epoch_stays():
     found = walk(bytes(SEGMENT), segment_end=SEGMENT, epoch=3)
 
-    assert (found.record_offsets, found.epoch, found.synced_offset, found.stop) == ([], 3, 0, Stop.EMPTY)
+    assert (found.record_offsets, found.epoch, found.synced_offset, found.stop) == (
+        [],
+        3,
+        0,
+        Stop.EMPTY,
+    )
 
 
 def test_records_of_a_broker_between_our_units_are_found_and_they_are_not_aligned():
-    log = Log().brokers(b"a", b"bb", b"ccc").ours(2).brokers(b"d").ours(1).ours(3).brokers(b"e", b"f" * 300).ours(1)
+    log = (
+        Log()
+        .brokers(b"a", b"bb", b"ccc")
+        .ours(2)
+        .brokers(b"d")
+        .ours(1)
+        .ours(3)
+        .brokers(b"e", b"f" * 300)
+        .ours(1)
+    )
     assert any(place % 8 for place in log.places)
 
     found = walk(log.filled(SEGMENT), segment_end=SEGMENT)
@@ -78,11 +102,15 @@ def test_a_broker_record_of_any_length_may_lie_before_and_behind_our_units(lengt
     found = walk(log.filled(SEGMENT), segment_end=SEGMENT)
 
     assert found.record_offsets == log.places
-    assert all((place + size) % 8 == 0 for place, size in zip(log.places[1:3], log.sizes[1:3], strict=True))
+    assert all(
+        (place + size) % 8 == 0 for place, size in zip(log.places[1:3], log.sizes[1:3], strict=True)
+    )
 
 
 def test_a_broker_record_with_ipv6_hosts_and_one_of_version_2_are_found():
-    log = Log().brokers(b"six", sys_flag=0x30, born_host=bytes(range(20)), host=bytes(range(20, 40)))
+    log = Log().brokers(
+        b"six", sys_flag=0x30, born_host=bytes(range(20)), host=bytes(range(20, 40))
+    )
     log.brokers(b"two", magic=records.MAGIC_V2, topic="%RETRY%" + "g" * 200).ours(1)
 
     found = walk(log.filled(SEGMENT), segment_end=SEGMENT)
@@ -92,14 +120,20 @@ def test_a_broker_record_with_ipv6_hosts_and_one_of_version_2_are_found():
 
 def test_our_version_2_records_are_found_among_others():
     long = QueueId("%RETRY%" + "g" * 250, 0)
-    log = Log().ours(1).ours([message(), message(queue=long), message()]).ours(messages(2, queue=long))
+    log = (
+        Log()
+        .ours(1)
+        .ours([message(), message(queue=long), message()])
+        .ours(messages(2, queue=long))
+    )
 
     found = walk(log.filled(SEGMENT), segment_end=SEGMENT)
 
     assert (found.record_offsets, found.record_bytes) == (log.places, log.sizes)
 
 
-# ------------------------------------------------------------------------------------------------- how a file ends
+# -------------------------------------------------------------------------------------------------
+# how a file ends
 
 
 def test_an_end_of_file_record_ends_the_file():
@@ -134,7 +168,8 @@ def test_a_file_that_ends_without_an_end_of_file_record_is_damaged(left):
 
     found = walk(log.filled(log.end + left), segment_end=log.end + left)
 
-    # Eight bytes of zeros are where a unit could begin; fewer are not, and no writer of ours leaves them.
+    # Eight bytes of zeros are where a unit could begin; fewer are not, and no writer of ours leaves
+    # them.
     assert found.stop is (Stop.EMPTY if left == 8 else Stop.DAMAGED)
     assert found.record_offsets == log.places
 
@@ -148,13 +183,27 @@ def test_anything_but_eight_zeros_is_not_empty(byte):
 
 @pytest.mark.parametrize("length", range(20))
 def test_a_window_of_zeros_says_that_it_is_empty_or_that_it_ends(length):
-    assert walk(bytes(length), segment_end=SEGMENT).stop is (Stop.EMPTY if length >= 8 else Stop.WINDOW_END)
-    assert walk(bytes(length), segment_end=length).stop is (Stop.EMPTY if length >= 8 else Stop.DAMAGED)
+    assert walk(bytes(length), segment_end=SEGMENT).stop is (
+        Stop.EMPTY if length >= 8 else Stop.WINDOW_END
+    )
+    assert walk(bytes(length), segment_end=length).stop is (
+        Stop.EMPTY if length >= 8 else Stop.DAMAGED
+    )
 
 
-# -------------------------------------------------------------------------------------------------- torn and cut off
+# --------------------------------------------------------------------------------------------------
+# torn and cut off
 
-MIXED = Log(SEGMENT).ours(2).brokers(b"odd").ours(1).ours(3).brokers(b"even", b"odd again").ours(1).ours(2)
+MIXED = (
+    Log(SEGMENT)
+    .ours(2)
+    .brokers(b"odd")
+    .ours(1)
+    .ours(3)
+    .brokers(b"even", b"odd again")
+    .ours(1)
+    .ours(2)
+)
 
 
 @pytest.mark.parametrize("begin", MIXED.borders)
@@ -177,13 +226,22 @@ def test_a_window_may_begin_off_the_word_border_too(shift):
     log = Log().ours(2).ours(1).brokers(b"x").ours(3)
     begin = log.borders[1]
 
-    found = walk(log.filled(SEGMENT)[begin - shift :], begin - shift, begin=begin, segment_end=SEGMENT)
+    found = walk(
+        log.filled(SEGMENT)[begin - shift :], begin - shift, begin=begin, segment_end=SEGMENT
+    )
 
     assert found.record_offsets == log.places[2:]
 
 
 def test_a_log_torn_at_any_byte_ends_with_its_last_whole_unit():
-    log = Log(SEGMENT).brokers(b"odd").ours(2).ours(1).ours([message(b""), message(tag="t"), message()]).ours(1)
+    log = (
+        Log(SEGMENT)
+        .brokers(b"odd")
+        .ours(2)
+        .ours(1)
+        .ours([message(b""), message(tag="t"), message()])
+        .ours(1)
+    )
     window = log.filled(2 * SEGMENT)
     for kept in range(log.borders[1] - SEGMENT, len(log.data) + 1):
         found = walk(window[:kept].ljust(SEGMENT, b"\0"), SEGMENT, segment_end=2 * SEGMENT)
@@ -215,7 +273,8 @@ def test_a_unit_of_which_any_sector_is_missing_ends_the_log():
         assert walk(holed, segment_end=SEGMENT).end == begin
 
 
-# ------------------------------------------------------------------------------------------------------ flipped bits
+# --------------------------------------------------------------------------------------------------
+# flipped bits
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -227,7 +286,10 @@ def flipped(data: bytes, bit: int) -> bytes:
 def a_half() -> list:
     facts = Facts(message_count=2, policy=CheckbackPolicy(), business_key="order-7")
     return half_message.wrap_halves(
-        [message(key="k", tag="t"), message(properties={"a": ""})], transaction_id="txn_1", producer_group="shop", facts=facts
+        [message(key="k", tag="t"), message(properties={"a": ""})],
+        transaction_id="txn_1",
+        producer_group="shop",
+        facts=facts,
     )
 
 
@@ -247,7 +309,11 @@ KINDS = {
     "both versions": [message(), message(queue=QueueId("t" * 128, 1))],
     "a begin": a_half(),
     "a decision": a_decision(),
-    "a rollback": [half_message.op_message(Op((1, 2), "txn_1", TxnState.ROLLED_BACK, Resolver.PRODUCER, 5, None, ()))],
+    "a rollback": [
+        half_message.op_message(
+            Op((1, 2), "txn_1", TxnState.ROLLED_BACK, Resolver.PRODUCER, 5, None, ())
+        )
+    ],
 }
 
 
@@ -259,7 +325,9 @@ def test_every_flipped_bit_of_a_unit_is_noticed_and_what_lies_before_it_is_kept(
     for bit in range(begin * 8, end * 8):
         found = walk(flipped(window, bit), segment_end=len(window))
 
-        assert (found.end, found.stop) == (begin, Stop.DAMAGED), f"byte {bit // 8 - begin} of the unit, bit {bit % 8}"
+        assert (found.end, found.stop) == (begin, Stop.DAMAGED), (
+            f"byte {bit // 8 - begin} of the unit, bit {bit % 8}"
+        )
         assert found.reason
 
 
@@ -298,13 +366,20 @@ def test_a_flipped_bit_in_the_body_or_the_lengths_of_a_brokers_record_is_noticed
             assert step.stop is Stop.DAMAGED
 
 
-# -------------------------------------------------------------------------------- bytes in bodies that look like a log
+# -------------------------------------------------------------------------------- bytes in bodies
+# that look like a log
 
 
 @pytest.mark.parametrize("shift", range(8))
 def test_magic_numbers_inside_bodies_are_no_records(shift):
     body = bytes(shift) + (struct.pack(">i", 96) + MAGIC) * 40
-    log = Log().ours([message(body)]).ours([message(body), message(), message(body)]).brokers(body).ours([message(body)])
+    log = (
+        Log()
+        .ours([message(body)])
+        .ours([message(body), message(), message(body)])
+        .brokers(body)
+        .ours([message(body)])
+    )
 
     found = walk(log.filled(SEGMENT), segment_end=SEGMENT)
 
@@ -331,7 +406,9 @@ def test_starts_of_records_behind_our_units_that_lead_nowhere_are_damage(size):
 
 
 def test_a_whole_unit_that_a_sender_made_for_its_very_place_is_a_body():
-    """Whoever knows where the log will be next can forge everything, the place too; it stays inside a body."""
+    """Whoever knows where the log will be next can forge everything, the place too; it stays inside
+    a body.
+    """
     for shift in range(8):
         log = Log().ours(1)
         forged_at = log.end + 88 + shift
@@ -344,7 +421,8 @@ def test_a_whole_unit_that_a_sender_made_for_its_very_place_is_a_body():
         assert (found.record_offsets, found.epoch) == (log.places, 1)
 
 
-# -------------------------------------------------------------------------------- units that do not hold together
+# -------------------------------------------------------------------------------- units that do not
+# hold together
 
 
 def test_a_unit_whose_last_record_is_missing_is_none():
@@ -353,7 +431,11 @@ def test_a_unit_whose_last_record_is_missing_is_none():
 
     found = walk(window, segment_end=SEGMENT)
 
-    assert (found.end, found.stop, found.reason) == (log.borders[1], Stop.DAMAGED, "record 3 of the 3 of the unit is none")
+    assert (found.end, found.stop, found.reason) == (
+        log.borders[1],
+        Stop.DAMAGED,
+        "record 3 of the 3 of the unit is none",
+    )
 
 
 def test_a_record_of_another_unit_does_not_complete_one():
@@ -363,7 +445,10 @@ def test_a_record_of_another_unit_does_not_complete_one():
 
     found = walk((log.data[:third] + other).ljust(SEGMENT, b"\0"), segment_end=SEGMENT)
 
-    assert (found.end, found.reason) == (begin, "record 3 of the 3 of the unit does not belong to it")
+    assert (found.end, found.reason) == (
+        begin,
+        "record 3 of the 3 of the unit does not belong to it",
+    )
 
 
 def test_a_unit_at_the_end_of_the_file_whose_rest_does_not_fit_is_damaged():
@@ -392,7 +477,8 @@ def test_a_unit_in_another_place_than_its_own_is_damaged_though_its_seal_is_righ
     assert found.reason == "the record says that it lies at log offset 2048"
 
 
-# ------------------------------------------------------------------------------------------------ ghosts, epochs
+# ------------------------------------------------------------------------------------------------
+# ghosts, epochs
 
 
 def test_units_of_an_earlier_life_behind_the_end_stop_the_walk():
@@ -428,7 +514,8 @@ def test_every_epoch_is_compared_as_a_number(epoch):
         assert walk(log.filled(SEGMENT), segment_end=SEGMENT, epoch=epoch + 1).end == 0
 
 
-# -------------------------------------------------------------------------------------------------- a broker's copies
+# --------------------------------------------------------------------------------------------------
+# a broker's copies
 
 
 @pytest.mark.parametrize("host", [BROKER_HOST, records.HOST], ids=["its host", "our host"])
@@ -438,7 +525,9 @@ def test_a_copy_that_a_broker_made_of_a_record_of_ours_is_whole(kind, host):
     for place, size in zip(original.places, original.sizes, strict=True):
         raw = original.data[place - 4096 : place - 4096 + size]
         copy = reordered(raw, offset=8192, host=host)
-        unchanged = records.encode(records.decode(raw)._replace(physical_offset=8192, store_host=host))
+        unchanged = records.encode(
+            records.decode(raw)._replace(physical_offset=8192, store_host=host)
+        )
         for copied in (copy, unchanged):
             step = step_at(copied.ljust(SEGMENT, b"\0"), 8192)
 
@@ -484,7 +573,8 @@ def test_copies_lie_between_our_units_and_both_walks_pass_them():
     assert (found.record_offsets, found.record_bytes) == (log.places, log.sizes)
 
 
-# ------------------------------------------------------------------------------------------------ what the walk costs
+# ------------------------------------------------------------------------------------------------
+# what the walk costs
 
 
 class Calls:
@@ -515,8 +605,12 @@ def test_our_units_are_checked_many_at_a_time_whatever_is_in_them(monkeypatch):
     assert judged.count == 1, "only what ends the run is judged alone"
 
 
-def test_behind_a_brokers_record_the_whole_window_is_only_looked_at_where_a_unit_of_ours_begins(monkeypatch):
-    """Else a log of a broker costs the square of its length: an eighth of its records lie on a word border by chance."""
+def test_behind_a_brokers_record_the_whole_window_is_only_looked_at_where_a_unit_of_ours_begins(
+    monkeypatch,
+):
+    """Else a log of a broker costs the square of its length: an eighth of its records lie on a word
+    border by chance.
+    """
     log = Log()
     for number in range(200):
         log.brokers(b"x" * (number % 50))
@@ -531,16 +625,27 @@ def test_behind_a_brokers_record_the_whole_window_is_only_looked_at_where_a_unit
     assert looks.count <= 2
 
 
-# ------------------------------------------------------------------------------------------------------ units_between
+# --------------------------------------------------------------------------------------------------
+# units_between
 
 
-def items_between(log: Log, begin: int, end: int, *, epoch: int = 0, window_offset: int = 0) -> list[unit.UnitItem]:
+def items_between(
+    log: Log, begin: int, end: int, *, epoch: int = 0, window_offset: int = 0
+) -> list[unit.UnitItem]:
     window = log.filled(SEGMENT)[window_offset:]
-    return list(scan.units_between(window, window_offset, begin, end, segment_end=SEGMENT, epoch=epoch))
+    return list(
+        scan.units_between(window, window_offset, begin, end, segment_end=SEGMENT, epoch=epoch)
+    )
 
 
 def test_the_whole_units_that_begin_in_a_range_are_found_though_nothing_leads_to_them():
-    log = Log().ours(1, synced_offset=1).ours(2, synced_offset=2).ours(1, synced_offset=3).ours(3, synced_offset=4)
+    log = (
+        Log()
+        .ours(1, synced_offset=1)
+        .ours(2, synced_offset=2)
+        .ours(1, synced_offset=3)
+        .ours(3, synced_offset=4)
+    )
     first, second, third, fourth, end = log.borders
     torn = Log()
     torn.data = bytes(100) + log.data[100:]
@@ -549,11 +654,18 @@ def test_the_whole_units_that_begin_in_a_range_are_found_though_nothing_leads_to
     assert [item.synced_offset for item in items_between(torn, second, third)] == [2]
     assert [item.synced_offset for item in items_between(torn, second + 1, fourth)] == [3]
     assert [item.synced_offset for item in items_between(torn, first, second)] == []
-    assert [item.synced_offset for item in items_between(torn, second, end, window_offset=second)] == [2, 3, 4]
+    assert [
+        item.synced_offset for item in items_between(torn, second, end, window_offset=second)
+    ] == [2, 3, 4]
 
 
 def test_a_torn_unit_and_one_of_an_earlier_epoch_are_no_evidence():
-    log = Log().ours(2, epoch=5, synced_offset=1).ours(1, epoch=4, synced_offset=2).ours(1, epoch=5, synced_offset=3)
+    log = (
+        Log()
+        .ours(2, epoch=5, synced_offset=1)
+        .ours(1, epoch=4, synced_offset=2)
+        .ours(1, epoch=5, synced_offset=3)
+    )
     torn = Log()
     torn.data = log.data[:-20] + bytes(20)
 
@@ -567,7 +679,9 @@ def test_records_of_a_broker_and_the_later_records_of_a_unit_are_no_beginnings()
         log.brokers(b"x" * length)
     log.brokers(b"y" * (-len(broker_record(0, b"")) - log.end % 8 & 7))
     log.ours(synced_offset=2)
-    assert any(place % 8 == 0 for place in log.places[3:-2]), "one of the broker's records lies on a word border"
+    assert any(place % 8 == 0 for place in log.places[3:-2]), (
+        "one of the broker's records lies on a word border"
+    )
     assert log.places[-1] % 8 == 0
 
     assert [item.synced_offset for item in items_between(log, 0, SEGMENT)] == [1, 2]

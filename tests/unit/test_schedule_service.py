@@ -1,4 +1,6 @@
-"""Delayed delivery over a store: never early, once, in one append with its mark, whatever is killed when."""
+"""Delayed delivery over a store: never early, once, in one append with its mark, whatever is killed
+when.
+"""
 
 import asyncio
 import dataclasses
@@ -22,7 +24,8 @@ from tests.support.simulation import World  # noqa
 TIMER = QueueId("rmq_sys_wheel_timer", 0)
 
 
-# ------------------------------------------------------------------------------------------------------------- delivery
+# --------------------------------------------------------------------------------------------------
+# delivery
 
 
 @pytest.mark.parametrize("delay_ms", [1_000, 1_234, 5_000, 60_000])
@@ -40,13 +43,17 @@ async def test_a_message_is_not_in_its_topic_before_it_is_due_and_is_there_after
 
 
 @pytest.mark.parametrize("restart", ["none", "killed"])
-def test_a_clock_that_was_once_a_year_ahead_puts_off_no_delay_that_is_asked_for_when_it_is_right(restart):
+def test_a_clock_that_was_once_a_year_ahead_puts_off_no_delay_that_is_asked_for_when_it_is_right(
+    restart,
+):
     year_ms = 365 * 86_400_000
     due: list[int] = []
 
     async def poisoned(house):
         house.world.clock.jump(year_ms)
-        await house.store.append([message(b"far ahead", queue=QueueId("orders", 0), message_id="far")])
+        await house.store.append(
+            [message(b"far ahead", queue=QueueId("orders", 0), message_id="far")]
+        )
         house.world.clock.jump(-year_ms)
         for name, delay_ms in (("level", 5_000), ("timer", 6_000)):
             begun_ms = house.now_ms
@@ -108,7 +115,9 @@ async def test_more_messages_than_one_append_takes_are_all_delivered_once(house)
 async def test_large_messages_are_delivered_in_appends_that_fit(house):
     for number in range(6):
         given = message(b"x" * 400_000, queue=ORDERS, message_id=f"m{number}")
-        await house.store.append([scheduled.put_off(scheduled.with_delay(given, delay_ms=3), house.now_ms)])
+        await house.store.append(
+            [scheduled.put_off(scheduled.with_delay(given, delay_ms=3), house.now_ms)]
+        )
 
     assert len(await house.deliver(50)) == 6
 
@@ -162,7 +171,9 @@ async def test_a_clock_that_is_set_back_makes_nothing_early_and_nothing_twice(ho
 
 @with_house()
 async def test_what_is_put_off_after_the_clock_was_set_back_waits_for_its_own_time(house):
-    """It is due before what had been looked at by the other clock, and is no backlog for all that."""
+    """It is due before what had been looked at by the other clock, and is no backlog for
+    all that.
+    """
     await house.deliver(86_400_000)
     house.world.clock.jump(-86_400_000)
     due_ms = house.now_ms + 3_600_000
@@ -179,7 +190,9 @@ def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_deli
         await house.put_off("a", delay_ms=10)
         await house.put_off("lost", delay_ms=10, queue=QueueId("nowhere", 0))
         await house.put_off("b", delay_ms=10)
-        await house.store.append([message(b"?", queue=TIMER, message_id="aimless", system={"TIMER_OUT_MS": "1000"})])
+        await house.store.append(
+            [message(b"?", queue=TIMER, message_id="aimless", system={"TIMER_OUT_MS": "1000"})]
+        )
 
         assert await house.deliver(100) == ["a", "b"]
         await house.deliver(1_000)  # what is as old as that last one belongs to the backlog
@@ -236,12 +249,15 @@ async def test_a_store_that_takes_nothing_delays_what_is_due_and_loses_nothing_o
     assert await house.bodies() == ["a", "b"]
 
 
-# ------------------------------------------------------------------------------------------------------------ restarts
+# --------------------------------------------------------------------------------------------------
+# restarts
 
 
 @pytest.mark.parametrize("flush", FlushPolicy)
 @pytest.mark.parametrize("rest_ms", [0, 30_000])
-def test_a_killed_service_delivers_what_was_waiting_once_and_what_was_delivered_not_again(flush, rest_ms):
+def test_a_killed_service_delivers_what_was_waiting_once_and_what_was_delivered_not_again(
+    flush, rest_ms
+):
     async def first(house):
         await house.put_off("soon", delay_ms=50)
         await house.put_off("late", delay_ms=1_000)
@@ -296,27 +312,37 @@ async def test_a_delivery_whose_sweep_was_cancelled_is_still_one_delivery(house)
 
 @with_house()
 async def test_a_message_that_is_not_yet_durable_is_not_delivered_before_it_is(house):
-    given = scheduled.put_off(scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1), house.now_ms)
+    given = scheduled.put_off(
+        scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1), house.now_ms
+    )
     await house.store.append([given], durability=Durability.BUFFERED)
 
     assert await house.deliver(500) == ["a"]
 
 
-# -------------------------------------------------------------------------------------------------------- move, cancel
+# --------------------------------------------------------------------------------------------------
+# move, cancel
 
 
 @with_house()
-async def test_a_delivered_message_that_waits_for_a_retry_is_still_delivered_and_cannot_be_cancelled(house):
+async def test_a_delivered_message_that_waits_for_a_retry_is_still_delivered_and_cannot_be_cancelled(
+    house,
+):
     await house.put_off("a", delay_ms=1_000)
     await house.deliver(1_001)
 
-    again = scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1_000, again=True)
+    again = scheduled.with_delay(
+        message(b"a", queue=ORDERS, message_id="a"), delay_ms=1_000, again=True
+    )
     (place,) = await house.store.append([scheduled.put_off(again, house.now_ms)])
 
     assert await house.state("sch_a") is ScheduleState.DELIVERED
     with pytest.raises(AlreadyDelivered):
         await house.service.cancel("sch_a")
-    assert await house.state(scheduled.schedule_id_at(place.queue, place.queue_offset)) is ScheduleState.SCHEDULED
+    assert (
+        await house.state(scheduled.schedule_id_at(place.queue, place.queue_offset))
+        is ScheduleState.SCHEDULED
+    )
     assert await house.deliver(1_001) == ["a", "a"]
 
 
@@ -359,7 +385,9 @@ async def test_what_was_delivered_can_neither_be_moved_nor_cancelled(house):
 
 @pytest.mark.parametrize("head_start_ms", range(9))
 @with_house()
-async def test_a_cancel_that_races_a_delivery_either_cancels_or_is_told_that_it_is_too_late(house, head_start_ms):
+async def test_a_cancel_that_races_a_delivery_either_cancels_or_is_told_that_it_is_too_late(
+    house, head_start_ms
+):
     await house.put_off("a", delay_ms=20)
     await asyncio.sleep(0.05)
     sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
@@ -372,7 +400,9 @@ async def test_a_cancel_that_races_a_delivery_either_cancels_or_is_told_that_it_
     await sweep
 
     assert await house.deliver(1_000) == ([] if cancelled else ["a"])
-    assert await house.state("sch_a") is (ScheduleState.CANCELLED if cancelled else ScheduleState.DELIVERED)
+    assert await house.state("sch_a") is (
+        ScheduleState.CANCELLED if cancelled else ScheduleState.DELIVERED
+    )
 
 
 @with_house()
@@ -392,14 +422,20 @@ async def test_a_cancel_that_comes_first_wins_over_a_sweep_that_begins_meanwhile
 @with_house()
 async def test_a_list_is_in_the_order_of_times_page_by_page_in_every_state(house):
     for number in range(40):
-        await house.put_off(f"{number:02}", delay_ms=60_000 - 1_000 * number, queue=QueueId("orders", 0))
+        await house.put_off(
+            f"{number:02}", delay_ms=60_000 - 1_000 * number, queue=QueueId("orders", 0)
+        )
     for number in range(0, 40, 4):
         await house.service.cancel(f"sch_{number:02}")
 
     for page_size in (1, 3, 7, 100):
         waits = await house.listed(ScheduleState.SCHEDULED, page_size=page_size)
-        both = await house.listed(ScheduleState.SCHEDULED, ScheduleState.CANCELLED, page_size=page_size)
-        assert [one.message_id for one in waits] == [f"{number:02}" for number in range(39, -1, -1) if number % 4]
+        both = await house.listed(
+            ScheduleState.SCHEDULED, ScheduleState.CANCELLED, page_size=page_size
+        )
+        assert [one.message_id for one in waits] == [
+            f"{number:02}" for number in range(39, -1, -1) if number % 4
+        ]
         assert [one.message_id for one in both] == [f"{number:02}" for number in range(39, -1, -1)]
         assert {one.state for one in both[:4]} == {ScheduleState.SCHEDULED, ScheduleState.CANCELLED}
 
@@ -419,23 +455,30 @@ async def test_a_list_shows_those_of_a_topic_before_a_time(house):
     assert [one.message_id for one in early] == ["a", "b", "c"]
 
 
-# ------------------------------------------------------------------------------------------------------ brokers' stores
+# --------------------------------------------------------------------------------------------------
+# brokers' stores
 
 
 def test_what_a_broker_has_delivered_is_not_delivered_again_and_the_rest_is():
-    """Its own progress is in files that it may not have left; what lies in the real topic, it has delivered."""
+    """Its own progress is in files that it may not have left; what lies in the real topic, it has
+    delivered.
+    """
 
     async def broker(house):
         for name, level in (("done", 1), ("waits", 1)):
             system = {"DELAY": str(level), "REAL_TOPIC": "orders", "REAL_QID": "0"}
             queue = QueueId("SCHEDULE_TOPIC_XXXX", level - 1)
-            await house.store.append([message(name.encode(), queue=queue, message_id=name, system=system)])
+            await house.store.append(
+                [message(name.encode(), queue=queue, message_id=name, system=system)]
+            )
         await house.store.append([message(b"done", queue=ORDERS, message_id="done")])
 
     async def ours(house):
         await house.deliver()
         assert await house.deliver(1_000) == ["done", "waits"]
-        assert [one.state for one in await house.listed(*ScheduleState)] == [ScheduleState.DELIVERED] * 2
+        assert [one.state for one in await house.listed(*ScheduleState)] == [
+            ScheduleState.DELIVERED
+        ] * 2
 
     in_house(broker, ours, ours, down_ms=60_000)
 
@@ -445,7 +488,9 @@ def test_a_level_of_ours_has_its_time_in_the_consume_queue_as_a_broker_wants_it_
 
     async def sends(house):
         await house.put_off("a", delay_ms=10_000)
-        (waiting,) = await house.store.read(QueueId("SCHEDULE_TOPIC_XXXX", 2), 0, max_messages=1, max_bytes=1)
+        (waiting,) = await house.store.read(
+            QueueId("SCHEDULE_TOPIC_XXXX", 2), 0, max_messages=1, max_bytes=1
+        )
         found.append(waiting.stored_at_ms + 10_000)
         entry = house.store._queues[QueueId("SCHEDULE_TOPIC_XXXX", 2)].recent(0, 1)
         assert queue_entry.decode(entry).tag_hash == found[0]

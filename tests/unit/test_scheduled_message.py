@@ -19,10 +19,14 @@ def stored(given: Message, *, at_ms: int = NOW_MS, queue_offset: int = 7) -> Sto
 
 
 def put_off(now_ms: int = NOW_MS, **delay: int) -> Message:
-    return scheduled.put_off(scheduled.with_delay(message(b"x", queue=QueueId("orders", 2)), **delay), now_ms)
+    return scheduled.put_off(
+        scheduled.with_delay(message(b"x", queue=QueueId("orders", 2)), **delay), now_ms
+    )
 
 
-@pytest.mark.parametrize(("delay_ms", "level"), [(1_000, 1), (10_000, 3), (60_000, 5), (3_600_000, 17), (7_200_000, 18)])
+@pytest.mark.parametrize(
+    ("delay_ms", "level"), [(1_000, 1), (10_000, 3), (60_000, 5), (3_600_000, 17), (7_200_000, 18)]
+)
 def test_a_delay_that_is_a_level_waits_in_the_queue_of_the_level(delay_ms, level):
     waiting = put_off(delay_ms=delay_ms)
 
@@ -48,7 +52,12 @@ def test_what_was_put_off_before_its_time_was_noted_is_due_as_it_was_answered():
     before = {"__schedule": "sch_1", "REAL_TOPIC": "orders", "REAL_QID": "2"}
     timed = message(
         queue=QueueId("rmq_sys_wheel_timer", 0),
-        system={**before, "TIMER_DELAY_MS": "77", "TIMER_DELIVER_MS": str(NOW_MS + 77), "TIMER_OUT_MS": str(NOW_MS)},
+        system={
+            **before,
+            "TIMER_DELAY_MS": "77",
+            "TIMER_DELIVER_MS": str(NOW_MS + 77),
+            "TIMER_OUT_MS": str(NOW_MS),
+        },
     )
     levelled = message(queue=QueueId("SCHEDULE_TOPIC_XXXX", 2), system={**before, "DELAY": "3"})
 
@@ -59,13 +68,20 @@ def test_what_was_put_off_before_its_time_was_noted_is_due_as_it_was_answered():
 
 @pytest.mark.parametrize(
     ("due_ms", "slot_ms"),
-    [(1_800_000_001_500, 1_800_000_001_000), (1_800_000_001_000, 1_800_000_000_000), (1_800_000_001_001, 1_800_000_001_000)],
+    [
+        (1_800_000_001_500, 1_800_000_001_000),
+        (1_800_000_001_000, 1_800_000_000_000),
+        (1_800_000_001_001, 1_800_000_001_000),
+    ],
 )
 def test_a_time_is_kept_to_the_millisecond_beside_the_whole_second_of_a_broker(due_ms, slot_ms):
     """An exact second lies in the slot before: a broker empties a slot when its second is over."""
     waiting = put_off(due_ms=due_ms)
 
-    assert (waiting.system["TIMER_DELIVER_MS"], waiting.system["TIMER_OUT_MS"]) == (str(due_ms), str(slot_ms))
+    assert (waiting.system["TIMER_DELIVER_MS"], waiting.system["TIMER_OUT_MS"]) == (
+        str(due_ms),
+        str(slot_ms),
+    )
     assert scheduled.due_ms_of(stored(waiting)) == due_ms
 
 
@@ -106,13 +122,19 @@ def test_a_message_without_a_delay_is_not_put_off():
 )
 def test_a_message_that_does_not_say_where_it_is_to_go_is_refused(system):
     with pytest.raises(NotADelayedMessage):
-        scheduled.unwrap(stored(message(b"x", queue=QueueId("rmq_sys_wheel_timer", 0), system=system)))
+        scheduled.unwrap(
+            stored(message(b"x", queue=QueueId("rmq_sys_wheel_timer", 0), system=system))
+        )
 
 
 def test_a_brokers_message_is_due_at_the_end_of_its_slot_and_is_known_by_its_place():
-    timed = stored(message(queue=QueueId("rmq_sys_wheel_timer", 0), system={"TIMER_OUT_MS": "5000"}))
+    timed = stored(
+        message(queue=QueueId("rmq_sys_wheel_timer", 0), system={"TIMER_OUT_MS": "5000"})
+    )
     levelled = stored(message(queue=QueueId("SCHEDULE_TOPIC_XXXX", 2), system={"DELAY": "3"}))
-    endless = stored(message(queue=QueueId("rmq_sys_wheel_timer", 0), system={"TIMER_DELIVER_MS": "9" * 18}))
+    endless = stored(
+        message(queue=QueueId("rmq_sys_wheel_timer", 0), system={"TIMER_DELIVER_MS": "9" * 18})
+    )
 
     assert [scheduled.due_ms_of(one) for one in (timed, levelled)] == [6_000, NOW_MS + 10_000]
     assert scheduled.due_ms_of(endless) == scheduled.LAST_DUE_MS
@@ -125,7 +147,12 @@ ENTRY = DueEntry(NOW_MS, 712, 3, 9)
 
 @pytest.mark.parametrize(
     "mark",
-    [Delivered((ENTRY, DueEntry(5, 6, 7, 8))), Cancelled("a", ENTRY), Moved("a", ENTRY, 5), SetAside("a", ENTRY, "why")],
+    [
+        Delivered((ENTRY, DueEntry(5, 6, 7, 8))),
+        Cancelled("a", ENTRY),
+        Moved("a", ENTRY, 5),
+        SetAside("a", ENTRY, "why"),
+    ],
 )
 def test_a_mark_is_read_as_it_was_written(mark):
     written = marks.encode(mark, now_ms=NOW_MS)
@@ -138,11 +165,20 @@ def test_a_mark_says_which_entries_end_and_which_come_in_their_place():
     assert (Cancelled("a", ENTRY).taken, Cancelled("a", ENTRY).added) == ((ENTRY,), ())
     assert Moved("a", ENTRY, 5).added == (DueEntry(5, 712, 4, 9),)
     (aside,) = SetAside("a", ENTRY, "why").added
-    assert (aside.due_ms >= NEVER_MS, marks.shown_due_ms(aside), aside.revision) == (True, NOW_MS, 4)
+    assert (aside.due_ms >= NEVER_MS, marks.shown_due_ms(aside), aside.revision) == (
+        True,
+        NOW_MS,
+        4,
+    )
 
 
 @pytest.mark.parametrize(
-    "queue", [QueueId("rmq_sys_wheel_timer", 0), QueueId("SCHEDULE_TOPIC_XXXX", 17), QueueId("SCHEDULE_TOPIC_XXXX", 999)]
+    "queue",
+    [
+        QueueId("rmq_sys_wheel_timer", 0),
+        QueueId("SCHEDULE_TOPIC_XXXX", 17),
+        QueueId("SCHEDULE_TOPIC_XXXX", 999),
+    ],
 )
 def test_a_place_is_one_number_and_leads_back(queue):
     for queue_offset in (0, 1, 10**13 - 1):
@@ -150,7 +186,10 @@ def test_a_place_is_one_number_and_leads_back(queue):
 
         assert scheduled.message_at(place) == (queue, queue_offset)
         assert 0 <= place < 10**18
-        assert scheduled.place_by_id(scheduled.schedule_id_at(queue, queue_offset)) == (queue, queue_offset)
+        assert scheduled.place_by_id(scheduled.schedule_id_at(queue, queue_offset)) == (
+            queue,
+            queue_offset,
+        )
 
 
 def test_a_schedule_is_called_as_its_message_is():
@@ -162,7 +201,10 @@ def test_a_schedule_is_called_as_its_message_is():
 
 
 def test_topics_of_the_house_have_no_label_and_all_others_one():
-    assert [scheduled.label_of(topic) for topic in ("%RETRY%shop", "rmq_sys_escrowmq_checks")] == [0, 0]
+    assert [scheduled.label_of(topic) for topic in ("%RETRY%shop", "rmq_sys_escrowmq_checks")] == [
+        0,
+        0,
+    ]
     assert 0 < scheduled.label_of("orders") < 1 << 32
 
 

@@ -18,13 +18,16 @@ def chain(levels: int, link: Any) -> dict[str, Any]:
 
 
 def twice_unevaluated(levels: int) -> dict[str, Any]:
-    return chain(levels, lambda ref: {"anyOf": [{"properties": {"a": ref}}], "unevaluatedProperties": False})
+    return chain(
+        levels, lambda ref: {"anyOf": [{"properties": {"a": ref}}], "unevaluatedProperties": False}
+    )
 
 
 TOO_LARGE = {
     "doubled for one value": chain(40, lambda ref: {"anyOf": [ref, ref]}),
     "doubled by two keywords": chain(40, lambda ref: {"not": ref, "if": ref}),
-    "doubled by dependent schemas": chain(40, lambda ref: {"dependentSchemas": {"a": ref, "b": ref}}),
+    "doubled by dependent schemas": chain(40,
+    lambda ref: {"dependentSchemas": {"a": ref, "b": ref}}),
     "doubled for a part": chain(40, lambda ref: {"properties": {"x": {"anyOf": [ref, ref]}}}),
     "doubled for two parts": chain(40, lambda ref: {"properties": {"x": ref, "y": ref}}),
     "doubled for items": chain(40, lambda ref: {"items": ref, "contains": ref}),
@@ -32,8 +35,10 @@ TOO_LARGE = {
     "by a chain of escapes": {"$defs": {"a/b": {"$ref": "#/$defs/a~1b"}}, "$ref": "#/%24defs/a~1b"},
     "leads to itself": {"anyOf": [ANY]},
     "leads to itself by another": {"not": {"$ref": "#/$defs/b"}, "$defs": {"b": {"if": ANY}}},
-    "leads to itself by an anchor": {"$defs": {"a": {"$anchor": "here", "allOf": [{"$ref": "#here"}]}}, "$ref": "#here"},
-    "leads to itself by its own name": {"$id": "https://a.example/s", "allOf": [{"$ref": "https://a.example/s#"}]},
+    "leads to itself by an anchor": {"$defs": {"a": {"$anchor": "here",
+    "allOf": [{"$ref": "#here"}]}}, "$ref": "#here"},
+    "leads to itself by its own name": {"$id": "https://a.example/s",
+    "allOf": [{"$ref": "https://a.example/s#"}]},
     "many and long patterns": {"allOf": [{"pattern": "^[a-z]{1000}$"}] * 40},
     "a pattern repeated in itself": {"pattern": "((a{100}){100}){100}"},
     "many classes of Unicode": {"allOf": [{"pattern": r"\p{L}\p{N}"}] * 50},
@@ -54,7 +59,10 @@ TREE = {"properties": {"children": {"items": ANY}, "name": {"type": "string"}}}
 EXPRESSION = {
     "oneOf": [
         {"type": "number"},
-        *({"properties": {"op": {"const": op}, "left": ANY, "right": ANY}, "required": ["op"]} for op in "+-*/"),
+        *(
+            {"properties": {"op": {"const": op}, "left": ANY, "right": ANY}, "required": ["op"]}
+            for op in "+-*/"
+        ),
     ]
 }
 HONEST = {
@@ -63,7 +71,11 @@ HONEST = {
     "expressions": EXPRESSION,
     "a chain": chain(1_000, lambda ref: {"allOf": [ref]}),
     "a long list": {"enum": list(range(5_000))},
-    "many fields": {"properties": {f"field-{number}": {"type": "string", "maxLength": 9} for number in range(1_000)}},
+    "many fields": {
+        "properties": {
+            f"field-{number}": {"type": "string", "maxLength": 9} for number in range(1_000)
+        }
+    },
     "usual patterns": {
         "allOf": [
             {"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
@@ -100,7 +112,10 @@ def test_a_schema_without_recursion_costs_no_more_than_it_has_keywords():
 
 
 UNKNOWN = {
-    "a base inside": {"$defs": {"a": {"$id": "https://a.example/", "type": "string"}}, "$ref": "https://a.example/"},
+    "a base inside": {
+        "$defs": {"a": {"$id": "https://a.example/", "type": "string"}},
+        "$ref": "https://a.example/",
+    },
     "a dynamic reference": {"$dynamicRef": "#here", "$dynamicAnchor": "here"},
     "a recursive reference": {"$recursiveRef": "#"},
     "two anchors of one name": {"$defs": {"a": {"$anchor": "x"}, "b": {"$anchor": "x"}}},
@@ -117,7 +132,8 @@ def test_where_only_the_library_finds_the_target_the_cost_is_not_known(schema):
 
 @pytest.mark.parametrize(
     ("pattern", "length"),
-    [("", 0), ("abc", 3), ("a{3}", 3), ("a{2,5}b", 6), ("a{3,}", 3), ("a{0}", 1), ("(ab){3}c", 7), ("((a{2}){2}){2}", 8),
+    [("", 0), ("abc", 3), ("a{3}", 3), ("a{2,5}b", 6), ("a{3,}", 3), ("a{0}", 1), ("(ab){3}c", 7),
+    ("((a{2}){2}){2}", 8),
      ("[a-z]{2}", 10), (r"\({2}", 4), (r"\p{L}", 55), (r"[\p{L}]", 57), ("{3}", 0)],
 )  # fmt: skip
 def test_the_length_of_a_pattern_is_that_with_its_repetitions_written_out(pattern, length):

@@ -1,4 +1,6 @@
-"""The scrub: walks the old log at its rate, goes on where it was, and finds what is damaged on the disk."""
+"""The scrub: walks the old log at its rate, goes on where it was, and finds what is damaged on the
+disk.
+"""
 
 import asyncio
 
@@ -14,7 +16,12 @@ from tests.support.simulation import ROOT, World
 
 SEGMENT_BYTES = 65_536
 HOUR = 3_600
-QUIET = {"segment_bytes": SEGMENT_BYTES, "prepare_ahead_bytes": 8_192, "index_slots": 16, "index_file_entries": 2_000}
+QUIET = {
+    "segment_bytes": SEGMENT_BYTES,
+    "prepare_ahead_bytes": 8_192,
+    "index_slots": 16,
+    "index_file_entries": 2_000,
+}
 
 
 def options(**given) -> LocalStoreOptions:
@@ -67,7 +74,12 @@ def units(disk: SimulatedDisk, number: int) -> list[int]:
     """Where each unit of a segment begins."""
     file = disk.open(ROOT / "commitlog" / file_name(number * SEGMENT_BYTES))
     raw, at, found = file.read(0, SEGMENT_BYTES), 0, []
-    while isinstance(step := scan.judge(raw, at, number * SEGMENT_BYTES, segment_end=(number + 1) * SEGMENT_BYTES), scan.Unit):
+    while isinstance(
+        step := scan.judge(
+            raw, at, number * SEGMENT_BYTES, segment_end=(number + 1) * SEGMENT_BYTES
+        ),
+        scan.Unit,
+    ):
         found.append(at)
         at = step.end
     return found
@@ -113,7 +125,11 @@ def test_what_is_damaged_below_the_last_snapshot_is_found_by_the_scrub_and_by_no
         await a_pass(store)
 
         (found,) = store.scrub_status().findings
-        assert (found.code, found.file, found.position) == ("log_damaged", f"commitlog/{file_name(SEGMENT_BYTES)}", place)
+        assert (found.code, found.file, found.position) == (
+            "log_damaged",
+            f"commitlog/{file_name(SEGMENT_BYTES)}",
+            place,
+        )
         assert (await store.append([message()]))[0].durable
         await store.aclose()
 

@@ -1,4 +1,6 @@
-"""Repeatable sends: an Idempotency-Key stands for one request, in memory or in the log, and for no other."""
+"""Repeatable sends: an Idempotency-Key stands for one request, in memory or in the log, and for no
+other.
+"""
 
 import asyncio
 import tracemalloc
@@ -18,12 +20,16 @@ ALWAYS = 1 << 40
 ONE_KEY_BYTES = 350  # of those that are sent here
 
 
-def request(key: str, *, scope: str = "sendMessage orders", fingerprint: str = "print") -> KeyedRequest:
+def request(
+    key: str, *, scope: str = "sendMessage orders", fingerprint: str = "print"
+) -> KeyedRequest:
     return KeyedRequest(scope, key, fingerprint)
 
 
 class AsksAFile(MemoryMessageStore):
-    """A lookup takes a turn of the loop, as it does where an engine must ask a file: meanwhile others come."""
+    """A lookup takes a turn of the loop, as it does where an engine must ask a file: meanwhile
+    others come.
+    """
 
     async def find_messages(self, key: str, **asked: Any) -> list[StoredMessage]:
         await asyncio.sleep(0)
@@ -47,7 +53,9 @@ class House:
         asked = request(key, **fields)
         before = await keys.sent_before(asked, window_ms=ALWAYS)
         if before is None:
-            await keys.append(asked, "orders", {0: message(message_id=f"msg-{key}")}, self.store.append)
+            await keys.append(
+                asked, "orders", {0: message(message_id=f"msg-{key}")}, self.store.append
+            )
             before = await keys.sent_before(asked, window_ms=ALWAYS)
         assert before is not None
         return before
@@ -87,7 +95,9 @@ async def test_a_forgotten_key_counts_only_for_its_request_and_within_the_window
 
     with pytest.raises(IdempotencyKeyReused):
         await keys.sent_before(request("0", fingerprint="another"), window_ms=ALWAYS)
-    assert await keys.sent_before(request("0", scope="sendMessage emails"), window_ms=ALWAYS) is None
+    assert (
+        await keys.sent_before(request("0", scope="sendMessage emails"), window_ms=ALWAYS) is None
+    )
     house.clock.advance(1_001)
     assert await keys.sent_before(request("0"), window_ms=1_000) is None
 
@@ -98,7 +108,9 @@ async def test_a_key_that_is_being_looked_up_is_in_progress_for_everybody_else()
     for n in range(4):
         await house.send(keys, str(n))
 
-    results = await asyncio.gather(*[house.send(keys, "new") for _ in range(3)], return_exceptions=True)
+    results = await asyncio.gather(
+        *[house.send(keys, "new") for _ in range(3)], return_exceptions=True
+    )
 
     assert sum(isinstance(result, Sent) for result in results) == 1
     assert sum(isinstance(result, IdempotencyInProgress) for result in results) == 2
@@ -115,7 +127,11 @@ async def test_memory_holds_as_many_keys_as_have_room_and_a_large_one_takes_the_
     await house.send(keys, "one")
 
     house.store.find_messages = nothing  # type: ignore[method-assign]
-    known = [key for key in ("0", "1", "2", "3", "batch", "one") if await keys.sent_before(request(key), window_ms=ALWAYS)]
+    known = [
+        key
+        for key in ("0", "1", "2", "3", "batch", "one")
+        if await keys.sent_before(request(key), window_ms=ALWAYS)
+    ]
 
     assert known == ["one"]
 
@@ -127,8 +143,21 @@ def test_the_keys_in_memory_take_no_more_than_is_said(key_bytes, messages):
     try:
         table = SentTable(kept_bytes)
         for number in range(4_000 if messages == 1 else 1_000):
-            sent = [SentMessage(f"msg_{number:026d}{entry:02d}", 3, number, entry) for entry in range(messages)]
-            table.keep(Sent("sendMessage orders", f"{number:0{key_bytes}d}", f"{number:064d}", "orders", number, 201, sent))
+            sent = [
+                SentMessage(f"msg_{number:026d}{entry:02d}", 3, number, entry)
+                for entry in range(messages)
+            ]
+            table.keep(
+                Sent(
+                    "sendMessage orders",
+                    f"{number:0{key_bytes}d}",
+                    f"{number:064d}",
+                    "orders",
+                    number,
+                    201,
+                    sent,
+                )
+            )
         taken_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -141,7 +170,9 @@ def test_the_keys_in_memory_take_no_more_than_is_said(key_bytes, messages):
 
 def test_a_key_that_comes_again_takes_the_room_of_one():
     table = SentTable(3 * ONE_KEY_BYTES)
-    first, again = (Sent("sendMessage orders", key, "print", "orders", 0, 201, []) for key in ("first", "again"))
+    first, again = (
+        Sent("sendMessage orders", key, "print", "orders", 0, 201, []) for key in ("first", "again")
+    )
     table.keep(first)
     for _ in range(100):
         table.keep(again)

@@ -11,4 +11,6 @@ def test_the_json_of_accepted_acknowledgements_is_that_of_their_struct():
         handles = receipt.encode([(1, offset) for offset in range(count)], 7)
         results = [SettleResult(receipt_handle=handle, status=200) for handle in handles]
 
-        assert all_acknowledged(handles).encode() == codec.encode(SettleResults(accepted=count, rejected=0, results=results))
+        assert all_acknowledged(handles).encode() == codec.encode(
+            SettleResults(accepted=count, rejected=0, results=results)
+        )

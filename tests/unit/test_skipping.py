@@ -1,4 +1,6 @@
-"""What a group passes over because it is too far behind or too late: counted, told, and never half done."""
+"""What a group passes over because it is too far behind or too late: counted, told, and never half
+done.
+"""
 
 import pytest
 
@@ -8,7 +10,16 @@ from delivery.positions import QueueLag
 from delivery.trace import tell
 from storage.errors import StorageFull
 from storage.message import QueueId
-from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, rules, with_house, without_snapshot
+from tests.support.delivery import (
+    EVERYTHING,
+    GROUP,
+    ORDERS,
+    House,
+    in_house,
+    rules,
+    with_house,
+    without_snapshot,
+)
 
 LETTERS = tuple("abcdefgh")
 NEWEST_THREE = rules(skip_lag_over=3)
@@ -88,7 +99,9 @@ async def test_where_both_rules_hold_each_message_is_skipped_once_and_by_one_of_
 
 
 @with_house(given=rules(skip_lag_over=3, skip_older_than_ms=1_000, lease_ms=500))
-async def test_what_was_handed_out_once_comes_until_it_is_settled_however_old_and_far_behind_it_is(house):
+async def test_what_was_handed_out_once_comes_until_it_is_settled_however_old_and_far_behind_it_is(
+    house,
+):
     await house.send("a", "b")
     first, _ = await house.receive()
     await house.nack(first, delay_ms=1_500)
@@ -100,7 +113,9 @@ async def test_what_was_handed_out_once_comes_until_it_is_settled_however_old_an
 
 
 @with_house(given=rules(ordered=True, skip_older_than_ms=1_000, lease_ms=60_000))
-async def test_in_an_ordered_group_what_got_too_old_behind_its_key_is_passed_over_once_the_key_is_free(house):
+async def test_in_an_ordered_group_what_got_too_old_behind_its_key_is_passed_over_once_the_key_is_free(
+    house,
+):
     await house.send("a", "b", key="k")
     (a,) = await house.receive(1)
     await house.send("c", key="other")
@@ -213,7 +228,9 @@ async def test_the_trace_of_a_skipped_message_says_so(house):
 
     told = await tell(house.store, message, begin=0, most_events=100)
 
-    assert [(one.event, one.group, one.attempt) for one in told.happened] == [("skipped", GROUP, None)]
+    assert [(one.event, one.group, one.attempt) for one in told.happened] == [
+        ("skipped", GROUP, None)
+    ]
 
 
 @with_house(given=NEWEST_THREE)

@@ -34,7 +34,11 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
             cursor += count
             slots.advance_to(cursor)
         elif choice < 0.4 and cursor > first:
-            begin, count, now_ms = chance.randrange(first, cursor), chance.choice([1, 3, 32, CHUNK]), chance.choice([8, 9])
+            begin, count, now_ms = (
+                chance.randrange(first, cursor),
+                chance.choice([1, 3, 32, CHUNK]),
+                chance.choice([8, 9]),
+            )
             run = range(begin, begin + count)
             assert slots.which_settled(begin, count) == [slots.is_settled(offset) for offset in run]
             lease = chance.choice([7, 7, 8])
@@ -48,18 +52,22 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
             model[offset] = chance.choice(UNSETTLED)
             slots.set_state(offset, model[offset])
         elif cursor > first:
-            # Half of the time what is oldest, as consumers do: so the prefix moves, and what is compared each time stays small.
+            # Half of the time what is oldest, as consumers do: so the prefix moves, and what is
+            # compared each time stays small.
             begin = chance.choice([min(slots.prefix, cursor - 1), chance.randrange(first, cursor)])
             count = min(chance.choice([1, 40, 3 * CHUNK]), cursor - begin)
             slots.settle(begin, count)
             for offset in range(begin, begin + count):
                 model.pop(offset, None)
 
-        if step % 5 == 4:  # what is wrong with a slot stays so; the numbers below are asked after each step
+        # what is wrong with a slot stays so; the numbers below are asked after each step
+        if step % 5 == 4:
             assert {slot.offset: slot.state for slot in slots} == model
             begin = chance.randint(first, cursor + 1)
             assert [slot.offset for slot in slots.in_states((State.OPEN,), begin)] == [
-                offset for offset in sorted(model) if begin <= offset and model[offset] == State.OPEN
+                offset
+                for offset in sorted(model)
+                if begin <= offset and model[offset] == State.OPEN
             ]
         assert slots.prefix == settled_prefix(model, cursor)
         assert slots.cursor == cursor
@@ -68,7 +76,12 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
         assert slots.unsettled == len(model)
     again = QueueSlots.load(slots.dump(), later_ms=100)
     assert [slot[:4] for slot in again] == [
-        (*slot[:1], State.LEASED if slot.state in (State.ACKING, State.MOVING) else slot.state, *slot[2:4]) for slot in slots
+        (
+            *slot[:1],
+            State.LEASED if slot.state in (State.ACKING, State.MOVING) else slot.state,
+            *slot[2:4],
+        )
+        for slot in slots
     ]
     assert [slot.deadline_ms for slot in again] == [slot.deadline_ms + 100 for slot in slots]
     assert (again.prefix, again.cursor) == (slots.prefix, slots.cursor)

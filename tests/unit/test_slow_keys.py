@@ -1,4 +1,6 @@
-"""A key of an ordered group that stands still for hours: all else goes on, at the same cost, in memory that has a limit."""
+"""A key of an ordered group that stands still for hours: all else goes on, at the same cost, in
+memory that has a limit.
+"""
 
 import pytest
 
@@ -9,7 +11,9 @@ from tests.support.delivery import GROUP, OPTIONS, ORDERS, House, in_house, rule
 
 HOURS_MS = 6 * 3_600_000
 OTHER_QUEUE = QueueId("orders", 1)
-LARGE = OPTIONS.__class__(segment_bytes=1 << 24, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=20_000)
+LARGE = OPTIONS.__class__(
+    segment_bytes=1 << 24, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=20_000
+)
 
 
 class Reads:
@@ -25,8 +29,12 @@ class Reads:
         return messages
 
 
-async def send_with_a_slow_key(house: House, count: int, *, slow_of: int, of: int, queue: QueueId = ORDERS) -> list[str]:
-    """`slow_of` in every `of` messages are of the key `slow`; the names of the others, which have five keys in turn."""
+async def send_with_a_slow_key(
+    house: House, count: int, *, slow_of: int, of: int, queue: QueueId = ORDERS
+) -> list[str]:
+    """`slow_of` in every `of` messages are of the key `slow`; the names of the others, which have
+    five keys in turn.
+    """
     others = []
     for number in range(count):
         is_slow = number % of < slow_of
@@ -129,12 +137,20 @@ def test_the_committed_offset_and_the_lag_say_what_waits_for_a_slow_key(restarts
         assert names == [f"slow-0-{number}" for number in range(0, 40, 2)] + ["new"]
         assert await house.position() == 42
 
-    in_house(first_life, *([second_life] if restarts else []), given=rules(ordered=True), queues=2, options=LARGE)
+    in_house(
+        first_life,
+        *([second_life] if restarts else []),
+        given=rules(ordered=True),
+        queues=2,
+        options=LARGE,
+    )
 
 
 @pytest.mark.parametrize(("limit", "most"), [("_MOST_PASSED", 100), ("_MOST_CHUNKS", 2)])
 @with_house(given=rules(ordered=True), queues=2, options=LARGE)
-async def test_so_much_is_looked_past_and_no_more_and_the_other_queues_go_on(house, monkeypatch, limit, most):
+async def test_so_much_is_looked_past_and_no_more_and_the_other_queues_go_on(
+    house, monkeypatch, limit, most
+):
     """Memory has a limit. Behind it the queue waits for its slow key, and then all of it comes."""
     monkeypatch.setattr(choosing, limit, most)
     await house.send("held", key="slow")

@@ -1,4 +1,6 @@
-"""Derived tables on disk: given in pieces, given back whole, and after a power cut the old one or the new one."""
+"""Derived tables on disk: given in pieces, given back whole, and after a power cut the old one or
+the new one.
+"""
 
 from pathlib import PurePath
 from random import Random

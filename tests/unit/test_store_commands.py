@@ -13,7 +13,9 @@ from storage.local.options import LocalStoreOptions
 from tests.support.builders import message
 from tests.support.simulation import World
 
-OPTIONS = LocalStoreOptions(segment_bytes=16_384, prepare_ahead_bytes=4_096, index_slots=64, index_file_entries=256)
+OPTIONS = LocalStoreOptions(
+    segment_bytes=16_384, prepare_ahead_bytes=4_096, index_slots=64, index_file_entries=256
+)
 MESSAGES = 30
 
 
@@ -62,7 +64,9 @@ def test_every_stored_file_is_printed_as_text(store, folder):
 def test_the_key_index_is_printed_entry_by_entry(store):
     (file,) = (store / "index").iterdir()
 
-    assert output("dump", file).count("key hash") == 2 * MESSAGES, "the id and the key of each message"
+    assert output("dump", file).count("key hash") == 2 * MESSAGES, (
+        "the id and the key of each message"
+    )
 
 
 def test_a_dump_and_a_list_get_past_a_damaged_record(store, tmp_path):

@@ -1,4 +1,6 @@
-"""Loops: run again and again, never ended by an error; what one says of itself while it runs well, fails or hangs."""
+"""Loops: run again and again, never ended by an error; what one says of itself while it runs well,
+fails or hangs.
+"""
 
 import asyncio
 
@@ -19,7 +21,14 @@ BEGIN_MS = 1_800_000_000_000
 class Job:
     """Something that a loop does; fails as often as `failures` says."""
 
-    def __init__(self, world: World, *, failures: int = 0, takes_ms: int = 0, error: type[Exception] = OSError) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        failures: int = 0,
+        takes_ms: int = 0,
+        error: type[Exception] = OSError,
+    ) -> None:
         self._world = world
         self.failures = failures
         self.error = error
@@ -67,7 +76,10 @@ def test_the_interval_counts_from_the_end_of_a_run():
     in_loops(main)
 
 
-@pytest.mark.parametrize(("random", "expected"), [(0.0, [200, 400, 800, 1_600, 3_200]), (0.5, [150, 300, 600, 1_200, 2_400])])
+@pytest.mark.parametrize(
+    ("random", "expected"),
+    [(0.0, [200, 400, 800, 1_600, 3_200]), (0.5, [150, 300, 600, 1_200, 2_400])],
+)
 def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(random, expected):
     async def main(world, loops):
         job = Job(world, failures=5)
@@ -75,7 +87,8 @@ def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(random
 
         await run_for(loops, 20 * SECOND)
 
-        assert gaps(job)[:6] == pytest.approx([*expected, 100], abs=2)  # the loop counts in seconds with a fraction
+        # the loop counts in seconds with a fraction
+        assert gaps(job)[:6] == pytest.approx([*expected, 100], abs=2)
 
     in_loops(main, random=random)
 
@@ -83,7 +96,9 @@ def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(random
 def test_it_never_waits_longer_than_half_a_minute_nor_shorter_than_its_interval():
     async def main(world, loops):
         often, seldom, urgent = (Job(world, failures=10**9) for _ in range(3))
-        loops.add("urgent", urgent.run_once, interval_ms=100, check="any", longest_wait_ms=5 * SECOND)
+        loops.add(
+            "urgent", urgent.run_once, interval_ms=100, check="any", longest_wait_ms=5 * SECOND
+        )
         loops.add("often", often.run_once, interval_ms=100, check="any")
         loops.add("seldom", seldom.run_once, interval_ms=60 * SECOND, check="any")
 
@@ -105,7 +120,11 @@ def test_a_failure_is_told_until_a_run_ends_well_and_counted_for_ever():
 
         await asyncio.sleep(0.25)
         failing, well = loops.reports()
-        assert (failing.failures, failing.last_error, failing.lag_ms) == (2, "OSError: number 2", 150)
+        assert (failing.failures, failing.last_error, failing.lag_ms) == (
+            2,
+            "OSError: number 2",
+            150,
+        )
         assert (well.failures, well.last_error, well.lag_ms) == (0, None, 0)
         assert (loops.failing("scheduler"), loops.failing("checker")) == (["job"], [])
 
@@ -119,11 +138,16 @@ def test_a_failure_is_told_until_a_run_ends_well_and_counted_for_ever():
 
 
 @pytest.mark.parametrize(
-    ("error", "is_cause"), [(StoreClosed, False), (FlushFailed, False), (StorageFull, True), (OSError, True)]
+    ("error", "is_cause"),
+    [(StoreClosed, False), (FlushFailed, False), (StorageFull, True), (OSError, True)],
 )
-def test_a_loop_that_finds_the_store_ended_counts_it_and_leaves_the_cause_to_the_service(error, is_cause):
+def test_a_loop_that_finds_the_store_ended_counts_it_and_leaves_the_cause_to_the_service(
+    error, is_cause
+):
     async def main(world, loops):
-        loops.add("job", Job(world, failures=1, error=error).run_once, interval_ms=SECOND, check="any")
+        loops.add(
+            "job", Job(world, failures=1, error=error).run_once, interval_ms=SECOND, check="any"
+        )
 
         with structlog.testing.capture_logs() as lines:
             await run_for(loops, 100)
@@ -170,7 +194,9 @@ def test_what_a_loop_went_past_and_loops_that_others_run_are_told_too():
 
 def test_the_engine_tells_when_it_wrote_what_is_derived_and_how_far_behind_it_is():
     async def main(world, loops):
-        store = await world.open_store(LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64))
+        store = await world.open_store(
+            LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64)
+        )
         await store.create_topic("orders", queue_count=1)
         assert store.status().derive_lag_ms == 0
         await store.append(messages(3))

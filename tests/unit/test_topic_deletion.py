@@ -1,4 +1,6 @@
-"""A deleted topic stays deleted, and its queue offsets stay used: after kills, power cuts, retention and lost derived files."""
+"""A deleted topic stays deleted, and its queue offsets stay used: after kills, power cuts,
+retention and lost derived files.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -41,12 +43,16 @@ async def open_store(world: World, options: LocalStoreOptions = OPTIONS) -> Loca
 async def fill(store: LocalMessageStore) -> None:
     await store.create_topic("gone", queue_count=2)
     for _ in range(3):
-        await store.append([message(b"old", queue=GONE, key="k"), message(b"kept", queue=KEPT, key="k")])
+        await store.append(
+            [message(b"old", queue=GONE, key="k"), message(b"kept", queue=KEPT, key="k")]
+        )
     await store.commit_offset("group", GONE, 2)
 
 
 async def check_gone(store: LocalMessageStore) -> None:
-    """The topic is unknown; created again, it goes on behind its last offset without what it had."""
+    """The topic is unknown; created again, it goes on behind its last offset without what
+    it had.
+    """
     assert "gone" not in await store.topics()
     with pytest.raises(UnknownTopic):
         await store.offsets(GONE)
@@ -85,7 +91,9 @@ def test_a_deleted_topic_stays_deleted_and_its_offsets_used(lost, expired):
     async def third_life(world: World) -> None:
         store = await open_store(world)
         assert await store.offsets(GONE) == (3, 4)
-        assert [one.body for one in await store.read(GONE, 3, max_messages=9, max_bytes=99)] == [b"new"]
+        assert [one.body for one in await store.read(GONE, 3, max_messages=9, max_bytes=99)] == [
+            b"new"
+        ]
 
     with World(SimulatedDisk(), 1) as world:
         world.call(first_life(world))
@@ -98,7 +106,9 @@ def test_a_deleted_topic_stays_deleted_and_its_offsets_used(lost, expired):
 
 
 @pytest.mark.parametrize("lost", [(), ("snapshots", "index")])
-def test_a_topic_that_is_created_again_with_fewer_queues_keeps_what_it_has_and_goes_on_where_the_others_ended(lost):
+def test_a_topic_that_is_created_again_with_fewer_queues_keeps_what_it_has_and_goes_on_where_the_others_ended(
+    lost,
+):
     async def first_life(world: World) -> None:
         store = await open_store(world)
         await fill(store)
@@ -117,7 +127,10 @@ def test_a_topic_that_is_created_again_with_fewer_queues_keeps_what_it_has_and_g
         store = await open_store(world)
         await store.create_topic("gone", queue_count=1)
         assert [queue.number for queue in await store.queues("gone")] == [0]
-        assert [one.body for one in await store.read(QueueId("gone", 0), 2, max_messages=9, max_bytes=99)] == [b"newer"]
+        assert [
+            one.body
+            for one in await store.read(QueueId("gone", 0), 2, max_messages=9, max_bytes=99)
+        ] == [b"newer"]
         await store.create_topic("gone", queue_count=2)
         assert await store.offsets(GONE) == (3, 3)
 
@@ -152,7 +165,9 @@ def test_the_queue_files_of_a_deleted_topic_go_once_no_snapshot_needs_them():
 
 def test_a_deletion_that_could_not_be_written_leaves_the_topic_as_it_was():
     async def life(world: World) -> None:
-        options = LocalStoreOptions(segment_bytes=16_384, max_queued_bytes=1_000, reserved_queue_bytes=1)
+        options = LocalStoreOptions(
+            segment_bytes=16_384, max_queued_bytes=1_000, reserved_queue_bytes=1
+        )
         store = await open_store(world, options)
         await fill(store)
         waiting = asyncio.ensure_future(store.append([message(b"x" * 900, queue=KEPT)]))
@@ -200,7 +215,11 @@ def test_a_deletion_that_is_cut_off_has_happened_as_a_whole_or_not_at_all(power_
 
         async def next_life(world: World, answered: list[str] = answered) -> str:
             store = await open_store(world)
-            if "filled" in answered and "deleted" not in answered and "gone" in await store.topics():
+            if (
+                "filled" in answered
+                and "deleted" not in answered
+                and "gone" in await store.topics()
+            ):
                 assert await store.offsets(GONE) == (0, 3)
                 assert await store.committed_offset("group", GONE) == 2
                 return "kept"

@@ -10,11 +10,15 @@ from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, named, rule
 
 
 async def sent(house: House, name: str) -> StoredMessage:
-    return next(one for one in await house.store.read(ORDERS, 0, **EVERYTHING) if one.message_id == name)
+    return next(
+        one for one in await house.store.read(ORDERS, 0, **EVERYTHING) if one.message_id == name
+    )
 
 
 async def told(house: House, name: str, *, begin: int = 0, most_events: int = 1_000) -> trace.Told:
-    return await trace.tell(house.store, await sent(house, name), begin=begin, most_events=most_events)
+    return await trace.tell(
+        house.store, await sent(house, name), begin=begin, most_events=most_events
+    )
 
 
 @with_house(given=rules(max_attempts=5))
@@ -76,7 +80,12 @@ async def test_a_reset_is_told_of_a_message_that_the_group_had(house):
     await house.receive()
     await house.send("b")
 
-    assert [one.event for one in (await told(house, "a")).happened] == ["leased", "acked", "reset", "leased"]
+    assert [one.event for one in (await told(house, "a")).happened] == [
+        "leased",
+        "acked",
+        "reset",
+        "leased",
+    ]
     assert (await told(house, "b")).happened == []
 
 

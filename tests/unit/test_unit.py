@@ -1,4 +1,6 @@
-"""The append unit: its two items against hand-made bytes, and what RocketMQ finds in the records of one."""
+"""The append unit: its two items against hand-made bytes, and what RocketMQ finds in the records of
+one.
+"""
 
 from itertools import accumulate
 
@@ -23,14 +25,18 @@ FIRST_OFFSET = 4096
 def split(made: unit.EncodedUnit) -> list[bytes]:
     """The bytes of each record."""
     ends = [*made.places[1:], made.end]
-    return [made.data[begin - made.places[0] : end - made.places[0]] for begin, end in zip(made.places, ends, strict=True)]
+    return [
+        made.data[begin - made.places[0] : end - made.places[0]]
+        for begin, end in zip(made.places, ends, strict=True)
+    ]
 
 
 def decoded(given: list[Message], **where) -> list[records.Record]:
     return [records.decode(raw) for raw in split(encoded(given, **where))]
 
 
-# ---------------------------------------------------------------------------------------------------------- the items
+# --------------------------------------------------------------------------------------------------
+# the items
 
 
 def test_the_crc32c_of_both_items_is_castagnolis():
@@ -84,7 +90,10 @@ def test_every_flipped_bit_of_a_unit_item_is_noticed():
     ],
 )
 def test_digits_that_we_never_write_are_none_though_a_number_could_be_read_in_them(digits):
-    assert unit.decode_item(b"__unit\x01" + digits + b"%04x" % (crc32c(digits) & 0xFFFF) + b"\x02") is None
+    assert (
+        unit.decode_item(b"__unit\x01" + digits + b"%04x" % (crc32c(digits) & 0xFFFF) + b"\x02")
+        is None
+    )
 
 
 def test_a_seal_is_the_crc32c_of_all_that_lies_before_its_digits():
@@ -96,7 +105,8 @@ def test_a_seal_is_the_crc32c_of_all_that_lies_before_its_digits():
     assert seal[7:] == unit.seal_of(memoryview(made.data)[:-9])
 
 
-# -------------------------------------------------------------------------------------------------- the whole unit
+# --------------------------------------------------------------------------------------------------
+# the whole unit
 
 
 def test_a_unit_of_one_message_byte_by_byte():
@@ -113,7 +123,12 @@ def test_a_unit_of_one_message_byte_by_byte():
     )
 
     made = unit.encode(
-        rows_of([given]), [5], first_offset=4096, synced_offset=0xABC, epoch=0x2A, stored_at_ms=1_700_000_000_001
+        rows_of([given]),
+        [5],
+        first_offset=4096,
+        synced_offset=0xABC,
+        epoch=0x2A,
+        stored_at_ms=1_700_000_000_001,
     )
 
     own = b"UNIQ_KEY\x01msg_1\x02KEYS\x01k\x02TAGS\x01t\x02color\x01red\x02"
@@ -124,8 +139,10 @@ def test_a_unit_of_one_message_byte_by_byte():
     assert size == 208
     expected = b"".join(
         [
-            bytes.fromhex("000000d0" + "daa320a7" + "5ba80bb2" + "00000003" + "00000000"),  # size, magic, body CRC, queue, flag
-            bytes.fromhex("0000000000000005" + "0000000000001000" + "00000008"),  # queue offset, place, flags
+            # size, magic, body CRC, queue, flag
+            bytes.fromhex("000000d0" + "daa320a7" + "5ba80bb2" + "00000003" + "00000000"),
+            # queue offset, place, flags
+            bytes.fromhex("0000000000000005" + "0000000000001000" + "00000008"),
             bytes.fromhex("0000018bcfe56800" + "7f454d5100002a9f"),  # born when and where
             bytes.fromhex("0000018bcfe56801" + "7f454d5100002a9f"),  # stored when and where
             bytes.fromhex("00000000" + "0000000000000f00"),  # consumed again, half message
@@ -159,9 +176,13 @@ def test_the_records_say_where_they_lie_and_which_of_their_queue_they_are():
     made = decoded(messages(4), first_offset=FIRST_OFFSET, first_queue_offset=50)
 
     sizes = [len(records.encode(record)) for record in made]
-    assert [record.physical_offset for record in made] == list(accumulate(sizes[:-1], initial=FIRST_OFFSET))
+    assert [record.physical_offset for record in made] == list(
+        accumulate(sizes[:-1], initial=FIRST_OFFSET)
+    )
     assert [record.queue_offset for record in made] == [50, 51, 52, 53]
-    assert [record.body_crc for record in made] == [records.body_crc(record.body) for record in made]
+    assert [record.body_crc for record in made] == [
+        records.body_crc(record.body) for record in made
+    ]
 
 
 def test_the_queue_entries_of_a_unit_say_where_its_records_are_and_the_hashes_of_their_tags():
@@ -171,24 +192,43 @@ def test_the_queue_entries_of_a_unit_say_where_its_records_are_and_the_hashes_of
 
     sizes = list(map(len, split(made)))
     codes = [queue_entry.tag_hash("t"), 0, queue_entry.tag_hash("another")]
-    assert list(map(queue_entry.decode, made.entries)) == list(zip(made.places, sizes, codes, strict=True))
-    assert (made.places, made.end) == ([FIRST_OFFSET, FIRST_OFFSET + sizes[0], made.end - sizes[2]], FIRST_OFFSET + sum(sizes))
+    assert list(map(queue_entry.decode, made.entries)) == list(
+        zip(made.places, sizes, codes, strict=True)
+    )
+    assert (made.places, made.end) == (
+        [FIRST_OFFSET, FIRST_OFFSET + sizes[0], made.end - sizes[2]],
+        FIRST_OFFSET + sum(sizes),
+    )
 
 
 def test_the_queue_entry_of_a_message_of_a_delay_level_says_when_it_is_due_and_not_its_tag():
     queue = QueueId(SCHEDULE_TOPIC, 2)
-    given = [message(tag="t", system={DELAY_LEVEL: "3"}, queue=queue), message(tag="t", queue=queue), message(tag="t")]
+    given = [
+        message(tag="t", system={DELAY_LEVEL: "3"}, queue=queue),
+        message(tag="t", queue=queue),
+        message(tag="t"),
+    ]
 
     made = encoded(given)
 
     codes = [queue_entry.decode(entry).tag_hash for entry in made.entries]
-    assert codes == [1_700_000_000_123 + 10_000, queue_entry.tag_hash("t"), queue_entry.tag_hash("t")]
+    assert codes == [
+        1_700_000_000_123 + 10_000,
+        queue_entry.tag_hash("t"),
+        queue_entry.tag_hash("t"),
+    ]
 
 
 @pytest.mark.parametrize("first_offset", range(4096, 4104))
-def test_every_record_ends_on_a_word_border_wherever_the_unit_begins_and_however_long_the_bodies_are(first_offset):
+def test_every_record_ends_on_a_word_border_wherever_the_unit_begins_and_however_long_the_bodies_are(
+    first_offset,
+):
     for length in range(17):
-        given = [message(b"x" * length), message(b"y" * (length // 2), tag="t"), message(b"z", properties={"n": "v" * length})]
+        given = [
+            message(b"x" * length),
+            message(b"y" * (length // 2), tag="t"),
+            message(b"z", properties={"n": "v" * length}),
+        ]
         made = encoded(given, first_offset=first_offset)
 
         assert [end % 8 for end in (*made.places[1:], made.end)] == [0, 0, 0]
@@ -205,7 +245,8 @@ def test_the_padding_is_as_short_as_can_be_and_nobody_reads_it(length):
     assert properties.decode(own) == {"UNIQ_KEY": "msg_1", "KEYS": "k"}
 
 
-# ------------------------------------------------------------------------------------------------- what is stored
+# -------------------------------------------------------------------------------------------------
+# what is stored
 
 
 MESSAGES = {
@@ -215,7 +256,9 @@ MESSAGES = {
     "with properties": message(properties={"color": "red", "größe": "名"}),
     "with empty properties": message(properties={"a": "", "b": "1", "c": ""}),
     "with empty properties alone": message(properties={"a": ""}),
-    "with house properties": message(key="k", tag="t", system={ORDERING_KEY: "customer 7", "__content_type": "text/plain"}),
+    "with house properties": message(
+        key="k", tag="t", system={ORDERING_KEY: "customer 7", "__content_type": "text/plain"}
+    ),
     "with everything": message(key="k", tag="t", system={"WAIT": "true"}, properties={"x": "y"}),
     "without an id": message(message_id=""),
     "with an empty body": message(b""),
@@ -235,7 +278,11 @@ def test_a_message_comes_back_as_it_was_given(kind):
 
     for name in Message.__struct_fields__:
         assert getattr(found, name) == getattr(given, name), name
-    assert (found.queue_offset, found.log_offset, found.stored_at_ms) == (6, FIRST_OFFSET, 1_700_000_000_123)
+    assert (found.queue_offset, found.log_offset, found.stored_at_ms) == (
+        6,
+        FIRST_OFFSET,
+        1_700_000_000_123,
+    )
 
 
 def test_messages_of_one_unit_keep_their_own_fields_whatever_their_neighbours_have():
@@ -244,8 +291,12 @@ def test_messages_of_one_unit_keep_their_own_fields_whatever_their_neighbours_ha
     given = [
         message(queue=orders, born_at_ms=1),
         message(queue=emails, born_at_ms=1),
-        message(queue=orders, born_at_ms=2, transaction=TransactionBits.COMMIT, prepared_log_offset=8),
-        message(queue=orders, born_at_ms=2, transaction=TransactionBits.COMMIT, prepared_log_offset=16),
+        message(
+            queue=orders, born_at_ms=2, transaction=TransactionBits.COMMIT, prepared_log_offset=8
+        ),
+        message(
+            queue=orders, born_at_ms=2, transaction=TransactionBits.COMMIT, prepared_log_offset=16
+        ),
         message(queue=long, born_at_ms=2),
         message(queue=orders, born_at_ms=1),
     ]
@@ -258,7 +309,9 @@ def test_messages_of_one_unit_keep_their_own_fields_whatever_their_neighbours_ha
 
 
 def test_a_topic_longer_than_127_bytes_makes_a_version_2_record():
-    short, long = decoded([message(queue=QueueId("t" * 127, 0)), message(queue=QueueId("t" * 128, 0))])
+    short, long = decoded(
+        [message(queue=QueueId("t" * 127, 0)), message(queue=QueueId("t" * 128, 0))]
+    )
 
     assert (short.magic, long.magic) == (records.MAGIC_V1, records.MAGIC_V2)
 
@@ -281,12 +334,15 @@ def test_our_records_name_our_host_twice():
         assert record.born_host == record.store_host == records.HOST
 
 
-# ----------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------
+# refusals
 
 
 @pytest.mark.parametrize("padding", range(8))
 def test_properties_fill_a_record_up_to_the_limit_and_no_byte_further(padding):
-    """RocketMQ's length field has 15 bits; what makes the unit counts too, and the padding in front of it."""
+    """RocketMQ's length field has 15 bits; what makes the unit counts too, and the padding in front
+    of it.
+    """
     own = len(b"UNIQ_KEY\x01msg_1\x02name\x01\x02") + UNIT_ITEM_BYTES + SEAL_BYTES
     value = "v" * (32_767 - own - padding)
 
@@ -304,4 +360,6 @@ def test_a_refused_message_refuses_its_unit():
 
 def test_each_message_has_its_queue_offset():
     with pytest.raises(ValueError, match="zip"):
-        unit.encode(rows_of(messages(2)), [1], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=1)
+        unit.encode(
+            rows_of(messages(2)), [1], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=1
+        )

@@ -1,4 +1,6 @@
-"""Clients that leave their answers unread, over sockets that hold little: however the connection ends, it ends."""
+"""Clients that leave their answers unread, over sockets that hold little: however the connection
+ends, it ends.
+"""
 
 import asyncio
 import socket
@@ -18,7 +20,13 @@ BODY = b"x" * 20_000  # several are fewer than those at which writing is paused
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(BODY))]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % len(BODY))],
+        }
+    )
     await send({"type": "http.response.body", "body": BODY})
 
 
@@ -38,13 +46,17 @@ ENDS = {
 def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_takes_nothing(end):
     async def play() -> None:
         counted = Connections(8)
-        server = HttpServer(HttpOptions(unread_timeout_ms=50), counted, lambda request: answer(application, request))
+        server = HttpServer(
+            HttpOptions(unread_timeout_ms=50), counted, lambda request: answer(application, request)
+        )
         own, client = socket.socketpair()
         with client:
             for one in (own, client):
                 one.setblocking(False)
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-            transport, connection = await asyncio.get_running_loop().connect_accepted_socket(server.connect, own)
+            transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
+                server.connect, own
+            )
             for count in (1, 2):
                 client.send(ASKED)
                 await reached(

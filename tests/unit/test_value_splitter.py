@@ -22,7 +22,13 @@ def pieces_of(data: bytes, chance: random.Random) -> list[bytes]:
 
 def ends_of(value: object) -> int:
     """How many values are in a value, and itself, keys aside."""
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    inner = (
+        list(value.values())
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else []
+    )
     return 1 + sum(map(ends_of, inner))
 
 
@@ -32,7 +38,9 @@ def test_values_are_those_of_all_pieces_together_and_long_ones_are_none(values, 
     splitter = ValueSplitter(LIMIT)
     packed = [msgspec.msgpack.encode(value) for value in values]
 
-    found = [value for piece in pieces_of(b"".join(packed), chance) for value in splitter.feed(piece)] + splitter.end()
+    found = [
+        value for piece in pieces_of(b"".join(packed), chance) for value in splitter.feed(piece)
+    ] + splitter.end()
     splitter.check()
 
     assert found == [value if len(value) <= LIMIT else None for value in packed]
@@ -65,9 +73,13 @@ def test_a_body_that_ends_within_a_value_has_that_as_its_last_entry(value, missi
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 def test_what_comes_before_a_byte_that_begins_no_value_is_found_and_its_place_is_named(size):
     splitter = ValueSplitter(50)
-    data = msgspec.msgpack.encode(["one"]) + msgspec.msgpack.encode("x" * 60) + b"\x93\x01\x02\xc1\x01"
+    data = (
+        msgspec.msgpack.encode(["one"]) + msgspec.msgpack.encode("x" * 60) + b"\x93\x01\x02\xc1\x01"
+    )
 
-    found = [value for at in range(0, len(data), size) for value in splitter.feed(data[at : at + size])]
+    found = [
+        value for at in range(0, len(data), size) for value in splitter.feed(data[at : at + size])
+    ]
 
     assert found == [msgspec.msgpack.encode(["one"]), None]
     with pytest.raises(Refusal, match=r"\(byte 3 of the value\)") as caught:

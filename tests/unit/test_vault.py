@@ -1,4 +1,6 @@
-"""Secrets at rest: sealed with the first key, opened with any, taken as they are where there was no key."""
+"""Secrets at rest: sealed with the first key, opened with any, taken as they are where there was no
+key.
+"""
 
 import pytest
 from cryptography.fernet import Fernet

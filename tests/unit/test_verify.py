@@ -1,4 +1,6 @@
-"""`escrowmq store verify`: every kind of damage is found and named with its place; a store without any gives no finding."""
+"""`escrowmq store verify`: every kind of damage is found and named with its place; a store without
+any gives no finding.
+"""
 
 import asyncio
 import json
@@ -42,18 +44,27 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 async def opened(root: Path) -> LocalMessageStore:
     clock = SystemClock()
-    return await LocalMessageStore.open(root, OPTIONS, OsVfs(), clock, Identifiers(clock, SystemRandom()))
+    return await LocalMessageStore.open(
+        root, OPTIONS, OsVfs(), clock, Identifiers(clock, SystemRandom())
+    )
 
 
 async def write(root: Path) -> None:
-    """Several segments, queues over several files, several index files, timers, snapshots, group offsets."""
+    """Several segments, queues over several files, several index files, timers, snapshots, group
+    offsets.
+    """
     store = await opened(root)
     for topic, queues in (("orders", 1), ("emails", 4), ("waits", 1)):
         await store.create_topic(topic, queue_count=queues)
     for n in range(120):
         tag = ("paid", "größer", None)[n % 3]
-        orders = [message(b"x" * 300, message_id=f"o{n}-{part}", key=f"k{n} k{n % 7}", tag=tag) for part in range(2)]
-        await store.append([*orders, message(b"y" * (n * 7 % 400), queue=EMAILS, message_id=f"e{n}")])
+        orders = [
+            message(b"x" * 300, message_id=f"o{n}-{part}", key=f"k{n} k{n % 7}", tag=tag)
+            for part in range(2)
+        ]
+        await store.append(
+            [*orders, message(b"y" * (n * 7 % 400), queue=EMAILS, message_id=f"e{n}")]
+        )
     entries = [DueEntry(1_000 + n, n, 0, 1) for n in range(400)]
     store.change_due(entries, [], {TIMERS: 0})
     await store.save_snapshot("a_table", Snapshot((b"rows" * 500,), {ORDERS: 3}))
@@ -74,7 +85,9 @@ def root(written, tmp_path) -> Path:
 
 
 def verify(root: Path, *, is_running: bool = False, window_bytes: int = 1 << 14) -> list[Finding]:
-    verification = StoreVerification(ReadOnlyVfs(), root, is_running=is_running, window_bytes=window_bytes)
+    verification = StoreVerification(
+        ReadOnlyVfs(), root, is_running=is_running, window_bytes=window_bytes
+    )
     return [finding for step in verification.steps() for finding in step.findings]
 
 
@@ -89,7 +102,13 @@ def segment(root: Path, number: int = 0) -> Path:
 
 
 def queue_file(root: Path, queue: QueueId = ORDERS, number: int = 0) -> Path:
-    return root / "consumequeue" / queue.topic / str(queue.number) / names.file_name(number * 50 * ENTRY_BYTES)
+    return (
+        root
+        / "consumequeue"
+        / queue.topic
+        / str(queue.number)
+        / names.file_name(number * 50 * ENTRY_BYTES)
+    )
 
 
 def units(root: Path, number: int = 0) -> list[tuple[int, int]]:
@@ -106,13 +125,16 @@ def everything_in(root: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-# --------------------------------------------------------------------------------------------------------- clean stores
+# --------------------------------------------------------------------------------------------------
+# clean stores
 
 
 @pytest.mark.parametrize("window_bytes", [4_096, 1 << 20])
 def test_a_store_without_damage_has_no_finding_and_no_byte_of_it_changes(root, window_bytes):
     before = everything_in(root)
-    verification = StoreVerification(ReadOnlyVfs(), root, is_running=False, window_bytes=window_bytes)
+    verification = StoreVerification(
+        ReadOnlyVfs(), root, is_running=False, window_bytes=window_bytes
+    )
 
     steps = list(verification.steps())
 
@@ -124,7 +146,10 @@ def test_a_store_without_damage_has_no_finding_and_no_byte_of_it_changes(root, w
     assert everything_in(root) == before
 
 
-@pytest.mark.parametrize("name", ["escrowmq-1/closed", "escrowmq-1/cut", "rocketmq-5.3.3/public-1", "rocketmq-5.3.3/public-2"])
+@pytest.mark.parametrize(
+    "name",
+    ["escrowmq-1/closed", "escrowmq-1/cut", "rocketmq-5.3.3/public-1", "rocketmq-5.3.3/public-2"],
+)
 def test_golden_stores_have_no_finding_torn_tails_and_killed_brokers_included(name, tmp_path):
     with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -139,7 +164,9 @@ def test_golden_stores_have_no_finding_torn_tails_and_killed_brokers_included(na
 
 @pytest.mark.parametrize("gone", ["snapshots", "consumequeue", "index", "timers", "checkpoint"])
 def test_what_a_start_makes_again_may_be_missing(root, gone):
-    """Without the snapshot of the queues nothing says that files must be there; with it, they must."""
+    """Without the snapshot of the queues nothing says that files must be there; with it,
+    they must.
+    """
     path = root / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     if gone != "checkpoint":
@@ -179,7 +206,9 @@ def test_a_store_that_was_repaired_as_the_findings_say_has_no_finding(root, numb
         return verify(root)
 
     left = repair()
-    assert {finding.is_derived for finding in left} == {True}, "queues and keys still lead to what was taken out"
+    assert {finding.is_derived for finding in left} == {True}, (
+        "queues and keys still lead to what was taken out"
+    )
     assert repair() == []
 
     async def live() -> None:
@@ -195,28 +224,39 @@ def test_a_store_that_was_killed_and_goes_on_without_its_last_snapshot_has_no_fi
     """Queues and keys of the log's end that are in no file yet are a start's work."""
     (root / "abort").write_text("1")
     (root / "snapshots" / "consume_queues").unlink()
-    for path in [*sorted(queue_file(root).parent.iterdir())[2:], *sorted((root / "index").iterdir())[2:]]:
+    for path in [
+        *sorted(queue_file(root).parent.iterdir())[2:],
+        *sorted((root / "index").iterdir())[2:],
+    ]:
         path.unlink()
 
     assert verify(root) == []
 
 
-# -------------------------------------------------------------------------------------------------------------- the log
+# --------------------------------------------------------------------------------------------------
+# the log
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(lambda raw, begin, end: raw[:begin] + bytes(end - begin) + raw[end:], id="zeros"),
-        pytest.param(lambda raw, begin, end: raw[:begin] + Random(1).randbytes(end - begin) + raw[end:], id="junk"),
-        pytest.param(lambda raw, begin, _: raw[: begin + 100] + bytes([raw[begin + 100] ^ 4]) + raw[begin + 101 :], id="a bit"),
-        pytest.param(lambda raw, begin, end: raw[:begin] + bytes([0x3F]) + raw[begin + 1 :], id="a huge length"),
-        pytest.param(lambda raw, begin, end: raw[: end - 3] + b"\1" + raw[end - 2 :], id="the seal"),
+        pytest.param(lambda raw, begin, end: raw[:begin] + bytes(end - begin) + raw[end:],
+        id="zeros"),
+        pytest.param(lambda raw, begin,
+        end: raw[:begin] + Random(1).randbytes(end - begin) + raw[end:], id="junk"),
+        pytest.param(lambda raw, begin,
+        _: raw[: begin + 100] + bytes([raw[begin + 100] ^ 4]) + raw[begin + 101 :], id="a bit"),
+        pytest.param(lambda raw, begin, end: raw[:begin] + bytes([0x3F]) + raw[begin + 1 :],
+        id="a huge length"),
+        pytest.param(lambda raw, begin, end: raw[: end - 3] + b"\1" + raw[end - 2 :],
+        id="the seal"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("is_running", [False, True])
-def test_damage_of_the_log_is_named_with_its_range_and_the_messages_that_lay_there(root, spoil, number, is_running):
+def test_damage_of_the_log_is_named_with_its_range_and_the_messages_that_lay_there(
+    root, spoil, number, is_running
+):
     begin, end = units(root, number)[2]
     base = number * SEGMENT_BYTES
     path = segment(root, number)
@@ -224,18 +264,33 @@ def test_damage_of_the_log_is_named_with_its_range_and_the_messages_that_lay_the
 
     damaged, *lost = verify(root, is_running=is_running)
 
-    assert (damaged.code, damaged.file, damaged.position) == ("log_damaged", f"commitlog/{path.name}", begin)
+    assert (damaged.code, damaged.file, damaged.position) == (
+        "log_damaged",
+        f"commitlog/{path.name}",
+        begin,
+    )
     assert damaged.place == f"log offsets {base + begin} to {base + end}"
     assert not damaged.is_derived
     assert [finding.code for finding in lost] == ["log_messages_lost"] * 2
-    assert {finding.place.split(",")[0]: finding.places for finding in lost} == {"orders/0": 2, "emails/3": 1}
+    assert {finding.place.split(",")[0]: finding.places for finding in lost} == {
+        "orders/0": 2,
+        "emails/3": 1,
+    }
     if number == 0:
-        assert [finding.place for finding in lost] == ["orders/0, offsets 4 to 5", "emails/3, offset 2"]
+        assert [finding.place for finding in lost] == [
+            "orders/0, offsets 4 to 5",
+            "emails/3, offset 2",
+        ]
 
 
 def test_a_bit_of_any_byte_of_the_log_is_found(root):
     """Each unit and the record at the end of each segment; bytes behind that are never read."""
-    places = [(number, at) for number in range(3) for begin, end in units(root, number) for at in range(begin, end)]
+    places = [
+        (number, at)
+        for number in range(3)
+        for begin, end in units(root, number)
+        for at in range(begin, end)
+    ]
     for number, at in Random(5).sample(places, 25):
         flip(segment(root, number), at, 0x20)
         assert [finding.file for finding in verify(root) if finding.code == "log_damaged"] == [
@@ -271,7 +326,9 @@ def test_the_end_of_the_log_that_was_on_disk_and_is_zeros_now_is_damage(root, is
 
 
 def test_damage_behind_the_checkpoint_is_known_by_what_later_units_state(root):
-    """The checkpoint and the snapshots are old: a whole unit behind the damage says that more had been on disk."""
+    """The checkpoint and the snapshots are old: a whole unit behind the damage says that more had
+    been on disk.
+    """
     (root / "checkpoint").unlink()
     shutil.rmtree(root / "snapshots")
     begin, _ = units(root, 1)[1]
@@ -279,7 +336,9 @@ def test_damage_behind_the_checkpoint_is_known_by_what_later_units_state(root):
 
     found = verify(root)
 
-    assert [(finding.code, finding.position) for finding in found if finding.code == "log_damaged"] == [("log_damaged", begin)]
+    assert [
+        (finding.code, finding.position) for finding in found if finding.code == "log_damaged"
+    ] == [("log_damaged", begin)]
 
 
 def note_synced(root: Path, synced_offset: int) -> None:
@@ -305,7 +364,9 @@ def test_of_a_running_store_nothing_is_judged_that_was_written_since_the_verific
 
 def test_a_torn_tail_is_no_damage_and_the_same_bytes_below_what_was_on_disk_are(root):
     shutil.rmtree(root / "snapshots")
-    last = [number for number in range(20) if segment(root, number).exists() and units(root, number)][-1]
+    last = [
+        number for number in range(20) if segment(root, number).exists() and units(root, number)
+    ][-1]
     begin, _ = units(root, last)[-1]
     flip(segment(root, last), begin + 120)
     note_synced(root, last * SEGMENT_BYTES + begin)
@@ -334,7 +395,10 @@ def test_a_log_without_its_first_segments_is_named(root):
     found = verify(root)
 
     assert [(finding.code, finding.is_derived) for finding in found] == [("log_begins_late", False)]
-    assert (found[0].found, found[0].expected) == ("a log that begins at 32768", "a segment that begins at 0")
+    assert (found[0].found, found[0].expected) == (
+        "a log that begins at 32768",
+        "a segment that begins at 0",
+    )
 
 
 def test_a_log_that_ends_before_what_was_on_disk_is_named(root):
@@ -347,7 +411,8 @@ def test_a_log_that_ends_before_what_was_on_disk_is_named(root):
     assert "log_ends_early" in {finding.code for finding in found}
 
 
-# ------------------------------------------------------------------------------------------------------- derived files
+# --------------------------------------------------------------------------------------------------
+# derived files
 
 
 @pytest.mark.parametrize("at", range(ENTRY_BYTES))
@@ -419,7 +484,11 @@ def test_index_files_that_are_junk_or_missing_are_found_and_the_others_are_compa
     second.unlink()
     flip(third, index_file.entry_at(16, 9) + 11)
 
-    found = {finding.file: finding.code for finding in verify(root) if finding.code != "index_slot_differs"}
+    found = {
+        finding.file: finding.code
+        for finding in verify(root)
+        if finding.code != "index_slot_differs"
+    }
 
     assert found[f"index/{second.name}"] == "index_file_missing"
     assert found[f"index/{third.name}"] == "index_entry_differs"
@@ -432,7 +501,11 @@ def test_a_snapshot_that_differs_from_its_checksum_is_found(root, name):
 
     (found,) = verify(root)
 
-    assert (found.code, found.file, found.is_derived) == ("snapshot_damaged", f"snapshots/{name}", True)
+    assert (found.code, found.file, found.is_derived) == (
+        "snapshot_damaged",
+        f"snapshots/{name}",
+        True,
+    )
 
 
 @pytest.mark.parametrize("at", [0, 5, 12, 20, 4_096 + 700])
@@ -461,7 +534,9 @@ def test_a_slot_of_the_checkpoint_that_is_damaged_is_found(root, slot_at):
 
     found = verify(root)
 
-    assert [(finding.code, finding.position) for finding in found] == [("checkpoint_damaged", slot_at)]
+    assert [(finding.code, finding.position) for finding in found] == [
+        ("checkpoint_damaged", slot_at)
+    ]
 
 
 def test_a_brokers_file_that_cannot_be_read_is_found(root):
@@ -472,11 +547,14 @@ def test_a_brokers_file_that_cannot_be_read_is_found(root):
     assert (found.code, found.file) == ("broker_file_unreadable", "config/consumerOffset.json")
 
 
-# ---------------------------------------------------------------------------------------------------- a store that runs
+# --------------------------------------------------------------------------------------------------
+# a store that runs
 
 
 async def test_each_step_of_a_verification_beside_appends_and_retention_finds_nothing(tmp_path):
-    """Between any two steps the store takes messages, keeps snapshots and drops segments with the files that led to them."""
+    """Between any two steps the store takes messages, keeps snapshots and drops segments with the
+    files that led to them.
+    """
     root = tmp_path / "store"
     await write(root)
     store = await opened(root)
@@ -485,7 +563,9 @@ async def test_each_step_of_a_verification_beside_appends_and_retention_finds_no
     async def live() -> None:
         nonlocal count
         count += 1
-        await store.append([message(b"z" * 200, message_id=f"l{count}", key=f"live{count}", tag="live")] * 3)
+        await store.append(
+            [message(b"z" * 200, message_id=f"l{count}", key=f"live{count}", tag="live")] * 3
+        )
         if count % 5 == 0:
             kept = asyncio.get_running_loop().create_future()
             store._deriver.run_thorough(kept.set_result)
@@ -521,7 +601,8 @@ async def test_damage_of_a_running_store_is_found_although_it_runs(root):
     assert {"log_damaged", "queue_entry_differs"} <= found
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# --------------------------------------------------------------------------------------------------
+# the command
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -529,7 +610,9 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_command_ends_with_0_for_a_clean_store_1_for_findings_2_where_there_is_no_store(root, tmp_path):
+def test_the_command_ends_with_0_for_a_clean_store_1_for_findings_2_where_there_is_no_store(
+    root, tmp_path
+):
     assert run(root)[0] == 0
     flip(queue_file(root), 30)
 

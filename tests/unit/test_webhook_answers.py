@@ -1,4 +1,6 @@
-"""What counts as an answer to a check: status 200, application/json and a known decision, nothing else."""
+"""What counts as an answer to a check: status 200, application/json and a known decision, nothing
+else.
+"""
 
 import json
 
@@ -26,21 +28,36 @@ def test_the_three_words_are_answers(decision):
 
 
 def test_an_answer_may_say_when_to_ask_again_and_what_it_found_and_more():
-    body = {"decision": "unknown", "recheck_after_ms": 500, "evidence": {"row": "order_outbox:8812"}, "took": 3, "note": None}
+    body = {
+        "decision": "unknown",
+        "recheck_after_ms": 500,
+        "evidence": {"row": "order_outbox:8812"},
+        "took": 3,
+        "note": None,
+    }
 
-    assert read(json.dumps(body).encode()) == Answered(TxnEvent.UNKNOWN, 0, 500, {"row": "order_outbox:8812"})
+    assert read(json.dumps(body).encode()) == Answered(
+        TxnEvent.UNKNOWN, 0, 500, {"row": "order_outbox:8812"}
+    )
 
 
 def test_null_is_as_good_as_absent():
-    assert read(b'{"decision":"commit","recheck_after_ms":null,"evidence":null}') == Answered(TxnEvent.COMMIT)
+    assert read(b'{"decision":"commit","recheck_after_ms":null,"evidence":null}') == Answered(
+        TxnEvent.COMMIT
+    )
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8"])
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8"]
+)
 def test_the_content_type_may_have_parameters_and_any_case(content_type):
     assert isinstance(read(headers={"content-type": content_type}), Answered)
 
 
-@pytest.mark.parametrize("content_type", [None, "", "text/plain", "text/html", "application/problem+json", "application/jsonl"])
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "", "text/plain", "text/html", "application/problem+json", "application/jsonl"],
+)
 def test_another_content_type_is_no_answer(content_type):
     failed = read(headers={} if content_type is None else {"content-type": content_type})
 
@@ -49,14 +66,21 @@ def test_another_content_type_is_no_answer(content_type):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"commit", b'"commit"', b"[]", b"null", b"{}", b'{"decision":"COMMIT"}', b'{"decision":"committed"}',
-     b'{"decision":" commit"}', b'{"decision":true}', b'{"decision":null}', b'{"decision":["commit"]}',
+    [b"", b"commit", b'"commit"', b"[]", b"null", b"{}", b'{"decision":"COMMIT"}',
+    b'{"decision":"committed"}',
+     b'{"decision":" commit"}', b'{"decision":true}', b'{"decision":null}',
+     b'{"decision":["commit"]}',
      b'{"Decision":"commit"}',
-     b'{"decision":"commit"', b'{"decision":"commit"}}', b'{"decision":"commit"} x', b'\xef\xbb\xbf{"decision":"commit"}',
-     '{"decision":"commit"}'.encode("utf-16"), b'{"decision":"commit","x":"\xff"}', b'{"decision":"commit","x":NaN}',
-     b'{"decision":"rollback","decision":"commit"}', b'{"decision":"commit","evidence":{"a":"1","a":"2"}}',
-     b'{"decision":"commit","recheck_after_ms":-1}', b'{"decision":"commit","recheck_after_ms":86400001}',
-     b'{"decision":"commit","recheck_after_ms":"5"}', b'{"decision":"commit","recheck_after_ms":true}',
+     b'{"decision":"commit"', b'{"decision":"commit"}}', b'{"decision":"commit"} x',
+     b'\xef\xbb\xbf{"decision":"commit"}',
+     '{"decision":"commit"}'.encode("utf-16"), b'{"decision":"commit","x":"\xff"}',
+     b'{"decision":"commit","x":NaN}',
+     b'{"decision":"rollback","decision":"commit"}',
+     b'{"decision":"commit","evidence":{"a":"1","a":"2"}}',
+     b'{"decision":"commit","recheck_after_ms":-1}',
+     b'{"decision":"commit","recheck_after_ms":86400001}',
+     b'{"decision":"commit","recheck_after_ms":"5"}',
+     b'{"decision":"commit","recheck_after_ms":true}',
      b'{"decision":"commit","evidence":{"row":5}}', b'{"decision":"commit","evidence":"row"}',
      b'{"decision":"commit","x":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
      json.dumps({"decision": "commit", "evidence": {"row": "x" * 4_096}}).encode(),
@@ -73,9 +97,15 @@ def test_any_other_body_is_no_answer(body):
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        (b'{"decision":"yes"}', "/decision: Invalid enum value 'yes': it is one of commit, rollback, unknown"),
+        (
+            b'{"decision":"yes"}',
+            "/decision: Invalid enum value 'yes': it is one of commit, rollback, unknown",
+        ),
         (b'{"decsion":"commit"}', "/decision: Object missing required field `decision`"),
-        (b'{"decision":"commit","recheck_after_ms":"1"}', "/recheck_after_ms: Expected `int`, got `str`"),
+        (
+            b'{"decision":"commit","recheck_after_ms":"1"}',
+            "/recheck_after_ms: Expected `int`, got `str`",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_body_is_told_by_its_field(body, detail):
@@ -90,7 +120,10 @@ def test_an_encoded_body_is_no_answer():
 @pytest.mark.parametrize(
     ("status", "why", "blames_host"),
     [
-        *[(status, Failure.INVALID, False) for status in (201, 202, 204, 206, 301, 307, 400, 401, 404, 409)],
+        *[
+            (status, Failure.INVALID, False)
+            for status in (201, 202, 204, 206, 301, 307, 400, 401, 404, 409)
+        ],
         *[(status, Failure.UNREACHABLE, True) for status in (408, 429, 500, 502, 503)],
     ],
 )

@@ -1,4 +1,7 @@
-"""Where a check may go: URLs, addresses, names that lead elsewhere, what is read of an answer. On a network that is none."""
+"""Where a check may go: URLs, addresses, names that lead elsewhere, what is read of an answer.
+
+On a network that is none.
+"""
 
 import asyncio
 import socket
@@ -12,7 +15,13 @@ import pytest
 from app.webhooks.addresses import is_public
 from app.webhooks.allowed import Allowed, Reach, read_allowed
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, SystemResolver, WebhookTransport
+from app.webhooks.transport import (
+    MAX_ANSWER_BYTES,
+    AddressRefused,
+    AnswerTooLong,
+    SystemResolver,
+    WebhookTransport,
+)
 from app.webhooks.urls import UrlRefused, parse_url
 from tests.support.wire import Wire
 
@@ -22,7 +31,9 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\
 
 
 class Names:
-    """A resolver: each lookup of any name gives the next of these lists, the last one again and again."""
+    """A resolver: each lookup of any name gives the next of these lists, the last one again and
+    again.
+    """
 
     def __init__(self, *lists: list[str]) -> None:
         self.lists = list(lists)
@@ -33,27 +44,39 @@ class Names:
         return self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
 
 
-async def post(url: str, wire: Wire, names: Names, *, allowed=NOTHING, headers=None, timeout_ms: int = 5_000):
+async def post(
+    url: str, wire: Wire, names: Names, *, allowed=NOTHING, headers=None, timeout_ms: int = 5_000
+):
     transport = WebhookTransport(allowed, resolve=names, connector=wire)
     try:
-        return await transport.post(parse_url(url, allowed), headers or {}, b"{}", timeout_ms=timeout_ms)
+        return await transport.post(
+            parse_url(url, allowed), headers or {}, b"{}", timeout_ms=timeout_ms
+        )
     finally:
         await transport.aclose()
 
 
-# --------------------------------------------------------------------------------------------------------------- addresses
+# --------------------------------------------------------------------------------------------------
+# addresses
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.127.255.255", "127.0.0.1", "127.255.255.254", "169.254.169.254",
-        "168.63.129.16", "172.16.0.1", "172.31.255.255", "192.0.0.8", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1",
-        "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
-        "::", "::1", "::127.0.0.1", "::8.8.8.8", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254",
-        "64:ff9b::127.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::1", "64:ff9b:1::8.8.8.8", "100::1", "2001::1",
-        "2001:0:4136:e378::1", "2001:2::1", "2001:10::1", "2001:20::1", "2001:db8::1", "2002:7f00:1::", "2002:808:808::1",
-        "3fff::1", "5f00::1", "fc00::1", "fd12:3456::1", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "ff0e::1",
+        "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.127.255.255", "127.0.0.1",
+        "127.255.255.254", "169.254.169.254",
+        "168.63.129.16", "172.16.0.1", "172.31.255.255", "192.0.0.8", "192.0.2.1", "192.88.99.1",
+        "192.168.1.1", "198.18.0.1",
+        "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1",
+        "255.255.255.255",
+        "::", "::1", "::127.0.0.1", "::8.8.8.8", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::127.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::1", "64:ff9b:1::8.8.8.8", "100::1",
+        "2001::1",
+        "2001:0:4136:e378::1", "2001:2::1", "2001:10::1", "2001:20::1", "2001:db8::1",
+        "2002:7f00:1::", "2002:808:808::1",
+        "3fff::1", "5f00::1", "fc00::1", "fd12:3456::1", "fe80::1", "fe80::1%eth0", "fec0::1",
+        "ff02::1", "ff0e::1",
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_out_in_the_open_is_refused(text):
@@ -62,29 +85,40 @@ def test_an_address_that_is_not_out_in_the_open_is_refused(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["1.1.1.1", "8.8.8.8", PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "192.0.1.1", "223.255.255.255",
+    ["1.1.1.1", "8.8.8.8", PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "192.0.1.1",
+    "223.255.255.255",
      "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8", "64:ff9b::808:808"],
 )  # fmt: skip
 def test_a_public_address_is_taken(text):
     assert is_public(ip_address(text))
 
 
-# -------------------------------------------------------------------------------------------------------------------- URLs
+# --------------------------------------------------------------------------------------------------
+# URLs
 
 
 @pytest.mark.parametrize(
     "url",
     [
-        "http://a.example/", "ftp://a.example/", "file:///etc/passwd", "//a.example/", "a.example", "", "https://", "https:///x",
-        "https://a.example:444/", "https://a.example:0/", "https://a.example:99999/", "https://a.example:x/",
-        "https://user@a.example/", "https://user:pass@a.example/", "https://@a.example/", "https://a.example@b.example/",
-        "https://a.example/#fragment", "https://a.example/#", "https://a.example/ x", "https://a.example\\@b.example/",
+        "http://a.example/", "ftp://a.example/", "file:///etc/passwd", "//a.example/", "a.example",
+        "", "https://", "https:///x",
+        "https://a.example:444/", "https://a.example:0/", "https://a.example:99999/",
+        "https://a.example:x/",
+        "https://user@a.example/", "https://user:pass@a.example/", "https://@a.example/",
+        "https://a.example@b.example/",
+        "https://a.example/#fragment", "https://a.example/#", "https://a.example/ x",
+        "https://a.example\\@b.example/",
         "https://a.example/\r\nX: y", "https://a.example/\t", "https://a.example/\x00",
-        "https://localhost/", "https://LOCALHOST/", "https://localhost./", "https://a.localhost/", "https://x.localdomain/",
-        "https://127.0.0.1/", "https://127.1/", "https://127.0.0.1./", "https://0x7f.1/", "https://2130706433/", "https://0/",
-        "https://0x7f000001/", "https://017700000001/", "https://010.8.8.8/", "https://a.0x7f/", "https://a.1/",
-        "https://[::1]/", "https://[::]/", "https://[::ffff:127.0.0.1]/", "https://[64:ff9b::7f00:1]/", "https://[fe80::1%25eth0]/",
-        "https://169.254.169.254/latest/meta-data/", "https://192.168.0.1/", "https://①②⑦.⓪.⓪.①/", "https://ex%61mple.com/",
+        "https://localhost/", "https://LOCALHOST/", "https://localhost./", "https://a.localhost/",
+        "https://x.localdomain/",
+        "https://127.0.0.1/", "https://127.1/", "https://127.0.0.1./", "https://0x7f.1/",
+        "https://2130706433/", "https://0/",
+        "https://0x7f000001/", "https://017700000001/", "https://010.8.8.8/", "https://a.0x7f/",
+        "https://a.1/",
+        "https://[::1]/", "https://[::]/", "https://[::ffff:127.0.0.1]/",
+        "https://[64:ff9b::7f00:1]/", "https://[fe80::1%25eth0]/",
+        "https://169.254.169.254/latest/meta-data/", "https://192.168.0.1/", "https://①②⑦.⓪.⓪.①/",
+        "https://ex%61mple.com/",
         "https://a..b/", "https://.a/", "https://*.example/", "https://" + "a." * 130 + "example/",
     ],
 )  # fmt: skip
@@ -113,7 +147,8 @@ def test_a_url_of_a_public_host_is_taken(url, host):
 
 @pytest.mark.parametrize(
     ("url", "port"),
-    [("http://127.0.0.1:8080/check", 8080), ("http://127.0.0.1/", 80), ("https://127.0.0.1/", 443), ("https://LocalHost:9/", 9),
+    [("http://127.0.0.1:8080/check", 8080), ("http://127.0.0.1/", 80), ("https://127.0.0.1/", 443),
+    ("https://LocalHost:9/", 9),
      ("http://[::1]:7000/", 7000), ("http://shop.internal/", 80)],
 )  # fmt: skip
 def test_a_listed_host_may_be_local_plain_and_on_any_port(url, port):
@@ -125,7 +160,13 @@ def test_a_listed_host_may_be_local_plain_and_on_any_port(url, port):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.2/", "http://[::2]/", "http://a.shop.internal/", "http://shop.internal.example/"]
+    "url",
+    [
+        "http://127.0.0.2/",
+        "http://[::2]/",
+        "http://a.shop.internal/",
+        "http://shop.internal.example/",
+    ],
 )
 def test_what_is_only_like_a_listed_host_is_not_listed(url):
     with pytest.raises(UrlRefused):
@@ -133,24 +174,34 @@ def test_what_is_only_like_a_listed_host_is_not_listed(url):
 
 
 def test_a_listed_host_may_still_not_hold_a_password_or_a_fragment():
-    for url in ("http://me@127.0.0.1/", "http://127.0.0.1/#x", "ftp://127.0.0.1/", "http://127.0.0.1:0/"):
+    for url in (
+        "http://me@127.0.0.1/",
+        "http://127.0.0.1/#x",
+        "ftp://127.0.0.1/",
+        "http://127.0.0.1:0/",
+    ):
         with pytest.raises(UrlRefused):
             parse_url(url, read_allowed(["127.0.0.1"]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- networks
+# --------------------------------------------------------------------------------------------------
+# networks
 
 INSIDE = read_allowed(["10.20.0.0/16", "fd00:20::/32"])
 
 
-@pytest.mark.parametrize("url", ["http://10.20.0.7:8080/check", "https://10.20.255.255/", "http://[fd00:20::7]:9/"])
+@pytest.mark.parametrize(
+    "url", ["http://10.20.0.7:8080/check", "https://10.20.255.255/", "http://[fd00:20::7]:9/"]
+)
 def test_an_address_in_a_listed_network_may_be_plain_and_on_any_port(url):
     assert parse_url(url, INSIDE).reach is Reach.ANY
 
 
 @pytest.mark.parametrize(
-    "url", ["http://10.21.0.7/", "https://10.19.255.255/", "https://127.0.0.1/", "https://[fd00:21::1]/", "http://8.8.8.8/",
-            "https://8.8.8.8:444/", "https://[64:ff9b::10.20.0.7]/", "https://[2002:a14:7::]/", "https://[::10.20.0.7]/"]
+    "url", ["http://10.21.0.7/", "https://10.19.255.255/", "https://127.0.0.1/",
+    "https://[fd00:21::1]/", "http://8.8.8.8/",
+            "https://8.8.8.8:444/", "https://[64:ff9b::10.20.0.7]/", "https://[2002:a14:7::]/",
+            "https://[::10.20.0.7]/"]
 )  # fmt: skip
 def test_an_address_beside_a_listed_network_is_judged_as_ever(url):
     with pytest.raises(UrlRefused):
@@ -164,8 +215,12 @@ def test_what_is_no_network_is_no_setting(text):
 
 
 @pytest.mark.parametrize("address", ["10.20.0.7", "::ffff:10.20.0.7", "fd00:20::7"])
-@pytest.mark.parametrize("url", ["http://shop.internal:8080/", "https://shop.internal/", "http://localhost/"])
-async def test_a_name_that_leads_into_a_listed_network_is_connected_to_however_it_is_asked(url, address):
+@pytest.mark.parametrize(
+    "url", ["http://shop.internal:8080/", "https://shop.internal/", "http://localhost/"]
+)
+async def test_a_name_that_leads_into_a_listed_network_is_connected_to_however_it_is_asked(
+    url, address
+):
     wire = Wire(OK)
 
     await post(url, wire, Names([address]), allowed=INSIDE)
@@ -173,9 +228,16 @@ async def test_a_name_that_leads_into_a_listed_network_is_connected_to_however_i
     assert [host for host, _ in wire.connected] == [address]
 
 
-@pytest.mark.parametrize("address", [PUBLIC, "127.0.0.1", "10.21.0.7", "::ffff:127.0.0.1", "64:ff9b::10.20.0.7", "nonsense"])
-@pytest.mark.parametrize("url", ["http://shop.internal/", "https://shop.internal:8443/", "http://shop.internal:443/"])
-async def test_a_name_in_plain_http_or_on_another_port_must_lead_into_a_listed_network_with_every_address(url, address):
+@pytest.mark.parametrize(
+    "address",
+    [PUBLIC, "127.0.0.1", "10.21.0.7", "::ffff:127.0.0.1", "64:ff9b::10.20.0.7", "nonsense"],
+)
+@pytest.mark.parametrize(
+    "url", ["http://shop.internal/", "https://shop.internal:8443/", "http://shop.internal:443/"]
+)
+async def test_a_name_in_plain_http_or_on_another_port_must_lead_into_a_listed_network_with_every_address(
+    url, address
+):
     wire = Wire(OK)
 
     with pytest.raises(AddressRefused):
@@ -207,28 +269,47 @@ async def test_a_name_that_leaves_the_listed_network_is_refused_at_the_next_try(
     await transport.aclose()
 
 
-# ------------------------------------------------------------------------------------------------------------- connections
+# --------------------------------------------------------------------------------------------------
+# connections
 
 
 async def test_the_connection_goes_to_the_checked_address_while_tls_and_host_speak_of_the_name():
     wire, names = Wire(OK), Names([PUBLIC])
 
-    answer = await post("https://shop.example/mq/check?a=b", wire, names, headers={"webhook-id": "chk_1_a"})
+    answer = await post(
+        "https://shop.example/mq/check?a=b", wire, names, headers={"webhook-id": "chk_1_a"}
+    )
 
     assert (answer.status, answer.body) == (200, b"{}")
     assert (wire.connected, wire.server_names) == ([(PUBLIC, 443)], ["shop.example"])
     head = wire.written[0].lower()
     assert head.startswith(b"post /mq/check?a=b http/1.1\r\n")
-    for line in (b"host: shop.example", b"accept-encoding: identity", b"webhook-id: chk_1_a", b"connection: close"):
+    for line in (
+        b"host: shop.example",
+        b"accept-encoding: identity",
+        b"webhook-id: chk_1_a",
+        b"connection: close",
+    ):
         assert b"\r\n" + line + b"\r\n" in head
     assert head.endswith(b"\r\n\r\n{}")
 
 
 @pytest.mark.parametrize(
-    "bad", ["127.0.0.1", "10.0.0.7", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1%lo", "nonsense"]
+    "bad",
+    [
+        "127.0.0.1",
+        "10.0.0.7",
+        "::1",
+        "::ffff:127.0.0.1",
+        "169.254.169.254",
+        "fe80::1%lo",
+        "nonsense",
+    ],
 )
 @pytest.mark.parametrize("first", [True, False])
-async def test_one_address_that_is_not_public_refuses_the_name_and_nothing_is_connected_to(bad, first):
+async def test_one_address_that_is_not_public_refuses_the_name_and_nothing_is_connected_to(
+    bad, first
+):
     wire = Wire(OK)
 
     with pytest.raises(AddressRefused):
@@ -276,7 +357,12 @@ async def test_a_host_that_is_an_address_is_not_looked_up():
 async def test_a_listed_name_may_lead_to_this_machine_in_plain_http():
     wire = Wire(OK)
 
-    await post("http://shop.internal:8080/", wire, Names(["127.0.0.1"]), allowed=read_allowed(["shop.internal"]))
+    await post(
+        "http://shop.internal:8080/",
+        wire,
+        Names(["127.0.0.1"]),
+        allowed=read_allowed(["shop.internal"]),
+    )
 
     assert (wire.connected, wire.server_names) == ([("127.0.0.1", 8080)], [])
     assert b"host: shop.internal:8080\r\n" in wire.written[0].lower()
@@ -294,7 +380,10 @@ async def test_neither_a_proxy_nor_a_certificate_store_of_the_environment_is_use
 
 
 async def test_a_redirect_is_an_answer_like_any_other_and_is_not_followed():
-    wire = Wire(b"HTTP/1.1 307 Temporary Redirect\r\nLocation: https://127.0.0.1/\r\nContent-Length: 0\r\n\r\n")
+    wire = Wire(
+        b"HTTP/1.1 307 Temporary Redirect\r\nLocation: https://127.0.0.1/\r\nContent-Length: "
+        b"0\r\n\r\n"
+    )
 
     answer = await post("https://shop.example/", wire, Names([PUBLIC]))
 
@@ -307,7 +396,9 @@ async def test_cookies_and_connections_are_not_kept():
     transport = WebhookTransport(NOTHING, resolve=Names([PUBLIC]), connector=wire)
 
     for _ in range(2):
-        await transport.post(parse_url("https://shop.example/", NOTHING), {}, b"{}", timeout_ms=5_000)
+        await transport.post(
+            parse_url("https://shop.example/", NOTHING), {}, b"{}", timeout_ms=5_000
+        )
 
     assert len(wire.connected) == 2
     assert b"cookie" not in wire.written[1].lower()
@@ -329,7 +420,9 @@ async def test_an_answer_of_64_kib_is_read_and_a_longer_one_is_not(extra):
 
 
 async def test_a_compressed_answer_is_handed_on_as_it_came():
-    wire = Wire(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08")
+    wire = Wire(
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08"
+    )
 
     answer = await post("https://shop.example/", wire, Names([PUBLIC]))
 
@@ -338,7 +431,12 @@ async def test_a_compressed_answer_is_handed_on_as_it_came():
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{}", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000],
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000,
+    ],
 )
 async def test_what_is_no_http_fails_the_try(answer):
     with pytest.raises(httpx.HTTPError):
@@ -401,7 +499,9 @@ async def test_one_lookup_of_a_name_serves_all_who_ask_meanwhile_and_few_are_und
     assert begun.empty()
     assert most == 2
     assert await resolve("a", 443) == ["a:443"]
-    assert await begun.get() == "a", "what was found is not kept: a name may lead elsewhere by the next try"
+    assert await begun.get() == "a", (
+        "what was found is not kept: a name may lead elsewhere by the next try"
+    )
 
 
 async def test_a_name_that_is_not_found_makes_room_for_the_next():
@@ -410,6 +510,8 @@ async def test_a_name_that_is_not_found_makes_room_for_the_next():
 
     resolve = SystemResolver(most=1, look_up=look_up)
 
-    found = await asyncio.gather(*[resolve(str(number), 443) for number in range(5)], return_exceptions=True)
+    found = await asyncio.gather(
+        *[resolve(str(number), 443) for number in range(5)], return_exceptions=True
+    )
 
     assert [type(one) for one in found] == [socket.gaierror] * 5

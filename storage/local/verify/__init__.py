@@ -1,1 +1,4 @@
-"""Verify every file of a store, running or stopped, in small steps. Changes nothing and takes no lock."""
+"""Verify every file of a store, running or stopped, in small steps.
+
+Changes nothing and takes no lock.
+"""

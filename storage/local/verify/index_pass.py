@@ -1,7 +1,9 @@
-"""Compare the key index with the log: every key has its entry, in the order of the log, and a look-up comes to each entry.
+"""Compare the key index with the log: every key has its entry, in the order of the log, and a
+look-up comes to each entry.
 
-Entries lie in the files in the order of their records, so both are read once, side by side. Memory is 4 bytes for each slot of
-one file. Where the store has a snapshot, it says how far the files are to reach; what is newer is fed again by a start.
+Entries lie in the files in the order of their records, so both are read once, side by side. Memory
+is 4 bytes for each slot of one file. Where the store has a snapshot, it says how far the files are
+to reach; what is newer is fed again by a start.
 """
 
 from collections.abc import Generator, Iterator
@@ -21,7 +23,10 @@ from storage.store import Finding
 _AT_ONCE = 1 << 15  # entries
 _SLOTS_AT_ONCE = 1 << 18
 _MOST_DIFFERING = 1_000  # in one piece: then the file does not follow the log at all
-_REMEDY = "Stop the service and run `escrowmq store repair DIR --rebuild-derived`: the next start rebuilds the key index."
+_REMEDY = (
+    "Stop the service and run `escrowmq store repair DIR --rebuild-derived`: the next start "
+    "rebuilds the key index."
+)
 
 
 class IndexPass:
@@ -31,7 +36,9 @@ class IndexPass:
         self._scope = scope
         marks = None if scope.queues is None else scope.queues.index
         # Up to where the files must have every key; None: as far as they go.
-        self._limit = scope.queues.log_offset if scope.queues is not None and marks is not None else None
+        self._limit = (
+            scope.queues.log_offset if scope.queues is not None and marks is not None else None
+        )
         self._findings: list[Finding] = []
         self._missing: list[range] = []  # of the log
         self._pending: list[Keys] = []
@@ -40,7 +47,9 @@ class IndexPass:
         self._is_over = False  # nothing more is compared
         self._open(marks)
         self._is_over = not self._files
-        self.total_bytes = sum(file.count * ENTRY.itemsize + file.slots * SLOT.itemsize for file in self._files)
+        self.total_bytes = sum(
+            file.count * ENTRY.itemsize + file.slots * SLOT.itemsize for file in self._files
+        )
 
     def feed(self, piece: Piece) -> Iterator[tuple[str, int]]:
         """(name of the file that was read, bytes)."""
@@ -51,7 +60,12 @@ class IndexPass:
         is_wanted = np.ones(len(piece.scan.record_offsets), bool)
         if self._limit is not None:
             is_wanted = piece.scan.record_offsets < self._limit
-        keys = key_scan.keys(piece.data, piece.offset, piece.scan.record_offsets[is_wanted], piece.scan.record_bytes[is_wanted])
+        keys = key_scan.keys(
+            piece.data,
+            piece.offset,
+            piece.scan.record_offsets[is_wanted],
+            piece.scan.record_bytes[is_wanted],
+        )
         self._pending.append(keys)
         self._pending_count += len(keys.hashes)
         if self._pending_count >= _AT_ONCE:
@@ -75,10 +89,15 @@ class IndexPass:
             file.close()
         self._files = []
 
-    # --------------------------------------------------------------------------------------------------------- opening
+    # ----------------------------------------------------------------------------------------------
+    # opening
 
     def _open(self, marks: dict[str, int] | None) -> None:
-        names = [name for name in scopes.listed(self._scope.vfs, self._scope.root / KEY_INDEX) if index_file.is_file_name(name)]
+        names = [
+            name
+            for name in scopes.listed(self._scope.vfs, self._scope.root / KEY_INDEX)
+            if index_file.is_file_name(name)
+        ]
         has_gap = False
         for name in names if marks is None else sorted(marks):
             path = self._scope.root / KEY_INDEX / name
@@ -87,23 +106,40 @@ class IndexPass:
             except FileNotFoundError:
                 has_gap = True
                 if not self._is_dropped(name):
-                    self._note(path, None, "index_file_missing", "no file", f"{(marks or {})[name] - 1} entries")
+                    self._note(
+                        path,
+                        None,
+                        "index_file_missing",
+                        "no file",
+                        f"{(marks or {})[name] - 1} entries",
+                    )
                 continue
             try:
-                found = _IndexFile(self._scope.vfs, path, file, None if marks is None else marks[name], has_gap=has_gap)
+                found = _IndexFile(
+                    self._scope.vfs,
+                    path,
+                    file,
+                    None if marks is None else marks[name],
+                    has_gap=has_gap,
+                )
             finally:
                 file.close()
             has_gap = not found.slots and not found.is_empty
             if found.slots:
                 self._files.append(found)
             elif has_gap:
-                size = f"a header that does not fit the {found.size} bytes of the file: {tuple(found.header)}"
+                size = (
+                    f"a header that does not fit the {found.size} bytes of the file: "
+                    f"{tuple(found.header)}"
+                )
                 self._note(path, 0, "index_file_unreadable", size, "a file of slots and entries")
         if has_gap:
             self._limit = None
 
     def _note_gone(self) -> None:
-        """The first file went before it was read: with the segments that it led to, or by other hands."""
+        """The first file went before it was read: with the segments that it led to, or by other
+        hands.
+        """
         gone = self._files.pop(0)
         if not self._is_dropped(gone.path.name):
             self._note(gone.path, None, "index_file_missing", "no file", f"{gone.count} entries")
@@ -119,10 +155,15 @@ class IndexPass:
         now = scopes.newest_queues(self._scope.vfs, self._scope.root)
         return now is None or now.index is None or name not in now.index
 
-    # ------------------------------------------------------------------------------------------------------- comparing
+    # ----------------------------------------------------------------------------------------------
+    # comparing
 
     def _compare(self) -> Iterator[tuple[str, int]]:
-        keys = Keys._make(np.concatenate(parts) for parts in zip(*self._pending, strict=True)) if self._pending else _NO_KEYS
+        keys = (
+            Keys._make(np.concatenate(parts) for parts in zip(*self._pending, strict=True))
+            if self._pending
+            else _NO_KEYS
+        )
         self._pending, self._pending_count = [], 0
         while len(keys.hashes) and self._files:
             if self._files[0].has_gap:
@@ -141,21 +182,31 @@ class IndexPass:
             self._is_over = True
             if self._limit is not None:
                 what = f"the keys of the records from log offset {keys.log_offsets[0]} on"
-                self._note(self._scope.root / KEY_INDEX, None, "index_entry_missing", "no entries", what)
+                self._note(
+                    self._scope.root / KEY_INDEX, None, "index_entry_missing", "no entries", what
+                )
 
     def _read_on(self, keys: Keys) -> Generator[tuple[str, int], None, Keys]:
-        """Compare entries of the first file with these keys, until one of them is used up; returns the keys that are left.
+        """Compare entries of the first file with these keys, until one of them is used up; returns
+        the keys that are left.
 
         Without keys, reads the file to its end.
         """
-        file, log_begin = self._files[0], self._scope.segments[0].begin if self._scope.segments else 0
+        file, log_begin = (
+            self._files[0],
+            self._scope.segments[0].begin if self._scope.segments else 0,
+        )
         reads_all = not len(keys.hashes)
         while not file.is_through and (reads_all or len(keys.hashes)):
             count = _AT_ONCE if reads_all else min(_AT_ONCE, len(keys.hashes))
             entries = file.read(count)
             offsets = entries["log_offset"].astype(np.int64)
             # What retention has dropped is a beginning; of what is damaged the log has no keys.
-            is_gone = np.logical_and.accumulate(offsets < log_begin) if not file.has_matched else np.zeros(len(offsets), bool)
+            is_gone = (
+                np.logical_and.accumulate(offsets < log_begin)
+                if not file.has_matched
+                else np.zeros(len(offsets), bool)
+            )
             for missing in self._missing:
                 is_gone |= (offsets >= missing.start) & (offsets < missing.stop)
             numbers = np.flatnonzero(~is_gone)[: len(keys.hashes)]
@@ -171,16 +222,23 @@ class IndexPass:
         """`numbers`: which of the entries are those of the keys, in their order."""
         hashes = entries["key_hash"].astype(np.int64)
         if file.follows_log and len(numbers):
-            begin_ms = file.begin_ms(keys, is_first=not file.has_matched and numbers[0] == 0 and file.at == 1)
+            begin_ms = file.begin_ms(
+                keys, is_first=not file.has_matched and numbers[0] == 0 and file.at == 1
+            )
             differs = (
                 (hashes[numbers] != keys.hashes)
                 | (entries["log_offset"][numbers] != keys.log_offsets)
-                | (entries["seconds"][numbers] != index_file.seconds_between(begin_ms, keys.stored_at_ms))
+                | (
+                    entries["seconds"][numbers]
+                    != index_file.seconds_between(begin_ms, keys.stored_at_ms)
+                )
             )
             wrong = np.flatnonzero(differs)
             file.has_matched = True
             if len(wrong):
-                file.note_differing(file.at + numbers[wrong], entries[numbers[wrong[0]]], keys, int(wrong[0]))
+                file.note_differing(
+                    file.at + numbers[wrong], entries[numbers[wrong[0]]], keys, int(wrong[0])
+                )
                 hashes[numbers[wrong]] = keys.hashes[wrong]
             file.follows_log = len(wrong) <= max(_MOST_DIFFERING, len(numbers) // 2)
         ends_with_key = len(numbers) > 0 and numbers[-1] == len(entries) - 1
@@ -198,16 +256,28 @@ class IndexPass:
         if self._files and not file.follows_log:
             self._files[0].has_gap = True
 
-    def _note(self, path: PurePath, position: int | None, code: str, found: str, expected: str, places: int = 1) -> None:
+    def _note(
+        self,
+        path: PurePath,
+        position: int | None,
+        code: str,
+        found: str,
+        expected: str,
+        places: int = 1,
+    ) -> None:
         place = "the key index" if position is None else f"byte {position}"
         name = self._scope.name(path)
-        self._findings.append(Finding(code, name, position, place, found, expected, True, _REMEDY, places))
+        self._findings.append(
+            Finding(code, name, position, place, found, expected, True, _REMEDY, places)
+        )
 
 
 class _IndexFile:
     """One index file, read from its first entry on; open from then to `close`."""
 
-    def __init__(self, vfs: Vfs, path: PurePath, file: File, mark: int | None, *, has_gap: bool) -> None:
+    def __init__(
+        self, vfs: Vfs, path: PurePath, file: File, mark: int | None, *, has_gap: bool
+    ) -> None:
         """`mark`: the number of the entry behind those that are to be in it; None: the header's.
 
         `has_gap`: keys before its first one belong to a file in front of it that cannot be read.
@@ -229,12 +299,14 @@ class _IndexFile:
         self.at = 1  # the next entry
         self.has_matched = False  # an entry was compared with the log
         self.follows_log = True
-        self.end_ms: int | None = None  # when the record of the last entry was stored, as the log says
+        # when the record of the last entry was stored, as the log says
+        self.end_ms: int | None = None
         self._begin_ms: int | None = None
         self._begin_offset: int | None = None
         self._end_offset: int | None = None
         self._chains = Chains(self.slots)
-        self._differing: tuple[int, int, str, str] | None = None  # how many, the first of them, found, expected
+        # how many, the first of them, found, expected
+        self._differing: tuple[int, int, str, str] | None = None
         self._broken: tuple[int, int] | None = None
         self._stray = 0
         self._wrong_slots: list[int] = []
@@ -282,9 +354,14 @@ class _IndexFile:
         self._end_offset = int(entries["log_offset"][-1])
 
     def check_slots(self) -> Iterator[int]:
-        """Each slot names its newest entry. One that names a newer one than was read leads back to it."""
+        """Each slot names its newest entry.
+
+        One that names a newer one than was read leads back to it.
+        """
         for begin in range(0, self.slots, _SLOTS_AT_ONCE):
-            raw = self._file.read(index_file.slot_at(begin), min(_SLOTS_AT_ONCE, self.slots - begin) * SLOT.itemsize)
+            raw = self._file.read(
+                index_file.slot_at(begin), min(_SLOTS_AT_ONCE, self.slots - begin) * SLOT.itemsize
+            )
             found = np.frombuffer(raw, SLOT)
             newest = self._chains.newest[begin : begin + len(found)]
             for slot in np.flatnonzero(found != newest).tolist():
@@ -293,20 +370,50 @@ class _IndexFile:
             yield len(raw)
 
     def findings(self, *, is_full: bool) -> Iterator[tuple[int, str, str, str, int]]:
-        """(position, code, found, expected, places). `is_full`: nothing was written to it behind the mark."""
+        """(position, code, found, expected, places).
+
+        `is_full`: nothing was written to it behind the mark.
+        """
         if self._differing is not None:
             count, first, found, expected = self._differing
-            yield index_file.entry_at(self.slots, first), "index_entry_differs", found, expected, count
+            yield (
+                index_file.entry_at(self.slots, first),
+                "index_entry_differs",
+                found,
+                expected,
+                count,
+            )
         if self._stray:
-            yield HEADER_BYTES, "index_entry_stray", f"{self._stray} entries", "entries of records of the log only", self._stray
+            yield (
+                HEADER_BYTES,
+                "index_entry_stray",
+                f"{self._stray} entries",
+                "entries of records of the log only",
+                self._stray,
+            )
         if self._broken is not None:
             count, first = self._broken
-            text = f"the entry before it in its slot: without it {count} entries and those before them are not found"
-            yield index_file.entry_at(self.slots, first), "index_chain_broken", "another one", text, count
+            text = (
+                f"the entry before it in its slot: without it {count} entries and those before "
+                "them are not found"
+            )
+            yield (
+                index_file.entry_at(self.slots, first),
+                "index_chain_broken",
+                "another one",
+                text,
+                count,
+            )
         if self._wrong_slots:
             slot, count = self._wrong_slots[0], len(self._wrong_slots)
             expected = f"entry {int(self._chains.newest[slot])}"
-            yield index_file.slot_at(slot), "index_slot_differs", f"another entry in slot {slot}", expected, count
+            yield (
+                index_file.slot_at(slot),
+                "index_slot_differs",
+                f"another entry in slot {slot}",
+                expected,
+                count,
+            )
         header, right = self.header, self._right_header(is_full=is_full)
         if header != right:
             yield 0, "index_header_differs", str(tuple(header)), str(tuple(right)), 1
@@ -319,7 +426,9 @@ class _IndexFile:
         """The entry to which the chain from this one comes among those that were read."""
         while number >= self._end:
             raw = self._file.read(index_file.entry_at(self.slots, number), ENTRY.itemsize)
-            previous = int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else -1
+            previous = (
+                int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else -1
+            )
             if not 0 <= previous < number:
                 return -1
             number = previous
@@ -329,12 +438,23 @@ class _IndexFile:
         """The header as it must be, as far as the log has said it."""
         right = self.header
         if self._begin_ms is not None and self._begin_offset is not None:
-            right = right._replace(begin_stored_at_ms=self._begin_ms, begin_offset=self._begin_offset)
+            right = right._replace(
+                begin_stored_at_ms=self._begin_ms, begin_offset=self._begin_offset
+            )
         if right.next_entry < self._end or is_full:
             right = right._replace(next_entry=self._end)
-        if right.next_entry == self._end and self.follows_log and self._differing is None and self.end_ms is not None:
+        if (
+            right.next_entry == self._end
+            and self.follows_log
+            and self._differing is None
+            and self.end_ms is not None
+        ):
             used_slots = int(np.count_nonzero(self._chains.newest))
-            right = right._replace(end_stored_at_ms=self.end_ms, end_offset=self._end_offset or 0, used_slots=used_slots)
+            right = right._replace(
+                end_stored_at_ms=self.end_ms,
+                end_offset=self._end_offset or 0,
+                used_slots=used_slots,
+            )
         return right
 
 

@@ -1,7 +1,9 @@
-"""Walk the log: every unit and its checksum, and past whatever is damaged to the next one that is whole.
+"""Walk the log: every unit and its checksum, and past whatever is damaged to the next one that is
+whole.
 
-A start ends its walk at the first unit that is not whole; this walk finds what lies behind as well. Where the log of a store
-that does not run ends in a torn tail, which the next start cuts, that is no damage: the rules are those of `recovery.py`.
+A start ends its walk at the first unit that is not whole; this walk finds what lies behind as well.
+Where the log of a store that does not run ends in a torn tail, which the next start cuts, that is
+no damage: the rules are those of `recovery.py`.
 """
 
 from collections.abc import Generator
@@ -14,12 +16,19 @@ from storage.formats.scan import Scan, Stop
 from storage.local.verify.scope import Scope, SegmentFile
 from storage.store import Finding
 
-_MOST_UNIT_BYTES = 128 << 20  # what is said to be longer is damaged; the largest request makes a quarter of that
-_REMEDY = "Restore the file from a copy of the store. Without one these messages are lost, all others are served, and "
+# what is said to be longer is damaged; the largest request makes a quarter of that
+_MOST_UNIT_BYTES = 128 << 20
+_REMEDY = (
+    "Restore the file from a copy of the store. Without one these messages are lost, all "
+    "others are served, and "
+)
 
 
 class Piece(NamedTuple):
-    """What one step of the walk has read. `missing`: the range of the log in front of `scan` that cannot be read."""
+    """What one step of the walk has read.
+
+    `missing`: the range of the log in front of `scan` that cannot be read.
+    """
 
     path: str
     read_bytes: int
@@ -32,12 +41,21 @@ class Piece(NamedTuple):
 
 
 class LogWalk:
-    """From `begin`, where a unit must begin, to `end`, or to where the whole units of a stopped store end."""
+    """From `begin`, where a unit must begin, to `end`, or to where the whole units of a stopped
+    store end.
+    """
 
     def __init__(
-        self, scope: Scope, *, window_bytes: int, begin: int = 0, end: int | None = None, drops_cache: bool = False
+        self,
+        scope: Scope,
+        *,
+        window_bytes: int,
+        begin: int = 0,
+        end: int | None = None,
+        drops_cache: bool = False,
     ) -> None:
-        """`end`: a place where a unit ends; None: everything that was durable, and behind it what is whole.
+        """`end`: a place where a unit ends; None: everything that was durable, and behind it what
+        is whole.
 
         `drops_cache`: what is read comes from the disk, though a copy of it may be in memory.
         """
@@ -84,7 +102,9 @@ class LogWalk:
             window_end = segment.end if self._limit is None else min(segment.end, self._limit)
             offset = self.at - self.at % unit.ALIGNMENT
             data = file.read(offset - segment.begin, min(window_bytes, window_end - offset))
-            found = scan.scan(data, offset, begin=self.at, segment_end=segment.end, epoch=self._epoch)
+            found = scan.scan(
+                data, offset, begin=self.at, segment_end=segment.end, epoch=self._epoch
+            )
             self._epoch = max(self._epoch, found.epoch)
             yield Piece(name, max(0, found.end - self.at), data, offset, found)
             has_moved = found.end > self.at
@@ -92,12 +112,16 @@ class LogWalk:
             if found.stop is Stop.END_OF_FILE:
                 yield Piece(name, segment.end - self.at)
                 self.at = segment.end
-            elif found.stop is Stop.WINDOW_END and (has_moved or self._has_more(data, offset, window_end, window_bytes)):
+            elif found.stop is Stop.WINDOW_END and (
+                has_moved or self._has_more(data, offset, window_end, window_bytes)
+            ):
                 window_bytes = self._window_bytes if has_moved else window_bytes * 4
             elif found.stop is Stop.WINDOW_END and self._is_through(self.at):
                 return True
             else:
-                reason = found.reason or ("zeros" if found.stop is Stop.EMPTY else f"a unit longer than {len(data)} bytes")
+                reason = found.reason or (
+                    "zeros" if found.stop is Stop.EMPTY else f"a unit longer than {len(data)} bytes"
+                )
                 if (yield from self._damage(segment, file, reason)):
                     return True
         return False
@@ -110,13 +134,17 @@ class LogWalk:
         """Whether a larger window may hold what this one did not."""
         return offset + len(data) < window_end and window_bytes < _MOST_UNIT_BYTES
 
-    def _damage(self, segment: SegmentFile, file: File, reason: str) -> Generator[Piece, None, bool]:
+    def _damage(
+        self, segment: SegmentFile, file: File, reason: str
+    ) -> Generator[Piece, None, bool]:
         """Go on behind what is not whole. Returns True where that is the end of the log."""
         begin, name = self.at, self._scope.name(segment.path)
         if begin >= self._scope.durable_end and not (yield from self._was_on_disk(segment, begin)):
             return True
         window_end = segment.end if self._limit is None else min(segment.end, self._limit)
-        found = yield from self._next_whole(segment, file, begin + 1, window_end, damaged_from=begin)
+        found = yield from self._next_whole(
+            segment, file, begin + 1, window_end, damaged_from=begin
+        )
         end = window_end if found is None else found.offset
         self.at = segment.end if found is None and window_end == segment.end else end
         finding = Finding(
@@ -127,7 +155,8 @@ class LogWalk:
             found=reason,
             expected="whole units of records with their checksums",
             is_derived=False,
-            remedy=f"{_REMEDY}`escrowmq store repair DIR --blank-unit {begin}` takes the damage out of the log.",
+            remedy=f"{_REMEDY}`escrowmq store repair DIR --blank-unit {begin}` takes the damage "
+            "out of the log.",
         )
         yield Piece(name, self.at - begin, missing=range(begin, self.at), finding=finding)
         return self._limit is None and found is None and begin >= self._scope.durable_end
@@ -142,10 +171,17 @@ class LogWalk:
             data_end = min(end, segment.begin + data_end)
             while at < data_end:
                 # A magic word may lie across the border of two windows.
-                window = file.read(at - segment.begin, self._window_bytes + records.END_OF_FILE_BYTES)
+                window = file.read(
+                    at - segment.begin, self._window_bytes + records.END_OF_FILE_BYTES
+                )
                 yield Piece(name, 0, searched_bytes=len(window))
-                is_empty = window == bytes(len(window))  # what is prepared ahead of the writer: quicker than a search
-                for place in () if is_empty else scan.record_places(window, 0, min(self._window_bytes, data_end - at)):
+                # what is prepared ahead of the writer: quicker than a search
+                is_empty = window == bytes(len(window))
+                for place in (
+                    ()
+                    if is_empty
+                    else scan.record_places(window, 0, min(self._window_bytes, data_end - at))
+                ):
                     whole = self._whole_at(segment, file, at + place, window[place:], damaged_from)
                     if whole is not None:
                         return whole
@@ -159,7 +195,8 @@ class LogWalk:
         length = self._window_bytes
         while True:
             step = scan.judge(
-                window, 0, offset, segment_end=segment.end, epoch=self._epoch, damaged_from=damaged_from
+                window, 0, offset, segment_end=segment.end, epoch=self._epoch,
+                damaged_from=damaged_from
             )  # fmt: skip
             if isinstance(step, scan.Unit):
                 break
@@ -171,7 +208,9 @@ class LogWalk:
         return _Whole(offset, found.end, found.synced_offset, records.decode(window).stored_at_ms)
 
     def _was_on_disk(self, segment: SegmentFile, place: int) -> Generator[Piece, None, bool]:
-        """Returns whether a whole unit behind `place` proves that this place of the log had been on disk."""
+        """Returns whether a whole unit behind `place` proves that this place of the log had been on
+        disk.
+        """
         for one in self._scope.segments:
             if one.end <= segment.begin:
                 continue
@@ -182,7 +221,11 @@ class LogWalk:
             try:
                 at = max(place + 1, one.begin)
                 # A record of a damaged unit proves as much as a whole unit, here as at a start.
-                while (found := (yield from self._next_whole(one, file, at, one.end, damaged_from=None))) is not None:
+                while (
+                    found := (
+                        yield from self._next_whole(one, file, at, one.end, damaged_from=None)
+                    )
+                ) is not None:
                     if found.synced_offset > place or found.stored_at_ms <= self._scope.physic_ms:
                         return True
                     at = found.end
@@ -219,7 +262,9 @@ class LogWalk:
 
 
 class _Whole(NamedTuple):
-    """Whole units behind one another: the highest synced offset that they state, and when the first was stored."""
+    """Whole units behind one another: the highest synced offset that they state, and when the first
+    was stored.
+    """
 
     offset: int
     end: int

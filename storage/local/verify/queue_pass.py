@@ -1,7 +1,8 @@
-"""Compare the consume queues with the log: each record has its entry, and each entry points to its record.
+"""Compare the consume queues with the log: each record has its entry, and each entry points to its
+record.
 
-The log says what the entries of a queue must be, one behind another; they are compared with the files many at a time. Where the
-log is damaged, the entries say which messages lay there.
+The log says what the entries of a queue must be, one behind another; they are compared with the
+files many at a time. Where the log is damaged, the entries say which messages lay there.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ _OPEN_FILES = 16
 _NOTHING = bytes(ENTRY_BYTES)
 _OF_OTHER_TOPICS = "%LMQ%"  # RocketMQ's light queues: their records name another topic
 _REMEDY = (
-    "Nothing at once: where the service meets such an entry it makes it again from the log. To rebuild all of them, stop the "
+    "Nothing at once: where the service meets such an entry it makes it again from the log. To "
+    "rebuild all of them, stop the "
     "service and run `escrowmq store repair DIR --rebuild-derived`."
 )
 
@@ -42,7 +44,8 @@ class _Queue:
         self.id = queue
         self.begin = queue_offset  # of the first record found
         self.next = queue_offset  # behind the last one found
-        self.pending: list[bytes] = []  # entries that were not compared yet; the last one is that of next - 1
+        # entries that were not compared yet; the last one is that of next - 1
+        self.pending: list[bytes] = []
         self.gaps: list[OffsetRange] = []  # offsets of which the log has no whole record
         self.suspects: list[_Suspect] = []
 
@@ -77,27 +80,40 @@ class QueuePass:
             return
         window, window_offset = piece.data, piece.offset
         queues = self._queues
-        for offset, length in zip(piece.scan.record_offsets.tolist(), piece.scan.record_bytes.tolist(), strict=True):
-            topic, number, queue_offset, sys_flag, stored_at_ms, own = records.skim(window, offset - window_offset, length)
+        for offset, length in zip(
+            piece.scan.record_offsets.tolist(), piece.scan.record_bytes.tolist(), strict=True
+        ):
+            topic, number, queue_offset, sys_flag, stored_at_ms, own = records.skim(
+                window, offset - window_offset, length
+            )
             if sys_flag & records.TRANSACTION_MASK not in QUEUED:
                 if topic == LOST_TOPIC:
-                    self._note_lost(offset, window[offset - window_offset : offset - window_offset + length])
+                    self._note_lost(
+                        offset, window[offset - window_offset : offset - window_offset + length]
+                    )
                 continue
             queue = queues.get((topic, number))
             if queue is None:
-                queue = queues[topic, number] = _Queue(QueueId(topic.decode("utf-8"), number), queue_offset)
+                queue = queues[topic, number] = _Queue(
+                    QueueId(topic.decode("utf-8"), number), queue_offset
+                )
             if queue_offset != queue.next:
                 if queue_offset < queue.next:
-                    continue  # a broker's log may have an offset twice; the first one counts, as in a replay
+                    # a broker's log may have an offset twice; the first one counts, as in a replay
+                    continue
                 self._skip(queue, queue_offset)
-            queue.pending.append(queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms)))
+            queue.pending.append(
+                queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))
+            )
             queue.next = queue_offset + 1
         self._pending += len(piece.scan.record_offsets)
         if self._pending >= _MOST_PENDING:
             yield from self._compare_all()
 
     def _note_lost(self, offset: int, raw: bytes) -> None:
-        """What a repair took out of the log keeps its entries, which point to the note of the repair."""
+        """What a repair took out of the log keeps its entries, which point to the note of the
+        repair.
+        """
         entry = queue_entry.encode(offset, len(raw), 0)
         for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
             key = (queue_id.topic.encode("utf-8"), queue_id.number)
@@ -128,7 +144,8 @@ class QueuePass:
     def close(self) -> None:
         self._handles.close()
 
-    # ------------------------------------------------------------------------------------------------------- comparing
+    # ----------------------------------------------------------------------------------------------
+    # comparing
 
     def _compare_all(self) -> Iterator[str]:
         self._pending = 0
@@ -149,7 +166,9 @@ class QueuePass:
         for run in np.split(differs, np.flatnonzero(np.diff(differs) > 1) + 1):
             first, last = int(run[0]), int(run[-1])
             at = slice(first * ENTRY_BYTES, (first + 1) * ENTRY_BYTES)
-            queue.suspects.append(_Suspect(begin + first, begin + last + 1, expected[at], found[at]))
+            queue.suspects.append(
+                _Suspect(begin + first, begin + last + 1, expected[at], found[at])
+            )
 
     def _read(self, queue: QueueId, begin: int, count: int) -> bytes:
         """The entries as they are stored; zeros where no file has them."""
@@ -158,7 +177,9 @@ class QueuePass:
         at, end = begin * ENTRY_BYTES, (begin + count) * ENTRY_BYTES
         while at < end:
             base = sizes.base_of(at)
-            file_end = end if not sizes.file_bytes else at - at % sizes.file_bytes + sizes.file_bytes
+            file_end = (
+                end if not sizes.file_bytes else at - at % sizes.file_bytes + sizes.file_bytes
+            )
             length = min(end, file_end) - at
             raw = b""
             if base is not None:
@@ -174,7 +195,9 @@ class QueuePass:
     def _sizes(self, queue: QueueId) -> "_FileSizes":
         found = self._files.get(queue)
         if found is None:
-            found = self._files[queue] = _FileSizes.of(self._scope, self._folder / queue.topic / str(queue.number))
+            found = self._files[queue] = _FileSizes.of(
+                self._scope, self._folder / queue.topic / str(queue.number)
+            )
         return found
 
     def _path(self, queue: QueueId, base: int) -> PurePath:
@@ -183,10 +206,16 @@ class QueuePass:
     def _folder_of(self, queue: QueueId) -> str:
         return f"{CONSUME_QUEUES}/{queue.topic}/{queue.number}"
 
-    # --------------------------------------------------------------------------------------------------------- judging
+    # ----------------------------------------------------------------------------------------------
+    # judging
 
-    def _judge(self, queue_id: QueueId, queue: _Queue | None, bounds: OffsetRange | None) -> list[Finding]:
-        """`bounds`: by the newest snapshot now. What it counts must be in the files; what is newer may still be missing."""
+    def _judge(
+        self, queue_id: QueueId, queue: _Queue | None, bounds: OffsetRange | None
+    ) -> list[Finding]:
+        """`bounds`: by the newest snapshot now.
+
+        What it counts must be in the files; what is newer may still be missing.
+        """
         findings = []
         first, required_end = bounds or (0, 0)
         for suspect in [] if queue is None else queue.suspects:
@@ -201,20 +230,29 @@ class QueuePass:
             if queue is None:
                 unseen = [known]
             else:
-                unseen = [OffsetRange(known.first, queue.begin), *unseen, OffsetRange(queue.next, known.end)]
+                unseen = [
+                    OffsetRange(known.first, queue.begin),
+                    *unseen,
+                    OffsetRange(queue.next, known.end),
+                ]
         for gap in unseen:
             if gap.first < gap.end:
                 findings += self._judge_gap(queue_id, gap)
         return findings
 
-    def _judge_suspect(self, queue: QueueId, suspect: _Suspect, required_end: int) -> Finding | None:
+    def _judge_suspect(
+        self, queue: QueueId, suspect: _Suspect, required_end: int
+    ) -> Finding | None:
         found = suspect.found
         if self._scope.is_running:
             # It may have been about to be written, or its record dropped meanwhile.
             self._handles.close()
             self._files.pop(queue, None)
             found = self._read(queue, suspect.begin, 1)
-            if found == suspect.expected or queue_entry.decode(suspect.expected).physical_offset < self._scope.log_begin():
+            if (
+                found == suspect.expected
+                or queue_entry.decode(suspect.expected).physical_offset < self._scope.log_begin()
+            ):
                 return None
         if found == _NOTHING and suspect.begin >= required_end:
             return None
@@ -237,10 +275,16 @@ class QueuePass:
         while at < gap.end:
             count = min(_READ_ENTRIES, gap.end - at)
             entries = list(queue_entry.decode_all(self._read(queue, at, count)))
-            # Asked behind the read: what retention drops it drops from the log first, and the files last.
-            first, log_begin = self._scope.bounds_now().get(queue, gap).first, self._scope.log_begin()
+            # Asked behind the read: what retention drops it drops from the log first, and the files
+            # last.
+            first, log_begin = (
+                self._scope.bounds_now().get(queue, gap).first,
+                self._scope.log_begin(),
+            )
             for number, entry in enumerate(entries, at):
-                is_dropped = number < first or (0 <= entry.physical_offset < log_begin and entry.record_bytes > 0)
+                is_dropped = number < first or (
+                    0 <= entry.physical_offset < log_begin and entry.record_bytes > 0
+                )
                 if not is_dropped:
                     lost.setdefault(self._missing_at(entry.physical_offset), []).append(number)
             at += count
@@ -250,7 +294,11 @@ class QueuePass:
         return next((missing for missing in self._missing if log_offset in missing), None)
 
     def _lost(self, queue: QueueId, numbers: list[int], missing: range | None) -> Finding:
-        where = f"log offsets {missing.start} to {missing.stop}, which are damaged" if missing is not None else "no known place"
+        where = (
+            f"log offsets {missing.start} to {missing.stop}, which are damaged"
+            if missing is not None
+            else "no known place"
+        )
         return Finding(
             code="log_messages_lost",
             file=self._file_name(queue, numbers[0]),
@@ -259,7 +307,8 @@ class QueuePass:
             found=f"entries that point to {where}",
             expected="a whole record for each message of the queue",
             is_derived=False,
-            remedy="Restore the segment from a copy of the store. Without one these messages are lost.",
+            remedy="Restore the segment from a copy of the store. Without one these messages are "
+            "lost.",
             places=len(numbers),
         )
 
@@ -302,7 +351,11 @@ class QueuePass:
 
     def _file_name(self, queue: QueueId, queue_offset: int) -> str:
         base = self._sizes(queue).base_of(queue_offset * ENTRY_BYTES)
-        return self._folder_of(queue) if base is None else f"{self._folder_of(queue)}/{names.file_name(base)}"
+        return (
+            self._folder_of(queue)
+            if base is None
+            else f"{self._folder_of(queue)}/{names.file_name(base)}"
+        )
 
     def _position(self, queue: QueueId, queue_offset: int) -> int | None:
         base = self._sizes(queue).base_of(queue_offset * ENTRY_BYTES)
@@ -317,7 +370,11 @@ class _FileSizes(NamedTuple):
 
     @classmethod
     def of(cls, scope: Scope, folder: PurePath) -> "_FileSizes":
-        bases = sorted(base for name in scopes.listed(scope.vfs, folder) if (base := names.base_offset(name)) is not None)
+        bases = sorted(
+            base
+            for name in scopes.listed(scope.vfs, folder)
+            if (base := names.base_offset(name)) is not None
+        )
         sizes = [scopes.size_of(scope.vfs, folder / names.file_name(base)) or 0 for base in bases]
         return cls(bases, max(sizes, default=0))
 
@@ -338,4 +395,6 @@ def _text(raw: bytes) -> str:
     entry = queue_entry.decode(raw)
     if raw == _NOTHING:
         return "no entry"
-    return f"log offset {entry.physical_offset}, {entry.record_bytes} bytes, tag hash {entry.tag_hash}"
+    return (
+        f"log offset {entry.physical_offset}, {entry.record_bytes} bytes, tag hash {entry.tag_hash}"
+    )

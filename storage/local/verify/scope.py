@@ -1,7 +1,9 @@
-"""What a verification goes by: the files, and how far they were on disk, as they were when it began.
+"""What a verification goes by: the files, and how far they were on disk, as they were when it
+began.
 
-A store that runs changes meanwhile. What was durable at the beginning stays as it is until retention drops it, so everything is
-held against that: the log below the synced position, queues and key index below the newest snapshot.
+A store that runs changes meanwhile. What was durable at the beginning stays as it is until
+retention drops it, so everything is held against that: the log below the synced position, queues
+and key index below the newest snapshot.
 """
 
 from pathlib import PurePath
@@ -18,7 +20,13 @@ from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.message import OffsetRange, QueueId
 
 COMMIT_LOG, CONSUME_QUEUES, KEY_INDEX = "commitlog", "consumequeue", "index"
-SNAPSHOTS, TIMERS, CONFIG, CHECKPOINT, ABORT = "snapshots", "timers", "config", "checkpoint", "abort"
+SNAPSHOTS, TIMERS, CONFIG, CHECKPOINT, ABORT = (
+    "snapshots",
+    "timers",
+    "config",
+    "checkpoint",
+    "abort",
+)
 
 _decoder = msgspec.msgpack.Decoder(QueuesSnapshot)
 
@@ -30,7 +38,10 @@ class SegmentFile(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """`durable_end`: the log is known to have been on disk up to here. `is_closed`: the store was closed in order."""
+    """`durable_end`: the log is known to have been on disk up to here.
+
+    `is_closed`: the store was closed in order.
+    """
 
     vfs: Vfs
     root: PurePath
@@ -46,7 +57,11 @@ class Scope(NamedTuple):
 
     def log_begin(self) -> int:
         """Where the log begins now: retention may have dropped segments since."""
-        found = [base for name in listed(self.vfs, self.root / COMMIT_LOG) if (base := names.base_offset(name)) is not None]
+        found = [
+            base
+            for name in listed(self.vfs, self.root / COMMIT_LOG)
+            if (base := names.base_offset(name)) is not None
+        ]
         return min(found, default=0)
 
     def bounds_now(self) -> dict[QueueId, OffsetRange]:
@@ -56,17 +71,26 @@ class Scope(NamedTuple):
 
 
 def look(vfs: Vfs, root: PurePath, *, is_running: bool) -> Scope:
-    """Raises StoreRecovering where another process owns the store and does not say yet how far it is on disk."""
-    queues = newest_queues(vfs, root)  # before the checkpoint: it never knows more than the log that is on disk
+    """Raises StoreRecovering where another process owns the store and does not say yet how far it
+    is on disk.
+    """
+    # before the checkpoint: it never knows more than the log that is on disk
+    queues = newest_queues(vfs, root)
     page = durable.read_whole(vfs, root / CHECKPOINT) or b""
     page = page.ljust(checkpoint.PAGE_BYTES, b"\0")
     slot = checkpoint.newest_slot(page)
     if is_running and slot is None:
-        raise StoreRecovering(f"{root} is being opened by another process, or is a RocketMQ broker's: stop it first")
+        raise StoreRecovering(
+            f"{root} is being opened by another process, or is a RocketMQ broker's: stop it first"
+        )
     known = (0 if slot is None else slot.synced_offset, 0 if queues is None else queues.log_offset)
-    is_closed = slot is not None and slot.is_clean and not is_running and not vfs.exists(root / ABORT)
+    is_closed = (
+        slot is not None and slot.is_clean and not is_running and not vfs.exists(root / ABORT)
+    )
     physic_ms = checkpoint.decode_fields(page).physic_ms if slot is None else 0
-    return Scope(vfs, root, is_running, is_closed, max(known), physic_ms, _segments(vfs, root), queues)
+    return Scope(
+        vfs, root, is_running, is_closed, max(known), physic_ms, _segments(vfs, root), queues
+    )
 
 
 def newest_queues(vfs: Vfs, root: PurePath) -> QueuesSnapshot | None:

@@ -1,4 +1,6 @@
-"""Verify the small files of a store: what lies in commitlog/, the checkpoint, snapshots, timer files, a broker's files."""
+"""Verify the small files of a store: what lies in commitlog/, the checkpoint, snapshots, timer
+files, a broker's files.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -38,7 +40,9 @@ def verify(scope: Scope) -> Iterator[VerifyStep]:
 
 
 def _log_files(scope: Scope) -> Iterator[VerifyStep]:
-    """What makes a start refuse the folder: a beginning that is gone, files of other names, of other lengths."""
+    """What makes a start refuse the folder: a beginning that is gone, files of other names, of
+    other lengths.
+    """
     folder = scope.root / COMMIT_LOG
     # Read behind the list of segments: the place is raised before a segment is dropped.
     slot = checkpoint.newest_slot(durable.read_whole(scope.vfs, scope.root / CHECKPOINT) or b"")
@@ -50,7 +54,8 @@ def _log_files(scope: Scope) -> Iterator[VerifyStep]:
             "log_begins_late",
             found=f"a log that begins at {begin}",
             expected=f"a segment that begins at {slot.first_offset}",
-            remedy="Restore the missing segments from a copy, or run `escrowmq store repair DIR --accept-beginning`.",
+            remedy="Restore the missing segments from a copy, or run `escrowmq store repair DIR "
+            "--accept-beginning`.",
             is_derived=False,
         )
     sizes = Counter(segment.end - segment.begin for segment in scope.segments)
@@ -60,14 +65,19 @@ def _log_files(scope: Scope) -> Iterator[VerifyStep]:
         if size is None or (size == usual and names.base_offset(name) is not None):
             continue
         is_segment = names.base_offset(name) is not None
-        restore, option = ("Restore the file from a copy, or", "--fit-segment") if is_segment else ("Run", "--set-aside")
+        restore, option = (
+            ("Restore the file from a copy, or", "--fit-segment")
+            if is_segment
+            else ("Run", "--set-aside")
+        )
         yield _step(
             scope,
             folder / name,
             "log_file_length" if is_segment else "log_file_foreign",
             found=f"{size} bytes" if is_segment else "this name",
             expected=f"{usual} bytes" if is_segment else "segments only, named by 20 digits",
-            remedy=f"{restore} `escrowmq store repair DIR {option} {name}`: a start refuses it as it is.",
+            remedy=f"{restore} `escrowmq store repair DIR {option} {name}`: a start refuses it as "
+            "it is.",
             is_derived=not is_segment,
         )
 
@@ -83,7 +93,8 @@ def _checkpoint(scope: Scope) -> Iterator[VerifyStep]:
         damaged = [
             number
             for number, at in enumerate(checkpoint.SLOT_AT)
-            if checkpoint.decode_slot(page, at) is None and any(page[at : at + checkpoint.SLOT_BYTES])
+            if checkpoint.decode_slot(page, at) is None
+            and any(page[at : at + checkpoint.SLOT_BYTES])
         ]
         is_whole = len(page) == checkpoint.PAGE_BYTES and not damaged
         if is_whole:
@@ -96,7 +107,8 @@ def _checkpoint(scope: Scope) -> Iterator[VerifyStep]:
         position=checkpoint.SLOT_AT[damaged[0]] if damaged else None,
         found=f"slot {damaged[0]} with another checksum" if damaged else f"{len(page)} bytes",
         expected=f"{checkpoint.PAGE_BYTES} bytes with two slots and their checksums",
-        remedy="Nothing: the other slot, the snapshots and the units of the log say how far it was on disk; a start writes it.",
+        remedy="Nothing: the other slot, the snapshots and the units of the log say how far it "
+        "was on disk; a start writes it.",
     )
 
 
@@ -130,7 +142,9 @@ def _snapshots(scope: Scope) -> Iterator[VerifyStep]:
 
 
 def _timers(scope: Scope) -> Iterator[VerifyStep]:
-    """The files that the snapshot of the timers lists; a running service may replace them meanwhile."""
+    """The files that the snapshot of the timers lists; a running service may replace them
+    meanwhile.
+    """
     for number, count in _listed_timers(scope):
         path = scope.root / TIMERS / names.file_name(number)
         step = yield from _timer_file(scope, path, number, count)
@@ -147,13 +161,25 @@ def _listed_timers(scope: Scope) -> list[tuple[int, int]]:
         return []
 
 
-def _timer_file(scope: Scope, path: PurePath, number: int, count: int) -> Generator[VerifyStep, None, VerifyStep | None]:
+def _timer_file(
+    scope: Scope, path: PurePath, number: int, count: int
+) -> Generator[VerifyStep, None, VerifyStep | None]:
     """Returns a step with what is wrong with the file, or None."""
     remedy = "Nothing: the service rebuilds all timer files from the log when it meets the damage."
-    expected = f"{timer_file.file_bytes(count)} bytes, {count} entries in checked blocks, sorted by time"
+    expected = (
+        f"{timer_file.file_bytes(count)} bytes, {count} entries in checked blocks, sorted by time"
+    )
 
     def wrong(found: str, position: int | None = None) -> VerifyStep:
-        return _step(scope, path, "timer_file_damaged", position=position, found=found, expected=expected, remedy=remedy)
+        return _step(
+            scope,
+            path,
+            "timer_file_damaged",
+            position=position,
+            found=found,
+            expected=expected,
+            remedy=remedy,
+        )
 
     try:
         file = scope.vfs.open(path)
@@ -169,10 +195,14 @@ def _timer_file(scope: Scope, path: PurePath, number: int, count: int) -> Genera
             try:
                 entries = timer_file.decode(raw, number, block)
             except DamagedTimers as damage:
-                return wrong(str(damage), (block + _first_damaged(raw, number, block)) * BLOCK_BYTES)
+                return wrong(
+                    str(damage), (block + _first_damaged(raw, number, block)) * BLOCK_BYTES
+                )
             found_count += len(entries)
             joined = np.concatenate([last, entries])
-            if np.any(joined != joined[np.lexsort((joined["version"], joined["place"], joined["due_ms"]))]):
+            if np.any(
+                joined != joined[np.lexsort((joined["version"], joined["place"], joined["due_ms"]))]
+            ):
                 return wrong("entries that are not sorted", block * BLOCK_BYTES)
             last = entries[-1:]
             yield VerifyStep(len(raw), scope.name(path))
@@ -185,7 +215,11 @@ def _first_damaged(raw: bytes, file_number: int, first_block: int) -> int:
     """Which of these blocks is damaged first."""
     for index in range(len(raw) // BLOCK_BYTES):
         try:
-            timer_file.decode(raw[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES], file_number, first_block + index)
+            timer_file.decode(
+                raw[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES],
+                file_number,
+                first_block + index,
+            )
         except DamagedTimers:
             return index
     return len(raw) // BLOCK_BYTES
@@ -214,7 +248,9 @@ def _broker_files(scope: Scope) -> Iterator[VerifyStep]:
             "broker_file_unreadable",
             found="a file that cannot be read",
             expected="the file as RocketMQ writes it",
-            remedy="Nothing: the copy beside it is read." if has_backup else "Restore it from a copy before a broker reads it.",
+            remedy="Nothing: the copy beside it is read."
+            if has_backup
+            else "Restore it from a copy before a broker reads it.",
             is_derived=has_backup,
         )
 
@@ -232,4 +268,6 @@ def _step(
 ) -> VerifyStep:
     place = "the whole file" if position is None else f"byte {position}"
     name = scope.name(path)
-    return VerifyStep(0, name, (Finding(code, name, position, place, found, expected, is_derived, remedy),))
+    return VerifyStep(
+        0, name, (Finding(code, name, position, place, found, expected, is_derived, remedy),)
+    )

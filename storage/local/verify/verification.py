@@ -19,10 +19,18 @@ WINDOW_BYTES = 4 << 20
 
 
 class StoreVerification:
-    """A `Verification`. Reads through handles of its own and owns nothing of the store: any thread may run the steps."""
+    """A `Verification`.
 
-    def __init__(self, vfs: Vfs, root: PurePath, *, is_running: bool, window_bytes: int = WINDOW_BYTES) -> None:
-        """`is_running`: a service or a broker owns the store meanwhile. May block. Raises OSError."""
+    Reads through handles of its own and owns nothing of the store: any thread may run the steps.
+    """
+
+    def __init__(
+        self, vfs: Vfs, root: PurePath, *, is_running: bool, window_bytes: int = WINDOW_BYTES
+    ) -> None:
+        """`is_running`: a service or a broker owns the store meanwhile.
+
+        May block. Raises OSError.
+        """
         self._scope = scopes.look(vfs, root, is_running=is_running)
         self._window_bytes = window_bytes
         self.total_bytes = _log_bytes(self._scope) + side_files.total_bytes(self._scope)
@@ -49,7 +57,12 @@ class StoreVerification:
 
 
 def _step_of(piece: Piece) -> VerifyStep:
-    return VerifyStep(piece.read_bytes, piece.path, () if piece.finding is None else (piece.finding,), piece.searched_bytes)
+    return VerifyStep(
+        piece.read_bytes,
+        piece.path,
+        () if piece.finding is None else (piece.finding,),
+        piece.searched_bytes,
+    )
 
 
 def _log_bytes(scope: Scope) -> int:
