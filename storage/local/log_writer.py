@@ -275,7 +275,7 @@ class LogWriter:
     def _write_calls(self) -> None:
         while self._calls and self._storing is None and not self._has_failed:
             if self._should_wait():
-                self._watch_sync()
+                self._watch_sync(self._calls[0])
                 return
             calls = self._take()
             if not self._write(calls):
@@ -493,15 +493,16 @@ class LogWriter:
             for call, at in visible.waiting:
                 self._answer(call, visible.placed(call, at, durable=visible.end <= durable_end))
 
-    def _watch_sync(self) -> None:
+    def _watch_sync(self, unwritten: _Call | None = None) -> None:
         """See to it that no append waits for a sync longer than the limit, counted from when it was
         taken.
+
+        `unwritten`: the oldest of the calls that wait for the flush in flight to be written.
         """
         if self._sync_timer_runs:
             return
-        oldest = next((call for written in self._units for call, _ in written.waiting), None)
-        if oldest is None and self._calls and self._should_wait():
-            oldest = self._calls[0]
+        waiting = (call for written in self._units for call, _ in written.waiting)
+        oldest = next(waiting, unwritten)
         if oldest is not None:
             self._sync_timer_runs = True
             waited_ms = self._clock.monotonic_ms() - oldest.added_ms
@@ -522,6 +523,7 @@ class LogWriter:
             for call, at in overdue:
                 self._answer(call, written.placed(call, at, durable=False))
             self.flusher.times.note_answered_before(len(overdue))
+        self._write_calls()  # the clock goes on: those that had to wait above may not need to now
         self._watch_sync()
 
     def _answer(self, call: _Call, placed: Placed) -> None:

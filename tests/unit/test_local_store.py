@@ -33,7 +33,7 @@ from storage.local.runner import Lane
 from storage.message import Durability, QueueId
 from storage.store import Snapshot
 from tests.support.builders import message, messages
-from tests.support.simulation import ROOT, World
+from tests.support.simulation import ROOT, SimulatedClock, SimulatedLoop, World
 
 QUEUE = QueueId("orders", 0)
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
@@ -395,6 +395,46 @@ def test_sends_behind_a_sync_that_does_not_come_back_are_answered_too():
 
         assert await store.wait_for_arrival(QUEUE, 2, timeout_ms=1_000)
         assert (await store.append([message()]))[0].durable
+
+    in_world(main)
+
+
+class PassingClock(SimulatedClock):
+    """Ten milliseconds pass before one reading, as on a busy machine."""
+
+    def __init__(self, loop: SimulatedLoop, wall_ms: int) -> None:
+        super().__init__(loop, wall_ms)
+        self.readings_before: int | None = None
+        self._passed_ms = 0
+
+    def monotonic_ms(self) -> int:
+        if self.readings_before is not None:
+            self._passed_ms += 10 * (self.readings_before == 0)
+            self.readings_before -= 1
+        return super().monotonic_ms() + self._passed_ms
+
+
+@pytest.mark.parametrize("readings", range(6))
+def test_a_send_behind_a_slow_sync_is_answered_whenever_the_limit_passes(readings):
+    """Of both the sync in flight and the sends: while it is worked out which of them are late."""
+
+    async def main(world):
+        disk = SlowSync(world)
+        world.clock = clock = PassingClock(world.loop, world.clock.wall_ms())
+        store = await open_with_orders(world, options(sync_timeout_ms=5_000))
+        disk.is_stuck = True
+        earlier = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(0.1)
+        behind = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(4.895)
+        clock.readings_before = readings
+
+        await asyncio.wait([behind], timeout=20)
+
+        assert behind.done()
+        await earlier
+        disk.release()
+        await behind
 
     in_world(main)
 
