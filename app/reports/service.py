@@ -22,6 +22,7 @@ from app.reports import process
 from app.reports.options import AuditOptions
 from storage.clock import Clock
 from storage.errors import Backpressure, IdempotencyKeyReused, NotSupportedByEngine, StorageFull
+from storage.turns import Changes
 
 FOLDER = "audit"
 REPORT = "report.json"
@@ -81,6 +82,7 @@ class AuditReports:
         self._progress: Progress | None = None
         self._working: asyncio.Task[None] | None = None
         self._current: tuple[str, asyncio.Task[int]] | None = None
+        self._changes = Changes()  # of rows: clients see a change before it is stored
 
     async def open(self) -> None:
         """Take up what the last service left."""
@@ -103,6 +105,7 @@ class AuditReports:
             self._working.cancel()
             await asyncio.wait({self._working})
             self._working = None
+        await self._changes.drain()
 
     def __iter__(self) -> Iterator[AuditReport]:
         """Those that are not dropped, in the order in which they were asked for."""
@@ -301,7 +304,7 @@ class AuditReports:
         """Of what it is by now: a request may have dropped it meanwhile."""
         changed = msgspec.structs.replace(self._reports[report.report_id], **changes)
         self._reports[report.report_id] = changed
-        await self._rows.change(changed)
+        await self._changes.uncancelled(self._rows.change(changed))
         return changed
 
     def _folder(self, report: AuditReport) -> Path:

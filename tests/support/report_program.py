@@ -14,6 +14,8 @@ from pathlib import Path
 # It runs at low priority: on a machine that is busy with other things it may have to wait long.
 PATIENCE_SECONDS = 240
 
+GO = "go"
+
 FINDINGS = [
     {"verdict": "final_missing", "transaction_id": "txn_1", "producer_group": "shop",
     "altered": False, "wrong_half": True,
@@ -58,6 +60,9 @@ def main() -> None:
         asked.json.with_name("pid").write_text(str(os.getpid()))
         sys.stdin.read()  # as --end-with-stdin says: until who started this is gone
         sys.exit(3)
+    if asked.producer_group == "waits":
+        os.mkfifo(asked.json.with_name(GO))
+        asked.json.with_name(GO).read_bytes()  # a named pipe: until the test writes to it
     if asked.producer_group == "fails":
         sys.exit("the log is not there")
     if asked.producer_group != "shop":

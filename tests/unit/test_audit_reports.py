@@ -2,9 +2,13 @@
 cut off.
 """
 
+import asyncio
 import json
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +49,17 @@ class Service:
     async def stop(self) -> None:
         await self.reports.stop()
         await self._database.aclose()
+
+    @contextmanager
+    def slow_database(self) -> Iterator[None]:
+        """Whatever is asked of the database meanwhile waits for the end of this."""
+        end = threading.Event()
+        waiting = asyncio.create_task(self._database.run(lambda _: end.wait()))
+        try:
+            yield
+        finally:
+            end.set()
+            waiting.cancel()
 
 
 @pytest.fixture
@@ -243,6 +258,25 @@ async def test_the_oldest_go_when_there_are_too_many_and_it_is_known_that_they_w
         with pytest.raises(Refusal) as refused:
             reports.get(gone)
         assert refused.value.code == code
+
+
+async def test_a_report_that_was_seen_done_is_done_after_a_stop_that_came_before_it_was_stored(
+    service, tmp_path
+):
+    reports = await service.open()
+    report = await ask(reports, 1, group="waits")
+    go = tmp_path / "audit" / "rpt_1" / report_program.GO
+    await reached(go.is_fifo, "the program has begun")
+    with service.slow_database():
+        await asyncio.to_thread(go.write_bytes, b"")
+        await until_state(reports, report, "done")
+        stopping = asyncio.create_task(service.stop())
+        for _ in range(20):  # turns of the loop: the stop is as far as it comes
+            await asyncio.sleep(0)
+
+    await stopping
+
+    assert (await service.open()).get("rpt_1").state == "done"
 
 
 async def test_without_spark_reports_are_refused_and_those_that_there_are_stay(service):
