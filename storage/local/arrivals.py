@@ -28,6 +28,11 @@ class Arrivals:
             if not waiting:
                 del self._waiting[queue]
 
+    def are_awaited(self, queues: Iterable[ConsumeQueue]) -> bool:
+        """Does a reader wait for messages in one of the queues?"""
+        waiting = self._waiting
+        return bool(waiting) and any(queue.id in waiting for queue in queues)
+
     def notify(self, queues: Iterable[ConsumeQueue]) -> None:
         if not self._waiting:
             return

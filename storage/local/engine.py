@@ -92,6 +92,7 @@ class Engine:
             epoch=recovered.epoch,
             last_stored_at_ms=recovered.last_stored_at_ms,
             on_visible=self._on_visible,
+            is_awaited=self.arrivals.are_awaited,
             on_failure=self.fail,
         )
         self.flusher = Flusher(

@@ -15,6 +15,7 @@ from storage.local.runner import Lane, Runner
 from storage.local.sync_times import SyncTimes
 
 _FORCE_CHECKPOINT_MS = 1_000
+_PAUSE_MS = 5  # at least, between the beginnings of two flushes for which nothing waits
 
 
 class Flusher:
@@ -47,6 +48,9 @@ class Flusher:
         self._wanted_stored_at_ms = 0
         self.times = SyncTimes(runner, clock, warn_ms=warn_ms)
         self._is_busy = False
+        self._is_awaited = False
+        self._begun_ms = -_PAUSE_MS  # when the last flush began
+        self._pauses = False
         self._forced_ms = clock.monotonic_ms()
         self._has_failed = False
         self.last_flush_ms = 0  # how long the last one took
@@ -59,22 +63,30 @@ class Flusher:
         """For how long the flush in flight has been running; 0 when there is none."""
         return self.times.in_flight_ms()
 
-    def request(self, end: int, stored_at_ms: int) -> None:
-        """Make everything below `end` durable, `stored_at_ms` being the time of the newest record
-        there.
+    def request(self, end: int, stored_at_ms: int, *, is_awaited: bool = True) -> None:
+        """Make everything below `end` durable.
+
+        `stored_at_ms`: the time of the newest record there. `is_awaited`: an append or a reader
+        waits for it; else the flush begins some milliseconds after the last one began, with all
+        that was written meanwhile.
         """
         if end > self._wanted_end:
             self._wanted_end = end
             self._wanted_stored_at_ms = stored_at_ms
+        self._is_awaited = self._is_awaited or is_awaited
         self._start()
 
     def _start(self) -> None:
         if self.is_busy or self._has_failed or self._wanted_end <= self.durable_end:
             return
-        begin, end, stored_at_ms = self.durable_end, self._wanted_end, self._wanted_stored_at_ms
-        self._is_busy = True
-        self.times.begin(end - begin)
         now_ms = self._clock.monotonic_ms()
+        pause_ms = self._begun_ms + _PAUSE_MS - now_ms
+        if pause_ms > 0 and not self._is_awaited:
+            self._pause(pause_ms)
+            return
+        begin, end, stored_at_ms = self.durable_end, self._wanted_end, self._wanted_stored_at_ms
+        self._is_busy, self._is_awaited, self._begun_ms = True, False, now_ms
+        self.times.begin(end - begin)
         force = now_ms - self._forced_ms >= _FORCE_CHECKPOINT_MS
         if force:
             self._forced_ms = now_ms
@@ -87,6 +99,16 @@ class Flusher:
             return end
 
         self._runner.beside(Lane.FLUSH, flush, self._done, self._failed)
+
+    def _pause(self, pause_ms: int) -> None:
+        """Start later; one timer at a time."""
+        if not self._pauses:
+            self._pauses = True
+            self._runner.later(pause_ms, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._pauses = False
+        self._start()
 
     def _done(self, end: int) -> None:
         assert end > self.durable_end, "a flush never takes back what was durable"

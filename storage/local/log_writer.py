@@ -128,9 +128,12 @@ class LogWriter:
         epoch: int,
         last_stored_at_ms: int,
         on_visible: Callable[[Iterable[ConsumeQueue]], None],
+        is_awaited: Callable[[Iterable[ConsumeQueue]], bool],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_visible` is told the queues that have new messages, each once.
+        """`on_visible` is called with the queues that have new messages, each once.
+
+        `is_awaited`: does a reader wait for messages in one of the queues?
 
         `on_failure`: the log cannot be written.
         """
@@ -142,6 +145,7 @@ class LogWriter:
         self._options = options
         self._epoch = epoch
         self._on_visible = on_visible
+        self._is_awaited = is_awaited
         self._on_failure = on_failure
         self._has_failed = False
         self._flusher: Flusher | None = None
@@ -464,8 +468,13 @@ class LogWriter:
             at += len(call.rows)
         self._units.append(written)
         unflushed = written.end - self.flusher.durable_end
-        if written.must_sync or not cache_is_enough or unflushed >= self._options.flush_max_bytes:
-            self.flusher.request(written.end, written.stored_at_ms)
+        is_much = unflushed >= self._options.flush_max_bytes
+        if written.must_sync or not cache_is_enough or is_much:
+            self.flusher.request(
+                written.end,
+                written.stored_at_ms,
+                is_awaited=is_much or bool(written.waiting) or self._is_awaited(written.queues),
+            )
         self._publish()
         for call, at in answered:
             self._answer(call, written.placed(call, at, durable=False))

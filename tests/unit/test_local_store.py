@@ -5,6 +5,7 @@ fails, what it refuses.
 import asyncio
 import errno
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import PurePath
 
 import pytest
@@ -30,7 +31,7 @@ from storage.local import replay
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.runner import Lane
-from storage.message import Durability, QueueId
+from storage.message import Appended, Durability, QueueId
 from storage.store import Snapshot
 from tests.support.builders import message, messages
 from tests.support.simulation import ROOT, SimulatedClock, SimulatedLoop, World
@@ -115,6 +116,92 @@ def test_what_arrives_during_a_sync_goes_with_the_next_one():
         await asyncio.gather(first, *rest)
 
     assert units(in_world(main)) == [1, 5]
+
+
+class Flushes:
+    """When each flush of the log begins, in seconds of the world."""
+
+    def __init__(self, world: World) -> None:
+        self.begun: list[float] = []
+        self._beside = world.runner.beside
+        self._loop = world.loop
+        world.runner.beside = self.beside  # type: ignore[method-assign]
+
+    def beside(self, lane, job, done, failed) -> None:
+        if lane is Lane.FLUSH:
+            self.begun.append(self._loop.now)
+        self._beside(lane, job, done, failed)
+
+
+async def append_buffered(store: LocalMessageStore, body: bytes = b"body") -> Appended:
+    (appended,) = await store.append([message(body)], durability=Durability.BUFFERED)
+    return appended
+
+
+def test_flushes_for_which_nothing_waits_begin_five_milliseconds_apart_and_take_all_with_them():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await asyncio.sleep(0.5)
+        flushes = Flushes(world)
+
+        for _ in range(100):
+            newest = await append_buffered(store)
+            await asyncio.sleep(0.001)
+        await store.wait_durable(newest)
+
+        gaps = [later - earlier for earlier, later in pairwise(flushes.begun[:-1])]
+        assert min(gaps) > 0.0039, "clocks of whole milliseconds"
+        assert 10 <= len(gaps) <= 25
+
+    in_world(main)
+
+
+@pytest.mark.parametrize("waits", ["nothing", "a reader", "an append", "a caller", "much"])
+def test_a_flush_begins_at_once_only_where_something_waits_for_it(waits):
+    async def main(world):
+        store = await open_with_orders(world, options(flush_max_bytes=4_096))
+        await asyncio.sleep(0.5)
+        flushes = Flushes(world)
+        await store.append([message()])
+        asked_at = world.loop.now
+        assert asked_at - flushes.begun[0] < 0.004, "the last one has only just begun"
+        waiting: list[asyncio.Future[object]] = []
+        if waits == "a reader":
+            arrival = store.wait_for_arrival(QUEUE, 1, timeout_ms=1_000)
+            waiting.append(asyncio.ensure_future(arrival))
+            await asyncio.sleep(0)
+
+        appended = await append_buffered(store)
+        if waits == "an append":
+            waiting.append(asyncio.ensure_future(store.append([message()])))
+        elif waits == "a caller":
+            waiting.append(asyncio.ensure_future(store.wait_durable(appended)))
+        elif waits == "much":
+            await append_buffered(store, b"x" * 4_096)
+        await asyncio.sleep(0.0001)
+
+        is_at_once = flushes.begun[-1] == asked_at
+        assert is_at_once == (waits != "nothing")
+        await asyncio.sleep(0.02)
+        assert store.is_durable(appended.log_offset)
+        assert all(one.done() for one in waiting)
+
+    in_world(main)
+
+
+def test_the_first_flush_after_a_pause_begins_at_once():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await asyncio.sleep(0.5)
+        flushes = Flushes(world)
+        asked_at = world.loop.now
+
+        await append_buffered(store)
+        await asyncio.sleep(0)
+
+        assert flushes.begun == [asked_at]
+
+    in_world(main)
 
 
 def test_a_unit_never_crosses_a_segment():
