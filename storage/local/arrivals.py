@@ -6,8 +6,12 @@ of a millisecond.
 
 from collections.abc import Callable, Iterable
 
+import structlog
+
 from storage.local.consume_queue import ConsumeQueue
 from storage.message import QueueId
+
+log = structlog.get_logger()
 
 
 class Arrivals:
@@ -37,12 +41,23 @@ class Arrivals:
         if not self._waiting:
             return
         for queue in queues:
-            for wake in self._waiting.pop(queue.id, ()):
-                wake()
+            readers = self._waiting.pop(queue.id, None)
+            if readers is not None:
+                _wake(queue.id, readers)
 
     def wake_all(self) -> None:
         """The store closes: nobody waits for what will not come."""
         waiting, self._waiting = self._waiting, {}
-        for readers in waiting.values():
-            for wake in readers:
-                wake()
+        for queue, readers in waiting.items():
+            _wake(queue, readers)
+
+
+def _wake(queue: QueueId, readers: Iterable[Callable[[], None]]) -> None:
+    """Wake each reader, whatever happens to another: the append that wakes them is to be answered,
+    too.
+    """
+    for wake in readers:
+        try:
+            wake()
+        except Exception:
+            log.exception("wake_failed", topic=queue.topic, queue_id=queue.number)

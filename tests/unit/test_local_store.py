@@ -362,6 +362,27 @@ def test_by_interval_a_waiting_reader_is_woken_before_a_buffered_append_is_answe
     in_world(main)
 
 
+def test_an_append_is_answered_and_other_readers_are_woken_though_the_wake_up_of_one_fails():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        woken = []
+
+        def fail():
+            raise ValueError("of the reader")
+
+        store.call_on_arrival(QUEUE, 0, fail)
+        store.call_on_arrival(QUEUE, 0, lambda: woken.append(True))
+
+        with capture_logs() as logs:
+            (appended,) = await store.append([message()])
+
+        assert appended.durable
+        assert woken == [True]
+        assert [line["event"] for line in logs] == ["wake_failed"]
+
+    in_world(main)
+
+
 def test_by_interval_few_pages_wait_for_the_thorough_flush_and_many_for_the_next_interval():
     async def main(world):
         given = options(
