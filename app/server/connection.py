@@ -26,7 +26,10 @@ from app.server.request import STATUS_LINES, Headers, Request
 from app.settings import HttpOptions
 
 KEEP_ALIVE_MS = 75_000  # that a connection may be idle
-_AT_ONCE_BYTES = 8 << 10  # of what has arrived are read before it is seen whether requests wait
+# of what has arrived are read before it is seen whether requests wait: heads and short bodies, of
+# which many may be in it, or a body
+_AT_ONCE_BYTES = 1 << 10
+_BODY_AT_ONCE_BYTES = 8 << 10
 _MOST_KEPT_BYTES = 64 << 20  # of requests that have not begun, over all connections
 _KEPT_OF_EACH_BYTES = 16 << 10  # so many of them a connection may keep in any case
 _WAITING_BYTES = 512  # that a request takes which waits behind another
@@ -118,6 +121,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0  # what the parser has reported of it
         self._received_bytes = 0  # since the head began
         self._framing_bytes = 0  # of a body: what came with it and is none of it
+        self._body_left_bytes = 0  # of a body of known length
         self._chunks = 0
         self._is_in_head = False
         self._is_in_body = False
@@ -211,13 +215,26 @@ class Connection(asyncio.Protocol):
         """Read what has arrived, but no further than to requests that wait: as objects they take
         twenty times the memory.
         """
-        for at in range(0, len(data), _AT_ONCE_BYTES):
+        at = 0
+        while at < len(data):
             if self._waiting:
                 self._behind = data[at:]
                 break
-            self._read_piece(data[at : at + _AT_ONCE_BYTES])
+            piece_bytes = self._piece_bytes()
+            self._read_piece(data[at : at + piece_bytes])
+            at += piece_bytes
         if self._waiting or self._is_in_head or self._kept_bytes:
             self._note_kept()
+
+    def _piece_bytes(self) -> int:
+        """How many of the bytes that have arrived to read next.
+
+        A body whose length is known ends with the piece, so that hardly any requests behind it are
+        read with it.
+        """
+        if not self._is_in_body:
+            return _AT_ONCE_BYTES
+        return max(_AT_ONCE_BYTES, min(self._body_left_bytes, _BODY_AT_ONCE_BYTES))
 
     def _read_behind(self) -> None:
         """Read on: no request waits."""
@@ -306,7 +323,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._target, self._headers = b"", []
         self._head_bytes = self._received_bytes = self._framing_bytes = self._chunks = 0
-        self._is_in_head, self._is_in_body = True, False
+        self._is_in_head, self._is_in_body, self._body_left_bytes = True, False, 0
         self._timeout_ms = self.server.options.head_timeout_ms
 
     def on_url(self, url: bytes) -> None:
@@ -317,7 +334,11 @@ class Connection(asyncio.Protocol):
         self._count(len(name) + len(value) + len(": \r\n"))
         # a trailer is ignored: a gateway in front has judged the head alone (RFC 9110, 6.5.1)
         if self._is_in_head:
-            self._headers.append((name.lower(), value))
+            name = name.lower()
+            self._headers.append((name, value))
+            if name == b"content-length" and value.isdigit():
+                # `int` does not take thousands of zeros, and the parser no more than 20 digits
+                self._body_left_bytes = int(value.lstrip(b"0")[:20] or b"0")
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -368,6 +389,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body)
+        self._body_left_bytes -= len(body)
         request = self._arriving
         if request is not None and not request.is_answered:
             request.feed(body)

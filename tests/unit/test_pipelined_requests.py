@@ -1,6 +1,7 @@
 """Requests that are sent without waiting for answers: their order, and what they take meanwhile."""
 
 import asyncio
+import gc
 import tracemalloc
 from collections.abc import Awaitable
 from typing import Any
@@ -124,6 +125,35 @@ def test_all_requests_of_a_large_packet_are_answered_in_their_order_and_a_body_a
 
     before, behind = ([b"/%d" % number for number in range(at, at + 1_000)] for at in (0, 1_000))
     assert asyncio.run(play()) == [*before, b"/large", *behind]
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+BEFORE = {
+    "nothing": b"",
+    "a short body": HEAD + b"Content-Length: 1\r\n\r\nx",
+    "a body": HEAD + b"Content-Length: 2000\r\n\r\n" + b"x" * 2_000,
+    "chunks": HEAD + b"Transfer-Encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2_000 + b"\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+def test_of_many_requests_that_arrive_at_once_few_are_begun_before_the_first_is_answered(before):
+    """Else a few thousand connections that do so would keep the event loop for seconds."""
+
+    async def never(request: Request) -> None:
+        await asyncio.Event().wait()
+
+    async def play() -> int:
+        server = HttpServer(HttpOptions(), Connections(8), never)
+        connection = server.connect()
+        connection.connection_made(_PausingWire())
+        connection.data_received(before + numbered(0))
+        await asyncio.sleep(0)
+        count = sum(isinstance(one, Request) for one in gc.get_objects())
+        connection.connection_lost(None)
+        return count
+
+    assert asyncio.run(play()) <= 1 + (1 << 10) // len(numbered(0, 1))
 
 
 def test_a_request_keeps_little_of_the_packet_that_its_head_came_in():
