@@ -135,7 +135,10 @@ class TransactionCoordinator:
         Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress,
         TooManyOpenTransactions, and as `append` does.
         """
-        return await self._begins.begin(request)
+        outcome = await self._begins.begin(request)
+        if outcome.replayed:
+            await self._decisions.locate_finals(outcome.transaction)
+        return outcome
 
     async def commit(
         self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None

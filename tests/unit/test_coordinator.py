@@ -297,6 +297,27 @@ async def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now(ho
     assert (await house.store.offsets(HALF_QUEUE)).end == 1
 
 
+@pytest.mark.parametrize("decided_kept", [1, 1_000])
+def test_a_repeated_begin_names_the_places_of_what_was_committed_before_a_restart(decided_kept):
+    """Whether memory still knows the transaction or not."""
+    key = {"idempotency_key": "order-1", "idempotency_print": "print"}
+
+    async def life(house):
+        await house.coordinator.commit(await house.begin(**key))
+        for _ in range(2):
+            await house.coordinator.commit(await house.begin())
+
+    async def again(house):
+        request = Begin(
+            (message(queue=ORDERS, message_id="m9"),), "shop", SOON, None, None, *key.values()
+        )
+        outcome = await house.coordinator.begin(request)
+        assert outcome.replayed
+        assert [one.final_offset for one in outcome.transaction.messages] == [0]
+
+    in_house(life, again, decided_kept=decided_kept)
+
+
 @with_house()
 async def test_a_begin_whose_key_is_under_way_is_told_so(house):
     request = Begin(
