@@ -149,7 +149,9 @@ def test_of_many_requests_that_arrive_at_once_few_are_begun_before_the_first_is_
         connection.connection_made(_PausingWire())
         connection.data_received(before + numbered(0))
         await asyncio.sleep(0)
-        count = sum(isinstance(one, Request) for one in gc.get_objects())
+        count = sum(
+            isinstance(one, Request) and one.connection is connection for one in gc.get_objects()
+        )
         connection.connection_lost(None)
         return count
 
