@@ -20,7 +20,7 @@ from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
-from delivery.requests import Requests
+from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
 from scheduler.loops import Loops

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from delivery.tasks import TaskState
+from delivery.leases.tasks import TaskState
 from storage.clock import Clock
 from storage.store import Finding
 

@@ -45,9 +45,9 @@ from app.testing.travel import TimeTravel
 from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
-from delivery.requests import Requests
+from delivery.leases.message_states import State
+from delivery.requests.service import Requests
 from delivery.service import Delivery
-from delivery.slots import State
 from scheduler.cron_service import CronService
 from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService

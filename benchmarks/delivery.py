@@ -10,9 +10,9 @@ import httpx
 
 from benchmarks.report import Figure, seconds, show
 from delivery.groups import GroupRules, Subscription
-from delivery.receive import Request
+from delivery.leases.message_states import QueueSlots, State
+from delivery.receive.receive import Request
 from delivery.service import Delivery
-from delivery.slots import QueueSlots, State
 from storage.clock import SystemClock
 from storage.identifiers import Identifiers, SystemRandom
 from storage.memory import MemoryMessageStore

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.report import Figure, median_of, seconds, show
-from delivery.filters import compile_filter
+from delivery.filters.filters import compile_filter
 from storage.message import Message, QueueId
 
 EVALUATIONS = 100_000

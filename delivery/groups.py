@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from delivery.filters import EVERYTHING, Filter, FilterKind, compile_filter
+from delivery.filters.filters import EVERYTHING, Filter, FilterKind, compile_filter
 from storage.formats.delay_levels import DELAYS_MS
 
 MOST_ATTEMPTS = 1_000

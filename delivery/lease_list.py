@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from delivery import retry_message
-from delivery.journal import LeaseJournal
-from delivery.queue_leases import QueueLeases
-from delivery.slots import Slot, State
+from delivery.leases import retry_message
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.message_states import Slot, State
+from delivery.leases.queue import QueueLeases
 from storage.errors import CorruptRecord, OffsetOutOfRange, UnknownTopic
 from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore

@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from delivery import retry_message
-from delivery.group_leases import GroupLeases
-from delivery.group_queues import GroupQueues
 from delivery.groups import GroupRules
-from delivery.journal import LeaseJournal
-from delivery.lease_events import Deleted, Position, Reset, Run, TopicDeleted
-from delivery.position_limit import PositionLimit
-from delivery.queue_leases import QueueLeases
-from delivery.receive import Receiving
-from delivery.slots import State
-from delivery.waiters import Waiters
+from delivery.leases import retry_message
+from delivery.leases.events import Deleted, Position, Reset, Run, TopicDeleted
+from delivery.leases.group import GroupLeases
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.message_states import State
+from delivery.leases.position_limit import PositionLimit
+from delivery.leases.queue import QueueLeases
+from delivery.leases.waiters import Waiters
+from delivery.receive.group_queues import GroupQueues
+from delivery.receive.receive import Receiving
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownTopic
 from storage.message import Durability, QueueId
 

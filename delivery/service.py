@@ -1,46 +1,37 @@
 """Delivery under leases, over a `MessageStore`, as one object.
 
-receiving                                       settling
-  receive.py       lend, note it, answer, wait    acknowledge.py   done, alone or with what came of
-                                                  it
-  choosing.py      which messages a receive gets  refuse.py        not done: again later, or given
-                                                  up
-  group_queues.py  which queues, from where       lease_ends.py    more time, and leases that just
-                                                  end
-  taking.py        what one receive takes         moving.py        to a retry, to the dead letters
-  plain_receive.py the same, without a task
-  skipping.py      what is passed over            handles.py       what a receipt handle names
-  damage.py        what cannot be read
+receive/    chooses messages of a group, leases them and notes that in the log
+settle/     acknowledges, rejects and extends; retries and dead letters
+leases/     the table of leases and its log, receipt handles, readers that wait
+requests/   requests that wait for a reply
+filters/    the filters of subscriptions
 
-the table                                       beside it
-  lease_table.py   all groups                     groups.py        a group's rules
-  group_leases.py  one group                      positions.py     committed offsets, reset, lag
-  queue_leases.py  one of its queues              lease_list.py    the leases of a group
-  lease_events.py  what happened, in the log      trace.py         what happened to one message
-  lease_replay.py  what an event does             waiters.py       who waits for messages
-  journal.py       table and log, and snapshots   dead_letters.py  list, redrive, purge
+groups.py      the rules of a group
+positions.py   committed offsets, reset, lag
+lease_list.py  the leases of a group
+trace.py       what happened to one message
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from delivery.acknowledge import Acknowledging, HeldAck
-from delivery.dead_letters import DeadLetters
-from delivery.group_queues import GroupQueues
 from delivery.groups import GroupRules
-from delivery.journal import LeaseJournal
-from delivery.lease_ends import LeaseEnds
 from delivery.lease_list import Lease, Place, list_leases
-from delivery.moving import Moving
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.message_states import State
+from delivery.leases.position_limit import PositionLimit
+from delivery.leases.waiters import Waiters
 from delivery.options import DeliveryOptions
-from delivery.plain_receive import PlainReceiving
-from delivery.position_limit import PositionLimit
 from delivery.positions import Move, Positions, QueueLag
-from delivery.receive import HandedOut, Receiving, Request
-from delivery.refuse import Refused, Refusing
-from delivery.slots import State
-from delivery.waiters import Waiters
-from delivery.withdrawn import NOTHING_WITHDRAWN, Withdrawn
+from delivery.receive.cancelled_requests import NOTHING_WITHDRAWN, Withdrawn
+from delivery.receive.group_queues import GroupQueues
+from delivery.receive.plain_receive import PlainReceiving
+from delivery.receive.receive import HandedOut, Receiving, Request
+from delivery.settle.acknowledge import Acknowledging, HeldAck
+from delivery.settle.dead_letters import DeadLetters
+from delivery.settle.lease_ends import LeaseEnds
+from delivery.settle.moving import Moving
+from delivery.settle.reject import Refused, Refusing
 from storage.clock import Clock
 from storage.errors import MessagingError, StorageFull, UnavailableError
 from storage.formats import names

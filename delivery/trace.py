@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from delivery import lease_events as events
-from delivery import retry_message
-from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, read_event
+from delivery.leases import events, retry_message
+from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, read_event
 from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore

@@ -27,9 +27,9 @@ from app.operations import WRITING, operation
 from app.parking import Waiting
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services
-from delivery.receive import HandedOut, Request
-from delivery.refuse import Refused
-from delivery.request_events import asked_by
+from delivery.receive.receive import HandedOut, Request
+from delivery.requests.events import asked_by
+from delivery.settle.reject import Refused
 from storage.errors import LeaseExpired, MessagingError
 from storage.formats import properties
 from storage.formats.stored_record import Found, StoredRecord

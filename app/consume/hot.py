@@ -20,9 +20,9 @@ from app.consume.schemas import AckInput, ReceiveInput
 from app.messages.view import joined
 from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services
-from delivery.acknowledge import HeldAck
-from delivery.plain_receive import Grant, PlainReceive
+from delivery.receive.plain_receive import Grant, PlainReceive
 from delivery.service import Delivery
+from delivery.settle.acknowledge import HeldAck
 from storage.errors import MessagingError
 
 _MOST_HANDLES = 100  # of one acknowledgement: its answer is not so long that it would be compressed

@@ -19,9 +19,9 @@ from app.problems import Refusal, invalid_field
 from app.services import Services
 from app.tasks.handlers import view as task_view
 from app.tasks.schemas import Task
-from delivery import retry_message
-from delivery.dead_letters import Redrive
-from delivery.tasks import Wanted
+from delivery.leases import retry_message
+from delivery.leases.tasks import Wanted
+from delivery.settle.dead_letters import Redrive
 from storage.message import StoredMessage
 
 _OF_A_QUERY = ("topic", "key", "tag", "reason_contains", "from_", "to")

@@ -14,7 +14,7 @@ from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
 from app.topics.schemas import PageQuery
 from delivery import groups as delivery
-from delivery.filters import compile_filter
+from delivery.filters.filters import compile_filter
 from storage.errors import MessagingError
 
 

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from app.consume.schemas import LeaseMs
 from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, Offset, Timestamp
 from app.topics.schemas import TopicName
-from delivery.filters import MAX_EXPRESSION_BYTES, FilterKind
+from delivery.filters.filters import MAX_EXPRESSION_BYTES, FilterKind
 from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS, GroupRules
 
 DEFAULT = GroupRules()

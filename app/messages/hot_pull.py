@@ -24,7 +24,7 @@ from app.problems import Refusal
 from app.server.hot import HotAnswer, HotParts
 from app.server.request import STATUS_LINES
 from app.services import Services
-from delivery.filters import compile_filter
+from delivery.filters.filters import compile_filter
 from storage.errors import MessagingError
 from storage.formats.record_block import RecordBlock
 from storage.message import OffsetRange

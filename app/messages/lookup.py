@@ -20,7 +20,7 @@ from app.operations import RANGE, operation
 from app.problems import Refusal
 from app.services import Services
 from delivery.by_time import offset_by_time
-from delivery.lease_events import LEASE_QUEUE
+from delivery.leases.events import LEASE_QUEUE
 from delivery.trace import tell
 from scheduler import scheduled_message
 from scheduler.schedule import Schedule

@@ -19,8 +19,8 @@ from app.parking import Waiting
 from app.problems import FieldError, Refusal
 from app.services import Services
 from delivery.by_time import offset_by_time
-from delivery.filtered_read import read_records_by_tag
-from delivery.filters import Filter, compile_filter
+from delivery.filters.filtered_read import read_records_by_tag
+from delivery.filters.filters import Filter, compile_filter
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
 from storage.formats.stored_record import StoredRecord
 from storage.message import OffsetRange, QueueId

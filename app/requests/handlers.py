@@ -16,9 +16,9 @@ from app.problems import Refusal
 from app.registry.topics import Topic
 from app.requests.schemas import Reply, ReplyResult, RequestInput, RequestQuery, RequestView
 from app.services import Services
-from delivery.request_events import ReplyBody
-from delivery.request_opening import RepeatableKey
-from delivery.request_table import Request, RequestState
+from delivery.requests.events import ReplyBody
+from delivery.requests.send import RepeatableKey
+from delivery.requests.table import Request, RequestState
 from storage.errors import UnknownTopic, UnsupportedCombination
 from storage.formats import properties
 from storage.message import Message

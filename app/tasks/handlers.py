@@ -10,7 +10,7 @@ from app.registry.topics import check_name
 from app.services import Services
 from app.store_tasks import StoreTask
 from app.tasks.schemas import ListTasksQuery, StoreFinding, Task, TaskFailure, TaskPage
-from delivery import tasks as delivery
+from delivery.leases import tasks as delivery
 
 
 @operation(

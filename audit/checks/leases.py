@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from storage.formats.names import LEASE_TOPIC
 
-# As delivery/lease_events.py writes them; rows of mixed types are read as texts.
+# As delivery/leases/events.py writes them; rows of mixed types are read as texts.
 _EVENT = """
     event string, group string, lease bigint, until_ms bigint,
     runs array<array<string>>, messages array<array<string>>,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from audit.checks.run import Asked
-from delivery import lease_events as events
+from delivery.leases import events
 from storage.formats import checkpoint, delay_progress
 from storage.local import group_offsets
 from storage.message import QueueId

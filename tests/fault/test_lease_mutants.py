@@ -9,15 +9,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from delivery import lease_events as events
-from delivery import lease_replay, lease_snapshot, retry_message
-from delivery.choosing import Choosing
-from delivery.group_leases import GroupLeases
-from delivery.journal import LeaseJournal
-from delivery.key_order import KeyOrder
-from delivery.lease_table import LeaseTable
-from delivery.moment import Moment
-from delivery.slots import QueueSlots, State
+from delivery.leases import events, replay, retry_message, snapshot
+from delivery.leases.group import GroupLeases
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.key_order import KeyOrder
+from delivery.leases.message_states import QueueSlots, State
+from delivery.leases.moment import Moment
+from delivery.leases.table import LeaseTable
+from delivery.receive.select import Choosing
 from storage.message import Durability, Message
 from tests.property.test_lease_model import LeaseMachine
 
@@ -54,7 +53,7 @@ def _run(number: int) -> str:
 
 
 def test_a_reset_that_ends_the_leases_of_the_whole_topic_is_found(monkeypatch):
-    apply_reset = lease_replay.apply_reset
+    apply_reset = replay.apply_reset
 
     def by_topic(leases: GroupLeases, event: events.Reset) -> None:
         apply_reset(leases, event)
@@ -66,20 +65,20 @@ def test_a_reset_that_ends_the_leases_of_the_whole_topic_is_found(monkeypatch):
             if queue.queue.topic in topics and queue.queue not in named:
                 queue.restart(queue.slots.prefix)
 
-    monkeypatch.setattr(lease_replay, "apply_reset", by_topic)
+    monkeypatch.setattr(replay, "apply_reset", by_topic)
 
     assert model_finds()
 
 
 def test_a_reset_that_ends_the_retries_of_the_whole_topic_is_found(monkeypatch):
-    apply_reset = lease_replay.apply_reset
+    apply_reset = replay.apply_reset
 
     def by_topic(leases: GroupLeases, event: events.Reset) -> None:
         apply_reset(leases, event)
         for position in event.positions if event.ends_retries else ():
             leases.retries.void_before_of[position.topic] = event.generation
 
-    monkeypatch.setattr(lease_replay, "apply_reset", by_topic)
+    monkeypatch.setattr(replay, "apply_reset", by_topic)
 
     assert model_finds()
 
@@ -104,19 +103,19 @@ def test_a_handle_that_settles_anothers_lease_is_found(monkeypatch):
 
 
 def test_a_lease_that_is_kept_on_paper_only_is_found(monkeypatch):
-    monkeypatch.setattr(lease_replay, "apply_leased", lambda leases, event, now: None)
+    monkeypatch.setattr(replay, "apply_leased", lambda leases, event, now: None)
 
     assert model_finds()
 
 
 def test_an_attempt_that_a_kill_forgets_is_found(monkeypatch):
-    apply_leased = lease_replay.apply_leased
+    apply_leased = replay.apply_leased
 
     def unnamed(leases: GroupLeases, event: events.Leased, now: Moment) -> None:
         apply_leased(leases, event, now)
         leases.attempts.forget(event.attempt_id or "")
 
-    monkeypatch.setattr(lease_replay, "apply_leased", unnamed)
+    monkeypatch.setattr(replay, "apply_leased", unnamed)
 
     assert model_finds()
 
@@ -181,7 +180,7 @@ def test_an_acknowledgement_that_is_answered_before_its_sync_is_found(monkeypatc
 
 
 def test_a_snapshot_that_claims_more_than_it_holds_is_found(monkeypatch):
-    dump = lease_snapshot.dump_group
+    dump = snapshot.dump_group
 
     def without_the_last_queue(leases: GroupLeases) -> object:
         queues, leases.queues = leases.queues, leases.queues[:-1]
@@ -190,6 +189,6 @@ def test_a_snapshot_that_claims_more_than_it_holds_is_found(monkeypatch):
         finally:
             leases.queues = queues
 
-    monkeypatch.setattr(lease_snapshot, "dump_group", without_the_last_queue)
+    monkeypatch.setattr(snapshot, "dump_group", without_the_last_queue)
 
     assert model_finds()

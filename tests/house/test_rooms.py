@@ -25,6 +25,7 @@ pytestmark = pytest.mark.xdist_group("source")  # one worker parses it, once
 
 # What the lower floors get handed in (a clock, a Vfs, randomness, a runner), and the one room of
 # each that speaks of it itself.
+MOST_BESIDE_THE_ROOMS = 14  # files of delivery
 AT_HOME = {
     "time": {"storage/clock.py"},
     "datetime": {"scheduler/cron_line.py"},  # the calendar; it is told the time
@@ -166,3 +167,10 @@ def test_every_file_begins_by_saying_what_it_is_for():
     ]
 
     assert silent == []
+
+
+def test_delivery_stays_in_rooms():
+    """A room of fifty files has no order that a reader could see."""
+    files = list((ROOT / "delivery").glob("*.py"))
+
+    assert len(files) <= MOST_BESIDE_THE_ROOMS, files

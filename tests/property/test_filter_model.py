@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delivery.filtered_read import read_matching
-from delivery.filters import compile_filter
+from delivery.filters.filtered_read import read_matching
+from delivery.filters.filters import compile_filter
 from storage.clock import SystemClock
 from storage.errors import InvalidFilter
 from storage.memory import MemoryMessageStore

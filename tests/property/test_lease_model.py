@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from delivery.receive import HandedOut
-from delivery.retry_message import is_stub
+from delivery.leases.retry_message import is_stub
+from delivery.receive.receive import HandedOut
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId

@@ -13,7 +13,7 @@ from app import codec
 from app.consume.handlers import parts_of_received
 from app.consume.schemas import ReceivedMessages
 from app.messages.view import joined
-from delivery.receive import HandedOut
+from delivery.receive.receive import HandedOut
 from storage.formats import properties, stored_record, unit
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delivery.groups import GroupRules, Subscription
 from delivery.options import RequestOptions
-from delivery.receive import Request as Receive
-from delivery.request_events import ReplyBody, asked_by
-from delivery.request_opening import RepeatableKey
-from delivery.request_table import RequestState
-from delivery.requests import Requests
+from delivery.receive.receive import Request as Receive
+from delivery.requests.events import ReplyBody, asked_by
+from delivery.requests.send import RepeatableKey
+from delivery.requests.service import Requests
+from delivery.requests.table import RequestState
 from delivery.service import Delivery
 from storage.errors import MessagingError, RequestClosed
 from storage.files.simulated import SimulatedDisk

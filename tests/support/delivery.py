@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any
 
 from delivery.groups import GroupRules, Subscription
-from delivery.receive import HandedOut, Request
-from delivery.refuse import Refused
+from delivery.receive.receive import HandedOut, Request
 from delivery.service import Delivery
+from delivery.settle.reject import Refused
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
 from storage.files.simulated import SimulatedDisk

@@ -9,9 +9,8 @@ from random import Random
 
 import numpy as np
 
-from delivery import lease_events as events
-from delivery import retry_message
-from delivery.lease_events import AnyLeaseEvent, LeasedRun, ReturnedMessage, Run
+from delivery.leases import events, retry_message
+from delivery.leases.events import AnyLeaseEvent, LeasedRun, ReturnedMessage, Run
 from scheduler import marks, scheduled_message
 from storage.formats import delay_progress, index_file, names, properties, queue_entry
 from storage.formats import record as records

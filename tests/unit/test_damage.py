@@ -4,11 +4,11 @@ else is lost.
 
 import pytest
 
-from delivery.dead_letters import Redrive
-from delivery.filters import FilterKind
+from delivery.filters.filters import FilterKind
 from delivery.groups import Subscription
-from delivery.lease_events import LEASE_QUEUE, Damaged, read_event
-from delivery.tasks import Wanted
+from delivery.leases.events import LEASE_QUEUE, Damaged, read_event
+from delivery.leases.tasks import Wanted
+from delivery.settle.dead_letters import Redrive
 from storage.errors import OffsetExpired, StorageError, StorageFull
 from storage.files.simulated import SimulatedDisk
 from storage.message import Message, OffsetRange, QueueId, StoredMessage

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.sent_keys import SentKeys
-from delivery.lease_events import LEASE_QUEUE
+from delivery.leases.events import LEASE_QUEUE
 from delivery.options import RequestOptions
-from delivery.request_events import REQUEST_QUEUE
-from delivery.requests import Requests
+from delivery.requests.events import REQUEST_QUEUE
+from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.cron_schedule import CRON_QUEUE
 from scheduler.cron_service import CronService

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from delivery import tasks
-from delivery.dead_letters import Redrive
-from delivery.tasks import Task, TaskState, Wanted
+from delivery.leases import tasks
+from delivery.leases.tasks import Task, TaskState, Wanted
+from delivery.settle.dead_letters import Redrive
 from storage.errors import IdempotencyKeyReused, StorageFull, UnknownTask
 from storage.offset_set import OffsetSet
 from tests.support.delivery import GROUP, ORDERS, House, in_house, named, rules, with_house
@@ -171,7 +171,7 @@ async def test_a_task_with_a_rate_that_could_not_go_on_catches_up_with_one_secon
 
 @with_house(given=DEAD_AT_ONCE)
 async def test_messages_that_are_given_up_together_are_read_a_piece_at_a_time(house, monkeypatch):
-    monkeypatch.setattr("delivery.moving._APPEND_MESSAGES", 10)
+    monkeypatch.setattr("delivery.settle.moving._APPEND_MESSAGES", 10)
     steps = []
     read, append = house.store.read, house.store.append
 
@@ -218,8 +218,8 @@ async def test_a_task_that_matches_little_lets_others_act_between_two_pieces_and
 
 @with_house(given=DEAD_AT_ONCE)
 async def test_a_turn_of_a_task_looks_at_so_many_messages_and_no_more(house, monkeypatch):
-    monkeypatch.setattr("delivery.dead_letters._MOST_LOOKED_AT", 20)
-    monkeypatch.setattr("delivery.dead_letters._READ_MESSAGES", 10)
+    monkeypatch.setattr("delivery.settle.dead_letters._MOST_LOOKED_AT", 20)
+    monkeypatch.setattr("delivery.settle.dead_letters._READ_MESSAGES", 10)
     await give_up(house, *[f"m{number}" for number in range(45)])
     task, _ = await house.delivery.dead_letters.redrive(GROUP, Redrive(Wanted(tag="none")))
     turns = 0

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from delivery import choosing, receipt
-from delivery.group_leases import GroupLeases
 from delivery.groups import Start, Subscription
-from delivery.lease_events import LEASE_QUEUE, Position, Reset, event_message, read_event
-from delivery.receive import HandedOut, Request
+from delivery.leases import receipt_handle
+from delivery.leases.events import LEASE_QUEUE, Position, Reset, event_message, read_event
+from delivery.leases.group import GroupLeases
+from delivery.receive import select
+from delivery.receive.receive import HandedOut, Request
 from storage.errors import Backpressure, StorageFull
 from storage.message import Appended, Durability, Message, Placed, QueueId, Row, StoredMessage
 from storage.store import ScannedRecords
@@ -91,8 +92,8 @@ async def test_a_handle_that_nobody_was_given_settles_nothing(house):
     await house.send("a", "b")
     (a,), (b,) = await house.receive(1), await house.receive(1)
 
-    (hash_, offset, _), (_, _, lease) = (receipt.decode(one.handle) for one in (a, b))
-    crossed = receipt.encode([(hash_, offset)], lease)[0]
+    (hash_, offset, _), (_, _, lease) = (receipt_handle.decode(one.handle) for one in (a, b))
+    crossed = receipt_handle.encode([(hash_, offset)], lease)[0]
     forged = [crossed, "", "lh_", a.handle[:-1], a.handle[:-4] + "AAAA", "lh_" + "A" * 32]
 
     assert await house.delivery.ack(GROUP, forged) == [False] * 6
@@ -703,7 +704,7 @@ def test_a_receive_looks_on_where_the_first_that_is_open_is_for_nobody(ordered):
 
 @with_house(given=rules(ordered=True))
 async def test_a_long_poll_behind_many_that_wait_for_their_key_waits_too(house, monkeypatch):
-    monkeypatch.setattr(choosing, "_MOST_PASSED", 50)
+    monkeypatch.setattr(select, "_MOST_PASSED", 50)
     await house.send(*[f"m{number}" for number in range(600)])
     await house.receive(1, lease_ms=60_000)
     begun_ms = house.now_ms
@@ -720,8 +721,8 @@ async def test_a_long_poll_behind_many_that_wait_for_their_key_waits_too(house, 
 
 @with_house(given=rules(subscriptions=(Subscription("orders", "tag", "yes"),)))
 async def test_no_long_poll_sleeps_in_front_of_what_nobody_has_looked_at(house, monkeypatch):
-    monkeypatch.setattr(choosing, "_SCAN_CODES", 100)
-    monkeypatch.setattr(choosing, "_SCAN_READS", 2)
+    monkeypatch.setattr(select, "_SCAN_CODES", 100)
+    monkeypatch.setattr(select, "_SCAN_READS", 2)
     # its watcher stands at the beginning
     parked = asyncio.ensure_future(house.long_poll(for_ms=20_000))
     await house.sleep(10)

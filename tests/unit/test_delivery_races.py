@@ -5,7 +5,7 @@
 import asyncio
 from collections import Counter
 
-from delivery.receive import Request
+from delivery.receive.receive import Request
 from tests.support.delivery import GROUP, House, in_house, named, rules, with_house
 
 

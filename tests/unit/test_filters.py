@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from delivery.filtered_read import read_matching
-from delivery.filters import EVERYTHING, compile_filter
-from delivery.sql92 import _read_as_number
+from delivery.filters.filtered_read import read_matching
+from delivery.filters.filters import EVERYTHING, compile_filter
+from delivery.filters.sql92 import _read_as_number
 from storage.errors import InvalidFilter
 from storage.formats.queue_entry import tag_hash
 from storage.memory import MemoryMessageStore

@@ -5,11 +5,11 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from delivery.acknowledge import HeldAck
-from delivery.lease_events import LEASE_QUEUE, read_event
-from delivery.lease_table import LeaseTable
-from delivery.moment import Moment
-from delivery.slots import QueueSlots
+from delivery.leases.events import LEASE_QUEUE, read_event
+from delivery.leases.message_states import QueueSlots
+from delivery.leases.moment import Moment
+from delivery.leases.table import LeaseTable
+from delivery.settle.acknowledge import HeldAck
 from storage.message import QueueId
 from tests.support.two_ways import Way
 

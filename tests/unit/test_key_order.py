@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from delivery.key_order import KeyOrder
+from delivery.leases.key_order import KeyOrder
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -4,7 +4,7 @@ import pytest
 
 from delivery.groups import GroupRules, Start, Subscription
 from delivery.options import DeliveryOptions
-from delivery.receive import Request
+from delivery.receive.receive import Request
 from delivery.service import Delivery
 from storage.errors import LimitReached
 from storage.files.simulated import SimulatedDisk

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from delivery import receipt
 from delivery.groups import GroupRules, Subscription
+from delivery.leases import receipt_handle
 from delivery.options import RequestOptions
-from delivery.receive import HandedOut
-from delivery.receive import Request as Receive
-from delivery.request_events import REPLY_QUEUE, ReplyBody, asked_by
-from delivery.request_opening import Outcome, RepeatableKey
-from delivery.request_table import Request, RequestState
-from delivery.requests import Requests
+from delivery.receive.receive import HandedOut
+from delivery.receive.receive import Request as Receive
+from delivery.requests.events import REPLY_QUEUE, ReplyBody, asked_by
+from delivery.requests.send import Outcome, RepeatableKey
+from delivery.requests.service import Requests
+from delivery.requests.table import Request, RequestState
 from delivery.service import Delivery
 from storage.errors import (
     Backpressure,
@@ -231,7 +231,7 @@ async def test_the_handle_of_another_message_settles_neither(house, is_acked):
 async def test_a_handle_behind_the_end_of_its_queue_settles_nothing(house):
     request = await house.ask()
     await house.receive()
-    (made_up,) = receipt.encode([(receipt.queue_hash(QUOTES), 1)], 7)
+    (made_up,) = receipt_handle.encode([(receipt_handle.queue_hash(QUOTES), 1)], 7)
 
     assert not (await house.reply(request.request_id, handle=made_up)).request.reply.settled
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from delivery import retry_message
+from delivery.leases import retry_message
 from scheduler import scheduled_message
 from scheduler.scheduled_message import SoFar
 from storage.message import Message, QueueId, StoredMessage, TransactionBits

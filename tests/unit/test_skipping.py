@@ -5,7 +5,7 @@ done.
 import pytest
 
 from delivery.groups import GroupRules, Subscription
-from delivery.lease_events import LEASE_QUEUE, Skip, Skipped, read_event
+from delivery.leases.events import LEASE_QUEUE, Skip, Skipped, read_event
 from delivery.positions import QueueLag
 from delivery.trace import tell
 from storage.errors import StorageFull

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from delivery.group_leases import GroupLeases
-from delivery.lease_events import LeasedRun, Scan
-from delivery.slots import CHUNK, QueueSlots, State
-from delivery.taking import Taking
+from delivery.leases.claim import Taking
+from delivery.leases.events import LeasedRun, Scan
+from delivery.leases.group import GroupLeases
+from delivery.leases.message_states import CHUNK, QueueSlots, State
 from storage.message import QueueId
 
 UNSETTLED = [state for state in State if state is not State.SETTLED]

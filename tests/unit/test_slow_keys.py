@@ -4,8 +4,8 @@ memory that has a limit.
 
 import pytest
 
-from delivery import choosing
-from delivery.slots import State
+from delivery.leases.message_states import State
+from delivery.receive import select
 from storage.message import QueueId
 from tests.support.delivery import GROUP, OPTIONS, ORDERS, House, in_house, rules, with_house
 
@@ -152,7 +152,7 @@ async def test_so_much_is_looked_past_and_no_more_and_the_other_queues_go_on(
     house, monkeypatch, limit, most
 ):
     """Memory has a limit. Behind it the queue waits for its slow key, and then all of it comes."""
-    monkeypatch.setattr(choosing, limit, most)
+    monkeypatch.setattr(select, limit, most)
     await house.send("held", key="slow")
     (held,) = await house.receive(1, lease_ms=HOURS_MS)
     others = await send_with_a_slow_key(house, 2_000, slow_of=9, of=10)

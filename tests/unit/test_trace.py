@@ -1,9 +1,9 @@
 """What the lease events say of one message, wherever it went."""
 
 from delivery import trace
-from delivery.dead_letters import Redrive
-from delivery.lease_events import LEASE_QUEUE
-from delivery.tasks import Wanted
+from delivery.leases.events import LEASE_QUEUE
+from delivery.leases.tasks import Wanted
+from delivery.settle.dead_letters import Redrive
 from storage.errors import CorruptRecord
 from storage.message import StoredMessage
 from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, named, rules, with_house

@@ -1,0 +1,1 @@
+"""Filters of subscriptions, and reads of what they select."""

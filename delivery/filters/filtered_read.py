@@ -1,0 +1,116 @@
+"""Reads of a queue what a filter lets pass; where some tags are wanted, an engine that keeps their
+hashes reads no others.
+"""
+
+import asyncio
+
+from delivery.filters.filters import Filter
+from storage.errors import CorruptRecord
+from storage.message import QueueId, StoredMessage
+from storage.store import MessageStore, Scanned, ScannedRecords, TagCodes, read_records
+
+_TURN_LENGTH = 64 << 10  # of conditions that are evaluated before others have their turn: some 5 ms
+_AT_ONCE = 100  # read in one go where all must be looked at
+
+
+async def read_matching(
+    store: MessageStore,
+    queue: QueueId,
+    queue_offset: int,
+    wanted: Filter,
+    *,
+    max_scanned: int,
+    max_messages: int,
+    max_bytes: int,
+) -> Scanned:
+    """Of the next `max_scanned` messages those that match, at least one of them whatever its size.
+
+    Raises as `read`.
+
+    Less is looked at where the answer is full, or where a message behind the first is damaged: who
+    reads on meets the damage.
+    """
+    if wanted.is_everything:
+        messages = await store.read(
+            queue, queue_offset, max_messages=min(max_messages, max_scanned), max_bytes=max_bytes
+        )
+        return Scanned(messages, queue_offset + len(messages))
+    if wanted.tag_codes is not None and isinstance(store, TagCodes):
+        scanned = await store.read_tagged(
+            queue,
+            queue_offset,
+            tag_codes=wanted.tag_codes,
+            max_scanned=max_scanned,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
+        return scanned._replace(
+            messages=[message for message in scanned.messages if wanted.matches(message)]
+        )
+    return await _read_and_judge(
+        store, queue, queue_offset, wanted, max_scanned, max_messages, max_bytes
+    )
+
+
+async def read_records_by_tag(
+    store: MessageStore,
+    queue: QueueId,
+    queue_offset: int,
+    wanted: Filter,
+    *,
+    max_scanned: int,
+    max_messages: int,
+    max_bytes: int,
+) -> ScannedRecords:
+    """As `read_matching`, by a filter of tags, and the records of the messages."""
+    tags = wanted.tags
+    records, next_offset = await read_records(
+        store,
+        queue,
+        queue_offset,
+        tag_codes=wanted.tag_codes,
+        max_scanned=max_messages if tags is None else max_scanned,
+        max_messages=max_messages,
+        max_bytes=max_bytes,
+    )
+    return ScannedRecords(
+        records if tags is None else [one for one in records if one.tag in tags], next_offset
+    )
+
+
+async def _read_and_judge(
+    store: MessageStore,
+    queue: QueueId,
+    queue_offset: int,
+    wanted: Filter,
+    max_scanned: int,
+    max_messages: int,
+    max_bytes: int,
+) -> Scanned:
+    found: list[StoredMessage] = []
+    at, end = queue_offset, queue_offset + max_scanned
+    left_bytes = max_bytes
+    judged = 0  # since others had their turn
+    while at < end and len(found) < max_messages:
+        try:
+            messages = await store.read(
+                queue, at, max_messages=min(_AT_ONCE, end - at), max_bytes=max_bytes
+            )
+        except CorruptRecord:
+            if at == queue_offset:
+                raise
+            break
+        if not messages:
+            break
+        for message in messages:
+            judged += wanted.length
+            if judged > _TURN_LENGTH:
+                judged = 0
+                await asyncio.sleep(0)
+            if wanted.matches(message):
+                left_bytes -= len(message.body)
+                if found and (left_bytes < 0 or len(found) == max_messages):
+                    return Scanned(found, at)
+                found.append(message)
+            at += 1
+    return Scanned(found, at)

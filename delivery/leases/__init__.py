@@ -1,0 +1,1 @@
+"""Leases of messages: the table in memory, its events in the log, receipt handles."""

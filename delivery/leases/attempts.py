@@ -1,0 +1,63 @@
+"""Receives that can be asked for again by their attempt id, and what they were given: as many as
+still hold something. Pure.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from delivery.leases.queue import QueueLeases
+
+_MOST_KEPT = 100_000
+_LOOKED_AT = 4  # for each that is added
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True):
+    """Its lease, until when that was (on both clocks), the messages by (queue index, offset)."""
+
+    lease: int
+    until_ms: int
+    deadline_ms: int
+    places: list[tuple[int, int]]
+
+
+class Attempts:
+    """Of one group, whose queues these are."""
+
+    def __init__(self, queues: Sequence[QueueLeases]) -> None:
+        self._queues = queues
+        self._kept: OrderedDict[str, Attempt] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[tuple[str, Attempt]]:
+        return iter(self._kept.items())
+
+    def find(self, attempt_id: str) -> Attempt | None:
+        return self._kept.get(attempt_id)
+
+    def note(self, attempt_id: str, attempt: Attempt, now_ms: int) -> None:
+        """And forget some of those that hold nothing any more: however long leases are, as many are
+        kept as are in use.
+        """
+        self._kept[attempt_id] = attempt
+        for _ in range(min(_LOOKED_AT, len(self._kept))):
+            at, oldest = self._kept.popitem(last=False)
+            is_alive = any(True for _ in self.held_of(oldest, now_ms))
+            if is_alive and len(self._kept) < _MOST_KEPT:
+                self._kept[at] = oldest  # the others have their turn before it is looked at again
+
+    def forget(self, attempt_id: str) -> None:
+        self._kept.pop(attempt_id, None)
+
+    def held_of(self, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:
+        """Which messages a receive was given, by queue and offset, are still lent to it."""
+        for index, offset in attempt.places:
+            queue = self._queues[index]
+            if queue.slots.is_leased(offset, attempt.lease, now_ms):
+                yield queue, offset
+
+    def load(self, kept: Iterable[tuple[str, Attempt]]) -> None:
+        self._kept = OrderedDict(kept)

@@ -1,0 +1,185 @@
+"""One consumer group: its queues, what it has been lent and until when, and what is to be looked at
+when that is over. Pure.
+
+Two things live in memory only: what is being appended (states ACKING and MOVING), and how far a
+queue was looked at without finding anything for the group.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from delivery.leases.attempts import Attempts
+from delivery.leases.due_wheel import DueWheel
+from delivery.leases.message_states import LEASED, QueueSlots, State
+from delivery.leases.queue import QueueLeases
+from delivery.leases.retries import Retries
+from storage.message import QueueId
+from storage.offset_set import OffsetSet
+
+_LOOK_AGAIN_MS = 1_000  # at a message that was being appended when its lease ended
+
+
+class Ended(NamedTuple):
+    """A lease that ended without a word."""
+
+    queue: QueueLeases
+    offset: int
+    attempt: int
+    lease: int
+
+
+class Untold(Protocol):
+    """What a receive takes, until the log tells of it; `arrived` as in the event.
+
+    A place: queue, offset, attempt before.
+    """
+
+    lease: int
+    arrived: dict[str, int]
+
+    @property
+    def places(self) -> Iterator[tuple[QueueLeases, int, int]]: ...
+
+
+class GroupLeases:
+    """What it was given (`queues`, `wheel`, `attempts`), and what has gone elsewhere (`retries`,
+    `dead_letters_gone`).
+    """
+
+    def __init__(self, group: str, retries: Retries | None = None) -> None:
+        self.group = group
+        self.queues: list[QueueLeases] = []
+        self.wheel = DueWheel()
+        self.attempts = Attempts(self.queues)
+        self.retries = retries or Retries()
+        # redriven, purged, or those of an earlier group of the name
+        self.dead_letters_gone = OffsetSet()
+        # messages that were passed over by the group's rules, by queue
+        self.skipped: dict[str, int] = {}
+        self.damaged: dict[str, int] = {}  # messages whose records could not be read, by queue
+        self.untold: dict[int, Untold] = {}  # by lease: lent here and not in the log yet
+        self.turn = 0
+        # lent for longer than the wheel knows: queue index, offset
+        self._put_off: set[tuple[int, int]] = set()
+        self._by_id: dict[QueueId, QueueLeases] = {}
+        self._by_hash: dict[int, QueueLeases] = {}
+        # of deleted topics: their places in `queues`, which others name
+        self.forgotten: dict[QueueId, int] = {}
+
+    # ----------------------------------------------------------------------------------------------
+    # queues
+
+    def find(self, queue: QueueId) -> QueueLeases | None:
+        return self._by_id.get(queue)
+
+    def by_hash(self, hash_: int) -> QueueLeases | None:
+        return self._by_hash.get(hash_)
+
+    def open(self, queue: QueueId, position: int) -> QueueLeases:
+        """The queue; where the group does not know it, it begins at this position."""
+        known = self._by_id.get(queue)
+        return self.add(queue, QueueSlots(position)) if known is None else known
+
+    def add(self, queue: QueueId, slots: QueueSlots) -> QueueLeases:
+        index = self.forgotten.pop(queue, len(self.queues))
+        added = QueueLeases(queue, index, slots)
+        self.queues[index : index + 1] = [added]
+        self._by_id[queue] = self._by_hash[added.hash] = added
+        return added
+
+    def queues_of(self, topic: str) -> list[QueueLeases]:
+        return [queue for queue in self._by_id.values() if queue.queue.topic == topic]
+
+    def forget(self, queue: QueueLeases) -> None:
+        """End the leases of a queue whose topic is deleted; where it exists again, the group begins
+        anew in it.
+        """
+        queue.restart(queue.slots.cursor)
+        self.skipped.pop(str(queue.queue), None)
+        self.damaged.pop(str(queue.queue), None)
+        self.forgotten[queue.queue] = queue.index
+        del self._by_id[queue.queue], self._by_hash[queue.hash]
+
+    @property
+    def is_anew(self) -> bool:
+        """Was there a group of the name before, that was deleted?
+
+        What was said for that one does not count.
+        """
+        return self.retries.void_before > 0
+
+    def count(self, state: State) -> int:
+        return sum(queue.slots.counts[state] for queue in self.queues)
+
+    # ----------------------------------------------------------------------------------------------
+    # leases
+
+    def lend(
+        self,
+        queue: QueueLeases,
+        first: int,
+        count: int,
+        *,
+        attempt: int,
+        lease: int,
+        deadline_ms: int,
+    ) -> None:
+        """These messages, one behind another, are lent until then, for this attempt."""
+        queue.slots.put(first, count, LEASED, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
+        self.wheel.add(deadline_ms, queue.index, first, count)
+
+    def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
+        """Of a message that is lent.
+
+        Where that is later, the wheel is told when the time before is up: once, however often.
+        """
+        is_later = deadline_ms >= queue.slots.get(offset).deadline_ms
+        queue.slots.set_deadline(offset, deadline_ms)
+        if is_later:
+            self._put_off.add((queue.index, offset))
+        else:
+            self.wheel.add(deadline_ms, queue.index, offset, 1)
+
+    def wait(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
+        """A message that is held is handed out again, where it lies, at that moment."""
+        queue.slots.set_state(offset, State.WAITING)
+        self._look_at(queue, offset, deadline_ms)
+
+    def end_due(self, now_ms: int) -> list[Ended]:
+        """End what is due: waits, which are open then, and leases, which stay with whoever called
+        (in state MOVING).
+        """
+        ended: list[Ended] = []
+        for index, first, count in self.wheel.take(now_ms):
+            queue = self.queues[index]
+            for offset in range(first, first + count):
+                slot = queue.slots.get(offset)
+                is_put_off = (index, offset) in self._put_off
+                if is_put_off:
+                    self._put_off.discard((index, offset))
+                if slot.state in (State.SETTLED, State.OPEN):
+                    continue
+                if slot.deadline_ms > now_ms:
+                    if is_put_off:
+                        self.wheel.add(slot.deadline_ms, index, offset, 1)
+                    continue
+                if slot.state == State.LEASED:
+                    queue.slots.set_state(offset, State.MOVING)
+                    ended.append(Ended(queue, offset, slot.attempt, slot.lease))
+                elif slot.state == State.WAITING:
+                    queue.put_back(offset)
+                else:
+                    self.wheel.add(now_ms + _LOOK_AGAIN_MS, queue.index, offset, 1)
+        return ended
+
+    def hold_again(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
+        """What was to happen to a message could not be written: its lease ends at that moment
+        instead.
+        """
+        if queue.slots.state(offset) in (State.ACKING, State.MOVING):
+            queue.slots.set_state(offset, State.LEASED)
+            self._look_at(queue, offset, deadline_ms)
+
+    def _look_at(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
+        queue.slots.set_deadline(offset, deadline_ms)
+        self.wheel.add(deadline_ms, queue.index, offset, 1)

@@ -1,0 +1,164 @@
+"""The table of leases and the log that it is derived from: what is appended is applied, and
+counted.
+
+What a snapshot of the table says to reflect of the lease topic is counted message by message: it
+never claims what the table lacks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, event_message, event_row, read_event
+from delivery.leases.moment import Moment
+from delivery.leases.snapshot import TableDump
+from delivery.leases.table import LeaseTable
+from storage.clock import Clock
+from storage.derived_table import DerivedTable, OnDamage
+from storage.errors import MessagingError
+from storage.message import Appended, Durability, Message, Placed
+from storage.store import MessageStore, RowAppends, SyncedPosition
+from storage.turns import Changes
+
+SNAPSHOT = "leases"
+
+_dump_decoder = msgspec.msgpack.Decoder(TableDump)
+
+
+class LeaseJournal:
+    """The event loop's. Every change of the table that must survive a restart goes through here."""
+
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.table = LeaseTable()
+        self._log = DerivedTable(store, SNAPSHOT, {LEASE_QUEUE: OnDamage.REFUSE})
+        self.changes = Changes()
+        self._row_store = store if isinstance(store, RowAppends) else None
+
+    def now(self) -> Moment:
+        return Moment(self.clock.wall_ms(), self.clock.monotonic_ms())
+
+    async def append(
+        self,
+        messages: Sequence[Message],
+        events: Sequence[AnyLeaseEvent],
+        durability: Durability,
+        *,
+        applies: bool = True,
+    ) -> list[Appended]:
+        """Append messages and events as one unit, and apply the events; not where the table has
+        them already (`applies`). Where the messages went.
+
+        Events alone are appended from the reserve: a full disk keeps nobody from being done with
+        what he has. On disk on return where `durability` says so. Raises what `MessageStore.append`
+        raises; nothing is applied then.
+        """
+        now_ms = self.clock.wall_ms()
+        notes = [event_message(event, now_ms=now_ms) for event in events]
+        appended = await self._log.append(
+            [*messages, *notes], durability=durability, from_reserve=not messages
+        )
+        now = self.now()
+        for event in events if applies else ():
+            self.table.apply(event, now)
+        self._log.count(appended[len(messages) :])
+        return appended[: len(messages)]
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Can `write` be used?"""
+        return self._row_store is not None
+
+    def write(
+        self,
+        events: Sequence[AnyLeaseEvent],
+        durability: Durability,
+        *,
+        done: Callable[[], None],
+        failed: Callable[[Exception], None],
+        applies: bool = True,
+    ) -> None:
+        """As `append` of events, at least one, without a coroutine: `done` or `failed` is called
+        later.
+
+        Raises at once what `RowAppends.append_rows` raises at once.
+        """
+        assert self._row_store is not None, "writes_at_once is asked before"
+        now_ms = self.clock.wall_ms()
+        rows = [event_row(event, now_ms=now_ms) for event in events]
+
+        def written(placed: Placed) -> None:
+            if (
+                durability is Durability.SYNCED
+                and not placed.durable
+                and isinstance(self.store, SyncedPosition)
+            ):
+                self.changes.run(wait(self.store, placed))
+            else:
+                apply(placed)
+
+        async def wait(store: SyncedPosition, placed: Placed) -> None:
+            try:
+                await store.wait_durable(
+                    Appended(
+                        LEASE_QUEUE,
+                        placed.queue_offsets[-1],
+                        placed.log_offsets[-1],
+                        placed.stored_at_ms,
+                        durable=False,
+                    )
+                )
+            except MessagingError as error:
+                refuse(error)
+            else:
+                apply(placed)
+
+        def apply(placed: Placed) -> None:
+            self.changes.end_many(1)
+            try:
+                now = self.now()
+                for event in events if applies else ():
+                    self.table.apply(event, now)
+                self._log.count_offsets(LEASE_QUEUE, placed.queue_offsets)
+            except Exception as error:  # noqa: BLE001 - the one who asked is told
+                failed(error)
+            else:
+                done()
+
+        def refuse(error: Exception) -> None:
+            self.changes.end_many(1)
+            failed(error)
+
+        self._row_store.append_rows(
+            rows, durability=durability, done=written, failed=refuse, from_reserve=True
+        )
+        self.changes.begin_many(1)
+
+    # ----------------------------------------------------------------------------------------------
+    # snapshots, replay
+
+    async def start(self) -> int:
+        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        await self.store.create_topic(LEASE_QUEUE.topic, queue_count=1)
+        data = await self._log.load()
+        if data is not None:
+            self.table.load(_dump_decoder.decode(data), self.now())
+        count = 0
+        async for event in self._log.replay(LEASE_QUEUE, read_event):
+            self.table.apply(event, self.now())
+            count += 1
+        return count
+
+    async def save_snapshot(self) -> int:
+        """Save the table, so that a start replays only later events.
+
+        The number of bytes; 0 if nothing has changed.
+        """
+
+        def encode() -> Iterator[bytes]:
+            # In one piece, so that the table is of one time: a million unsettled messages are 20 MB
+            # of arrays to copy.
+            yield msgspec.msgpack.encode(self.table.dump(self.now()))
+
+        return await self._log.save_snapshot(encode)

@@ -1,0 +1,171 @@
+"""What each lease event does to its group: the same when it has just been written and when the log
+is replayed. Pure.
+
+Telling a group what it reflects already changes nothing: what is settled stays so, and a lease that
+another has followed is not spoken of any more.
+"""
+
+from collections.abc import Sequence
+
+from delivery.leases import events
+from delivery.leases.attempts import Attempt
+from delivery.leases.events import AnyLeaseEvent, Run
+from delivery.leases.group import GroupLeases
+from delivery.leases.message_states import State
+from delivery.leases.moment import Moment
+
+_SETTLING = (events.Acked, events.DeadLettered, events.Discarded)
+
+
+def apply(leases: GroupLeases, event: AnyLeaseEvent, now: Moment) -> None:
+    """Any event of the group but that it was deleted."""
+    if isinstance(event, _SETTLING):  # most often
+        _settle(leases, event.runs)
+    elif isinstance(event, events.Leased):
+        apply_leased(leases, event, now)
+    elif isinstance(event, events.Retried):
+        if _settle(leases, event.runs):
+            leases.retries.note_put_off(event.waiting, event.generation)
+    elif isinstance(event, events.Redriven):
+        if event.offsets[0] not in leases.dead_letters_gone:
+            leases.retries.note_waiting(event.waiting)
+        for offset in event.offsets:
+            leases.dead_letters_gone.add(offset)
+    elif isinstance(event, events.Purged):
+        leases.dead_letters_gone.add_below(event.before)
+    elif isinstance(event, events.Skipped):
+        _apply_skipped(leases, event)
+    elif isinstance(event, events.Damaged):
+        _apply_damaged(leases, event)
+    elif isinstance(event, events.Expired):
+        _apply_expired(leases, event.runs)
+    elif isinstance(event, events.Returned):
+        _apply_returned(leases, event.messages, now)
+    elif isinstance(event, events.Extended):
+        _apply_extended(leases, event.messages, now)
+    elif isinstance(event, events.Reset):
+        apply_reset(leases, event)
+    elif isinstance(event, events.TopicDeleted):
+        _apply_topic_deleted(leases, event)
+
+
+def apply_leased(leases: GroupLeases, event: events.Leased, now: Moment) -> None:
+    for scan in event.scans:
+        _apply_scan(leases, scan, event)
+    deadline_ms = now.monotonic(event.until_ms, event.lease_ms)
+    places: list[tuple[int, int]] = []
+    for run in event.runs:
+        queue = leases.open(run.queue_id, run.first)
+        places += [(queue.index, offset) for offset in range(run.first, run.first + run.count)]
+        # What is settled stays so: then this is told once more.
+        for first, count in queue.slots.unsettled_runs(run.first, run.count):
+            leases.lend(
+                queue, first, count, attempt=run.attempt, lease=event.lease, deadline_ms=deadline_ms
+            )
+    leases.retries.note_arrived(event.arrived)
+    if event.attempt_id is not None:
+        attempt = Attempt(event.lease, event.until_ms, deadline_ms, places)
+        leases.attempts.note(event.attempt_id, attempt, now.monotonic_ms)
+
+
+def apply_reset(leases: GroupLeases, event: events.Reset) -> None:
+    retries = leases.retries
+    retries.generation = max(retries.generation, event.generation)
+    ended = [str(position.queue_id) for position in event.positions if event.ends_retries]
+    retries.end([*event.topics, *ended], event.generation)
+    for run in event.voided:
+        if (queue := leases.find(run.queue_id)) is not None:
+            queue.settle(run.first, run.count)
+    for position in event.positions:
+        leases.open(position.queue_id, position.offset).restart(position.offset)
+
+
+def _apply_topic_deleted(leases: GroupLeases, event: events.TopicDeleted) -> None:
+    retries = leases.retries
+    retries.generation = max(retries.generation, event.generation)
+    retries.end(
+        [queue for queue in retries.waiting if queue.partition("/")[0] == event.topic],
+        event.generation,
+    )
+    retries.end([event.topic], event.generation)
+    for run in event.voided:
+        if (queue := leases.find(run.queue_id)) is not None:
+            queue.settle(run.first, run.count)
+    for offset in event.dead_letters:
+        leases.dead_letters_gone.add(offset)
+    for queue in leases.queues_of(event.topic):
+        leases.forget(queue)
+
+
+def _apply_scan(leases: GroupLeases, scan: events.Scan, event: events.Leased) -> None:
+    queue = leases.open(scan.queue_id, scan.begin)
+    slots = queue.slots
+    queue.logged_end = max(queue.logged_end, scan.end)
+    if slots.cursor >= scan.end:
+        return  # it is known already
+    queue.look_again(scan.begin)
+    for run in (*event.runs, *event.passed):
+        if run.queue_id == scan.queue_id:
+            first, end = (
+                max(run.first, slots.cursor, scan.begin),
+                min(run.first + run.count, scan.end),
+            )
+            if first < end:
+                slots.put(first, end - first, State.OPEN, attempt=run.attempt)
+    slots.advance_to(scan.end)
+
+
+def _apply_skipped(leases: GroupLeases, event: events.Skipped) -> None:
+    for run in event.runs:
+        queue = leases.open(run.queue_id, run.first)
+        queue.look_again(run.first)
+        if skipped := queue.skip(run.first, run.count):
+            leases.skipped[str(run.queue_id)] = leases.skipped.get(str(run.queue_id), 0) + skipped
+
+
+def _apply_damaged(leases: GroupLeases, event: events.Damaged) -> None:
+    is_new = False
+    for message in event.messages:
+        queue = leases.open(message.queue_id, min(message.known_to, message.offset))
+        queue.look_again(message.offset)
+        if queue.settle_damaged(message.offset, message.lease):
+            is_new = True
+            leases.damaged[str(message.queue_id)] = leases.damaged.get(str(message.queue_id), 0) + 1
+    if is_new:
+        leases.retries.note_arrived(event.arrived)
+
+
+def _apply_expired(leases: GroupLeases, runs: Sequence[Run]) -> None:
+    for run in runs:
+        queue = leases.find(run.queue_id)
+        for offset in range(run.first, run.first + run.count):
+            if queue is not None and queue.is_held_by(offset, run.lease):
+                queue.put_back(offset)
+
+
+def _apply_returned(
+    leases: GroupLeases, messages: Sequence[events.ReturnedMessage], now: Moment
+) -> None:
+    for message in messages:
+        queue = leases.find(message.queue_id)
+        if queue is None or not queue.is_held_by(message.offset, message.lease):
+            continue
+        if message.due_ms <= now.wall_ms:
+            queue.put_back(message.offset)
+        else:
+            leases.wait(queue, message.offset, now.monotonic(message.due_ms, message.delay_ms))
+
+
+def _apply_extended(
+    leases: GroupLeases, messages: Sequence[events.ExtendedMessage], now: Moment
+) -> None:
+    for message in messages:
+        queue = leases.find(message.queue_id)
+        if queue is not None and queue.is_held_by(message.offset, message.lease):
+            leases.extend(queue, message.offset, now.monotonic(message.until_ms, message.lease_ms))
+
+
+def _settle(leases: GroupLeases, runs: Sequence[Run]) -> int:
+    """How many messages are done with that were not before."""
+    found = [(queue, run) for run in runs if (queue := leases.find(run.queue_id)) is not None]
+    return sum([queue.settle_held(run) for queue, run in found])

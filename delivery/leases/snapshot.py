@@ -1,0 +1,89 @@
+"""The table of leases as a snapshot keeps it: each group, the tasks, and when that was. Pure."""
+
+import msgspec
+
+from delivery.leases.attempts import Attempt
+from delivery.leases.group import GroupLeases
+from delivery.leases.message_states import QueueSlots, SlotsDump, State
+from delivery.leases.retries import Retries
+from delivery.leases.tasks import Task
+from storage.message import QueueId
+from storage.offset_set import OffsetSet
+
+
+class GroupDump(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as a snapshot keeps it."""
+
+    group: str
+    generation: int
+    void_before: int
+    void_before_of: dict[str, int]
+    retry_start: int
+    dead_letters_gone: tuple[int, list[int]]
+    waiting: dict[str, int]
+    attempts: list[tuple[str, Attempt]]
+    queues: list[tuple[QueueId, SlotsDump]]
+    skipped: dict[str, int] = {}  # an earlier version kept none
+    damaged: dict[str, int] = {}  # an earlier version kept none
+    forgotten: list[QueueId] = []  # of deleted topics
+
+
+class TableDump(msgspec.Struct, frozen=True, kw_only=True):
+    """The table, and when that was on both clocks."""
+
+    wall_ms: int
+    monotonic_ms: int
+    groups: list[GroupDump]
+    tasks: list[Task]
+
+
+def dump_group(leases: GroupLeases) -> GroupDump:
+    """What the log does not tell of yet is left out: should it never do so, nobody was given
+    anything.
+    """
+    retries = leases.retries
+    waiting = dict(retries.waiting)
+    untold: dict[int, dict[int, tuple[int, int]]] = {}
+    for one in leases.untold.values():
+        for queue, count in one.arrived.items():
+            waiting[queue] = waiting.get(queue, 0) + count
+        for lent, offset, attempt in one.places:
+            untold.setdefault(lent.index, {})[offset] = one.lease, attempt
+    return GroupDump(
+        group=leases.group,
+        generation=retries.generation,
+        void_before=retries.void_before,
+        void_before_of=retries.void_before_of,
+        retry_start=retries.start,
+        dead_letters_gone=(leases.dead_letters_gone.prefix, list(leases.dead_letters_gone.ahead)),
+        waiting=waiting,
+        skipped=leases.skipped,
+        damaged=leases.damaged,
+        attempts=list(leases.attempts),
+        forgotten=list(leases.forgotten),
+        queues=[
+            (queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in leases.queues
+        ],
+    )
+
+
+def load_group(dump: GroupDump, *, now_ms: int, later_ms: int) -> GroupLeases:
+    """`now_ms`: on the monotonic clock, which shows `later_ms` more for the moments of the dump."""
+    retries = Retries(
+        generation=dump.generation, void_before=dump.void_before, start=dump.retry_start
+    )
+    retries.void_before_of = dump.void_before_of
+    retries.waiting = dump.waiting
+    leases = GroupLeases(dump.group, retries)
+    leases.dead_letters_gone = OffsetSet(*dump.dead_letters_gone)
+    leases.skipped = dump.skipped
+    leases.damaged = dump.damaged
+    leases.attempts.load(dump.attempts)
+    for queue, slots in dump.queues:
+        added = leases.add(queue, QueueSlots.load(slots, later_ms=later_ms))
+        for slot in added.slots:
+            if slot.state != State.OPEN:
+                leases.wheel.add(max(now_ms, slot.deadline_ms), added.index, slot.offset, 1)
+        if queue in dump.forgotten:
+            leases.forget(added)
+    return leases

@@ -1,0 +1,1 @@
+"""Receives: choose messages of a group, lease them, and note that in the log."""

@@ -1,0 +1,109 @@
+"""The queues that a group reads, where it begins in one that it has never received from, and what
+is open in the others.
+"""
+
+from array import array
+
+from delivery.groups import GroupRules, Start
+from delivery.leases import retry_message
+from delivery.leases.events import Position, Reset
+from delivery.leases.group import GroupLeases
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.position_limit import PositionLimit
+from delivery.leases.queue import QueueLeases
+from delivery.leases.queue_reader import QueueReader
+from storage.errors import UnknownTopic
+from storage.message import Durability, QueueId, StoredMessage
+
+_NO_KEY = "\0"  # begins no ordering key of a client
+
+
+class GroupQueues:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, limit: PositionLimit) -> None:
+        self._journal = journal
+        self._limit = limit
+        self._store = journal.store
+        self._reader = QueueReader(journal.store)
+
+    async def of(self, leases: GroupLeases, rules: GroupRules) -> list[QueueLeases]:
+        """Those that the group reads, its retry queue the first. Raises LimitReached."""
+        retries = retry_message.retry_queue(leases.group)
+        found = [leases.find(retries) or leases.open(retries, leases.retries.start)]
+        for topic in dict.fromkeys([one.topic for one in rules.subscriptions]):
+            try:
+                queues = await self._store.queues(topic)
+            except UnknownTopic:
+                continue  # it was deleted: the group reads what is left
+            unknown = [one for one in queues if leases.find(one) is None]
+            if unknown:
+                self._limit.check_total(leases.group, unknown, pointer="/group")
+            found += [
+                leases.find(one) or leases.open(one, await self._position(leases, one))
+                for one in queues
+            ]
+        return found
+
+    async def _position(self, leases: GroupLeases, queue: QueueId) -> int:
+        """Where a group begins in a queue that it has never received from: one that starts at the
+        end has its position.
+        """
+        committed = await self.committed(leases, queue)
+        return (await self._store.offsets(queue)).first if committed is None else committed
+
+    async def learn(self, queue: QueueLeases, rules: GroupRules) -> None:
+        """Know what is open there, and of which keys. Who calls holds the group's turn to take."""
+        if queue.is_learned and (queue.order is not None) == rules.ordered:
+            return
+        if not rules.ordered:
+            queue.learn(None)
+            return
+        offsets = array("q", (slot.offset for slot in queue.slots))
+        found, keys = array("q"), list[str]()  # there may be a million of them, of few keys
+        names: dict[str, str] = {}
+        async for offset, message in self._reader.read_each(queue.queue, offsets):
+            # Where it cannot be read its key is not known: it waits for none and holds none up
+            # until it is settled.
+            key = (
+                (message.ordering_key or "")
+                if isinstance(message, StoredMessage)
+                else f"{_NO_KEY}{offset}"
+            )
+            found.append(offset)
+            keys.append(names.setdefault(key, key))
+        queue.learn(zip(found, keys, strict=True))
+
+    async def begin(self, leases: GroupLeases, rules: GroupRules) -> None:
+        """Let a group that starts at the end begin there: in those of its queues in which it has no
+        position yet.
+
+        Before anybody receives by these rules: who does begins at the first message. Who calls
+        holds the group's turn to take. Raises LimitReached where the rules name topics of too many
+        queues.
+        """
+        await self._limit.check_group(
+            leases.group, await self._limit.subscribed(rules), pointer="/topics", replaces=True
+        )
+        if rules.start is not Start.LATEST:
+            return
+        positions = []
+        for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
+            for queue in await self._store.queues(topic):
+                if leases.find(queue) is None and await self.committed(leases, queue) is None:
+                    end = (await self._store.offsets(queue)).end
+                    positions.append(Position(*queue, end))
+        if positions:
+            self._limit.check_total(
+                leases.group, [one.queue_id for one in positions], pointer="/topics"
+            )
+            event = Reset(
+                group=leases.group, positions=positions, generation=leases.retries.generation
+            )
+            await self._journal.append([], [event], Durability.SYNCED)
+
+    async def committed(self, leases: GroupLeases, queue: QueueId) -> int | None:
+        """The offset of a queue that the group never received from; None where it has not said, or
+        was made anew since.
+        """
+        return None if leases.is_anew else await self._store.committed_offset(leases.group, queue)

@@ -1,0 +1,203 @@
+"""Plain receives: of new messages of one queue, which memory has; planned, leased and noted without
+a task.
+
+What such a receive leases and what the log gets is what `receive.py` makes of it. What is not plain
+is left to that: messages that are open again, filters, order, retries, messages that are skipped,
+withdrawn or damaged, and a receive that has a name.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from delivery.groups import GroupRules, filter_of
+from delivery.leases import receipt_handle, retry_message
+from delivery.leases.claim import scans_of
+from delivery.leases.events import Leased, LeasedRun
+from delivery.leases.group import GroupLeases
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.queue import QueueLeases
+from delivery.leases.waiters import Waiters
+from delivery.receive.cancelled_requests import Withdrawn
+from storage.formats.record_block import RecordBlock
+from storage.identifiers import Random
+from storage.message import Durability, QueueId
+from storage.store import BlockReads
+
+
+class PlainReceive(NamedTuple):
+    """What a receive is to lease; nothing has been changed for it.
+
+    `until_ms`: on the wall clock.
+    """
+
+    leases: GroupLeases
+    queue: QueueLeases
+    block: RecordBlock
+    message_count: int
+    lease: int
+    lease_ms: int
+    until_ms: int
+    worker: str | None
+
+    def handles(self) -> list[bytes]:
+        return receipt_handle.encode_run(
+            self.queue.hash, self.block.queue_offset, self.message_count, self.lease
+        )
+
+
+class Grant:
+    """Messages that were leased together, until the log tells of it;
+    `delivery.leases.group.Untold`.
+    """
+
+    def __init__(self, plan: PlainReceive) -> None:
+        self._leases = plan.leases
+        self._queue = plan.queue
+        self._offsets = range(plan.block.queue_offset, plan.block.queue_offset + plan.message_count)
+        self.group = plan.leases.group
+        self.lease = plan.lease
+        self.arrived: dict[str, int] = {}
+        self.event: Leased | None = None
+        plan.leases.untold[self.lease] = self
+
+    @property
+    def places(self) -> Iterator[tuple[QueueLeases, int, int]]:
+        return ((self._queue, offset, 0) for offset in self._offsets)
+
+    def told(self) -> None:
+        """The log has it, or there is nothing to tell."""
+        self._leases.untold.pop(self.lease, None)
+
+    def take_back(self) -> None:
+        """Undo the leases: no client was told of them."""
+        self.told()
+        for offset in self._offsets:
+            if self._queue.slots.is_leased(offset, self.lease, -1):
+                self._queue.take_back(offset, 0)
+
+
+class PlainReceiving:
+    """Event loop only."""
+
+    def __init__(
+        self, journal: LeaseJournal, waiters: Waiters, randomness: Random, withdrawn: Withdrawn
+    ) -> None:
+        self._journal = journal
+        self._store = journal.store if isinstance(journal.store, BlockReads) else None
+        self._waiters = waiters
+        self._randomness = randomness
+        self._withdrawn = withdrawn
+
+    def plan(
+        self,
+        group: str,
+        rules: GroupRules,
+        queues: Mapping[str, Sequence[QueueId]],
+        *,
+        max_messages: int,
+        max_bytes: int,
+        lease_ms: int,
+        worker: str | None,
+    ) -> PlainReceive | None:
+        """What to lease; None where the receive is not plain.
+
+        `queues`: of each topic that the rules name. `max_bytes`: of records. Who calls knows that
+        nobody else chooses messages of the group. Raises what `BlockReads` raises.
+        """
+        leases, store, now = self._journal.table.find(group), self._store, self._journal.now()
+        if (
+            leases is None
+            or store is None
+            or rules.ordered
+            or rules.may_skip
+            or not self._journal.writes_at_once
+        ):
+            return None
+        due_ms = leases.wheel.next_ms()
+        if due_ms is not None and due_ms <= now.monotonic_ms:
+            return None
+        for topic in queues:
+            if not filter_of(
+                rules.subscriptions, topic
+            ).is_everything or self._withdrawn.has_withdrawn(topic):
+                return None
+        known: list[QueueLeases] = []
+        for of_topic in ((retry_message.retry_queue(group),), *queues.values()):
+            for one in of_topic:
+                queue = leases.find(one)
+                if queue is None or not queue.has_only_new:
+                    return None
+                known.append(queue)
+        at = (leases.turn + 1) % len(known)
+        for queue in known[at:] + known[:at]:
+            cursor, (first, end) = queue.slots.cursor, store.bounds(queue.queue)
+            if cursor < first or (queue.is_retry and cursor < end):
+                return None
+            if cursor == end:
+                continue
+            if end - cursor < max_messages:
+                return None
+            block = store.block_now(queue.queue, cursor, count=max_messages, max_bytes=max_bytes)
+            if block is None:
+                return None
+            lease = self._randomness.getrandbits(63) or 1
+            return PlainReceive(
+                leases, queue, block, max_messages, lease, lease_ms, now.wall_ms + lease_ms, worker
+            )
+        return None
+
+    def lease(self, plan: PlainReceive) -> Grant:
+        """Lease what was planned in the same turn of the loop; `note` it."""
+        leases, queue, first = plan.leases, plan.queue, plan.block.queue_offset
+        deadline_ms = self._journal.clock.monotonic_ms() + plan.lease_ms
+        grant = Grant(plan)
+        leases.turn += 1
+        leases.lend(
+            queue, first, plan.message_count, attempt=1, lease=plan.lease, deadline_ms=deadline_ms
+        )
+        queue.slots.advance_to(first + plan.message_count)
+        # At once: whoever leases more before the log has this scans what comes behind it.
+        scans, passed = scans_of(leases)
+        grant.event = Leased(
+            group=leases.group,
+            lease=plan.lease,
+            until_ms=plan.until_ms,
+            lease_ms=plan.lease_ms,
+            runs=[LeasedRun(*queue.queue, first, plan.message_count, 1)],
+            scans=scans,
+            passed=passed,
+            worker=plan.worker,
+        )
+        return grant
+
+    def note(
+        self,
+        grants: Sequence[Grant],
+        *,
+        done: Callable[[None], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Note the leases in the log, in one append; then `done`, or `failed`, and nothing is
+        leased then.
+
+        Raises at once what `RowAppends.append_rows` raises at once; what was leased stays so then.
+        """
+
+        def noted() -> None:
+            for grant in grants:
+                grant.told()
+                self._waiters.wake(grant.group)  # there may be more
+            done(None)
+
+        def refused(error: Exception) -> None:
+            self.take_back(grants)
+            failed(error)
+
+        events = [grant.event for grant in grants if grant.event is not None]
+        self._journal.write(events, Durability.BUFFERED, done=noted, failed=refused, applies=False)
+
+    def take_back(self, grants: Sequence[Grant]) -> None:
+        """Undo `lease`."""
+        for grant in grants:
+            grant.take_back()
+            self._waiters.wake(grant.group)

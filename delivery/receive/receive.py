@@ -1,0 +1,232 @@
+"""Receiving: let messages be chosen, lend them, note it in the log, answer; wait where there is
+nothing.
+
+A grant is answered once it is in the page cache: it survives a killed process. A power cut may take
+it with it; then its messages are handed out again, for the same attempt and under another lease: no
+count of attempts goes back, none is lost.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from delivery.groups import GroupRules
+from delivery.leases import receipt_handle, retry_message
+from delivery.leases.attempts import Attempt
+from delivery.leases.claim import Taken, Taking
+from delivery.leases.events import Leased
+from delivery.leases.group import GroupLeases
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.queue_reader import QueueReader
+from delivery.leases.waiters import Waiters
+from delivery.receive.cancelled_requests import Withdrawn
+from delivery.receive.group_queues import GroupQueues
+from delivery.receive.select import Choosing, has_passed_many
+from delivery.settle.lease_ends import LeaseEnds
+from storage.formats.stored_record import Found, message_of
+from storage.identifiers import Random
+from storage.message import Durability, QueueId, StoredMessage
+
+
+class Request(NamedTuple):
+    """`attempt_id`: the same one again is the same receive, as long as its leases last."""
+
+    max_messages: int
+    max_bytes: int
+    lease_ms: int
+    wait_ms: int = 0
+    worker: str | None = None
+    attempt_id: str | None = None
+
+
+class HandedOut(msgspec.Struct, frozen=True, gc=False):
+    """A message, lent until `expires_at_ms` (wall)."""
+
+    found: Found
+    attempt: int
+    handle: str
+    expires_at_ms: int
+
+    @property
+    def message(self) -> StoredMessage:
+        return message_of(self.found)
+
+
+class Receiving:
+    """The event loop's."""
+
+    def __init__(
+        self,
+        journal: LeaseJournal,
+        queues: GroupQueues,
+        ends: LeaseEnds,
+        waiters: Waiters,
+        randomness: Random,
+        withdrawn: Withdrawn,
+    ) -> None:
+        self._journal = journal
+        self._store = journal.store
+        self._clock = journal.clock
+        self._ends = ends
+        self._waiters = waiters
+        self._randomness = randomness
+        self._queues = queues
+        self._choosing = Choosing(journal, queues, ends, withdrawn)
+        self._reader = QueueReader(journal.store)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._granting: dict[tuple[str, str], asyncio.Event] = {}
+
+    def taking(self, group: str) -> asyncio.Lock:
+        """Held while messages of the group are chosen: who moves its positions holds it too."""
+        return self._locks.setdefault(group, asyncio.Lock())
+
+    async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
+        """What there is now, if anything. Raises what `append` and `read` raise."""
+        leases = self._journal.table.group(group)
+        await self._ends.end_due(leases, rules)
+        if request.attempt_id is None:
+            return await self._grant(group, rules, request)
+        return await self._receive_once(leases, rules, request, request.attempt_id)
+
+    async def _receive_once(
+        self, leases: GroupLeases, rules: GroupRules, request: Request, attempt_id: str
+    ) -> list[HandedOut]:
+        """Whoever asks for the same meanwhile waits until this one is in the log."""
+        name = (leases.group, attempt_id)
+        while True:
+            again = await self._again(leases, attempt_id)
+            if again:
+                return again
+            granting = self._granting.get(name)
+            if granting is None:
+                break
+            await granting.wait()
+        granting = self._granting[name] = asyncio.Event()
+        try:
+            found = await self._grant(leases.group, rules, request)
+        finally:
+            del self._granting[name]
+            granting.set()
+        if found:
+            self._waiters.wake_twins(*name)
+        return found
+
+    async def begin_wait(
+        self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]
+    ) -> None:
+        """Call `call` once when it may be worth receiving again, which may be before this
+        returns.
+        """
+        leases = self._journal.table.group(group)
+        queues: list[tuple[QueueId, int]] = []
+        for queue in await self._queues.of(leases, rules):
+            end = (await self._store.offsets(queue.queue)).end
+            if queue.slots.cursor < end and not has_passed_many(queue, rules):
+                # a receive looks at so much and no more: it goes on after others had their turn
+                await asyncio.sleep(0)
+                call()
+                return
+            queues.append((queue.queue, end))
+        self._waiters.add(group, queues, call, attempt_id=request.attempt_id)
+
+    def end_wait(self, group: str, call: Callable[[], None]) -> None:
+        """Do not call `call` any more.
+
+        Where it was called, what it was called for is for another consumer.
+        """
+        self._waiters.remove(group, call)
+
+    async def begin(self, group: str, rules: GroupRules) -> None:
+        """Let a group that starts at the end begin there.
+
+        Before anybody receives by these rules. Durable on return.
+        """
+        async with self.taking(group):
+            await self._queues.begin(self._journal.table.group(group), rules)
+
+    # ----------------------------------------------------------------------------------------------
+    # granting
+
+    async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
+        async with self.taking(group):
+            now = self._journal.now()
+            taking = Taking(
+                self._journal.table.group(group),
+                lease=self._randomness.getrandbits(63) or 1,
+                deadline_ms=now.monotonic_ms + request.lease_ms,
+                max_messages=request.max_messages,
+                max_bytes=request.max_bytes,
+            )
+            try:
+                await self._choosing.choose(taking, rules)
+            except BaseException:
+                taking.take_back()
+                self._waiters.wake(group)
+                raise
+        if not taking.taken and not taking.arrived:
+            taking.told()
+            return []
+        attempt_id = request.attempt_id if taking.taken else None
+        until_ms = now.wall_ms + request.lease_ms
+        scans, passed = taking.scans()
+        event = Leased(
+            group=group,
+            lease=taking.lease,
+            until_ms=until_ms,
+            lease_ms=request.lease_ms,
+            runs=taking.runs(),
+            scans=scans,
+            passed=passed,
+            arrived=taking.arrived,
+            worker=request.worker,
+            attempt_id=attempt_id,
+        )
+        try:
+            await self._journal.append([], [event], Durability.BUFFERED, applies=False)
+        except BaseException:
+            taking.take_back()
+            self._waiters.wake(group)
+            raise
+        taking.told()
+        if attempt_id is not None:
+            places = [(one.queue.index, one.offset) for one in taking.taken]
+            attempt = Attempt(taking.lease, until_ms, taking.deadline_ms, places)
+            taking.leases.attempts.note(attempt_id, attempt, now.monotonic_ms)
+        if taking.is_full:
+            self._waiters.wake(group)  # there may be more
+        return self._handed_out(taking.taken, taking.lease, until_ms)
+
+    def _handed_out(self, taken: list[Taken], lease: int, until_ms: int) -> list[HandedOut]:
+        handles = receipt_handle.encode([(one.queue.hash, one.offset) for one in taken], lease)
+        return [
+            HandedOut(
+                retry_message.as_delivered(one.message) if one.queue.is_retry else one.found,
+                one.attempt,
+                handle,
+                until_ms,
+            )
+            for one, handle in zip(taken, handles, strict=True)
+        ]
+
+    async def _again(self, leases: GroupLeases, attempt_id: str) -> list[HandedOut]:
+        """What an earlier receive of this name was given and still holds, under the same leases."""
+        attempt = leases.attempts.find(attempt_id)
+        if attempt is None:
+            return []
+        now = self._journal.now()
+        found = []
+        for queue, offset in leases.attempts.held_of(attempt, now.monotonic_ms):
+            slot = queue.slots.get(offset)
+            message = await self._reader.read_one(queue.queue, offset)
+            if message is not None:
+                until_ms = attempt.until_ms
+                if slot.deadline_ms != attempt.deadline_ms:
+                    until_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms
+                found += self._handed_out(
+                    [Taken(queue, offset, slot.attempt, message)], attempt.lease, until_ms
+                )
+        if not found and leases.attempts.find(attempt_id) is attempt:
+            leases.attempts.forget(attempt_id)
+        return found

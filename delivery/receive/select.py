@@ -1,0 +1,282 @@
+"""Chooses the messages of one receive: those that are open again first, then what nobody has looked
+at yet.
+
+The group's queues have their turns. What is not for the group (by its filter, withdrawn, ended by a
+reset) is passed over and done with; what has to wait for its key in an ordered group is left open;
+what has had all its attempts is given up; what cannot be read is kept as a dead letter.
+"""
+
+from collections.abc import Sequence
+
+from delivery.filters.filtered_read import read_matching
+from delivery.filters.filters import Filter
+from delivery.groups import GroupRules, filter_of
+from delivery.leases import retry_message
+from delivery.leases.claim import Taken, Taking
+from delivery.leases.damage import KeepingDamage, Unreadable
+from delivery.leases.group import GroupLeases
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.message_states import State
+from delivery.leases.queue import QueueLeases
+from delivery.leases.queue_reader import QueueReader
+from delivery.receive.cancelled_requests import Withdrawn
+from delivery.receive.group_queues import GroupQueues
+from delivery.receive.skipping import Skipping, Why, why_skipped
+from delivery.settle.lease_ends import LeaseEnds
+from storage.errors import CorruptRecord, OffsetExpired, StorageFull
+from storage.message import StoredMessage
+
+_SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
+_SCAN_READS = 10  # of these in one receive, so that others get their turn
+_ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
+# Of one queue of an ordered group, behind which nothing is looked at: messages that wait for their
+# keys, some 35 bytes each where they lie close together, and chunks of slots, 13 KB each, where
+# they do not.
+_MOST_PASSED = 1_000_000
+_MOST_CHUNKS = 10_000
+
+
+class Choosing:
+    """The event loop's. Who calls holds the group's turn to take."""
+
+    def __init__(
+        self, journal: LeaseJournal, queues: GroupQueues, ends: LeaseEnds, withdrawn: Withdrawn
+    ) -> None:
+        self._journal = journal
+        self._store = journal.store
+        self._queues = queues
+        self._ends = ends
+        self._withdrawn = withdrawn
+        self._skipping = Skipping(journal)
+        self._damage = KeepingDamage(journal)
+        self._reader = QueueReader(journal.store)
+
+    async def choose(self, taking: Taking, rules: GroupRules) -> None:
+        """Let it take what there is.
+
+        Raises what `append` and `read` raise; what was taken till then is taken.
+
+        A full disk that keeps damage from being recorded holds up its queue alone: it is raised
+        where nothing else was taken.
+        """
+        leases = taking.leases
+        queues = await self._queues.of(leases, rules)
+        if rules.may_skip:
+            await self._skipping.skip_new(leases, queues, rules)
+        leases.turn += 1
+        at = leases.turn % len(queues)
+        queues = queues[at:] + queues[:at]
+        for queue in queues:
+            await self._queues.learn(queue, rules)
+            # Again, since of those that it took some may turn out to be for nobody.
+            while (
+                queue.has_open
+                and not taking.is_full
+                and await self._take_open(taking, queue, rules)
+            ):
+                pass
+        for queue in queues:
+            if taking.is_full:
+                return
+            await self._take_new(taking, queue, rules)
+        if taking.held_up is not None and not taking.taken:
+            raise taking.held_up
+
+    async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> bool:
+        """Look at as many as there is room for. False where there were none."""
+        exhausted: list[Taken] = []
+        unreadable: list[Unreadable] = []
+        skipped: list[tuple[int, Why]] = []
+        may_skip = rules.may_skip and not queue.is_retry
+        end, now_ms = (
+            (await self._store.offsets(queue.queue)).end if may_skip else 0,
+            self._journal.now().wall_ms,
+        )
+        offsets = queue.take_open(taking.left)
+        left = dict.fromkeys(offsets)
+        try:
+            async for offset, message in self._reader.read_each(queue.queue, offsets):
+                slot = queue.slots.get(offset)
+                if slot.state != State.OPEN:
+                    pass  # it was settled meanwhile
+                elif isinstance(message, CorruptRecord):
+                    unreadable.append(Unreadable(queue, offset, slot.attempt, 0, message))
+                    continue
+                elif message is None or not self._is_to_come(
+                    taking.leases, queue, rules, message, slot.attempt
+                ):
+                    if message is not None and not slot.attempt:
+                        # it has come back, though nobody gets it
+                        self._first_attempt(taking, queue, message)
+                    queue.settle_taken(offset)
+                elif (
+                    may_skip
+                    and not slot.attempt
+                    and (why := why_skipped(rules, message, end=end, now_ms=now_ms))
+                ):
+                    skipped.append((offset, why))
+                    continue
+                elif slot.attempt >= rules.max_attempts:
+                    exhausted.append(Taken(queue, offset, slot.attempt, message))
+                    queue.slots.set_state(offset, State.MOVING)
+                    continue
+                elif not taking.fits(message):
+                    continue
+                else:
+                    attempt = slot.attempt or self._first_attempt(taking, queue, message) - 1
+                    taking.lend(queue, offset, attempt + 1, message)
+                    taking.keys.add((queue.index, message.ordering_key or ""))
+                del left[offset]
+            await self._skipping.skip(taking.leases, queue, skipped)
+            for one in exhausted:
+                del left[one.offset]
+            is_kept = await self._keep(taking, rules, unreadable)
+        finally:
+            for offset in left:
+                if queue.slots.state(offset) != State.SETTLED:
+                    queue.put_back(offset)
+        if exhausted:
+            await self._ends.give_up(taking.leases, rules, exhausted)
+        return bool(offsets) and is_kept
+
+    async def _take_new(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
+        slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
+        is_plain = wanted.is_everything and not rules.ordered and not queue.is_retry
+        is_plain = is_plain and not self._withdrawn.has_withdrawn(queue.queue.topic)
+        for number in range(_SCAN_READS):
+            bounds = await self._store.offsets(queue.queue)
+            queue.drop_below(bounds.first)
+            if taking.is_full or slots.cursor >= bounds.end or has_passed_many(queue, rules):
+                return
+            try:
+                if is_plain:
+                    await self._take_plain(taking, queue)
+                else:
+                    # Few at first: what is read behind the last one that there is room for is read
+                    # in vain.
+                    await self._take_chosen(
+                        taking, queue, wanted, min(_ORDERED_MESSAGES, taking.left << 2 * number)
+                    )
+            except CorruptRecord:
+                damages = await self._reader.damage_from(queue.queue, slots.cursor, bounds.end)
+                found = [
+                    Unreadable(queue, offset, 0, 0, damage)
+                    for offset, damage in enumerate(damages, slots.cursor)
+                ]
+                if not await self._keep(taking, rules, found):
+                    return
+
+    async def _keep(self, taking: Taking, rules: GroupRules, found: Sequence[Unreadable]) -> bool:
+        """Turn messages that cannot be read into dead letters.
+
+        False where the disk is full: they stay where they are.
+        """
+        try:
+            if found:
+                await self._damage.keep(taking.leases, rules, found)
+        except StorageFull as full:
+            taking.held_up = full
+            return False
+        return True
+
+    async def _take_plain(self, taking: Taking, queue: QueueLeases) -> None:
+        """All as they come."""
+        slots = queue.slots
+        found = await self._reader.read_records(
+            queue.queue, slots.cursor, taking.left, taking.left_bytes
+        )
+        if found and taking.fits(found[0]):
+            taking.lend_run(queue, slots.cursor, found)
+            slots.advance_to(slots.cursor + len(found))
+
+    async def _take_chosen(
+        self, taking: Taking, queue: QueueLeases, wanted: Filter, most: int
+    ) -> None:
+        """One by one: some are not for the group, some must wait for their key.
+
+        `most`: so many are read, of these.
+        """
+        slots, order = queue.slots, queue.order
+        count = taking.left if order is None else most
+        try:
+            messages, end = await read_matching(
+                self._store,
+                queue.queue,
+                slots.cursor,
+                wanted,
+                max_scanned=_SCAN_CODES,
+                max_messages=count,
+                max_bytes=max(1, taking.left_bytes),
+            )
+        except OffsetExpired as expired:
+            await self._reader.check_expired(queue.queue, slots.cursor, expired)
+            return
+        for message in messages:
+            offset = message.queue_offset
+            if queue.is_retry and not self._is_current(taking.leases, message):
+                continue
+            if self._withdrawn.is_withdrawn(message):
+                # it has come back, though nobody gets it
+                self._first_attempt(taking, queue, message)
+                continue
+            if not taking.fits(message):
+                end = offset
+                break
+            key = message.ordering_key or ""
+            is_ours = (queue.index, key) in taking.keys
+            if order is not None and order.is_blocked(key) and (order.has_open(key) or not is_ours):
+                slots.put(offset, 1, State.OPEN, attempt=0)
+                order.note(offset, key, is_held=False)
+                continue
+            taking.lend(queue, offset, self._first_attempt(taking, queue, message), message)
+            if order is not None:
+                order.note(offset, key, is_held=True)
+                taking.keys.add((queue.index, key))
+        slots.advance_to(end)
+
+    def _first_attempt(self, taking: Taking, queue: QueueLeases, message: StoredMessage) -> int:
+        """Of a message that is handed out from here for the first time."""
+        if not queue.is_retry:
+            return 1
+        if self._is_current(taking.leases, message):
+            origin = str(retry_message.origin_of(message).queue)
+            taking.arrived[origin] = taking.arrived.get(origin, 0) + 1
+            taking.leases.retries.note_arrived({origin: 1})
+        return retry_message.attempts_of(message) + 1
+
+    def _is_to_come(
+        self,
+        leases: GroupLeases,
+        queue: QueueLeases,
+        rules: GroupRules,
+        message: StoredMessage,
+        attempt: int,
+    ) -> bool:
+        """A filter is asked once: what was handed out before comes again, whatever the group's
+        rules are now.
+        """
+        if self._withdrawn.is_withdrawn(message):
+            return False
+        return attempt > 0 or self._is_wanted(leases, queue, rules, message)
+
+    def _is_wanted(
+        self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage
+    ) -> bool:
+        if queue.is_retry:
+            return self._is_current(leases, message)
+        return filter_of(rules.subscriptions, queue.queue.topic).matches(message)
+
+    @staticmethod
+    def _is_current(leases: GroupLeases, message: StoredMessage) -> bool:
+        """Is this retry not ended by a reset?"""
+        return not leases.retries.is_void(
+            str(retry_message.origin_of(message).queue), retry_message.generation_of(message)
+        )
+
+
+def has_passed_many(queue: QueueLeases, rules: GroupRules) -> bool:
+    """Does so much wait for its keys that nothing behind it is looked at?"""
+    slots = queue.slots
+    return rules.ordered and (
+        slots.counts[State.OPEN] >= _MOST_PASSED or slots.chunk_count >= _MOST_CHUNKS
+    )

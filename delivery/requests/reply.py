@@ -1,0 +1,126 @@
+"""Replying to a request: the reply, what becomes of the request, and the acknowledgement of its
+message, in one append.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from delivery.requests import events
+from delivery.requests.events import (
+    REPLY_QUEUE,
+    AnyRequestEvent,
+    Replied,
+    ReplyBody,
+    TimedOut,
+    event_message,
+)
+from delivery.requests.journal import RequestJournal
+from delivery.requests.send import Outcome
+from delivery.requests.table import Request, RequestState, closed
+from storage.errors import IdempotencyKeyReused
+from storage.identifiers import Identifiers
+from storage.message import Appended, Message
+from storage.turns import Turns
+
+AckBeside = Callable[[str, str, Callable[[bool], Sequence[Message]]], Awaitable[list[Appended]]]
+
+
+class Replying:
+    """The event loop's."""
+
+    def __init__(
+        self,
+        journal: RequestJournal,
+        turns: Turns,
+        identifiers: Identifiers,
+        *,
+        ack_beside: AckBeside,
+    ) -> None:
+        """`ack_beside(handle, message_id, make)`: append what `make` makes and, in the same unit,
+        the acknowledgement of this message; `make` is told whether it is still lent under the
+        handle.
+        """
+        self._journal = journal
+        self._store = journal.store
+        self._clock = journal.clock
+        self._turns = turns
+        self._identifiers = identifiers
+        self._ack_beside = ack_beside
+
+    async def reply(
+        self,
+        request_id: str,
+        body: ReplyBody,
+        *,
+        handle: str | None,
+        key: str | None,
+        fingerprint: str,
+    ) -> Outcome:
+        """Store the reply and be done with the request's message, in one step. Durable on return.
+
+        Late where the request has timed out. Asked again with the same key: what was answered then.
+        Raises UnknownRequest, RequestClosed, IdempotencyKeyReused, and what `append` raises.
+        """
+        return await self._turns.uncancelled(
+            self._reply(request_id, body, handle, key, fingerprint)
+        )
+
+    async def _reply(
+        self,
+        request_id: str,
+        body: ReplyBody,
+        handle: str | None,
+        key: str | None,
+        fingerprint: str,
+    ) -> Outcome:
+        async with self._turns.of(request_id):
+            request = await self._journal.find(request_id)
+            if not request.takes_a_reply:
+                return self._replied_before(request, key, fingerprint)
+            now_ms = self._clock.wall_ms()
+            is_due = self._journal.is_due(request)
+            first: list[AnyRequestEvent] = (
+                [TimedOut(request_ids=[request_id], at_ms=now_ms)] if is_due else []
+            )
+            message_id = self._identifiers.new("msg")
+            reply = events.reply_message(
+                body,
+                request_id,
+                message_id=message_id,
+                timeout_ms=request.opened.timeout_ms,
+                now_ms=now_ms,
+            )
+            from_offset = (await self._store.offsets(REPLY_QUEUE)).end
+            event = Replied(
+                request_id=request_id,
+                message_id=message_id,
+                from_offset=from_offset,
+                at_ms=now_ms,
+                late=is_due or request.state is RequestState.TIMED_OUT,
+                key=key,
+                print=fingerprint,
+            )
+
+            def make(settled: bool) -> list[Message]:
+                nonlocal event
+                event = msgspec.structs.replace(event, settled=settled)
+                return [reply, *map(event_message, [*first, event])]
+
+            if handle is None:
+                appended = await self._journal.append(make(False), from_reserve=False)
+            else:
+                appended = await self._ack_beside(handle, request.opened.message_id, make)
+            self._journal.count(appended)
+            event = msgspec.structs.replace(event, from_offset=appended[0].queue_offset)
+            for one in [*first, event]:
+                self._journal.apply([request], one)
+            return Outcome(request, replayed=False)
+
+    @staticmethod
+    def _replied_before(request: Request, key: str | None, fingerprint: str) -> Outcome:
+        if key is None or request.reply is None or request.reply.key != key:
+            raise closed(request)
+        if request.reply.print != fingerprint:
+            raise IdempotencyKeyReused
+        return Outcome(request, replayed=True)

@@ -1,0 +1,196 @@
+"""Request and reply, over a `MessageStore`, as one object: a request is a message, and its reply is
+found by the request's id.
+
+    send.py      sends a request, once for its key
+    reply.py     stores its reply, in time or late
+    table.py     requests and their results, in memory
+    journal.py   the table and its log, and snapshots
+    events.py    the records of that log
+
+What happens to a request is one append each: the request with its opening, the reply with its mark
+and the acknowledgement of the request's message. The first one wins: a reply, the timeout or a
+cancel; a late reply is kept beside the timeout.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+from delivery.options import RequestOptions
+from delivery.requests import events
+from delivery.requests.events import REPLY_QUEUE, Cancelled, ReplyBody, TimedOut
+from delivery.requests.journal import RequestJournal
+from delivery.requests.reply import AckBeside, Replying
+from delivery.requests.send import Opening, Outcome, RepeatableKey
+from delivery.requests.table import Request, RequestState, closed
+from storage.clock import Clock
+from storage.errors import MessageGone, OffsetExpired
+from storage.identifiers import Identifiers
+from storage.message import Durability, Message, StoredMessage
+from storage.store import MessageStore, find_message
+from storage.turns import Turns
+
+_TIMED_OUT_TOGETHER = 100
+
+
+class Requests:
+    """The event loop's. `start` before anything else."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        identifiers: Identifiers,
+        options: RequestOptions,
+        *,
+        ack_beside: AckBeside,
+    ) -> None:
+        """`ack_beside`: as `Replying` says."""
+        self._store = store
+        self._clock = clock
+        self._journal = RequestJournal(store, clock, options)
+        self._turns = Turns()
+        self._opening = Opening(self._journal, self._turns, identifiers, options)
+        self._replying = Replying(self._journal, self._turns, identifiers, ack_beside=ack_beside)
+        self._is_stopping = False
+        self.table = self._journal.table
+
+    # ----------------------------------------------------------------------------------------------
+    # life cycle
+
+    async def start(self) -> int:
+        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        return await self._journal.start()
+
+    async def save_snapshot(self) -> int:
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where
+        nothing is new.
+        """
+        return await self._journal.save_snapshot()
+
+    def stop(self) -> None:
+        """Nobody waits any longer."""
+        self._is_stopping = True
+        self._journal.watchers.wake_all()
+
+    async def drain(self) -> None:
+        """Return once every change that was begun has ended."""
+        await self._turns.drain()
+
+    async def run_once(self) -> int:
+        """Close the requests whose time is up; how many."""
+        count = 0
+        while due := self.table.due(self._clock.monotonic_ms(), most=_TIMED_OUT_TOGETHER):
+            try:
+                count += await self._turns.uncancelled(self._time_out(due))
+            finally:
+                self.table.put_back(due)
+        return count
+
+    # ---------------------------------------------------------------------------------------------
+    # asking and replying
+
+    async def open(
+        self,
+        topic: str,
+        make: Callable[[], Message],
+        *,
+        timeout_ms: int,
+        key: RepeatableKey | None,
+        durability: Durability | None,
+    ) -> Outcome:
+        """Store a request, once for its key. As `Opening.open`."""
+        outcome = await self._opening.open(
+            topic, make, timeout_ms=timeout_ms, key=key, durability=durability
+        )
+        return (
+            outcome._replace(request=await self.get(outcome.request.request_id))
+            if outcome.replayed
+            else outcome
+        )
+
+    async def reply(
+        self,
+        request_id: str,
+        body: ReplyBody,
+        *,
+        handle: str | None,
+        key: str | None,
+        fingerprint: str,
+    ) -> Outcome:
+        """Store the reply and be done with the request's message, in one step.
+
+        As `Replying.reply`.
+        """
+        return await self._replying.reply(
+            request_id, body, handle=handle, key=key, fingerprint=fingerprint
+        )
+
+    async def get(self, request_id: str) -> Request:
+        """As it is now. Raises UnknownRequest."""
+        request = await self._journal.find(request_id)
+        if self._journal.is_due(request):
+            await self._turns.uncancelled(self._time_out([request_id]))
+        return request
+
+    async def wait(self, request: Request, *, timeout_ms: int) -> None:
+        """Return when it has left pending, the time is up, or the service stops.
+
+        It may be cancelled.
+        """
+        if request.state is RequestState.PENDING and not self._is_stopping:
+            await self._journal.watchers.wait(request.request_id, timeout_ms=timeout_ms)
+
+    async def read_reply(self, request: Request) -> StoredMessage | None:
+        """None where there is none. Raises MessageGone where the log has dropped it."""
+        if request.reply is None:
+            return None
+        try:
+            found = await find_message(
+                self._store, REPLY_QUEUE, request.reply.from_offset, request.reply.message_id
+            )
+        except OffsetExpired:
+            found = None
+        if found is None:
+            raise MessageGone(f"the reply to {request.request_id} is no longer kept")
+        return found
+
+    async def cancel(self, request_id: str) -> Request:
+        """Its message is not handed out any more.
+
+        Durable on return. Raises UnknownRequest, RequestClosed.
+        """
+        return await self._turns.uncancelled(self._cancel(request_id))
+
+    def is_withdrawn(self, message: Message) -> bool:
+        """Is it a request that was cancelled?"""
+        asked = events.asked_by(message)
+        return asked is not None and self.table.is_cancelled(asked.request_id)
+
+    def has_withdrawn(self, topic: str) -> bool:
+        return self.table.has_cancelled(topic)
+
+    async def _time_out(self, request_ids: Sequence[str]) -> int:
+        async with AsyncExitStack() as turns:
+            for request_id in sorted(request_ids):
+                await turns.enter_async_context(self._turns.of(request_id))
+            known = [request for one in request_ids if (request := self.table.get(one)) is not None]
+            due = [request for request in known if self._journal.is_due(request)]
+            if due:
+                event = TimedOut(
+                    request_ids=[request.request_id for request in due], at_ms=self._clock.wall_ms()
+                )
+                await self._journal.record([event])
+                self._journal.apply(due, event)
+            return len(due)
+
+    async def _cancel(self, request_id: str) -> Request:
+        async with self._turns.of(request_id):
+            request = await self._journal.find(request_id)
+            if request.state is RequestState.CANCELLED:
+                return request
+            if request.state is not RequestState.PENDING or self._journal.is_due(request):
+                raise closed(request)
+            event = Cancelled(request_id=request_id, at_ms=self._clock.wall_ms())
+            await self._journal.record([event])
+            self._journal.apply([request], event)
+            return request

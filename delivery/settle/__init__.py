@@ -1,0 +1,1 @@
+"""Settles leased messages: acknowledges, rejects and extends them, or moves them elsewhere."""

@@ -1,0 +1,113 @@
+"""When leases end: later, where their consumers ask for it, and what becomes of a message whose
+lease ends without a word.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from delivery.groups import GroupRules
+from delivery.leases.claim import Taken
+from delivery.leases.events import Expired, Extended, ExtendedMessage
+from delivery.leases.group import GroupLeases
+from delivery.leases.handles import Held, find_held, runs_of
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.queue import QueueLeases
+from delivery.leases.waiters import Waiters
+from delivery.settle.moving import Move, Moving
+from delivery.settle.retry_policy import Fate, fate
+from storage.errors import StorageFull, UnavailableError
+from storage.message import Durability
+
+
+class LeaseEnds:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, moving: Moving, waiters: Waiters) -> None:
+        self._journal = journal
+        self._clock = journal.clock
+        self._moving = moving
+        self._waiters = waiters
+
+    async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
+        """`wanted`: (handle, how long from now on).
+
+        Until when (wall) each message is lent now; None where its lease has ended.
+
+        In the page cache when it is answered: a power cut may take it, and the lease ends when it
+        would have.
+        """
+        leases = self._journal.table.find(group)
+        now = self._journal.now()
+        until: list[int | None] = []
+        messages: list[ExtendedMessage] = []
+        for handle, lease_ms in wanted:
+            found = None if leases is None else find_held(leases, handle)
+            if leases is None or found is None or not found.is_leased(now.monotonic_ms):
+                until.append(None)
+                continue
+            queue, offset, lease = found
+            messages.append(
+                ExtendedMessage(*queue.queue, offset, lease, now.wall_ms + lease_ms, lease_ms)
+            )
+            leases.extend(queue, offset, now.monotonic_ms + lease_ms)
+            until.append(now.wall_ms + lease_ms)
+        if messages:
+            await self._journal.append(
+                [], [Extended(group=group, messages=messages)], Durability.BUFFERED, applies=False
+            )
+        return until
+
+    async def give_up(
+        self, leases: GroupLeases, rules: GroupRules, exhausted: Sequence[Taken]
+    ) -> None:
+        """Messages (in state MOVING) that have had all their attempts.
+
+        What cannot be written now is tried again.
+        """
+        moves = [self._last_move(rules, one.queue, one.offset) for one in exhausted]
+        await self._journal.changes.uncancelled(
+            self._moving.move(leases, rules, moves, tries_again=True)
+        )
+
+    @staticmethod
+    def _last_move(rules: GroupRules, queue: QueueLeases, offset: int) -> Move:
+        slot = queue.slots.get(offset)
+        kind = Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
+        return Move(
+            queue,
+            offset,
+            slot.attempt,
+            slot.lease,
+            0,
+            kind,
+            0,
+            "the lease of its last attempt ended",
+            0,
+        )
+
+    async def end_due(self, leases: GroupLeases, rules: GroupRules) -> int:
+        """End the leases whose time is up, and the waits; how many leases."""
+        now_ms = self._clock.monotonic_ms()
+        due_ms = leases.wheel.next_ms()
+        if due_ms is None or due_ms > now_ms:
+            return 0
+        ended = leases.end_due(now_ms)
+        last: list[Move] = []
+        again: list[Held] = []
+        for one in ended:
+            if fate(rules, one.attempt) is Fate.AGAIN:
+                one.queue.put_back(one.offset)
+                again.append(Held(one.queue, one.offset, one.lease))
+            else:
+                last.append(self._last_move(rules, one.queue, one.offset))
+        self._waiters.wake(leases.group)
+        if again:
+            # For those who read the log; the table does not need it, so it may fail.
+            with suppress(UnavailableError, StorageFull):
+                event = Expired(group=leases.group, runs=runs_of(again))
+                await self._journal.append([], [event], Durability.BUFFERED, applies=False)
+        if last:
+            await self._journal.changes.uncancelled(
+                self._moving.move(leases, rules, last, tries_again=True)
+            )
+        return len(ended)

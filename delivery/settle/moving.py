@@ -1,0 +1,231 @@
+"""Moves messages that were not done with: back to where they lie, to wait for a retry, to the dead
+letters, or away.
+
+A message moves in one append with the event that settles it: it is never in both places, nor in
+none.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from delivery.groups import GroupRules
+from delivery.leases import retry_message
+from delivery.leases.damage import Unreadable, note_kept, settled_as_damaged
+from delivery.leases.events import (
+    AnyLeaseEvent,
+    DeadLettered,
+    Discarded,
+    Retried,
+    Returned,
+    ReturnedMessage,
+)
+from delivery.leases.group import GroupLeases
+from delivery.leases.handles import Held, runs_of
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.queue import QueueLeases
+from delivery.leases.queue_reader import QueueReader
+from delivery.leases.waiters import Waiters
+from delivery.settle.retry_policy import Fate
+from scheduler import scheduled_message
+from storage.errors import CorruptRecord, MessagingError
+from storage.message import Durability, Message, StoredMessage
+
+_APPEND_MESSAGES = 400
+_APPEND_BYTES = 1 << 20
+_TRY_AGAIN_MS = 1_000
+
+log = structlog.get_logger()
+
+
+class Move(NamedTuple):
+    """What is to become of a message that is held (in state MOVING); `deadline_ms`: when its lease
+    would have ended.
+    """
+
+    queue: QueueLeases
+    offset: int
+    attempt: int
+    lease: int
+    deadline_ms: int
+    fate: Fate
+    delay_ms: int
+    reason: str | None
+    entry: int  # of the request
+
+
+_Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
+
+
+class Moving:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
+        self._journal = journal
+        self._reader = QueueReader(journal.store)
+        self._clock = journal.clock
+        self._waiters = waiters
+
+    async def move(
+        self,
+        leases: GroupLeases,
+        rules: GroupRules,
+        moves: Sequence[Move],
+        *,
+        tries_again: bool = False,
+    ) -> list[tuple[Move, MessagingError]]:
+        """In pieces; which of them failed, and why.
+
+        What failed is held again, until its lease ends or it is tried again.
+        """
+        failed: list[tuple[Move, MessagingError]] = []
+
+        def hold_again(one: Move, error: MessagingError) -> None:
+            until_ms = self._clock.monotonic_ms() + _TRY_AGAIN_MS
+            leases.hold_again(one.queue, one.offset, until_ms if tries_again else one.deadline_ms)
+            failed.append((one, error))
+
+        def stays(one: Move) -> bool:
+            """In order, or at once: it is handed out again from where it lies."""
+            return one.fate is Fate.AGAIN and (rules.ordered or not one.delay_ms)
+
+        staying = [one for one in moves if stays(one)]
+
+        async def append(piece: _Piece) -> None:
+            try:
+                if stays(piece[0][0]):
+                    messages, events = self._returned(leases.group, piece)
+                else:
+                    messages, events = self._moved(leases, rules, piece)
+                await self._journal.append(messages, events, Durability.SYNCED)
+                note_kept(leases, rules, _unreadable(piece))
+            except MessagingError as error:
+                for one, _ in piece:
+                    hold_again(one, error)
+
+        if staying:
+            await append([(one, None) for one in staying])
+        async for piece in self._pieces([one for one in moves if not stays(one)], hold_again):
+            await append(piece)
+        self._waiters.wake(leases.group)
+        return failed
+
+    async def _pieces(
+        self, moves: Sequence[Move], hold_again: Callable[[Move, MessagingError], None]
+    ) -> AsyncIterator[_Piece]:
+        """Moves with their messages, as many in a piece as one append may hold; None where the
+        message has expired.
+
+        Each piece is read when the one before has been appended, so that one of them is in memory
+        and others have their turns. `hold_again`: called with those that cannot be read now.
+        """
+        piece: _Piece = []
+        left_bytes, left = _APPEND_BYTES, _APPEND_MESSAGES
+        for one in moves:
+            try:
+                message = await self._read(one)
+            except MessagingError as error:
+                hold_again(one, error)
+                continue
+            size = len(message.body) if isinstance(message, StoredMessage) else 0
+            if piece and (left <= 0 or size > left_bytes):
+                yield piece
+                piece = []
+                left_bytes, left = _APPEND_BYTES, _APPEND_MESSAGES
+            piece.append((one, message))
+            left_bytes -= size
+            left -= 1
+        if piece:
+            yield piece
+
+    async def _read(self, move: Move) -> StoredMessage | CorruptRecord | None:
+        try:
+            found = await self._reader.read(move.queue.queue, move.offset, 1, 1)
+        except CorruptRecord as damage:
+            return damage
+        if not found:
+            log.error(
+                "message_lost",
+                queue=str(move.queue.queue),
+                queue_offset=move.offset,
+                reason="it has expired",
+            )
+            return None
+        return found[0]
+
+    def _returned(self, group: str, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
+        """What is appended for messages that stay where they are."""
+        now_ms = self._clock.wall_ms()
+        returned = [
+            ReturnedMessage(
+                *one.queue.queue, one.offset, one.lease, now_ms + one.delay_ms, one.delay_ms
+            )
+            for one, _ in piece
+        ]
+        return [], [Returned(group=group, messages=returned)]
+
+    def _moved(
+        self, leases: GroupLeases, rules: GroupRules, piece: _Piece
+    ) -> tuple[list[Message], list[AnyLeaseEvent]]:
+        """What is appended for messages that go elsewhere: their copies, and what settles them
+        here.
+        """
+        now_ms = self._clock.wall_ms()
+        group = leases.group
+        copies: list[Message] = []
+        settled: dict[Fate, list[Held]] = {}
+        waiting: dict[str, int] = {}
+        for one, message in piece:
+            if isinstance(message, CorruptRecord):
+                continue
+            kind = Fate.DISCARD if message is None else one.fate
+            settled.setdefault(kind, []).append(Held(one.queue, one.offset, one.lease))
+            if message is None:
+                continue
+            if kind is Fate.AGAIN:
+                origin = str(retry_message.origin_of(message).queue)
+                waiting[origin] = waiting.get(origin, 0) + 1
+                copy = retry_message.retry_copy(
+                    message, group, attempts=one.attempt, generation=leases.retries.generation
+                )
+                delayed = scheduled_message.with_delay(copy, delay_ms=one.delay_ms, again=True)
+                copies.append(scheduled_message.put_off(delayed, now_ms))
+            elif kind is Fate.DEAD_LETTER:
+                reason = one.reason or ""
+                copies.append(
+                    retry_message.dead_letter_copy(
+                        message, group, attempts=one.attempt, reason=reason
+                    )
+                )
+        events: list[AnyLeaseEvent] = []
+        for kind, held in settled.items():
+            runs = runs_of(held)
+            if kind is Fate.AGAIN:
+                events.append(
+                    Retried(
+                        group=group,
+                        runs=runs,
+                        waiting=waiting,
+                        generation=leases.retries.generation,
+                    )
+                )
+            else:
+                events.append(
+                    (DeadLettered if kind is Fate.DEAD_LETTER else Discarded)(
+                        group=group, runs=runs
+                    )
+                )
+        if unreadable := _unreadable(piece):
+            stubs, event = settled_as_damaged(leases, rules, unreadable, now_ms)
+            copies += stubs
+            events.append(event)
+        return copies, events
+
+
+def _unreadable(piece: _Piece) -> list[Unreadable]:
+    return [
+        Unreadable(one.queue, one.offset, one.attempt, one.lease, message)
+        for one, message in piece
+        if isinstance(message, CorruptRecord)
+    ]

@@ -1,0 +1,96 @@
+"""Refusing: a consumer hands a message back, to be tried again or given up.
+
+On disk when it is answered.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from delivery.groups import GroupRules
+from delivery.leases.handles import find_held
+from delivery.leases.journal import LeaseJournal
+from delivery.leases.message_states import State
+from delivery.leases.queue import QueueLeases
+from delivery.settle.moving import Move, Moving
+from delivery.settle.retry_policy import Fate, backoff_ms, fate
+from storage.errors import LeaseExpired, MessagingError
+
+
+class Refused(NamedTuple):
+    """`delay_ms`: None for the group's own wait."""
+
+    handle: str
+    delay_ms: int | None = None
+    reason: str | None = None
+
+
+class Refusing:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, moving: Moving) -> None:
+        self._journal = journal
+        self._clock = journal.clock
+        self._moving = moving
+
+    async def nack(
+        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+    ) -> list[MessagingError | None]:
+        """Hand the messages out again, after a wait; or give them up, where that was their last
+        attempt.
+
+        Why each entry was refused; None where it was accepted.
+        """
+
+        def move(entry: int, one: Refused, queue: QueueLeases, offset: int, lease: int) -> Move:
+            slot = queue.slots.get(offset)
+            delay_ms = backoff_ms(rules, slot.attempt) if one.delay_ms is None else one.delay_ms
+            reason = one.reason or "refused by its consumer"
+            kind = fate(rules, slot.attempt)
+            return Move(
+                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, delay_ms, reason, entry
+            )
+
+        return await self._move_held(group, rules, refused, move)
+
+    async def dead_letter(
+        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+    ) -> list[MessagingError | None]:
+        """Give the messages up. As `nack`."""
+        kind = Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
+
+        def move(entry: int, one: Refused, queue: QueueLeases, offset: int, lease: int) -> Move:
+            slot = queue.slots.get(offset)
+            reason = one.reason or "given up by its consumer"
+            return Move(
+                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, 0, reason, entry
+            )
+
+        return await self._move_held(group, rules, refused, move)
+
+    async def _move_held(
+        self,
+        group: str,
+        rules: GroupRules,
+        refused: Sequence[Refused],
+        move: Callable[[int, Refused, QueueLeases, int, int], Move],
+    ) -> list[MessagingError | None]:
+        leases = self._journal.table.find(group)
+        now_ms = self._clock.monotonic_ms()
+        moves: list[Move] = []
+        results: list[MessagingError | None] = [None] * len(refused)
+        for entry, one in enumerate(refused):
+            found = None if leases is None else find_held(leases, one.handle)
+            if found is None or not found.is_leased(now_ms):
+                results[entry] = LeaseExpired()
+                continue
+            moves.append(move(entry, one, *found))
+            found.queue.slots.set_state(found.offset, State.MOVING)
+        if leases is not None and moves:
+            failed = await self._journal.changes.uncancelled(
+                self._moving.move(leases, rules, moves)
+            )
+            for one_move, error in failed:
+                results[one_move.entry] = error
+            if len(failed) == len(refused):
+                raise failed[0][1]
+        return results
