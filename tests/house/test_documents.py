@@ -45,6 +45,13 @@ def test_every_link_inside_the_repository_points_to_something(path):
 
 
 @each_document
+def test_no_line_is_wider_than_a_hundred_unless_it_is_a_row_of_a_table(path):
+    lines = path.read_text("utf-8").splitlines()
+
+    assert [line for line in lines if len(line) > 100 and not line.startswith("|")] == []
+
+
+@each_document
 def test_every_verb_of_make_that_is_named_exists(path):
     text = path.read_text("utf-8")
     named = re.findall(r"`make ([a-z-]+)", text) + re.findall(
