@@ -11,6 +11,14 @@ import pytest
 
 from audit.java import JavaNotFound
 from audit.session import session
+from tests.fault.campaign_size import FULL
+
+# Over short logs Spark compiles longer than what is compiled runs. The command's own tests, whose
+# Spark runs in another process, and FAULTS=full compile as users' runs do.
+_INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +30,7 @@ def spark(tmp_path_factory) -> Iterator:
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.adaptive.enabled": "false",
+        **({} if FULL else _INTERPRETED),
         "spark.driver.extraJavaOptions": java,
     }
     try:

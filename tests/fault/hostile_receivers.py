@@ -11,6 +11,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 
 from tests.support.certificates import self_signed
@@ -89,6 +90,15 @@ async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Nothing at all."""
 
 
+@cache
+def _bomb() -> bytes:
+    return gzip.compress(bytes(200 * _MEGABYTE), 6)
+
+
+async def bomb(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await said("200 OK", _bomb(), "Content-Encoding: gzip")(reader, writer)
+
+
 BEHAVIOURS: dict[str, Behave] = {
     "hangs": hang,
     "drips": drip,
@@ -105,9 +115,7 @@ BEHAVIOURS: dict[str, Behave] = {
     "is broken": said("500 Internal Server Error"),
     "created something": said("201 Created"),
     "has no content": said("204 No Content", b""),
-    "sends a bomb": said(
-        "200 OK", gzip.compress(bytes(200 * _MEGABYTE), 6), "Content-Encoding: gzip"
-    ),
+    "sends a bomb": bomb,
     "sends a megabyte of header": said("200 OK", COMMIT, f"X-More: {'x' * _MEGABYTE}"),
     "sends ten thousand headers": said("200 OK", COMMIT, *[f"X-{n}: {n}" for n in range(10_000)]),
     "sends a megabyte of body": said("200 OK", COMMIT + b" " * _MEGABYTE),
