@@ -63,7 +63,7 @@ bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the 
 bench-peers: .venv/.dev .venv/.audit  ## measure beside Redis, NATS, RocketMQ, Kafka and RabbitMQ, those that can be had (PEERS="redis rocketmq")
 	$(BIN)/python -m benchmarks.peers $(PEERS)
 
-openapi: .venv/.run  ## write openapi/openapi.json anew
+openapi: .venv/.run  ## rebuild openapi/openapi.json
 	$(BIN)/escrowmq openapi --out openapi/openapi.json
 
 migration: .venv/.run  ## a new migration of the registry: make migration name="..."
@@ -80,7 +80,7 @@ demo: .venv/.demo $(if $(AUDIT),.venv/.audit)  ## every flight out of New York i
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-lock: .venv/.dev  ## pin the dependencies of pyproject.toml anew
+lock: .venv/.dev  ## pin the dependencies of pyproject.toml
 	$(LOCK) pyproject.toml --group build --group dev -o requirements-dev.lock
 	$(LOCK) pyproject.toml --group build -c requirements-dev.lock -o requirements.lock
 	$(LOCK) --no-deps --group demo -o requirements-demo.lock

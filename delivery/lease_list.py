@@ -1,4 +1,4 @@
-"""The leases of a group, one by one: which message is lent, for which attempt, until when."""
+"""The leases of a group, one by one: the message, the attempt, and when it ends."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _LENT = frozenset({State.LEASED, State.ACKING, State.MOVING})
 
 
 class Place(NamedTuple):
-    """Where a message is lent from: its topic, or the retry topic of the group.
+    """The topic of a leased message: its own, or the retry topic of the group.
 
     In this order they are listed.
     """
@@ -94,5 +94,5 @@ async def _with_messages(
                 )
                 read = {message.queue_offset: message for message in messages}
             except (CorruptRecord, OffsetOutOfRange, UnknownTopic):
-                pass  # Whoever is to be handed it again says so in the service's log.
+                pass  # Logged when it is delivered again.
         yield slot, read.get(slot.offset)

@@ -29,7 +29,7 @@ _LETTERS = 1_000  # dead letters that one event names
 
 
 class Move(NamedTuple):
-    """What a reset does in one queue.
+    """The effect of a reset in one queue.
 
     `settled`: messages that the group was done with, of those in between and of those behind
     `from_offset`; `again`: those of them that come once more. `leases`, `retries`: how many end.
@@ -66,7 +66,7 @@ class QueueLag(NamedTuple):
 
 
 class Positions:
-    """The event loop's."""
+    """Reads and sets the positions of groups. Event loop only."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Positions:
                 raise error
 
     async def plan(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """What going on at these offsets would do."""
+        """The effect of a reset to these offsets, in each queue."""
         leases = self._journal.table.find(group)
         return await self._plan(
             group, positions, {} if leases is None else await self._retries_of(leases, positions)
@@ -144,7 +144,7 @@ class Positions:
                 begin = (await self._store.offsets(queue)).first
             known = self._find(group, queue)
             settled = again = max(0, begin - offset)
-            lent, retries = 0, waiting.get(str(queue), 0) + len(begun.get(queue, ()))
+            leased, retries = 0, waiting.get(str(queue), 0) + len(begun.get(queue, ()))
             if known is not None:
                 # Up to the cursor the group has looked at everything; what has no slot there it is
                 # done with.
@@ -154,9 +154,9 @@ class Positions:
                     unsettled += slot.offset >= low
                     ahead += slot.offset >= offset
                 settled, again = max(0, cursor - low) - unsettled, max(0, cursor - offset) - ahead
-                lent = counts[State.LEASED] + counts[State.ACKING] + counts[State.MOVING]
+                leased = counts[State.LEASED] + counts[State.ACKING] + counts[State.MOVING]
                 retries += counts[State.WAITING]
-            moves.append(Move(queue, begin, offset, settled, again, lent, retries))
+            moves.append(Move(queue, begin, offset, settled, again, leased, retries))
         return moves
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
@@ -182,8 +182,8 @@ class Positions:
         return moves
 
     async def delete(self, group: str) -> None:
-        """Forget where the group stands, its leases and its retries; one that is made under the
-        name again begins anew.
+        """Forget the group's positions, leases and retries; a new one of its name begins without
+        them.
         """
         ends = []
         for queue in (retry_message.retry_queue(group), retry_message.dead_letter_queue(group)):

@@ -41,7 +41,7 @@ from storage.store import MessageStore
 
 
 class Delivery:
-    """The event loop's. `start` before anything else."""
+    """Delivers messages to consumer groups. Event loop only; `start` before anything else."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Delivery:
         return await self._journal.start()
 
     def stop(self) -> None:
-        """Nobody waits any longer."""
+        """End all waits for a message."""
         self._waiters.stop()
 
     async def drain(self) -> None:
@@ -157,7 +157,7 @@ class Delivery:
     # consume
 
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
-        """What there is now. Raises what `append` and `read` of the store raise."""
+        """Lease the messages that are there now. Raises what `append` and `read` raise."""
         return await self._receiving.receive(group, rules, request)
 
     async def begin_wait(
@@ -213,9 +213,9 @@ class Delivery:
     async def ack_beside(
         self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]
     ) -> list[Appended]:
-        """Append messages and, in the same unit, the acknowledgement of this message, in whatever
-        group the handle lends it; `make` is told whether the handle is this message's, and that
-        still lent or done with already. Durable on return.
+        """Append messages and, in the same unit, the acknowledgement of this message in the group
+        of the handle; `make` is called with whether the handle is this message's, and the message
+        still leased or settled already. Durable on return.
         """
         return await self._acknowledging.ack_beside(handle, message_id, make)
 
@@ -237,7 +237,7 @@ class Delivery:
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
         """`wanted`: (handle, for how long from now).
 
-        Until when each is lent (wall); None where its lease has ended.
+        The end of each lease (wall); None where it has ended.
         """
         return await self._ends.extend(group, wanted)
 

@@ -1,8 +1,8 @@
 """What happened to one message under leases, from the lease events in the log.
 
 They name messages by their places and are indexed by nothing, so that receiving and settling cost
-no more for it: whoever asks has them looked through, from where the message was stored on, as far
-as the caller allows.
+no more for it: a trace looks through them, from where the message was stored on, as far as the
+caller allows.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Told(NamedTuple):
 async def tell(
     store: MessageStore, message: StoredMessage, *, begin: int, most_events: int
 ) -> Told:
-    """What the lease events from the offset `begin` on say of the message in its queue, and of its
+    """The lease events from the offset `begin` on that name the message in its queue, or its
     retries; oldest first.
 
     Raises OffsetExpired.

@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class CronLog:
-    """The event loop's. `restore`, then `replay`, before anything else."""
+    """The cron schedules in the log. Event loop only; `restore`, then `replay` come first."""
 
     def __init__(
         self, store: MessageStore, clock: Clock, *, on_settled: Callable[[str, int], None]

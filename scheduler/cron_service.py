@@ -62,7 +62,7 @@ class CronRegistry(Protocol):
 
 
 class CronService:
-    """The event loop's. `start` before anything else."""
+    """Sends the messages of cron schedules. Event loop only; `start` before anything else."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Finished(NamedTuple):
 
 
 class ScheduleLog:
-    """The event loop's. `start` before anything else."""
+    """The delayed messages in the log. Event loop only; `start` before anything else."""
 
     def __init__(self, store: MessageStore, clock: Clock, options: ScheduleOptions) -> None:
         if not isinstance(store, DueIndex):

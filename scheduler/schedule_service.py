@@ -23,7 +23,7 @@ from storage.store import DueCounts, MessageStore
 
 
 class ScheduleService:
-    """The event loop's. `start` before anything else."""
+    """Delivers delayed messages. Event loop only; `start` before anything else."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def _first_paragraph(kind: type) -> str:
 
 
 class MessagingError(Exception):
-    """Something went wrong."""
+    """Something went wrong in the service."""
 
     def __init__(self, detail: str | None = None) -> None:
         super().__init__(detail if detail is not None else _first_paragraph(type(self)))

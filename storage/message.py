@@ -25,7 +25,7 @@ class QueueId(NamedTuple):
 
 
 class TransactionBits(IntEnum):
-    """What a record is in a transaction; the value is the one stored.
+    """The role of a record in a transaction; the value is the one stored.
 
     Source: RocketMQ MessageSysFlag.
     """
@@ -40,16 +40,16 @@ class Durability(Enum):
     """How sure a stored message must be before its sender is answered."""
 
     BUFFERED = "buffered"  # survives a killed process
-    # survives a power loss; nobody reads the message, nor one behind it, before that
+    # survives a power loss; neither the message nor one behind it is read before that
     SYNCED = "synced"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is handed to a store: a body, where it goes, and what is known about it.
+    """A message for a store to append: a body, its queue, and what is known about it.
 
-    `properties` are the sender's own and no others. `system` holds what the house notes on a
+    `properties` are the sender's own and no others. `system` holds what EscrowMQ notes on a
     message, under reserved names (`storage/formats/properties.py`). Both are text without control
-    characters: whoever takes them from outside checks that.
+    characters: the API checks that of what clients send.
     """
 
     queue: QueueId

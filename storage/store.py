@@ -2,8 +2,8 @@
 as well.
 
 Whatever passes `tests/conformance` may stand behind it. No address of an engine crosses it but
-`log_offset`, an opaque number that receipts show and that a final record hands back as its half
-message's place; nobody above computes with it.
+`log_offset`, an opaque number that receipts show and that a final record gives as its half
+message's place; no package above computes with it.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
 
 
 class MessageStore(Protocol):
-    """Where messages live."""
+    """A storage engine: queues of messages over one log."""
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
         """Make the topic known.
@@ -201,7 +201,7 @@ class Reserve(Protocol):
 
 
 class RecoveryReport(NamedTuple):
-    """What a start found and did.
+    """The findings and actions of a start.
 
     `was_clean`: the stop before was in order, or the store is new.
     """
@@ -449,8 +449,8 @@ class Finding(NamedTuple):
 
 
 class VerifyStep(NamedTuple):
-    """What one step of a verification did: a bounded piece of work, after which the caller may
-    pause or stop.
+    """One step of a verification: a bounded piece of work, after which the caller may pause or
+    stop.
     """
 
     read_bytes: int
@@ -536,7 +536,7 @@ class SegmentListing(Protocol):
 class Snapshot(NamedTuple):
     """Bytes of a derived table, and up to where in each queue they reflect what was read.
 
-    They may be given in pieces, so that nobody has to join a large table, and are written so; they
+    They may be given in pieces, so that a large table need not be joined, and are written so; they
     may come back in others.
     """
 

@@ -26,14 +26,14 @@ class Changes:
         return await asyncio.shield(self.run(change))
 
     def run(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Begin a change for which nobody waits."""
+        """Begin a change without waiting for it."""
         task = asyncio.ensure_future(change)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     def begin_many(self, count: int) -> None:
-        """So many changes begin that have no task; each of them is told by `end_many`."""
+        """Count so many changes that begin without a task; `end_many` counts their ends."""
         self._without_task += count
 
     def end_many(self, count: int) -> None:
@@ -80,7 +80,7 @@ class Turns(Changes):
 
     @asynccontextmanager
     async def of(self, name: str) -> AsyncIterator[None]:
-        """Nobody else changes what has this name meanwhile."""
+        """Have the changes of this name to oneself for the block."""
         if not self.take(name):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[name].append(turn)

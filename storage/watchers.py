@@ -4,7 +4,7 @@ import asyncio
 
 
 class Watchers:
-    """The event loop's."""
+    """Futures that wait for a change of a name. Event loop only."""
 
     def __init__(self) -> None:
         self._parked: dict[str, dict[int, asyncio.Future[None]]] = {}

@@ -23,7 +23,7 @@ _TOGETHER = 500  # transactions whose checks are ended at once: one sync serves 
 
 
 class Asking:
-    """The event loop's."""
+    """Opens checks, records their answers, and ends what is exhausted. Event loop only."""
 
     def __init__(self, journal: Journal, turns: Turns) -> None:
         self._journal = journal
@@ -33,7 +33,7 @@ class Asking:
         self._turns = turns
         self._is_stopping = False
         self._started_ms = 0
-        self._exhausted: dict[str, Transaction] = {}  # found by whoever looked, ended by the sweep
+        self._exhausted: dict[str, Transaction] = {}  # found at any look, ended by the sweep
         self._set_aside: dict[str, str] = {}  # transaction id to why its checks cannot be ended
 
     def reopen(self) -> None:
@@ -44,7 +44,7 @@ class Asking:
                 self._checks.offer(transaction)
 
     def stop(self) -> None:
-        """Nobody waits for a check any longer."""
+        """End all waits for a check."""
         self._is_stopping = True
         self._checks.wake_all()
 
@@ -299,7 +299,7 @@ class Asking:
 def _was_asked(transaction: Transaction, number: int, now_ms: int) -> bool:
     """Has its producer ever been asked this check, as far as can be told?
 
-    After a restart nobody knows who has taken a check: one that is due by its time counts as asked.
+    A restart forgets which checks were leased: one that is due by its time counts as asked.
     """
     if number != transaction.checks_answered + 1:
         return 1 <= number <= transaction.checks_answered

@@ -21,7 +21,7 @@ from txn.transaction import Transaction, TxnMessage, size_of
 
 
 class Begin(NamedTuple):
-    """What is asked for; `messages` are complete, with their real queues."""
+    """A request to begin a transaction; `messages` are complete, with their real queues."""
 
     messages: Sequence[Message]
     producer_group: str
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class Begins:
-    """The event loop's."""
+    """Stores half messages and answers repeated begins. Event loop only."""
 
     def __init__(self, journal: Journal, turns: Turns, options: TransactionOptions) -> None:
         self._journal = journal

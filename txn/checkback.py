@@ -2,7 +2,7 @@
 as their hosts may have.
 
 A check that is under way, or waits to be sent again, is leased from the open checks like one that a
-producer has taken: nobody else gets it, and a decision made meanwhile takes it away. Which checks
+producer has taken: it is given to no one else, and a decision made meanwhile ends it. Which checks
 wait and how often they failed is in memory only; after a restart they are sent at once, under the
 same ids.
 """
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class CheckSender:
-    """The event loop's."""
+    """Sends open checks to the callbacks of their producer groups. Event loop only."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class CheckSender:
         return outcome
 
     def begin_stop(self) -> None:
-        """Send nothing new, and give up what was asked out of turn: whoever asked is told.
+        """Send nothing new, and fail the checks that were asked out of turn.
 
         Checks go on until `stop`.
         """
@@ -186,7 +186,7 @@ class CheckSender:
             return False
         finally:
             self._wanting[route.host] -= 1
-            self._wanting += Counter()  # those that nobody waits for any more go
+            self._wanting += Counter()  # drops the hosts with none left
 
     def _start(self, route: Route, check: LeasedCheck) -> None:
         self._count(

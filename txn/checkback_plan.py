@@ -3,7 +3,7 @@
 Pure: time is an argument.
 
 Answers are counted, not attempts: only an answered "unknown" uses up the budget. A producer that
-nobody can reach has a clock of its own, which starts with the first check that nobody answers.
+that cannot be reached has a clock of its own, which starts with its first unanswered check.
 """
 
 from dataclasses import dataclass
@@ -56,12 +56,12 @@ def plan_check(
     policy: CheckbackPolicy, *, now_ms: int, due_ms: int, asked_ms: int | None, answers: int,
     started_ms: int = 0
 ) -> Plan:  # fmt: skip
-    """What to do about one undecided transaction.
+    """The next step of the checkback of one undecided transaction.
 
-    `due_ms`: when its next check is due; `asked_ms`: since when a check is open that nobody has
-    answered; `answers`: how many checks were answered "unknown" since it was begun or resumed;
-    `started_ms`: when the service started, which asks nobody while it is down: a check that was
-    open then is asked for an interval more before it is given up.
+    `due_ms`: when its next check is due; `asked_ms`: since when its unanswered check is open;
+    `answers`: how many checks were answered "unknown" since it was begun or resumed; `started_ms`:
+    when the service started. No checks are sent while it is down, so a check that was open then
+    stays open for one interval more before it is given up.
     """
     if answers >= policy.max_answers:
         return Plan(Step.EXHAUST, reason=HoldReason.ANSWERS_EXHAUSTED)

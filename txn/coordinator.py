@@ -43,7 +43,7 @@ _SLICE = 1_000  # transactions that a list looks at in one turn of the loop
 
 
 class TransactionCoordinator:
-    """The event loop's. `start` before anything else."""
+    """Begins, decides and checks transactions. Event loop only; `start` before anything else."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TransactionCoordinator:
         """`put_off`: the final message as it is to lie in the log from now on, elsewhere when it is
         a delayed one.
 
-        `on_decided` is told of each decision that is made, and by whom.
+        `on_decided` is called with each decision that is made, and with its resolver.
         """
         self._store = store
         self._journal = Journal(
@@ -91,7 +91,7 @@ class TransactionCoordinator:
         return replayed
 
     def stop(self) -> None:
-        """Nobody waits any longer for what may not come."""
+        """End all waits for a check or a state."""
         self._is_stopping = True
         self._asking.stop()
         self._journal.watchers.wake_all()
@@ -151,7 +151,7 @@ class TransactionCoordinator:
     async def rollback(
         self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None
     ) -> Outcome:
-        """Nobody will ever see the messages. Raises as `commit`."""
+        """Discard the messages: no consumer ever sees them. Raises as `commit`."""
         return await self._decisions.decide(
             await self._journal.find(transaction_id), TxnState.ROLLED_BACK, by, reason
         )
@@ -210,7 +210,7 @@ class TransactionCoordinator:
         return found
 
     async def history(self, transaction_id: str) -> list[Event]:
-        """What happened to it, oldest first.
+        """The transaction's events, oldest first.
 
         Raises UnknownTransaction, TransactionExpired, NotSupportedByEngine.
         """
@@ -283,7 +283,7 @@ class TransactionCoordinator:
         return await self._answer(transaction, decision, answer, recheck_after_ms)
 
     async def answer_sent(self, check: LeasedCheck, answered: Answered) -> Transaction:
-        """What came back when this check was sent.
+        """Apply the answer that a callback gave to this check.
 
         Raises TransactionConflict, and what `append` raises.
         """
@@ -311,16 +311,16 @@ class TransactionCoordinator:
         ).transaction
 
     def groups_to_ask(self) -> list[str]:
-        """The producer groups that have an open check which nobody has taken."""
+        """The producer groups with an open check that is not leased."""
         return self._journal.checks.groups()
 
     def next_return_ms(self) -> int | None:
-        """When the next check that somebody has is handed out again, on the monotonic clock."""
+        """When the lease of the next check ends, on the monotonic clock."""
         return self._journal.checks.next_expiry_ms()
 
     def take_checks(self, group: str, *, max_checks: int) -> list[LeasedCheck]:
-        """Open checks of a producer group for one who answers or postpones each: nobody else gets
-        them.
+        """Lease open checks of a producer group, without a deadline: the caller answers or
+        postpones each.
         """
         return self._journal.checks.lease(group, max_checks=max_checks, lease_ms=None)
 

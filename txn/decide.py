@@ -24,7 +24,7 @@ _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.
 
 
 class Decisions:
-    """The event loop's."""
+    """Commits and rolls back, once each. Event loop only."""
 
     def __init__(
         self, journal: Journal, turns: Turns, put_off: Callable[[Message, int], Message]
@@ -62,7 +62,7 @@ class Decisions:
         return await self._turns.uncancelled(self._decide(transaction, state, by, reason, answer))
 
     async def locate_finals(self, transaction: Transaction) -> None:
-        """After a replay it is only known where to begin to look."""
+        """Look up the queue offsets of committed messages, of which a replay knows lower bounds."""
         if transaction.state is not TxnState.COMMITTED:
             return
         messages = list(transaction.messages)

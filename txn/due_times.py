@@ -35,7 +35,7 @@ class DueTimes:
         self._count = 0
 
     def __len__(self) -> int:
-        """With those that do not count any more."""
+        """The number of entries, those that do not count any more included."""
         return self._count
 
     def add(self, at_ms: int, number: int) -> None:
@@ -76,7 +76,7 @@ class DueTimes:
                 return
 
     def next_ms(self) -> int | None:
-        """Nobody is to be looked at before."""
+        """The earliest time of an entry, in ms; None where there is none."""
         moments = [self._moments[0]] if self._moments else []
         if self._opening is not None:
             moments.append(self._opened << _BITS)

@@ -45,7 +45,7 @@ _STATES = {word: state for state, word in _DECISIONS.items()}
 
 
 class SoFar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What had become of an undecided transaction when its half messages were written again."""
+    """The progress of an undecided transaction when its half messages were written again."""
 
     sequence: int  # in the order of begins
     prepared_at_ms: int
@@ -62,7 +62,7 @@ class SoFar(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was said when the transaction was begun, beside its messages."""
+    """The parameters of a begin, beside its messages."""
 
     message_count: int
     policy: CheckbackPolicy
@@ -79,8 +79,8 @@ class CheckAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     check_number: int
     sent_at_ms: int | None = (
-        # when a producer that came for it was given it; None where that is told already, or it was
-        # sent
+        # when the producer that received it leased it; None where that is recorded already, or it
+        # was sent to a callback
         None
     )
     latency_ms: int | None = None  # from the moment it was sent; None where a producer came for it
@@ -140,7 +140,7 @@ class CheckFailed(CheckEvent, frozen=True, omit_defaults=True, tag="check_failed
     """
 
     check_number: int
-    asked_at_ms: int  # since when nobody has answered
+    asked_at_ms: int  # since when it is unanswered
     why: str
     detail: str
     latency_ms: int | None = None
@@ -342,9 +342,7 @@ def check_message(event: AnyCheckEvent, *, message_id: str, now_ms: int) -> Mess
 
 
 def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:
-    """RocketMQ's mark of a transaction that nobody is asked about any more; the check message says
-    the same to us.
-    """
+    """RocketMQ's mark of a transaction whose checks have ended; EscrowMQ reads the check event."""
     body = msgspec.json.encode(event)
     system = {properties.TRANSACTION_ID: event.transaction_id}
     return Message(

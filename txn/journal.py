@@ -40,7 +40,7 @@ _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
 
 
 class Journal:
-    """The event loop's. Every change of the table that must survive a restart goes through here."""
+    """Records the changes of transactions that must survive a restart. Event loop only."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Journal:
         decided_kept: int,
         on_decided: Callable[[TxnState, Resolver], None],
     ) -> None:
-        """`on_decided` is told of each decision that is made, once it is durable."""
+        """`on_decided` is called with each decision that is made, once it is durable."""
         self.store = store
         self.clock = clock
         self.identifiers = identifiers
@@ -250,8 +250,8 @@ class Journal:
         return halves
 
     def _changed(self, transaction: Transaction) -> None:
-        """Its open check is answered or pointless, and whoever waits for another state
-        looks again.
+        """Withdraw the open check, which is answered or pointless, and wake those that wait for
+        another state.
         """
         self.checks.withdraw(transaction)
         if transaction.state is not TxnState.PREPARED:

@@ -45,14 +45,12 @@ class LeasedCheck(NamedTuple):
 
 
 def check_now(transaction: Transaction, now_ms: int) -> LeasedCheck:
-    """Its open check, or the one that is next, for one who asks out of turn: the first answer
-    counts, whoever brings it.
-    """
+    """Its open check, or the next one, to be sent out of turn. The first answer to it counts."""
     return LeasedCheck(check_id(transaction), transaction.checks_answered + 1, transaction, now_ms)
 
 
 class OpenChecks:
-    """The event loop's. Leases run on the monotonic clock."""
+    """The open checks and their leases, on the monotonic clock. Event loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,12 +63,12 @@ class OpenChecks:
         self._failures: dict[str, int] = {}  # tries of the open check that gave no answer
 
     def groups(self) -> list[str]:
-        """Those that have a check which nobody has taken."""
+        """The producer groups with an open check that is not leased."""
         self.return_expired()
         return list(self._available)
 
     def offer(self, transaction: Transaction) -> None:
-        """Its check is due: whoever asks first gets it."""
+        """Its check is due: the first receive of its group leases it."""
         group = transaction.producer_group
         line = self._available.get(group)
         if line is None:
@@ -81,7 +79,7 @@ class OpenChecks:
                 waiting.set_result(None)
 
     def withdraw(self, transaction: Transaction) -> None:
-        """It was answered, or decided, or is held: nobody is to be asked."""
+        """End its check: it was answered, or its transaction is decided or held."""
         self._leased.pop(transaction.transaction_id, None)
         self._handed_out.pop(transaction.transaction_id, None)
         self._failures.pop(transaction.transaction_id, None)
@@ -127,15 +125,15 @@ class OpenChecks:
             self._lease(check.transaction, self._clock.monotonic_ms() + wait_ms)
 
     def wait_ms(self, transaction: Transaction) -> int | None:
-        """How long until its open check can be taken, from 0; None while somebody has it who will
-        answer or postpone it.
+        """How long until its open check can be leased, from 0; None while it is leased without a
+        deadline.
         """
         until_ms, _ = self._leased.get(transaction.transaction_id, (0, None))
         return None if until_ms == _NEVER else max(0, until_ms - self._clock.monotonic_ms())
 
     def handed_out_ms(self, transaction: Transaction) -> int | None:
-        """When its open check was last taken by somebody, in wall milliseconds; None where nobody
-        has since the start.
+        """When its open check was last leased, in wall milliseconds; None where it was not since
+        the start.
         """
         return self._handed_out.get(transaction.transaction_id)
 
@@ -198,7 +196,7 @@ class OpenChecks:
 
 
 class _Line:
-    """Transactions whose checks nobody has taken, the first one in front.
+    """Transactions whose checks are not leased, the first one in front.
 
     Two plain dicts, which the garbage collector leaves alone. It would walk an OrderedDict of a
     million whole, in one turn.

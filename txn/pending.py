@@ -236,13 +236,13 @@ class TransactionTable:
         return transaction
 
     def look_again(self, transaction: Transaction, at_ms: int) -> None:
-        """Its plan is to be made anew then, and not at the time that was said before."""
+        """Plan its checkback again at that time, and not at the one that was set before."""
         transaction.look_at_ms = at_ms
         self._due.add(at_ms, transaction.sequence)
         self._drop_stale()
 
     def take_due(self, now_ms: int) -> Iterator[Transaction | None]:
-        """Undecided, not held transactions whose plan is to be made anew; each comes once for each
+        """Undecided, not held transactions that are to be planned again; each comes once for each
         `look_again`.
 
         None, now and then: others may have a turn before it goes on.
@@ -251,7 +251,7 @@ class TransactionTable:
             yield None if sequence is None else self._all[self._order[sequence]]
 
     def next_due_ms(self) -> int | None:
-        """No plan is to be made anew before."""
+        """The earliest time that a transaction is to be planned again, in ms; None for none."""
         return self._due.next_ms()
 
     def _look_at_ms(self, sequence: int) -> int | None:

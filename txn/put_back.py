@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class PutBack:
-    """The event loop's."""
+    """Writes half messages again before retention would drop them. Event loop only."""
 
     def __init__(self, journal: Journal, turns: Turns) -> None:
         self._journal = journal

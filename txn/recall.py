@@ -66,7 +66,7 @@ async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Tr
 
 
 def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) -> None:
-    """As it was recorded: where its finals are is looked up when somebody asks."""
+    """Apply the decision as it was recorded; the places of its finals are looked up on demand."""
     assert op.state is not None
     table.decide(
         transaction,

@@ -45,7 +45,7 @@ class Circuit:
         return 1 if now_ms >= self.closed_again_ms and not under_way else 0
 
     def note(self, now_ms: int, *, has_failed: bool) -> None:
-        """What became of a try."""
+        """Count the result of a try."""
         if not has_failed:
             self.failures = 0
             return

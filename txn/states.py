@@ -25,7 +25,7 @@ class TxnEvent(StrEnum):
 
 
 class Resolver(StrEnum):
-    """Who decided."""
+    """The kind of client that decided."""
 
     PRODUCER = "producer"
     CHECK = "check"
@@ -44,7 +44,7 @@ TRANSITIONS: dict[tuple[TxnState, TxnEvent], TxnState] = {
     (TxnState.HELD, TxnEvent.COMMIT): TxnState.COMMITTED,
     (TxnState.HELD, TxnEvent.ROLLBACK): TxnState.ROLLED_BACK,
     (TxnState.HELD, TxnEvent.UNKNOWN): TxnState.HELD,  # a late answer that decides nothing
-    (TxnState.HELD, TxnEvent.RESUME): TxnState.PREPARED,  # asked again, counts start anew
+    (TxnState.HELD, TxnEvent.RESUME): TxnState.PREPARED,  # asked again, counts start at 0
     (TxnState.COMMITTED, TxnEvent.COMMIT): TxnState.COMMITTED,  # a repeated request is no error
     (TxnState.ROLLED_BACK, TxnEvent.ROLLBACK): TxnState.ROLLED_BACK,
 }

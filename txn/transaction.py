@@ -38,10 +38,10 @@ _unpack = msgspec.msgpack.Decoder(tuple[_Packed, ...]).decode
 
 
 class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
-    """What the service knows about one transaction. Times are wall milliseconds.
+    """One transaction in the table. Times are wall milliseconds.
 
-    Nothing in one refers back to it, and nothing in it is for the collector to walk. Its messages,
-    which are seldom looked at, are held as bytes: a quarter of what they would take as objects.
+    Nothing in it refers back to it, and the garbage collector has nothing in it to walk. Its
+    messages, which are seldom read, are kept as bytes: a quarter of what objects would take.
     """
 
     transaction_id: str
@@ -62,7 +62,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     checks_answered: int = 0  # since it was begun; the open check has the number behind it
     last_answer: str | None = None
     last_failure: str | None = None  # of the open check
-    # since when a check is out that nobody has answered; stays when it is decided otherwise
+    # since when an unanswered check is open; stays when the transaction is decided otherwise
     asked_at_ms: int | None = None
     hold_reason: str | None = None
     was_held: bool = False
@@ -71,7 +71,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     reason: str | None = None
     begun_as: int | None = None  # its place in the order of begins, once its halves were put back
     former_halves: tuple[int, ...] = ()  # of which those that count now are copies
-    look_at_ms: int = 0  # the table's: when its plan is to be made anew
+    look_at_ms: int = 0  # the table's: when its checkback is planned again
 
     def __post_init__(self) -> None:
         if not isinstance(self.packed, bytes):
@@ -85,7 +85,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def messages(self) -> Messages:
-        """Made anew each time."""
+        """The messages, decoded at each call."""
         assert isinstance(self.packed, bytes)
         return _unpack(self.packed)
 
@@ -96,7 +96,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def is_checking(self) -> bool:
-        """Is a check open that nobody has answered?"""
+        """Is an unanswered check open?"""
         return self.asked_at_ms is not None and not self.state.is_decided
 
     @property
@@ -127,7 +127,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def so_far(self) -> SoFar:
-        """What a copy of its halves has to say."""
+        """The progress that a copy of its halves carries."""
         return SoFar(
             sequence=self.sequence,
             prepared_at_ms=self.prepared_at_ms,
@@ -144,7 +144,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
         )
 
     def take_over(self, so_far: SoFar) -> None:
-        """What a copy of its halves says of it."""
+        """Set the progress that a copy of its halves carries."""
         self.begun_as = so_far.sequence
         self.prepared_at_ms = so_far.prepared_at_ms
         self.revision = so_far.revision

@@ -116,7 +116,7 @@ class AckEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fals
 
 
 class AckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages to acknowledge."""
+    """The messages to acknowledge."""
 
     entries: Annotated[list[AckEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
@@ -166,7 +166,7 @@ class ExtendEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=F
 
 
 class ExtendInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Leases to extend."""
+    """The leases to extend."""
 
     entries: Annotated[list[ExtendEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
 

@@ -47,7 +47,7 @@ _match = re.compile(
 
 
 class _Wanted(NamedTuple):
-    """What a query asks for beside its offset."""
+    """The parameters of a pull beside its offset."""
 
     max_messages: int
     max_bytes: int
@@ -56,7 +56,7 @@ class _Wanted(NamedTuple):
 
 
 class _Waited(NamedTuple):
-    """What a pull that waits keeps.
+    """The state of a pull that waits.
 
     `until_ms`: on the monotonic clock; `begun`: by `perf_counter`.
     """
@@ -154,8 +154,8 @@ class HotPulls:
 
 @lru_cache(maxsize=1_024)
 def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
-    """What these parts of a query ask for; None where it is not for a number of any messages, or
-    wrong.
+    """The parameters in these parts of a query; None where they are wrong, or ask for more than a
+    number of messages without a filter.
     """
     try:
         query = codec.convert(

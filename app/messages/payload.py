@@ -216,7 +216,7 @@ def _judged(entry: LooseEntry) -> JudgedEntry:
 
 
 class Made(NamedTuple):
-    """What was made of a message's body and properties.
+    """A message's body and properties as they are stored.
 
     `place`: where the body was given. `levels`: so many arrays and objects of it are open at once,
     or a few more where they are few.

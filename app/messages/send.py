@@ -311,7 +311,7 @@ def _build_entries(
 async def _keyed(
     call: Call, operation: str, topic: Topic, *, is_raw: bool = False
 ) -> KeyedRequest | None:
-    """What makes the request repeatable; None where it has no Idempotency-Key."""
+    """The request's idempotency; None where it has no Idempotency-Key."""
     key = call.idempotency_key
     if key is None:
         return None
@@ -373,7 +373,7 @@ def begin_keyed(
     status: int = 201,
     refused: Mapping[int, Problem] | None = None,
 ) -> Awaitable[list[Appended]]:
-    """The append has begun when this returns: nobody else can begin one for the same key."""
+    """Begin the append; when this returns no other can begin for the same key."""
 
     async def append(all_: Sequence[Message]) -> list[Appended]:
         return await _append(services, topic, all_, durability)
@@ -516,7 +516,7 @@ def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:
 
 
 def strongest_of(given: Iterable[MessageInput | PlainSend]) -> Durability | None:
-    """What one append must promise so that every message has what it asked for."""
+    """The durability of one append that gives every message at least its own."""
     asked = {message.require_durability for message in given}
     if "synced" in asked:
         return Durability.SYNCED

@@ -14,7 +14,7 @@ class Splitter(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What has come of an entry that has not ended."""
+        """The length of an entry whose end has not arrived, in bytes."""
 
     @property
     def has_more(self) -> bool:
@@ -30,7 +30,7 @@ class Splitter(Protocol):
         """Raise Refusal malformed_request where nothing can be read behind the entries so far."""
 
     def end(self) -> list[bytes | None]:
-        """What is left at the end of the body, as an entry."""
+        """The last entry, which the end of the body ends."""
 
 
 class LineSplitter:

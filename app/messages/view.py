@@ -224,7 +224,7 @@ def _column(items: Sequence[bytes]) -> "_Column":
 
 
 def _each(values: Sequence[H], make: Callable[[H], bytes]) -> "_Column":
-    """What `make` makes of each value; of equal ones once."""
+    """A column of the results of `make` for each value; it is called once for equal ones."""
     kinds = set(values)
     if len(kinds) == 1:
         return make(values[0])
@@ -269,8 +269,7 @@ def parts_of_list(
 
 
 def _rest(raw: bytes) -> tuple[bytes, bytes] | None:
-    """What is in front of and behind the payload in the JSON, by the properties behind id, key and
-    tag.
+    """The JSON in front of and behind the payload, by the properties behind id, key and tag.
 
     None where the record must be decoded.
     """

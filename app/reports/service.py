@@ -56,7 +56,10 @@ class _Line(msgspec.Struct):
 
 
 class AuditReports:
-    """The event loop's. `open` first, `stop` at the end."""
+    """Runs audits, one at a time, and keeps their reports. Event loop only.
+
+    `open` first, `stop` at the end.
+    """
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class HttpServer:
-    """What all connections share. Event loop only."""
+    """The state that all connections share. Event loop only."""
 
     def __init__(
         self,
@@ -418,7 +418,7 @@ class Connection(asyncio.Protocol):
             raise ValueError("the head is too large")  # the parser makes an error of it
 
     def _end_reading(self) -> None:
-        """What has arrived is not HTTP: answer what came before it, or the client, and close."""
+        """Answer bytes that are not HTTP, behind the requests before them, and close."""
         newest = self._arriving
         if newest is not None and newest is not self._current and newest.has_more and self._waiting:
             # It broke off in the body of a request that still waits behind others: that one is

@@ -39,7 +39,7 @@ def _are_harmless(names: Iterable[str]) -> bool:
 
 
 class KnownHeads(Generic[T]):
-    """What each head means, by its bytes.
+    """The meanings of heads, by their bytes.
 
     At most so many; beyond that it begins again. Event loop only.
     """

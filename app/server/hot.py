@@ -61,7 +61,7 @@ class HotOperation(Protocol):
 
 
 class Asked(NamedTuple):
-    """What a known head asks for. `path`: as it was sent."""
+    """The request of a known head. `path`: as it was sent."""
 
     hot: HotOperation
     parts: list[Any]
@@ -82,13 +82,13 @@ class HotRead(Protocol):
     """
 
     def answering(self, headers: Mapping[str, str]) -> HotAnswer:
-        """What answers requests for the operation that have these headers, which are harmless
-        (`heads.is_harmless`).
+        """The function that answers the operation's requests with these headers, which are
+        harmless (`heads.is_harmless`).
         """
 
 
 class HotParts(NamedTuple):
-    """What hot operations need of the service.
+    """The parts of the service that hot operations need.
 
     `soon`: calls something later in this turn of the loop.
 

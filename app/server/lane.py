@@ -173,7 +173,7 @@ class OperationLane:
         self.metrics.requests.note(self.hot_read[0], answering.CLIENT_LEFT, perf_counter() - begun)
 
     def _known_but_for_its_path(self, head: bytes) -> Asked | None:
-        """What a head asks for of which all but the path is known."""
+        """The request of a head of which all but the path is known."""
         line, _, rest = head.partition(b"\r\n")
         known = self._known_rests.get(rest)
         if known is None:
@@ -191,7 +191,7 @@ class OperationLane:
         return Asked(hot, found[1], text, body_bytes)
 
     def take(self, request: Request) -> "OperationRequest | None":
-        """What is to be done for a request whose head has arrived; None where ASGI is to answer."""
+        """Begin to answer a request whose head has arrived; None where ASGI is to answer."""
         if self._is_off():
             return None
         found = self.find(request.method, request.path)

@@ -38,7 +38,7 @@ def head_of(status: int, default_lines: list[bytes], headers: Headers) -> bytes:
 
 
 class Wire(Protocol):
-    """What a request needs of its connection."""
+    """The methods of a connection that a request needs."""
 
     @property
     def default_lines(self) -> list[bytes]:
@@ -168,8 +168,7 @@ class Request:
         self.connection.run(self, answering)
 
     async def receive(self) -> bytes | None:
-        """What has arrived of the body since, once something has; `has_more` says whether that was
-        all.
+        """Wait for more of the body, and return it; `has_more` says whether that was all.
 
         None where nothing is to come: the client has left, or the request is answered.
         """

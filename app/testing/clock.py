@@ -8,7 +8,7 @@ from storage.clock import Clock
 
 
 class VirtualClock:
-    """The event loop's.
+    """A clock that tests move. Event loop only.
 
     Both times are moved together: a wait on either is over when it would be.
     """

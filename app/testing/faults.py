@@ -34,7 +34,7 @@ class Fault(StrEnum):
 
 
 class Faults:
-    """Which ones are on. The event loop's."""
+    """The faults that are switched on. Event loop only."""
 
     def __init__(self) -> None:
         # operation id and fault: how many requests it still strikes

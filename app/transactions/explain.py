@@ -23,7 +23,7 @@ _WHO = {
 
 
 class Known(NamedTuple):
-    """What there is to tell of."""
+    """The facts that an explanation is made of."""
 
     transaction: Transaction
     group: ProducerGroup | None

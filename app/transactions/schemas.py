@@ -164,7 +164,7 @@ class GetTransactionQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
 
 
 class ListTransactionsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which transactions."""
+    """The filter of transactions, and the page."""
 
     state: (
         Annotated[str, Meta(max_length=100, description="Comma-separated states. Default: all.")]
@@ -268,7 +268,7 @@ class RollbackInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResolveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """An operator's decision."""
+    """The decision of an operator."""
 
     decision: Literal["commit", "rollback"]
     reason: Reason | UnsetType = UNSET

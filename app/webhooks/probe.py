@@ -58,7 +58,7 @@ class _Question(NamedTuple):
 
 
 class CheckProbe:
-    """The event loop's. Nothing is written, and no transaction is touched."""
+    """Sends one test check; nothing is written, no transaction is touched. Event loop only."""
 
     def __init__(
         self, sender: CheckSender, webhooks: Webhooks, clock: Clock, identifiers: Identifiers

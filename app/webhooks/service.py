@@ -38,7 +38,7 @@ _NOT_ASKED = Failed(Failure.UNREACHABLE, "the group is not asked by webhook any 
 
 
 class Webhooks:
-    """The event loop's. It is the ProducerClient of groups with check_mode webhook."""
+    """The ProducerClient of groups with check_mode webhook. Event loop only."""
 
     def __init__(
         self,

@@ -192,7 +192,7 @@ def _transport(
 
 
 class SystemResolver:
-    """Looks names up as the machine does; the event loop's.
+    """Looks names up as the machine does. Event loop only.
 
     On threads that are not awaited: a silent name server must not delay the stop. One lookup of a
     name serves all who ask meanwhile, and no more than so many are under way, since such a server

@@ -141,7 +141,7 @@ def _refuse(operand: _Operand, detail: str) -> NoReturn:
 
 
 def _number(text: str | None) -> int | float | None:
-    """What the text is as a number; None where it is none."""
+    """The number that the text stands for; None where it is none."""
     if text is None:
         return None
     if len(text) <= _SHORT and text.isascii() and text.isdigit():

@@ -53,7 +53,7 @@ class Attempts:
         self._kept.pop(attempt_id, None)
 
     def held_of(self, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:
-        """Which messages a receive was given, by queue and offset, are still lent to it."""
+        """The messages of a receive that are still leased to it, by queue and offset."""
         for index, offset in attempt.places:
             queue = self._queues[index]
             if queue.slots.is_leased(offset, attempt.lease, now_ms):

@@ -1,8 +1,8 @@
-"""What one receive takes: messages that are open again first, then what the queues hold that nobody
-has looked at yet.
+"""The messages that one receive claims: first those that are open again, then those that were never
+scanned.
 
-The pure part of the way out: it is given messages that were read, marks them in the table as lent,
-and can take it all back.
+The pure part of a receive: it is given messages that were read, marks them in the table as leased,
+and can undo all of it.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from storage.message import StoredMessage
 
 
 class Taken(msgspec.Struct, frozen=True, gc=False):
-    """A message that is lent to whoever receives it."""
+    """A message that is leased to the consumer that receives it."""
 
     queue: QueueLeases
     offset: int
@@ -33,13 +33,13 @@ class Taken(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def attempt_before(self) -> int:
-        """What the table said of it: 0 where it was never handed out from where it lies."""
+        """Deliveries before this claim; 0 if the message was never delivered from this queue."""
         is_new = self.queue.is_retry and retry_message.attempts_of(self.message) == self.attempt - 1
         return 0 if is_new else self.attempt - 1
 
 
 class Taking:
-    """`lease`: the number under which everything is lent; `deadline_ms`: until then, on the
+    """`lease`: the number of the lease of all its messages; `deadline_ms`: its end, on the
     monotonic clock.
     """
 
@@ -103,7 +103,7 @@ class Taking:
         self.leases.untold.pop(self.lease, None)
 
     def take_back(self) -> None:
-        """Nobody was told of it."""
+        """Undo the claim: its response was never sent."""
         self.told()
         for one in self.taken:
             if one.queue.slots.is_leased(one.offset, self.lease, -1):
@@ -126,8 +126,8 @@ class Taking:
 
 
 def scans_of(leases: GroupLeases) -> tuple[list[Scan], list[LeasedRun]]:
-    """What was looked at since the last event that said so, told once; and what is left open in
-    there.
+    """The ranges scanned since the last event that named them, each returned once; and the messages
+    left open in them.
     """
     scans: list[Scan] = []
     left: list[tuple[QueueLeases, int, int]] = []

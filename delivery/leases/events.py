@@ -196,7 +196,7 @@ class Reset(LeaseEvent, frozen=True, tag="reset"):
 
 
 class Deleted(LeaseEvent, frozen=True, tag="deleted"):
-    """A group that is made under this name again begins anew, behind these ends of its retry and
+    """A group that is made under this name again begins behind these ends of its retry and
     dead-letter topics.
     """
 

@@ -1,5 +1,4 @@
-"""One consumer group: its queues, what it has been lent and until when, and what is to be looked at
-when that is over. Pure.
+"""One consumer group: its queues, its leases and their ends, and what is due when they end. Pure.
 
 Two things live in memory only: what is being appended (states ACKING and MOVING), and how far a
 queue was looked at without finding anything for the group.
@@ -29,7 +28,7 @@ class Ended(NamedTuple):
 
 
 class Untold(Protocol):
-    """What a receive takes, until the log tells of it; `arrived` as in the event.
+    """A receive whose leases are not in the log yet; `arrived` as in the event.
 
     A place: queue, offset, attempt before.
     """
@@ -42,8 +41,8 @@ class Untold(Protocol):
 
 
 class GroupLeases:
-    """What it was given (`queues`, `wheel`, `attempts`), and what has gone elsewhere (`retries`,
-    `dead_letters_gone`).
+    """The leases of one group (`queues`, `wheel`, `attempts`), and its messages in other topics
+    (`retries`, `dead_letters_gone`).
     """
 
     def __init__(self, group: str, retries: Retries | None = None) -> None:
@@ -57,9 +56,9 @@ class GroupLeases:
         # messages that were passed over by the group's rules, by queue
         self.skipped: dict[str, int] = {}
         self.damaged: dict[str, int] = {}  # messages whose records could not be read, by queue
-        self.untold: dict[int, Untold] = {}  # by lease: lent here and not in the log yet
+        self.untold: dict[int, Untold] = {}  # by lease: in memory and not in the log yet
         self.turn = 0
-        # lent for longer than the wheel knows: queue index, offset
+        # leased for longer than the wheel knows: queue index, offset
         self._put_off: set[tuple[int, int]] = set()
         self._by_id: dict[QueueId, QueueLeases] = {}
         self._by_hash: dict[int, QueueLeases] = {}
@@ -91,8 +90,8 @@ class GroupLeases:
         return [queue for queue in self._by_id.values() if queue.queue.topic == topic]
 
     def forget(self, queue: QueueLeases) -> None:
-        """End the leases of a queue whose topic is deleted; where it exists again, the group begins
-        anew in it.
+        """End the leases of a queue whose topic is deleted; in a new topic of its name the group
+        begins as if it had never been there.
         """
         queue.restart(queue.slots.cursor)
         self.skipped.pop(str(queue.queue), None)
@@ -124,14 +123,14 @@ class GroupLeases:
         lease: int,
         deadline_ms: int,
     ) -> None:
-        """These messages, one behind another, are lent until then, for this attempt."""
+        """Lease these messages, one behind another, until then, for this attempt."""
         queue.slots.put(first, count, LEASED, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
         self.wheel.add(deadline_ms, queue.index, first, count)
 
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
-        """Of a message that is lent.
+        """Set the deadline of a leased message.
 
-        Where that is later, the wheel is told when the time before is up: once, however often.
+        A later one is entered in the wheel when the one before is due: once, however often.
         """
         is_later = deadline_ms >= queue.slots.get(offset).deadline_ms
         queue.slots.set_deadline(offset, deadline_ms)
@@ -146,7 +145,7 @@ class GroupLeases:
         self._look_at(queue, offset, deadline_ms)
 
     def end_due(self, now_ms: int) -> list[Ended]:
-        """End what is due: waits, which are open then, and leases, which stay with whoever called
+        """End what is due: waits, which are open then, and leases, which stay with the caller
         (in state MOVING).
         """
         ended: list[Ended] = []
@@ -173,9 +172,7 @@ class GroupLeases:
         return ended
 
     def hold_again(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
-        """What was to happen to a message could not be written: its lease ends at that moment
-        instead.
-        """
+        """Lease a message again whose change could not be written, until that time."""
         if queue.slots.state(offset) in (State.ACKING, State.MOVING):
             queue.slots.set_state(offset, State.LEASED)
             self._look_at(queue, offset, deadline_ms)

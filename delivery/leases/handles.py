@@ -53,7 +53,7 @@ class HeldRun(NamedTuple):
 
 
 def find_held_runs(leases: GroupLeases, handles: Sequence[str]) -> list[HeldRun]:
-    """What the handles name, but for those that name nothing here."""
+    """The leased messages that the handles name, without handles that name none here."""
     run = receipt_handle.decode_run(handles) if handles else None
     if run is not None:  # as nearly always: what one receive gave of one queue
         hash_, offset, lease = run

@@ -26,7 +26,7 @@ _dump_decoder = msgspec.msgpack.Decoder(TableDump)
 
 
 class LeaseJournal:
-    """The event loop's. Every change of the table that must survive a restart goes through here."""
+    """Records the changes of the table of leases that must survive a restart. Event loop only."""
 
     def __init__(self, store: MessageStore, clock: Clock) -> None:
         self.store = store
@@ -50,8 +50,8 @@ class LeaseJournal:
         """Append messages and events as one unit, and apply the events; not where the table has
         them already (`applies`). Where the messages went.
 
-        Events alone are appended from the reserve: a full disk keeps nobody from being done with
-        what he has. On disk on return where `durability` says so. Raises what `MessageStore.append`
+        Events alone are appended from the reserve: a full disk keeps no consumer from settling its
+        messages. On disk on return where `durability` says so. Raises what `MessageStore.append`
         raises; nothing is applied then.
         """
         now_ms = self.clock.wall_ms()
@@ -121,7 +121,7 @@ class LeaseJournal:
                 for event in events if applies else ():
                     self.table.apply(event, now)
                 self._log.count_offsets(LEASE_QUEUE, placed.queue_offsets)
-            except Exception as error:  # noqa: BLE001 - the one who asked is told
+            except Exception as error:  # noqa: BLE001 - reported to the caller
                 failed(error)
             else:
                 done()

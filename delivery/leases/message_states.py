@@ -126,7 +126,7 @@ class QueueSlots:
     def in_states(self, states: Collection[State], begin: int) -> Iterator[Slot]:
         """The messages in one of these states, by offset, from `begin` on."""
         first, end = begin >> _BITS, (self.cursor >> _BITS) + 1
-        # Whoever begins near the end does not look through all that lies behind.
+        # A search that begins near the end does not look through all chunks.
         is_near = end - first < len(self._chunks)
         numbers = (
             range(first, end)
@@ -190,7 +190,7 @@ class QueueSlots:
 
     @property
     def chunk_count(self) -> int:
-        """What memory it takes: 10 KB each."""
+        """The number of chunks, of 10 KB of memory each."""
         return len(self._chunks)
 
     @property
@@ -300,7 +300,7 @@ class QueueSlots:
     # snapshots
 
     def dump(self, untold: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> "SlotsDump":
-        """`untold`: (lease, attempt before) by offset, of messages that are lent here alone: the
+        """`untold`: (lease, attempt before) by offset, of messages leased in memory alone: the
         dump has them open.
         """
         states = {

@@ -37,7 +37,7 @@ class QueueLeases:
         self.forget()
 
     def forget(self) -> None:
-        """What was learned no longer holds."""
+        """Forget the state of all messages."""
         self.order = None
         self.is_learned = False
         self._open = []
@@ -104,7 +104,7 @@ class QueueLeases:
         self._note_open(offset)
 
     def take_back(self, offset: int, attempt: int) -> None:
-        """It was lent, and nobody was told: it is open as it was before, at this attempt."""
+        """Undo a lease whose response was never sent: it is open again, at this attempt."""
         self.slots.put(offset, 1, State.OPEN, attempt=attempt)
         self._note_open(offset)
 
@@ -126,9 +126,9 @@ class QueueLeases:
             heapq.heappush(self._open, offset)
 
     def settle_held(self, run: Run) -> int:
-        """What that lease had is done with: not what another one holds since.
+        """Settle the messages of that lease; none that another one holds since.
 
-        How many were not before.
+        How many were not settled before.
         """
         before = self.slots.unsettled
         for first, count in self.slots.runs_not_of_others(run.first, run.count, run.lease):

@@ -7,7 +7,7 @@ Opaque to it, and good for one lease. Pure.
      8     8  offset   of the message in that queue
     16     8  lease    a random number; the lease that it names must hold the message
 
-24 bytes are 32 characters of base64. Nobody can make one up: a lease is one of 2^63 numbers, and
+24 bytes are 32 characters of base64. No handle can be guessed: a lease is one of 2^63 numbers, and
 none is used twice.
 """
 

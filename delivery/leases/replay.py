@@ -57,7 +57,7 @@ def apply_leased(leases: GroupLeases, event: events.Leased, now: Moment) -> None
     for run in event.runs:
         queue = leases.open(run.queue_id, run.first)
         places += [(queue.index, offset) for offset in range(run.first, run.first + run.count)]
-        # What is settled stays so: then this is told once more.
+        # What is settled stays so: then this event was replayed before.
         for first, count in queue.slots.unsettled_runs(run.first, run.count):
             leases.lend(
                 queue, first, count, attempt=run.attempt, lease=event.lease, deadline_ms=deadline_ms

@@ -102,7 +102,7 @@ def as_delivered(message: StoredMessage) -> StoredMessage:
 
 
 def retry_copy(message: StoredMessage, group: str, *, attempts: int, generation: int) -> Message:
-    """What goes to the group's retry topic, at once or after a delay."""
+    """The copy of a message for the group's retry topic, at once or after a delay."""
     return _copy(
         message, retry_queue(group), attempts=attempts, more={_GENERATION: str(generation)}
     )

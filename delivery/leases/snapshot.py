@@ -38,8 +38,8 @@ class TableDump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dump_group(leases: GroupLeases) -> GroupDump:
-    """What the log does not tell of yet is left out: should it never do so, nobody was given
-    anything.
+    """The table of a group as the log has it. Leases that are not in the log yet are left out: they
+    have been answered to no client.
     """
     retries = leases.retries
     waiting = dict(retries.waiting)
@@ -47,8 +47,8 @@ def dump_group(leases: GroupLeases) -> GroupDump:
     for one in leases.untold.values():
         for queue, count in one.arrived.items():
             waiting[queue] = waiting.get(queue, 0) + count
-        for lent, offset, attempt in one.places:
-            untold.setdefault(lent.index, {})[offset] = one.lease, attempt
+        for queue_leases, offset, attempt in one.places:
+            untold.setdefault(queue_leases.index, {})[offset] = one.lease, attempt
     return GroupDump(
         group=leases.group,
         generation=retries.generation,

@@ -1,5 +1,4 @@
-"""Which messages each group has been given, which it is done with, and until when the others are
-lent: all groups. Pure.
+"""The messages that each group has leased or settled, and when its leases end: all groups. Pure.
 
 Derived: replaying the lease events gives it back (`replay.py`), from a snapshot on
 (`snapshot.py`).
@@ -18,7 +17,7 @@ from storage.offset_set import OffsetSet
 
 
 class LeaseTable:
-    """All groups."""
+    """The leases of all groups."""
 
     def __init__(self) -> None:
         self._groups: dict[str, GroupLeases] = {}
@@ -42,8 +41,8 @@ class LeaseTable:
             retries = Retries(
                 generation=event.generation, void_before=event.generation, start=event.retry_end
             )
-            anew = self._groups[event.group] = GroupLeases(event.group, retries)
-            anew.dead_letters_gone = OffsetSet(event.dead_letter_end)
+            created = self._groups[event.group] = GroupLeases(event.group, retries)
+            created.dead_letters_gone = OffsetSet(event.dead_letter_end)
             for task in self.tasks.running:
                 if task.group == event.group:
                     self.tasks.end(task.task_id, TaskState.CANCELLED, now.wall_ms)

@@ -1,4 +1,4 @@
-"""What the service was told to do with many messages, and how far it has come. Pure.
+"""Tasks over many messages, such as a redrive, and their progress. Pure.
 
 One kind so far: dead letters are redriven. A task is derived from the lease events: it goes on
 after a restart where it was.
@@ -90,8 +90,8 @@ class Task(msgspec.Struct, kw_only=True):
 
 
 def eta_ms(task: Task, now_ms: int) -> int | None:
-    """How long a running task may still take, by its rate and its speed so far; None where nobody
-    can say. `now_ms`: wall.
+    """How long a running task may still take, by its rate and its speed so far; None where that is
+    unknown. `now_ms`: wall.
     """
     left = max(0, task.total - task.done)
     if task.state is not TaskState.RUNNING or not (left == 0 or task.done or task.max_per_second):

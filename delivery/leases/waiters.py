@@ -15,7 +15,7 @@ from storage.errors import MessagingError
 from storage.message import QueueId
 from storage.store import MessageStore
 
-_WATCH_MS = 30_000  # after which a watcher looks whether anybody waits still
+_WATCH_MS = 30_000  # after which a watcher looks whether a receive waits still
 _CALLED = "\0"  # no attempt id
 
 
@@ -26,7 +26,7 @@ class _Parked:
 
 
 class Waiters:
-    """The event loop's."""
+    """The receives that wait for messages of their groups. Event loop only."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -87,7 +87,7 @@ class Waiters:
             self.wake(group)
 
     def stop(self) -> None:
-        """Nobody waits any longer."""
+        """End all waits for a message."""
         self._is_stopping = True
         for group in self._groups:
             self.wake_all(group)
@@ -104,14 +104,15 @@ class Waiters:
             await asyncio.wait(watchers)
 
     async def _watch(self, group: str, parked: _Parked, queue: QueueId, offset: int) -> None:
-        """Wake one for each arrival, as long as anybody waits."""
+        """Wake one receive for each arrival, as long as any waits."""
         try:
             while parked.waiting and not self._is_stopping:
                 if await self._store.wait_for_arrival(queue, offset, timeout_ms=_WATCH_MS):
-                    # Behind all that is there now: whoever is woken takes it, or wakes the next.
+                    # Behind all that is there now: the receive that is woken claims it, or wakes
+                    # the next.
                     offset = (await self._store.offsets(queue)).end
                     self.wake(group)
         except MessagingError:
-            self.wake(group)  # who reads is told
+            self.wake(group)  # its read raises the same
         finally:
             del parked.watchers[queue]

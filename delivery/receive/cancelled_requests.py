@@ -9,7 +9,7 @@ from storage.message import Message
 
 
 class Withdrawn(Protocol):
-    """Who knows which messages these are."""
+    """Knows the messages of cancelled requests."""
 
     def is_withdrawn(self, message: Message) -> bool: ...
 

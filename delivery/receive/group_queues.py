@@ -19,7 +19,7 @@ _NO_KEY = "\0"  # begins no ordering key of a client
 
 
 class GroupQueues:
-    """The event loop's."""
+    """The queues that a group receives from. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, limit: PositionLimit) -> None:
         self._journal = journal
@@ -78,8 +78,8 @@ class GroupQueues:
         """Let a group that starts at the end begin there: in those of its queues in which it has no
         position yet.
 
-        Before anybody receives by these rules: who does begins at the first message. Who calls
-        holds the group's turn to take. Raises LimitReached where the rules name topics of too many
+        Before the first receive by these rules, which begins at the first message. The caller
+        holds the group's turn to claim. Raises LimitReached where the rules name topics of too many
         queues.
         """
         await self._limit.check_group(
@@ -103,7 +103,7 @@ class GroupQueues:
             await self._journal.append([], [event], Durability.SYNCED)
 
     async def committed(self, leases: GroupLeases, queue: QueueId) -> int | None:
-        """The offset of a queue that the group never received from; None where it has not said, or
-        was made anew since.
+        """The offset of a queue that the group never received from; None where it has committed
+        none, or was deleted since.
         """
         return None if leases.is_anew else await self._store.committed_offset(leases.group, queue)

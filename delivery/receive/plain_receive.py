@@ -25,7 +25,7 @@ from storage.store import BlockReads
 
 
 class PlainReceive(NamedTuple):
-    """What a receive is to lease; nothing has been changed for it.
+    """A receive that is planned: the messages to lease. Nothing has been changed for it.
 
     `until_ms`: on the wall clock.
     """
@@ -69,7 +69,7 @@ class Grant:
         self._leases.untold.pop(self.lease, None)
 
     def take_back(self) -> None:
-        """Undo the leases: no client was told of them."""
+        """Undo the leases: their response was never sent."""
         self.told()
         for offset in self._offsets:
             if self._queue.slots.is_leased(offset, self.lease, -1):
@@ -77,7 +77,7 @@ class Grant:
 
 
 class PlainReceiving:
-    """Event loop only."""
+    """Receives without a task, from memory alone. Event loop only."""
 
     def __init__(
         self, journal: LeaseJournal, waiters: Waiters, randomness: Random, withdrawn: Withdrawn
@@ -99,10 +99,10 @@ class PlainReceiving:
         lease_ms: int,
         worker: str | None,
     ) -> PlainReceive | None:
-        """What to lease; None where the receive is not plain.
+        """The messages to lease; None where the receive is not plain.
 
-        `queues`: of each topic that the rules name. `max_bytes`: of records. Who calls knows that
-        nobody else chooses messages of the group. Raises what `BlockReads` raises.
+        `queues`: of each topic that the rules name. `max_bytes`: of records. The caller has made
+        sure that no other receive claims messages of the group. Raises what `BlockReads` raises.
         """
         leases, store, now = self._journal.table.find(group), self._store, self._journal.now()
         if (
@@ -156,7 +156,7 @@ class PlainReceiving:
             queue, first, plan.message_count, attempt=1, lease=plan.lease, deadline_ms=deadline_ms
         )
         queue.slots.advance_to(first + plan.message_count)
-        # At once: whoever leases more before the log has this scans what comes behind it.
+        # At once: a receive that leases more before the log has this scans what comes behind it.
         scans, passed = scans_of(leases)
         grant.event = Leased(
             group=leases.group,

@@ -42,7 +42,7 @@ class Request(NamedTuple):
 
 
 class HandedOut(msgspec.Struct, frozen=True, gc=False):
-    """A message, lent until `expires_at_ms` (wall)."""
+    """A message, leased until `expires_at_ms` (wall)."""
 
     found: Found
     attempt: int
@@ -55,7 +55,7 @@ class HandedOut(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receiving:
-    """The event loop's."""
+    """Claims messages for a consumer group. Event loop only."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Receiving:
         return self._locks.setdefault(group, asyncio.Lock())
 
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
-        """What there is now, if anything. Raises what `append` and `read` raise."""
+        """Lease the messages that are there now, if any. Raises what `append` and `read` raise."""
         leases = self._journal.table.group(group)
         await self._ends.end_due(leases, rules)
         if request.attempt_id is None:
@@ -93,7 +93,7 @@ class Receiving:
     async def _receive_once(
         self, leases: GroupLeases, rules: GroupRules, request: Request, attempt_id: str
     ) -> list[HandedOut]:
-        """Whoever asks for the same meanwhile waits until this one is in the log."""
+        """Receive; another call of the same attempt waits until this one is in the log."""
         name = (leases.group, attempt_id)
         while True:
             again = await self._again(leases, attempt_id)
@@ -141,7 +141,7 @@ class Receiving:
     async def begin(self, group: str, rules: GroupRules) -> None:
         """Let a group that starts at the end begin there.
 
-        Before anybody receives by these rules. Durable on return.
+        Before the first receive by these rules. Durable on return.
         """
         async with self.taking(group):
             await self._queues.begin(self._journal.table.group(group), rules)
@@ -211,7 +211,7 @@ class Receiving:
         ]
 
     async def _again(self, leases: GroupLeases, attempt_id: str) -> list[HandedOut]:
-        """What an earlier receive of this name was given and still holds, under the same leases."""
+        """The messages that an earlier receive of this attempt holds still, in the same leases."""
         attempt = leases.attempts.find(attempt_id)
         if attempt is None:
             return []

@@ -1,5 +1,5 @@
-"""Chooses the messages of one receive: those that are open again first, then what nobody has looked
-at yet.
+"""Chooses the messages of one receive: those that are open again first, then those that were never
+scanned.
 
 The group's queues have their turns. What is not for the group (by its filter, withdrawn, ended by a
 reset) is passed over and done with; what has to wait for its key in an ordered group is left open;
@@ -37,7 +37,7 @@ _MOST_CHUNKS = 10_000
 
 
 class Choosing:
-    """The event loop's. Who calls holds the group's turn to take."""
+    """Chooses messages for a receive. Event loop only; the caller holds the group's turn."""
 
     def __init__(
         self, journal: LeaseJournal, queues: GroupQueues, ends: LeaseEnds, withdrawn: Withdrawn
@@ -68,7 +68,7 @@ class Choosing:
         queues = queues[at:] + queues[:at]
         for queue in queues:
             await self._queues.learn(queue, rules)
-            # Again, since of those that it took some may turn out to be for nobody.
+            # Again, since some of the messages that it claimed may have expired or been cancelled.
             while (
                 queue.has_open
                 and not taking.is_full
@@ -106,7 +106,7 @@ class Choosing:
                     taking.leases, queue, rules, message, slot.attempt
                 ):
                     if message is not None and not slot.attempt:
-                        # it has come back, though nobody gets it
+                        # a retry that came back, though it is not delivered
                         self._first_attempt(taking, queue, message)
                     queue.settle_taken(offset)
                 elif (
@@ -216,7 +216,7 @@ class Choosing:
             if queue.is_retry and not self._is_current(taking.leases, message):
                 continue
             if self._withdrawn.is_withdrawn(message):
-                # it has come back, though nobody gets it
+                # a retry that came back, though it is not delivered
                 self._first_attempt(taking, queue, message)
                 continue
             if not taking.fits(message):

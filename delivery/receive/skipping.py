@@ -46,7 +46,7 @@ def why_skipped(rules: GroupRules, message: StoredMessage, *, end: int, now_ms: 
 
 
 class Skipping:
-    """The event loop's. Who calls holds the group's turn to take."""
+    """Skips what the rules leave out. Event loop only; the caller holds the group's turn."""
 
     def __init__(self, journal: LeaseJournal) -> None:
         self._journal = journal
@@ -55,7 +55,7 @@ class Skipping:
     async def skip_new(
         self, leases: GroupLeases, queues: Sequence[QueueLeases], rules: GroupRules
     ) -> None:
-        """Of what nobody has looked at yet.
+        """Of messages that were never scanned.
 
         Raises what `append` raises; nothing is skipped then.
         """

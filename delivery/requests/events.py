@@ -100,7 +100,7 @@ def read_event(message: Message) -> AnyRequestEvent:
 
 
 class Asked(NamedTuple):
-    """What a request's message says of its request."""
+    """The properties of a request's message that describe its request."""
 
     request_id: str
     reply_by_ms: int
@@ -122,7 +122,7 @@ def asked_by(message: Message) -> Asked | None:
 
 
 class ReplyBody(NamedTuple):
-    """What a consumer answers. `own`: properties of the replier's; `content_type`: of the body."""
+    """The answer of a consumer. `own`: its own properties; `content_type`: of the body."""
 
     body: bytes
     content_type: str | None

@@ -38,7 +38,7 @@ _dump_decoder = msgspec.msgpack.Decoder(_Dump)
 
 
 class RequestJournal:
-    """The event loop's. Every change of the table goes through here."""
+    """Records every change of the table of requests in the log. Event loop only."""
 
     def __init__(self, store: MessageStore, clock: Clock, options: RequestOptions) -> None:
         self.store = store
@@ -132,7 +132,7 @@ class RequestJournal:
         opened = next((event for event in reversed(events) if isinstance(event, Opened)), None)
         if opened is None:
             return None
-        known = self.table.get(opened.request_id)  # somebody else may have been quicker
+        known = self.table.get(opened.request_id)  # another reply may have been quicker
         if known is not None:
             return known
         if opened.request_id != sought:
@@ -140,7 +140,7 @@ class RequestJournal:
         request = Request(opened, self.deadline_of(opened))
         for event in events:
             request.apply(event)
-        # Whoever looks at it now may come again, and a reply to it is known to all.
+        # A client that looks at it now may do so again, and a reply to it is known to all.
         self.table.add(request)
         return request
 

@@ -27,7 +27,7 @@ AckBeside = Callable[[str, str, Callable[[bool], Sequence[Message]]], Awaitable[
 
 
 class Replying:
-    """The event loop's."""
+    """Stores replies, one for each request. Event loop only."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Replying:
         ack_beside: AckBeside,
     ) -> None:
         """`ack_beside(handle, message_id, make)`: append what `make` makes and, in the same unit,
-        the acknowledgement of this message; `make` is told whether it is still lent under the
-        handle.
+        the acknowledgement of this message; `make` is called with whether it is still leased under
+        the handle.
         """
         self._journal = journal
         self._store = journal.store

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 class Opening:
-    """The event loop's."""
+    """Stores requests, each once for its key. Event loop only."""
 
     def __init__(
         self,
@@ -144,5 +144,5 @@ class Opening:
 
 
 def _lookup_key(topic: str, key: str) -> str:
-    """What a request is looked up by; of one length, whatever the client has made up."""
+    """The key that a request is looked up by; of one length, however long the client's is."""
     return sha256(f"sendRequest {topic} {key}".encode()).hexdigest()[:32]

@@ -33,7 +33,7 @@ _TIMED_OUT_TOGETHER = 100
 
 
 class Requests:
-    """The event loop's. `start` before anything else."""
+    """Requests and their replies. Event loop only; `start` before anything else."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Requests:
         return await self._journal.save_snapshot()
 
     def stop(self) -> None:
-        """Nobody waits any longer."""
+        """End all waits for a reply."""
         self._is_stopping = True
         self._journal.watchers.wake_all()
 

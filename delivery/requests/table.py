@@ -66,7 +66,7 @@ class Request(msgspec.Struct, array_like=True):
 
 
 def closed(request: Request) -> RequestClosed:
-    """What whoever comes too late is told."""
+    """The error of a reply that comes too late."""
     state = (
         request.state.value
         if request.state is not RequestState.PENDING

@@ -30,7 +30,7 @@ class HeldAck(NamedTuple):
 
 
 class Acknowledging:
-    """The event loop's."""
+    """Acknowledges leased messages. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
         self._journal = journal
@@ -178,8 +178,8 @@ class Acknowledging:
         """Append messages and, in the same unit, the acknowledgement of this message, in whatever
         group the handle lends it.
 
-        `make` is told whether the handle is this message's, and that still lent or done with
-        already. Durable on return. Raises what `append` raises.
+        `make` is called with whether the handle is this message's, and the message still leased or
+        settled already. Durable on return. Raises what `append` raises.
         """
         is_its_own = await self._names(handle, message_id)
         for leases in self._journal.table if is_its_own else ():

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class Redrive(NamedTuple):
-    """What to redrive, and how."""
+    """The dead letters to redrive, and how."""
 
     wanted: Wanted
     reset_attempts: bool = True
@@ -63,7 +63,7 @@ class _Progress:
 
 
 class DeadLetters:
-    """The event loop's."""
+    """Lists, redrives and purges the dead letters of groups. Event loop only."""
 
     def __init__(
         self, journal: LeaseJournal, new_task_id: Callable[[], str], *, max_tasks: int
@@ -164,7 +164,7 @@ class DeadLetters:
         if known is not None:
             return known, True
         bounds, ids = await self._bounds(group), given.wanted.message_ids
-        # Before the lock is taken: there may be many to look at, and nobody is to wait for that.
+        # Before the lock is taken: there may be many to look at, and no receive is to wait for it.
         total = await self._count(group, given.wanted, bounds) if ids is None else len(ids)
         async with self._changing:
             known = self._begun_before(group, given)

@@ -20,7 +20,7 @@ from storage.message import Durability
 
 
 class LeaseEnds:
-    """The event loop's."""
+    """Extends leases and ends those that are due. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, moving: Moving, waiters: Waiters) -> None:
         self._journal = journal
@@ -31,7 +31,7 @@ class LeaseEnds:
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
         """`wanted`: (handle, how long from now on).
 
-        Until when (wall) each message is lent now; None where its lease has ended.
+        The end of each lease now (wall); None where it has ended.
 
         In the page cache when it is answered: a power cut may take it, and the lease ends when it
         would have.

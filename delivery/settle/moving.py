@@ -40,8 +40,8 @@ log = structlog.get_logger()
 
 
 class Move(NamedTuple):
-    """What is to become of a message that is held (in state MOVING); `deadline_ms`: when its lease
-    would have ended.
+    """The move of a message that is in state MOVING; `deadline_ms`: when its lease would have
+    ended.
     """
 
     queue: QueueLeases
@@ -59,7 +59,7 @@ _Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
 
 
 class Moving:
-    """The event loop's."""
+    """Moves messages to retries and dead letters. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
         self._journal = journal
@@ -155,7 +155,7 @@ class Moving:
         return found[0]
 
     def _returned(self, group: str, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
-        """What is appended for messages that stay where they are."""
+        """The events for messages that stay in their queue."""
         now_ms = self._clock.wall_ms()
         returned = [
             ReturnedMessage(
@@ -168,7 +168,7 @@ class Moving:
     def _moved(
         self, leases: GroupLeases, rules: GroupRules, piece: _Piece
     ) -> tuple[list[Message], list[AnyLeaseEvent]]:
-        """What is appended for messages that go elsewhere: their copies, and what settles them
+        """The copies of messages that go to another topic, and the events that settle them
         here.
         """
         now_ms = self._clock.wall_ms()

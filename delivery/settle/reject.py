@@ -25,7 +25,7 @@ class Refused(NamedTuple):
 
 
 class Refusing:
-    """The event loop's."""
+    """Rejects leased messages. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, moving: Moving) -> None:
         self._journal = journal

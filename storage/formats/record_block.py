@@ -239,6 +239,6 @@ def _expected(queue: QueueId) -> _Expected:
 
 
 def _each(data: bytes, kind: np.dtype[Any], places: Ints) -> NDArray[Any]:
-    """What is at each of these places, as an array of this kind."""
+    """The values of this kind at each of these places, as an array."""
     windows: NDArray[Any] = np.ndarray((len(data) - kind.itemsize + 1,), kind, data, 0, (1,))
     return windows[places]

@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class Arrivals:
-    """The owner's thread."""
+    """The waits for new messages, by queue. Owner's thread only."""
 
     def __init__(self) -> None:
         self._waiting: dict[QueueId, dict[Callable[[], None], None]] = {}
@@ -46,7 +46,7 @@ class Arrivals:
                 _wake(queue.id, readers)
 
     def wake_all(self) -> None:
-        """The store closes: nobody waits for what will not come."""
+        """End all waits: the store closes."""
         waiting, self._waiting = self._waiting, {}
         for queue, readers in waiting.items():
             _wake(queue, readers)

@@ -30,7 +30,7 @@ class CheckpointFile:
         is_clean: bool = False,
         first_offset: int | None = None,
     ) -> None:
-        """What is known to be on disk now; in the page cache on return.
+        """Write how far the log is known to be on disk; in the page cache on return.
 
         `stored_at_ms`: of the newest record below synced_offset; 0 keeps what was noted before.
         `first_offset`: where the log begins; None keeps what was noted before.

@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 class CommitLog:
     def __init__(self, segments: Segments, *, trusted_from: int, written_end: int) -> None:
-        """What lies at or behind `trusted_from` was verified by recovery, or is written by this
+        """Records at or behind `trusted_from` were verified by recovery, or are written by this
         process.
         """
         self.segments = segments
@@ -211,7 +211,7 @@ class CommitLog:
 
         Of a damaged unit the records are served in which no damage shows, as long as it shows in
         one of them: then it is known where the damage is. Where it shows in none, a header or a
-        property is wrong and nobody can tell whose.
+        property is wrong, of a record that cannot be determined.
         """
         for stated in _stated_items(record):
             if self._is_whole(stated, offset):

@@ -40,8 +40,8 @@ OFFSETS_SNAPSHOT = "group_offsets"
 
 
 class _Round(NamedTuple):
-    """What one round writes: entries, and snapshots by name; with that of the queues the round is a
-    thorough one.
+    """The entries and the snapshots, by name, that one round writes; with the snapshot of the
+    queues the round is a thorough one.
     """
 
     log_end: int
@@ -58,7 +58,7 @@ class _Round(NamedTuple):
 
 
 class Deriver:
-    """The owner's thread."""
+    """Writes derived files behind the log, in rounds. Owner's thread only."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Deriver:
         self._kept[name] = snapshot
 
     def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
-        """As `keep`, for whoever gets the files after us.
+        """As `keep`, for a broker that opens the files after EscrowMQ.
 
         It may say only what the visible log says.
         """

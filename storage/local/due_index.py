@@ -32,7 +32,7 @@ _READ_AT_ONCE = 200_000  # entries that one call looks at
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """The snapshot."""
+    """The snapshot's content, as stored."""
 
     next_number: int
     waiting: int
@@ -80,7 +80,7 @@ class _Changes:
         return True if entry in self.added else False if entry in self.taken else None
 
     def sorted(self) -> Callable[[], Memory]:
-        """What gives them as a source, in any lane. Called by the owner."""
+        """A function that returns them as a source, in any lane. Called by the owner."""
         if self.is_frozen and self._memory is not None:
             memory = self._memory
             return lambda: memory
@@ -103,7 +103,7 @@ class _Changes:
 
 
 class Pending(NamedTuple):
-    """What a round makes files of."""
+    """The entries that a round writes to files."""
 
     generation: int
     changes: Callable[[], Memory]
@@ -114,7 +114,7 @@ class Pending(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What came of it: the parts that count from now on, and the snapshot that says so."""
+    """The result of a round: the parts that count from now on, and the snapshot that says so."""
 
     generation: int
     parts: tuple[Part, ...]
@@ -165,7 +165,7 @@ class LocalDueIndex:
         self._has_changed = True
 
     def forget(self) -> tuple[Part, ...]:
-        """Everything is gone; the files that nobody needs any more."""
+        """Drop everything; the files that are not needed any more."""
         parts, self._parts = self._parts, ()
         self._generation += 1
         self._changes, self._frozen, self._damage = _Changes(), None, None
@@ -252,7 +252,7 @@ class LocalDueIndex:
     # files
 
     def freeze(self) -> Pending | None:
-        """What is to become a file; None where nothing has changed.
+        """The entries that are to become a file; None where nothing has changed.
 
         `made` or `give_back` ends it.
         """
@@ -282,7 +282,7 @@ class LocalDueIndex:
             return damage
 
     def made(self, made: Made | CorruptRecord) -> tuple[Part, ...]:
-        """The round is over, and its snapshot is on disk; the files that nobody needs any more."""
+        """End the round, whose snapshot is on disk; the files that are not needed any more."""
         self._new = None
         if isinstance(made, CorruptRecord):
             log.error(

@@ -264,7 +264,7 @@ class Engine:
         is_kept = self._failure is None and await self._keep_derived()
         await self.scrub.aclose(saves=is_kept)
         self.deriver.stop()
-        # One after another, behind whatever the lanes still do: then nobody uses a file any more.
+        # One after another, behind all jobs of the lanes: then no file is in use any more.
         for lane in (Lane.PREPARE, Lane.DERIVE, Lane.READ):
             await self.in_lane(lane, lambda: None)
         self.is_closed = True

@@ -75,12 +75,12 @@ class _LaneThread:
         while (job := self._jobs.get()) is not None:
             try:
                 result = job.run()
-            except Exception as error:  # noqa: BLE001 - the one who asked is told
+            except Exception as error:  # noqa: BLE001 - reported to the caller
                 self._report(job.failed, error)
             else:
                 self._report(job.done, result)
             del job
 
     def _report(self, to: Callable[[Any], None], what: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
             self._loop.call_soon_threadsafe(to, what)

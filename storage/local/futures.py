@@ -1,4 +1,4 @@
-"""Between callbacks and futures: whoever awaited one may have gone before it is answered."""
+"""Between callbacks and futures: a future may have been cancelled before its result arrives."""
 
 import asyncio
 from collections.abc import Callable, Iterator

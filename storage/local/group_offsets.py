@@ -60,7 +60,7 @@ def group_deletion_message(group: str, *, message_id: str, now_ms: int) -> Messa
 
 
 class GroupOffsets:
-    """The owner's thread."""
+    """The committed offsets of all groups. Owner's thread only."""
 
     def __init__(self) -> None:
         self._offsets: dict[str, dict[QueueId, _Kept]] = {}

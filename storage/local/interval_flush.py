@@ -13,7 +13,7 @@ from storage.local.runner import Runner, Timer
 
 
 class IntervalFlush:
-    """The owner's thread."""
+    """Flushes the log at an interval. Owner's thread only."""
 
     def __init__(
         self,

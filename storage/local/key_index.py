@@ -108,7 +108,7 @@ class KeyIndex:
 
     @property
     def marks(self) -> dict[str, int]:
-        """What the files hold: by name the number that the next entry gets."""
+        """The length of each file: by its name the number that its next entry gets."""
         return {file.path.name: file.header.next_entry for file in self._files}
 
     def bears_out(self, marks: Mapping[str, int]) -> bool:

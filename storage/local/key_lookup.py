@@ -104,7 +104,7 @@ class KeyLookup:
     def _search(
         self, wanted: Wanted, damage: list[CorruptRecord]
     ) -> Iterator[StoredMessage | None]:
-        """What is found, newest first; None for each record that was looked at in vain, so that the
+        """The messages found, newest first; None for each record that was read in vain, so that the
         caller may pause.
 
         Records that cannot be read are added to `damage`. Raises DoubtfulIndex.

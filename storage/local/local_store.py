@@ -63,7 +63,7 @@ from storage.store import (
 
 
 class LocalMessageStore:
-    """Made by `open`."""
+    """The store in local files, made by `open`."""
 
     @classmethod
     async def open(
@@ -80,7 +80,7 @@ class LocalMessageStore:
     ) -> "LocalMessageStore":
         """Take the store's directory, recover what is there, get ready to append.
 
-        `on_failure` is told once when the store can no longer be trusted to keep anything; the
+        `on_failure` is called once when the store can no longer be trusted to keep anything; the
         process should end then. Raises DirectoryInUse, UnknownFormat, CorruptRecord.
         """
         own_runner = EventLoopRunner() if runner is None else None

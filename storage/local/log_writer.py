@@ -14,7 +14,7 @@ readers, and its calls are answered, when the policy says it is safe:
     interval     SYNCED             when durable                               when durable
 
 Units become visible in order. So behind a unit that must be durable first nothing is seen either:
-else a power cut could undo a decision that somebody has already read.
+else a power cut could undo a decision that a client has already read.
 """
 
 from collections import deque
@@ -152,7 +152,7 @@ class LogWriter:
         self.visible_end = log.written_end
         self.visible_stored_at_ms = last_stored_at_ms
         self._stored_at_ms = last_stored_at_ms
-        self._is_ahead = False  # of the clock, by so much that it is told
+        self._is_ahead = False  # of the clock, by so much that it is logged
         self._calls: deque[_Call] = deque()
         self._units: deque[_Unit] = deque()
         self._storing: _Storing | None = None
@@ -245,7 +245,7 @@ class LogWriter:
     def fail(self, error: Exception) -> None:
         """The log cannot be made durable.
 
-        Nobody who waits is acknowledged, nothing more is taken.
+        No waiting append is acknowledged, and no further one is accepted.
         """
         self._closed = failure = FlushFailed(f"the log could not be made durable: {error}")
         calls = [call for written in self._units for call, _ in written.waiting]

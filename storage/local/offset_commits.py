@@ -83,7 +83,7 @@ class OffsetCommits:
     async def put_back(self, below: int) -> None:
         """Say again what messages before this place say.
 
-        Not where somebody is about to commit: what is said last counts.
+        Not where a commit is under way: the last one counts.
         """
         while expiring := [
             one for one in self._offsets.below(below) if not self._queues.is_closing(one[1].topic)

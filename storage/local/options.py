@@ -117,7 +117,7 @@ class LocalStoreOptions:
 
     @property
     def log_ahead_bytes(self) -> int:
-        """What is zero-filled in front of the writer: each segment of it is open and mapped."""
+        """The bytes that are zero-filled in front of the writer, in segments open and mapped."""
         return min(self.prepare_ahead_bytes, _MOST_SEGMENTS_AHEAD * self.segment_bytes)
 
     @property

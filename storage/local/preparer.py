@@ -24,7 +24,7 @@ _RETRY_MS = 1_000
 
 
 class _Missing(Enum):
-    """What the disk has no space for."""
+    """The kind of file that the disk has no space for."""
 
     SEGMENT = "the next segment"
     ZEROS = "zeros in this one"
@@ -75,7 +75,7 @@ class Preparer:
         return self._missing is not None
 
     def refusal(self) -> StorageFull | Backpressure:
-        """What an append is refused with while `is_full`."""
+        """The error of an append while `is_full`."""
         if self._shortage is not None and is_out_of_files(self._shortage):
             return Backpressure("as many files are open as may be, so the log cannot grow")
         return StorageFull()

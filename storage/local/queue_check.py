@@ -223,7 +223,7 @@ class QueueCheck:
         return self._log.first_offset
 
     def _reason(self, queue: ConsumeQueue, queue_offset: int) -> _Damage | None:
-        """What is wrong with the entry; None where nothing is."""
+        """The damage of the entry; None where there is none."""
         place, reason = self._log.first_offset, "no record of this message is in the log"
         try:
             (entry,) = self.entries(queue, queue_offset, 1)

@@ -132,7 +132,7 @@ class Reader:
         return list(takewhile(lambda one: one is not None, found))  # type: ignore[arg-type]
 
     async def in_read_lane(self, job: Callable[[], T]) -> T:
-        """What the job returns.
+        """Run the job in a reading thread; its result.
 
         Entries of queue files that it doubts are repaired, then it is called again.
         """
@@ -155,7 +155,7 @@ class Reader:
     def _read_each_now(
         self, queue: QueueId, queue_offsets: Sequence[int]
     ) -> list[StoredMessage | RejectedError | CorruptRecord | None]:
-        """What memory holds, or why there is none; None where a file must be asked."""
+        """The messages in memory, or why there are none; None where a file must be read."""
         found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
         try:
             consume_queue = self._queues[queue]
@@ -370,8 +370,8 @@ class _Page:
         self.next_offset += 1
 
     def end_at(self, damage: CorruptRecord) -> None:
-        """What lies before the damage is served; who reads on meets the damage first, at its own
-        offset.
+        """Serve the messages before the damage; a read that goes on there meets the damage first,
+        at its own offset.
         """
         if self.next_offset == self._first_offset:
             raise damage

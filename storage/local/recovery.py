@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 class Ending(Enum):
-    """What lies behind the last whole unit."""
+    """The kind of bytes behind the last whole unit."""
 
     EMPTY = "zeros, or the end of the last segment"
     DAMAGED = "something that is no whole unit"
@@ -255,7 +255,7 @@ def _check_beginning(
 
 
 def known_of_a_log(directory: DataDirectory, fields: Fields, snapshots: SnapshotFiles) -> str:
-    """What shows that there was a log here once; empty where nothing does."""
+    """The trace that shows that there was a log here once; empty where there is none."""
     if fields.physic_ms:
         return "the checkpoint names a time up to which it was on disk"
     vfs = directory.vfs
@@ -391,7 +391,7 @@ def _walk(
 
 
 class _Behind:
-    """What lies behind the end of the whole units: evidence of what had been synced, and what is to
+    """The bytes behind the end of the whole units: evidence of what had been synced, and what is to
     be wiped.
     """
 

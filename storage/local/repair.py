@@ -74,7 +74,7 @@ class Repair:
     # looking
 
     def findings(self) -> list[Finding]:
-        """What is wrong with the log, in its order. Changes nothing."""
+        """The damage of the log, in its order. Changes nothing."""
         try:
             segments = self._open_segments()
         except UnknownFormat as error:

@@ -14,8 +14,8 @@ class RepairRefused(Exception):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a start would refuse, or would mend by itself; `repair` is the option that names the
-    repair.
+    """Damage that a start would refuse, or would mend by itself; `repair` is the option that names
+    the repair.
     """
 
     offset: int

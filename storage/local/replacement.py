@@ -20,8 +20,8 @@ from storage.message import OffsetRange, QueueId
 def lost_behind(
     seen: Survey, known: Mapping[QueueId, KnownQueue], found: Iterable[Record]
 ) -> list[LostRange]:
-    """What a cut at the survey's place takes away: by what stood behind it, damaged units included,
-    and by derived files.
+    """The ranges that a cut at the survey's place loses: by the units behind it, damaged ones
+    included, and by derived files.
     """
     # offsets of which each queue has, or had, one behind the cut; or the next one
     places: dict[QueueId, list[int]] = {}
@@ -52,7 +52,7 @@ def replacement(
     segment_end: int,
     begins_at: int,
 ) -> tuple[bytes, list[LostRange]]:
-    """What is written over the damaged bytes [place, end), and what is lost by it.
+    """The bytes to write over the damaged ones [place, end), and what is lost by it.
 
     Raises RepairRefused.
 

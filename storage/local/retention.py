@@ -3,7 +3,7 @@
 The log is the truth here, too: where its oldest segment begins decides what every queue has. So a
 segment goes first, each one durably before the next; the entries and keys that led to it are of no
 use any more, and their files go when a snapshot has been kept that does not name them. A crash
-anywhere in between leaves files that nobody asks and that the next run removes.
+anywhere in between leaves files that are not used and that the next run removes.
 
 Before a segment goes, everything in it that still counts is written again: by the floors above
 (`put_back`), and by us the committed offsets and the ends of queues of which nothing is left. Then
@@ -58,7 +58,7 @@ class InReadLane(Protocol):
 
 
 class Retention:
-    """The owner's thread."""
+    """Drops segments that have expired, or that a full disk forces out. Owner's thread only."""
 
     def __init__(
         self,
@@ -298,8 +298,8 @@ class Retention:
         await put_back(first_kept)
         await self._put_back_own(first_kept, now_ms)
         await self._record_beginning(border)
-        # Nobody begins to read there any more; who has begun holds the file open, and is told when
-        # it comes to its end.
+        # No reader begins there any more; one that has begun keeps the file open, and ends with an
+        # error at its end.
         for queue_id, first in first_kept.items():
             queue = self._queues.find(queue_id)
             if queue is not None and first > queue.first:

@@ -19,7 +19,7 @@ _HOUR_MS = 3_600_000
 
 
 class OnFull(Enum):
-    """What becomes of messages that have not expired when the disk is nearly full."""
+    """The policy for messages that have not expired when the disk is nearly full."""
 
     KEEP = "keep"
     DELETE_OLDEST = "delete_oldest"

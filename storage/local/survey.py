@@ -37,7 +37,7 @@ class Damage(NamedTuple):
 
 
 class Border(NamedTuple):
-    """What the log says up to a border of units: what a note that is written there must state."""
+    """The state of the log up to a border of units, as a note that is written there states it."""
 
     offset: int
     epoch: int
@@ -192,8 +192,8 @@ def _ends_of_file_between(
 
 
 def readable_records(raw: bytes, begin: int) -> list[Record]:
-    """What can still be read of a damaged part of the log that begins at `begin`: records that name
-    their own place.
+    """The records that can still be read of a damaged part of the log that begins at `begin`: those
+    that name their own place.
     """
     found = []
     for at in scan.record_places(raw, 0, len(raw)):

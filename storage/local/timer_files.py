@@ -35,7 +35,7 @@ class TimerFile:
         return self._file.size() == timer_file.file_bytes(self.count)
 
     def blocks(self, first: int, count: int) -> Entries:
-        """What lies in these blocks. Raises CorruptRecord."""
+        """The entries of these blocks. Raises CorruptRecord."""
         raw = self._file.read(first * BLOCK_BYTES, count * BLOCK_BYTES)
         try:
             return timer_file.decode(raw, self.number, first)

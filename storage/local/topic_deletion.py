@@ -17,7 +17,7 @@ from storage.message import Durability, Placed
 
 
 class TopicDeletions:
-    """The owner's thread."""
+    """Deletes topics with their derived files. Owner's thread only."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _REMEDY = (
 
 
 class Piece(NamedTuple):
-    """What one step of the walk has read.
+    """The part of the log that one step has read.
 
     `missing`: the range of the log in front of `scan` that cannot be read.
     """

@@ -36,7 +36,7 @@ _REMEDY = (
 
 
 class _Queue:
-    """What the log has shown of one queue so far."""
+    """The state of one queue, by the log as far as it was read."""
 
     __slots__ = ("begin", "gaps", "id", "next", "pending", "suspects")
 
@@ -111,8 +111,8 @@ class QueuePass:
             yield from self._compare_all()
 
     def _note_lost(self, offset: int, raw: bytes) -> None:
-        """What a repair took out of the log keeps its entries, which point to the note of the
-        repair.
+        """Note the entries of a range that a repair took out of the log: they stay, and point to
+        the note of the repair.
         """
         entry = queue_entry.encode(offset, len(raw), 0)
         for queue_id, (first, end) in lost_note.read(records.decode(raw).body):

@@ -65,7 +65,7 @@ class Scope(NamedTuple):
         return min(found, default=0)
 
     def bounds_now(self) -> dict[QueueId, OffsetRange]:
-        """What the newest snapshot says of each queue; empty where there is none."""
+        """The bounds of each queue in the newest snapshot; empty where there is none."""
         found = newest_queues(self.vfs, self.root)
         return bounds_of(found)
 

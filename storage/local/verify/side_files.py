@@ -40,7 +40,7 @@ def verify(scope: Scope) -> Iterator[VerifyStep]:
 
 
 def _log_files(scope: Scope) -> Iterator[VerifyStep]:
-    """What makes a start refuse the folder: a beginning that is gone, files of other names, of
+    """Find what a start refuses in the folder: a beginning that is gone, files of other names, of
     other lengths.
     """
     folder = scope.root / COMMIT_LOG
