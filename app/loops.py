@@ -14,7 +14,7 @@ from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
 from scheduler.loops import LoopReport, ParkedItems
-from scheduler.paced import Paced
+from scheduler.rate_limited_save import RateLimitedSave
 from storage.errors import StorageFull, UnavailableError
 from storage.store import Retention, Scrubbing, Status
 from txn.coordinator import TransactionCoordinator
@@ -53,7 +53,7 @@ def add_loops(services: Services, settings: Settings) -> None:
         check: str,
         set_aside: Callable[[], ParkedItems] = ParkedItems,
     ) -> None:
-        patient = _Patient(run_once)
+        patient = _ToleratesUnavailable(run_once)
         add(
             name,
             patient,
@@ -66,7 +66,7 @@ def add_loops(services: Services, settings: Settings) -> None:
     def add_saving(
         name: str, save: Callable[[], Awaitable[int]], *, interval_ms: int, check: str
     ) -> None:
-        add(name, Paced(save, clock).run_once, interval_ms=interval_ms, check=check)
+        add(name, RateLimitedSave(save, clock).run_once, interval_ms=interval_ms, check=check)
 
     if isinstance(services.store, Retention):
         store = services.store
@@ -155,7 +155,7 @@ async def keep_tables(transactions: TransactionCoordinator, sent_keys: SentKeys)
     return await transactions.save_snapshot() + await sent_keys.save_snapshot()
 
 
-class _Patient:
+class _ToleratesUnavailable:
     """A loop's `run_once`.
 
     Where the store takes nothing for now, what is due waits in the log: late, and no failure.

@@ -29,7 +29,7 @@ from storage.clock import Clock
 from storage.identifiers import Identifiers
 from storage.message import Durability
 from storage.store import BlockReads, MessageStore, RowAppends
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
 
 

@@ -67,7 +67,7 @@ from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy
 from storage.message import Durability
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
 from txn.producer import ProducerClient
 
@@ -327,7 +327,7 @@ class Wiring:
             SystemRandom(),
             new_task_id=lambda: identifiers.new("task"),
             rules_of=consumer_groups.rules_of,
-            withdrawn=requests,
+            cancelled_requests=requests,
             options=settings.delivery,
         )
         await topics.open()

@@ -20,7 +20,7 @@ from delivery.leases.position_limit import PositionLimit
 from delivery.leases.queue import QueueLeases
 from delivery.leases.waiters import Waiters
 from delivery.receive.group_queues import GroupQueues
-from delivery.receive.receive import Receiving
+from delivery.receive.receive import Receiver
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownTopic
 from storage.message import Durability, QueueId
 
@@ -72,14 +72,14 @@ class Positions:
         self,
         journal: LeaseJournal,
         queues: GroupQueues,
-        receiving: Receiving,
+        receiver: Receiver,
         waiters: Waiters,
         limit: PositionLimit,
     ) -> None:
         self._journal = journal
         self._store = journal.store
         self._queues = queues
-        self._receiving = receiving
+        self._receiver = receiver
         self._waiters = waiters
         self._limit = limit
 
@@ -98,7 +98,7 @@ class Positions:
 
         Durable on return. Raises LimitReached.
         """
-        async with self._receiving.taking(group):
+        async with self._receiver.claim_lock(group):
             await self._check_limits(group, positions, pointer="/offsets")
             leases = self._journal.table.group(group)
             leased, free = [], []
@@ -166,7 +166,7 @@ class Positions:
 
         Raises LimitReached.
         """
-        async with self._receiving.taking(group):
+        async with self._receiver.claim_lock(group):
             await self._check_limits(group, positions, pointer="/topic")
             leases = self._journal.table.group(group)
             begun = await self._retries_of(leases, positions)
@@ -191,7 +191,7 @@ class Positions:
                 ends.append((await self._store.offsets(queue)).end)
             except UnknownTopic:
                 ends.append(0)
-        async with self._receiving.taking(group):
+        async with self._receiver.claim_lock(group):
             generation = self._journal.table.group(group).retries.generation + 1
             event = Deleted(
                 group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1]
@@ -204,7 +204,7 @@ class Positions:
         """Forget where the group is in a deleted topic; its leases, retries and these dead letters
         end. Durable on return.
         """
-        async with self._receiving.taking(group):
+        async with self._receiver.claim_lock(group):
             leases = self._journal.table.group(group)
             queues = [one.queue for one in leases.queues_of(topic)]
             begun = await self._retries_of(leases, queues) if queues else {}
@@ -233,7 +233,7 @@ class Positions:
         """(each queue of the group, messages that wait for a retry elsewhere)."""
         leases = self._journal.table.group(group)
         if rules.ordered:
-            async with self._receiving.taking(group):
+            async with self._receiver.claim_lock(group):
                 for one in leases.queues:
                     await self._queues.learn(one, rules)
         queues: list[QueueId] = [retry_message.retry_queue(group)]

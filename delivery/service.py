@@ -23,15 +23,15 @@ from delivery.leases.position_limit import PositionLimit
 from delivery.leases.waiters import Waiters
 from delivery.options import DeliveryOptions
 from delivery.positions import Move, Positions, QueueLag
-from delivery.receive.cancelled_requests import NOTHING_WITHDRAWN, Withdrawn
+from delivery.receive.cancelled_requests import NONE_CANCELLED, CancelledRequests
 from delivery.receive.group_queues import GroupQueues
-from delivery.receive.plain_receive import PlainReceiving
-from delivery.receive.receive import HandedOut, Receiving, Request
-from delivery.settle.acknowledge import Acknowledging, HeldAck
+from delivery.receive.plain_receive import PlainReceiver
+from delivery.receive.receive import LeasedMessage, Receiver, Request
+from delivery.settle.acknowledge import Acknowledger, HeldAck
 from delivery.settle.dead_letters import DeadLetters
 from delivery.settle.lease_ends import LeaseEnds
-from delivery.settle.moving import Moving
-from delivery.settle.reject import Refused, Refusing
+from delivery.settle.move import Mover
+from delivery.settle.reject import Rejecter, Rejection
 from storage.clock import Clock
 from storage.errors import MessagingError, StorageFull, UnavailableError
 from storage.formats import names
@@ -51,30 +51,32 @@ class Delivery:
         *,
         new_task_id: Callable[[], str],
         rules_of: Callable[[str], GroupRules | None],
-        withdrawn: Withdrawn = NOTHING_WITHDRAWN,
+        cancelled_requests: CancelledRequests = NONE_CANCELLED,
         options: DeliveryOptions | None = None,
     ) -> None:
         """`rules_of`: of a group that exists; None where it does not.
 
-        `withdrawn`: what is not handed out any more.
+        `cancelled_requests`: what is not handed out any more.
         """
         options = options or DeliveryOptions()
         self._store = store
         self._rules_of = rules_of
         self._journal = LeaseJournal(store, clock)
         self._waiters = Waiters(store)
-        moving = Moving(self._journal, self._waiters)
-        self._acknowledging = Acknowledging(self._journal, self._waiters)
-        self._refusing = Refusing(self._journal, moving)
-        self._ends = LeaseEnds(self._journal, moving, self._waiters)
+        mover = Mover(self._journal, self._waiters)
+        self._acknowledger = Acknowledger(self._journal, self._waiters)
+        self._rejecter = Rejecter(self._journal, mover)
+        self._ends = LeaseEnds(self._journal, mover, self._waiters)
         self._limit = PositionLimit(store, self._journal.table, rules_of=rules_of, options=options)
         queues = GroupQueues(self._journal, self._limit)
-        self._receiving = Receiving(
-            self._journal, queues, self._ends, self._waiters, randomness, withdrawn
+        self._receiver = Receiver(
+            self._journal, queues, self._ends, self._waiters, randomness, cancelled_requests
         )
-        self.plain_receiving = PlainReceiving(self._journal, self._waiters, randomness, withdrawn)
+        self.plain_receiver = PlainReceiver(
+            self._journal, self._waiters, randomness, cancelled_requests
+        )
         self._positions = Positions(
-            self._journal, queues, self._receiving, self._waiters, self._limit
+            self._journal, queues, self._receiver, self._waiters, self._limit
         )
         self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=options.max_tasks)
         self.table = self._journal.table
@@ -137,7 +139,7 @@ class Delivery:
         Raises LimitReached.
         """
         await self.open_group(group)
-        await self._receiving.begin(group, rules)
+        await self._receiver.begin(group, rules)
 
     async def delete(self, group: str) -> None:
         """Its leases and retries end, its positions are forgotten. Durable on return."""
@@ -156,9 +158,9 @@ class Delivery:
     # ----------------------------------------------------------------------------------------------
     # consume
 
-    async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
+    async def receive(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
         """Lease the messages that are there now. Raises what `append` and `read` raise."""
-        return await self._receiving.receive(group, rules, request)
+        return await self._receiver.receive(group, rules, request)
 
     async def begin_wait(
         self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]
@@ -166,36 +168,36 @@ class Delivery:
         """Call `call` once when it may be worth receiving again, which may be before this
         returns.
         """
-        await self._receiving.begin_wait(group, rules, request, call)
+        await self._receiver.begin_wait(group, rules, request, call)
 
     def end_wait(self, group: str, call: Callable[[], None]) -> None:
         """Do not call `call` any more.
 
         Where it was called, what it was called for is for another consumer.
         """
-        self._receiving.end_wait(group, call)
+        self._receiver.end_wait(group, call)
 
     def is_choosing(self, group: str) -> bool:
         """Are messages of the group being chosen, by a receive or a change of its positions?"""
-        return self._receiving.taking(group).locked()
+        return self._receiver.claim_lock(group).locked()
 
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
         """Which of the messages are done with: all but those whose lease has ended.
 
         Durable on return.
         """
-        return await self._acknowledging.ack(group, handles)
+        return await self._acknowledger.ack(group, handles)
 
     def take_ack(self, group: str, handles: Sequence[str]) -> HeldAck | None:
         """Begin an acknowledgement that `settle` ends.
 
         None where not all messages are leased by their handles now.
         """
-        return self._acknowledging.take(group, handles)
+        return self._acknowledger.take(group, handles)
 
     def give_back(self, acks: Sequence[HeldAck]) -> None:
         """Undo `take_ack`."""
-        self._acknowledging.give_back(acks)
+        self._acknowledger.give_back(acks)
 
     def settle(
         self,
@@ -208,7 +210,7 @@ class Delivery:
 
         Durable by then.
         """
-        self._acknowledging.settle(acks, done=done, failed=failed)
+        self._acknowledger.settle(acks, done=done, failed=failed)
 
     async def ack_beside(
         self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]
@@ -217,22 +219,22 @@ class Delivery:
         of the handle; `make` is called with whether the handle is this message's, and the message
         still leased or settled already. Durable on return.
         """
-        return await self._acknowledging.ack_beside(handle, message_id, make)
+        return await self._acknowledger.ack_beside(handle, message_id, make)
 
     async def nack(
-        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+        self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
         """Hand the messages out again, after a wait; why an entry was refused.
 
         Durable on return.
         """
-        return await self._refusing.nack(group, rules, refused)
+        return await self._rejecter.nack(group, rules, refused)
 
     async def dead_letter(
-        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+        self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
         """Give the messages up; why an entry was refused. Durable on return."""
-        return await self._refusing.dead_letter(group, rules, refused)
+        return await self._rejecter.dead_letter(group, rules, refused)
 
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
         """`wanted`: (handle, for how long from now).

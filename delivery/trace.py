@@ -34,7 +34,7 @@ _ACT = {
 }
 
 
-class Happened(NamedTuple):
+class LeaseTraceEvent(NamedTuple):
     """`event`: a word of `_ACT`. `attempt`, `worker`: of a lease."""
 
     at_ms: int
@@ -44,16 +44,16 @@ class Happened(NamedTuple):
     worker: str | None = None
 
 
-class Told(NamedTuple):
+class LeaseTrace(NamedTuple):
     """`until_ms`: what came later was not looked at; None where there is nothing more."""
 
-    happened: list[Happened]
+    happened: list[LeaseTraceEvent]
     until_ms: int | None
 
 
-async def tell(
+async def trace_leases(
     store: MessageStore, message: StoredMessage, *, begin: int, most_events: int
-) -> Told:
+) -> LeaseTrace:
     """The lease events from the offset `begin` on that name the message in its queue, or its
     retries; oldest first.
 
@@ -61,7 +61,7 @@ async def tell(
     """
     places = {message.queue: {message.queue_offset}}
     names = {message.queue.topic.encode(), message.message_id.encode()}
-    found: list[Happened] = []
+    found: list[LeaseTraceEvent] = []
     at, at_ms, end = begin, message.stored_at_ms, begin + most_events
     while at < end:
         try:
@@ -72,7 +72,7 @@ async def tell(
             at += 1  # What it told is lost; the rest is not.
             continue
         if not pieces:
-            return Told(found, None)
+            return LeaseTrace(found, None)
         for piece in pieces:
             if not any(name in piece.body for name in names):
                 continue
@@ -94,7 +94,7 @@ async def tell(
         at, at_ms = at + len(pieces), pieces[-1].stored_at_ms
         await asyncio.sleep(0)
     is_over = at >= (await store.offsets(LEASE_QUEUE)).end
-    return Told(found, None if is_over else at_ms)
+    return LeaseTrace(found, None if is_over else at_ms)
 
 
 _Places = dict[QueueId, set[int]]
@@ -137,11 +137,11 @@ def _runs_about(
                 yield None
 
 
-def _happened(event: AnyLeaseEvent, at_ms: int, places: _Places) -> Happened:
+def _happened(event: AnyLeaseEvent, at_ms: int, places: _Places) -> LeaseTraceEvent:
     attempt = worker = None
     if isinstance(event, events.Leased):
         worker = event.worker
         attempt = next(
             run.attempt for run in _runs_about(event, places) if isinstance(run, events.LeasedRun)
         )
-    return Happened(at_ms, _ACT[type(event)], event.group, attempt, worker)
+    return LeaseTraceEvent(at_ms, _ACT[type(event)], event.group, attempt, worker)

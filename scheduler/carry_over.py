@@ -15,7 +15,7 @@ from scheduler import marks, scheduled_message
 from scheduler.schedule import Schedule
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_lookup import ScheduleLookup, as_made
-from scheduler.scheduled_message import SoFar
+from scheduler.scheduled_message import CarriedState
 from scheduler.under_way import UnderWay
 from storage.errors import CorruptRecord
 from storage.message import Durability, QueueId, StoredMessage
@@ -93,7 +93,7 @@ class CarryOver:
         finally:
             for place in places:
                 self._under_way.end(place)
-                self._log.window.put_back_at(place)
+                self._log.window.requeue_at(place)
 
     async def _as_it_is(self, message: StoredMessage) -> Schedule:
         made = as_made(message)
@@ -101,5 +101,5 @@ class CarryOver:
         return made if await self._log.is_due(made.entry) else await self._lookup.look_at(made)
 
 
-def _so_far(schedule: Schedule) -> SoFar:
-    return SoFar(schedule.revision + 1, schedule.reason)
+def _so_far(schedule: Schedule) -> CarriedState:
+    return CarriedState(schedule.revision + 1, schedule.reason)

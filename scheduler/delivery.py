@@ -92,7 +92,7 @@ class Delivery:
         free = [entry for entry in found if entry.place not in self._under_way]
         for entry in found:
             if entry.place in self._under_way:
-                self._log.window.put_back(entry)
+                self._log.window.requeue(entry)
         self._allowance -= len(free)
         delivered = await self._deliver_all(free)
         self.backlog_count = max(0, self.backlog_count - delivered)
@@ -142,7 +142,7 @@ class Delivery:
             await asyncio.gather(reading, *appends, return_exceptions=True)
             for entry in list(left.values()):
                 self._settle([entry], left)
-                self._log.window.put_back(entry)
+                self._log.window.requeue(entry)
         return delivered
 
     async def _deliver(self, ready: Sequence[_Ready], left: dict[int, DueEntry]) -> int:

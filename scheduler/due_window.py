@@ -121,7 +121,7 @@ class DueWindow:
         self.begin_ms = begin_ms
 
     def take(self, now_ms: int, *, max_entries: int) -> list[DueEntry]:
-        """Take due entries, earliest first. Each is taken once; `put_back` undelivered ones."""
+        """Take due entries, earliest first. Each is taken once; `requeue` undelivered ones."""
         taken: list[DueEntry] = []
         while (
             len(taken) < max_entries
@@ -131,7 +131,7 @@ class DueWindow:
             taken.append(heapq.heappop(self._heap))
         return taken
 
-    def put_back(self, entry: DueEntry) -> None:
+    def requeue(self, entry: DueEntry) -> None:
         """It waits again. One that has changed meanwhile does not."""
         if entry.due_ms < self.begin_ms:
             if self.is_waiting(entry):
@@ -140,11 +140,11 @@ class DueWindow:
         elif self.is_waiting(entry):
             heapq.heappush(self._heap, entry)
 
-    def put_back_at(self, place: int) -> None:
+    def requeue_at(self, place: int) -> None:
         """Whatever is in memory of this message waits again."""
         entry = self._open.get(place)
         if entry is not None:
-            self.put_back(entry)
+            self.requeue(entry)
 
     def _add(self, entry: DueEntry) -> None:
         self._open[entry.place] = entry

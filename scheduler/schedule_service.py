@@ -163,4 +163,4 @@ class ScheduleService:
             return schedule.after(mark)
         finally:
             self._under_way.end(place)
-            self._log.window.put_back_at(place)
+            self._log.window.requeue_at(place)

@@ -38,7 +38,7 @@ _AGAIN = "again"  # for the id of the schedule
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
 # on a message of a level; from before there was this, one is due when a broker would deliver it
 DUE_MS = "__schedule_due_ms"
-SO_FAR = "__schedule_so_far"  # on a message that was put back, JSON of SoFar
+SO_FAR = "__schedule_so_far"  # on a message that was put back, JSON of CarriedState
 _TIMES = frozenset(
     {
         DELAY_LEVEL,
@@ -55,15 +55,15 @@ _TIMES = frozenset(
 _OF_THE_WAIT = _TIMES | {properties.REAL_TOPIC, properties.REAL_QUEUE, SO_FAR}
 
 
-class SoFar(msgspec.Struct, frozen=True, omit_defaults=True):
+class CarriedState(msgspec.Struct, frozen=True, omit_defaults=True):
     """State of a schedule that its message carries when it is stored again."""
 
     revision: int
     set_aside: str | None = None  # why
 
 
-_NEW = SoFar(revision=1)
-_so_far_decoder = msgspec.json.Decoder(SoFar)
+_NEW = CarriedState(revision=1)
+_so_far_decoder = msgspec.json.Decoder(CarriedState)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def timer_slot_ms(due_ms: int) -> int:
     return (due_ms - 1) // _PRECISION_MS * _PRECISION_MS
 
 
-def put_back(message: StoredMessage, due_ms: int, so_far: SoFar) -> Message:
+def put_back(message: StoredMessage, due_ms: int, so_far: CarriedState) -> Message:
     """The same message once more, to lie further behind in the log: due when it is due by now,
     whatever it said before.
     """
@@ -231,7 +231,7 @@ def parked_entry(place: int) -> DueEntry:
     return DueEntry(NEVER_MS, place, 0, 0)
 
 
-def so_far_of(message: Message) -> SoFar:
+def so_far_of(message: Message) -> CarriedState:
     text = message.system.get(SO_FAR)
     return _NEW if text is None else _so_far_decoder.decode(text)
 

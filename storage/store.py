@@ -196,7 +196,7 @@ class SyncedPosition(Protocol):
 class Reserve(Protocol):
     """Engines that keep space for what settles something."""
 
-    def owe(self, owed_bytes: int) -> None:
+    def set_reserve(self, owed_bytes: int) -> None:
         """About so many bytes are to be appended from the reserve some day; it is to hold them."""
 
 

@@ -1,269 +1,311 @@
-"""Sends the checks of groups that are asked, instead of waiting for them to come: as many at once
-as their hosts may have.
-
-A check that is under way, or waits to be sent again, is leased from the open checks like one that a
-producer has taken: it is given to no one else, and a decision made meanwhile ends it. Which checks
-wait and how often they failed is in memory only; after a restart they are sent at once, under the
-same ids.
+"""Asking producers about undecided transactions: the sweep that opens checks, what an answer does,
+holding and resuming.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import structlog
 
-from storage.clock import Clock
-from storage.errors import MessagingError, TransactionConflict
-from txn.coordinator import TransactionCoordinator
-from txn.open_checks import LeasedCheck
-from txn.producer import Answered, Failed, Failure, ProducerClient, Route
-from txn.retry_plan import Circuit, wait_before_retry
+from storage.errors import CheckNotOpen, StorageError, UnavailableError
+from storage.message import Durability
+from storage.turns import Turns
+from txn.checkback_plan import HoldReason, OnExhausted, Plan, Step, plan_check
+from txn.half_message import AnsweredUnknown, CheckAnswer, CheckFailed, Held, Resumed
+from txn.journal import Journal
+from txn.open_checks import LeasedCheck, parse_check_id
+from txn.states import Resolver, TxnEvent, TxnState, next_state
+from txn.transaction import Transaction
 
 log = structlog.get_logger()
 
+_RETRY_MS = 60_000  # one that was set aside is looked at again
+_TOGETHER = 500  # transactions whose checks are ended at once: one sync serves them all
 
-class CheckSender:
-    """Sends open checks to the callbacks of their producer groups. Event loop only."""
 
-    def __init__(
-        self,
-        coordinator: TransactionCoordinator,
-        client: ProducerClient,
-        clock: Clock,
-        *,
-        random: Callable[[], float],
-    ) -> None:
-        """`random`: a new number from 0 to below 1 each time."""
-        self._coordinator = coordinator
-        self._client = client
-        self._clock = clock
-        self._random = random
-        self._under_way: dict[str, set[asyncio.Task[Any]]] = {}
-        self._circuits: dict[str, Circuit] = {}
-        # others than checks, under way
-        self._questions: set[asyncio.Task[Answered | Failed]] = set()
-        self._wanting: Counter[str] = Counter()  # questions that wait for room, by host
+class Checkback:
+    """Opens checks, records their answers, and ends what is exhausted. Event loop only."""
+
+    def __init__(self, journal: Journal, turns: Turns) -> None:
+        self._journal = journal
+        self._table = journal.table
+        self._checks = journal.checks
+        self._clock = journal.clock
+        self._turns = turns
         self._is_stopping = False
+        self._started_ms = 0
+        self._exhausted: dict[str, Transaction] = {}  # found at any look, ended by the sweep
+        self._set_aside: dict[str, str] = {}  # transaction id to why its checks cannot be ended
 
-    @property
-    def under_way(self) -> int:
-        return sum(map(len, self._under_way.values()))
+    def reopen(self) -> None:
+        """After a start: what was being asked is asked again, under the same id."""
+        self._started_ms = self._clock.wall_ms()
+        for transaction in self._table:
+            if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is not None:
+                self._checks.offer(transaction)
 
-    def pause_ms(self, group: str) -> int:
-        """How long the host of a group is still left alone, since try after try failed there."""
-        route = self._client.route(group)
-        circuit = None if route is None else self._circuits.get(route.host)
-        return (
-            0 if circuit is None else max(0, circuit.closed_again_ms - self._clock.monotonic_ms())
-        )
-
-    def next_due_ms(self) -> int | None:
-        """When the next host that is left alone, and has checks waiting, may be asked again, on the
-        monotonic clock.
-        """
-        pauses = [
-            pause_ms
-            for group in self._coordinator.groups_to_ask()
-            if (pause_ms := self.pause_ms(group))
-        ]
-        return self._clock.monotonic_ms() + min(pauses) if pauses else None
-
-    async def run_once(self) -> int:
-        """Begin to send what is due and has room; how many checks that is."""
-        return self._send_due()
-
-    async def ask_now(self, check: LeasedCheck, *, dry_run: bool) -> Answered | Failed:
-        """Ask out of turn, as one of the checks that the host may have at once.
-
-        In a dry run nothing comes of the answer.
-
-        Raises what `answer_sent` raises.
-        """
-        group = check.transaction.producer_group
-        has_asked = False
-
-        async def ask() -> Answered | Failed:
-            nonlocal has_asked
-            has_asked = True
-            return await self._client.ask(group, check)
-
-        outcome = await self.ask_beside(group, ask)
-        if isinstance(outcome, Answered) and not dry_run:
-            await self._coordinator.answer_sent(check, outcome)
-        elif isinstance(outcome, Failed) and has_asked and not self._is_stopping and not dry_run:
-            await self._coordinator.note_failed_check(
-                check, outcome.why.value, outcome.detail, latency_ms=outcome.latency_ms
-            )
-        return outcome
-
-    async def ask_beside(
-        self, group: str, ask: Callable[[], Coroutine[Any, Any, Answered | Failed]]
-    ) -> Answered | Failed:
-        """Ask something else of a group, as one of the checks that its host may have at once; `ask`
-        ends by itself.
-
-        What comes of it counts for the host as a try does. A host that is left alone is not asked.
-        """
-        route = self._client.route(group)
-        if route is None:
-            return Failed(Failure.UNREACHABLE, "the group is not asked by webhook any more")
-        if not await self._wait_for_room(route):
-            why = (
-                "the service stops"
-                if self._is_stopping
-                else "too many tries in a row failed there, and its host is left alone"
-            )
-            return Failed(Failure.UNREACHABLE, why)
-        task = asyncio.create_task(ask(), name=f"question-{group}")
-        self._questions.add(task)
-        task.add_done_callback(self._questions.discard)
-        self._count(route.host, task)
-        try:
-            outcome = await task
-        except asyncio.CancelledError:
-            if not self._is_stopping:
-                raise
-            return Failed(Failure.UNREACHABLE, "the service stops")
-        self._note(route.host, has_failed=isinstance(outcome, Failed) and outcome.blames_host)
-        return outcome
-
-    def begin_stop(self) -> None:
-        """Send nothing new, and fail the checks that were asked out of turn.
-
-        Checks go on until `stop`.
-        """
+    def stop(self) -> None:
+        """End all waits for a check."""
         self._is_stopping = True
-        for question in self._questions:
-            question.cancel()
+        self._checks.wake_all()
 
-    async def stop(self) -> None:
-        """Give up what is under way: each check is sent again after the next start, under
-        its id.
+    async def sweep(self, now_ms: int) -> int:
+        """Offer the checks that are due, end what is exhausted; how many transactions it
+        acted on.
         """
-        self._is_stopping = True
-        tasks = [task for tasks in self._under_way.values() for task in tasks]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        acted = self._checks.return_expired() + await self._offer_due(now_ms)
+        exhausted = list(self._exhausted.values())
+        for at in range(0, len(exhausted), _TOGETHER):
+            some = exhausted[at : at + _TOGETHER]
+            acted += sum(
+                await asyncio.gather(
+                    *[self._end_or_set_aside(transaction, now_ms) for transaction in some]
+                )
+            )
+        return acted
 
-    def _send_due(self) -> int:
-        count = 0
-        for group in [] if self._is_stopping else self._coordinator.groups_to_ask():
-            route = self._client.route(group)
-            if route is None:
+    async def _offer_due(self, now_ms: int) -> int:
+        """Open the checks that are due; how many.
+
+        What is exhausted is left to the sweep: that takes the disk's time.
+        """
+        offered = 0
+        for transaction in self._table.take_due(now_ms):
+            if transaction is None:
+                await asyncio.sleep(0)  # after a long stop a million may be due at once
                 continue
-            room = self._room(route) - self._wanting[route.host]
-            for check in self._coordinator.take_checks(group, max_checks=room) if room > 0 else ():
-                self._start(route, check)
-                count += 1
-        return count
-
-    def _room(self, route: Route) -> int:
-        """How many more tries the host may have now."""
-        under_way = self._under_way.get(route.host, ())
-        circuit = self._circuits.get(route.host) or Circuit()
-        return circuit.room(
-            self._clock.monotonic_ms(), concurrency=route.concurrency, under_way=len(under_way)
-        )
-
-    async def _wait_for_room(self, route: Route) -> bool:
-        """The next room is for who waits here.
-
-        False where the host is left alone, or the service stops.
-        """
-        self._wanting[route.host] += 1
-        try:
-            while not self._is_stopping:
-                if self._room(route):
-                    return True
-                under_way = self._under_way.get(route.host)
-                if not under_way:
-                    return False
-                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-            return False
-        finally:
-            self._wanting[route.host] -= 1
-            self._wanting += Counter()  # drops the hosts with none left
-
-    def _start(self, route: Route, check: LeasedCheck) -> None:
-        self._count(
-            route.host,
-            asyncio.create_task(self._send(route, check), name=f"check-{check.check_id}"),
-        )
-
-    def _count(self, host: str, task: asyncio.Task[Any]) -> None:
-        """The task is one of those that the host may have at once, until it ends."""
-        under_way = self._under_way.setdefault(host, set())
-        under_way.add(task)
-
-        def ended(_: asyncio.Task[Any]) -> None:
-            under_way.discard(task)
-            if not under_way and self._under_way.get(host) is under_way:
-                del self._under_way[host]
-            self._send_due()  # there is room for another one
-
-        task.add_done_callback(ended)
-
-    async def _send(self, route: Route, check: LeasedCheck) -> None:
-        transaction = check.transaction
-        if transaction.state.is_decided:
-            return
-        try:
-            outcome = await self._client.ask(transaction.producer_group, check)
-            self._note(route.host, has_failed=isinstance(outcome, Failed) and outcome.blames_host)
-            if transaction.state.is_decided:
-                log.info("check_dropped", check_id=check.check_id)
-            elif isinstance(outcome, Answered):
-                await self._answered(check, outcome)
+            plan = self._plan(transaction, now_ms)
+            if plan.step is Step.EXHAUST:
+                self._exhausted[transaction.transaction_id] = transaction
             else:
-                await self._failed(route, check, outcome)
-        except MessagingError as error:
-            # The store does not take what is to be written now; the producer will be asked again.
-            log.warning("check_not_recorded", check_id=check.check_id, error=str(error))
-            self._postpone(check, None)
-        except Exception:
-            log.exception("check_failed_unexpectedly", check_id=check.check_id)
-            self._postpone(check, None)
+                if plan.step is Step.ASK:
+                    transaction.asked_at_ms = now_ms
+                    self._checks.offer(transaction)
+                    offered += 1
+                assert plan.look_again_ms is not None
+                self._table.look_again(transaction, plan.look_again_ms)
+        return offered
 
-    async def _answered(self, check: LeasedCheck, answer: Answered) -> None:
+    def set_aside(self) -> dict[str, str]:
+        """Undecided transactions whose checks cannot be ended, and why."""
+        table = self._table
+        self._set_aside = {
+            id_: reason
+            for id_, reason in self._set_aside.items()
+            if (found := table.get(id_)) is not None and found.state is TxnState.PREPARED
+        }
+        return self._set_aside
+
+    async def _end_or_set_aside(self, transaction: Transaction, now_ms: int) -> bool:
+        """One that cannot be ended is looked at again after a while, and the others go on.
+
+        Was it ended?
+
+        Raises what says that the store takes nothing: the next sweep tries again.
+        """
+        transaction_id = transaction.transaction_id
         try:
-            await self._coordinator.answer_sent(check, answer)
-        except TransactionConflict:
-            log.info("check_dropped", check_id=check.check_id)
+            await self._turns.uncancelled(self._exhaust(transaction))
+        except (UnavailableError, StorageError):
+            raise
+        except Exception as error:
+            log.exception("transaction_set_aside", transaction_id=transaction_id)
+            self._set_aside[transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
+            self._table.look_again(transaction, now_ms + _RETRY_MS)
+            self._exhausted.pop(transaction_id, None)
+            return False
+        self._exhausted.pop(transaction_id, None)
+        self._set_aside.pop(transaction_id, None)
+        return True
 
-    async def _failed(self, route: Route, check: LeasedCheck, failed: Failed) -> None:
-        group = check.transaction.producer_group
-        log.info(
-            "check_failed",
-            check_id=check.check_id,
-            host=route.host,
-            why=failed.why.value,
-            detail=failed.detail,
-        )
-        if failed.is_gone:
-            log.warning("check_endpoint_gone", producer_group=group, host=route.host)
-            await self._client.disable(group, route.host)
-        # Postponed first: what is written about it may take its time.
-        self._postpone(check, failed.retry_after_ms)
-        await self._coordinator.note_failed_check(
-            check, failed.why.value, failed.detail, latency_ms=failed.latency_ms
-        )
+    async def receive(
+        self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int
+    ) -> list[LeasedCheck]:
+        """Work items of a producer group; waits for one when there is none."""
+        checks: list[LeasedCheck] = []
+        try:
+            async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
+                while True:
+                    await self._offer_due(self._clock.wall_ms())
+                    checks = self._checks.lease(group, max_checks=max_checks, lease_ms=lease_ms)
+                    if checks or not wait_ms or self._is_stopping:
+                        return checks
+                    await self._checks.wait(group)
+        except TimeoutError:
+            return checks
 
-    def _postpone(self, check: LeasedCheck, retry_after_ms: int | None) -> None:
-        failures = self._coordinator.count_failure(check)
-        interval_ms = check.transaction.policy.interval_ms
-        wait_ms = wait_before_retry(
-            interval_ms, failures=failures, retry_after_ms=retry_after_ms, random=self._random()
-        )
-        self._coordinator.postpone_check(check, wait_ms)
+    async def asked_about(self, group: str, check_id: str) -> tuple[Transaction, CheckAnswer]:
+        """The transaction of a check, and what is known of that.
 
-    def _note(self, host: str, *, has_failed: bool) -> None:
-        if has_failed:
-            self._circuits.setdefault(host, Circuit()).note(
-                self._clock.monotonic_ms(), has_failed=True
+        Raises CheckNotOpen where the group was never asked it.
+        """
+        parsed = parse_check_id(check_id)
+        transaction = None if parsed is None else await self._journal.recall(parsed[0])
+        if parsed is None or transaction is None or transaction.producer_group != group:
+            raise CheckNotOpen(f"no check {check_id} of producer group {group} is open")
+        number, now_ms = parsed[1], self._clock.wall_ms()
+        if not _was_asked(transaction, number, now_ms):
+            raise CheckNotOpen(
+                f"transaction {transaction.transaction_id} has no check {number} open"
             )
-        else:
-            self._circuits.pop(host, None)
+        sent_at_ms = None
+        if number > transaction.checks_answered:
+            # One that was handed out before a restart was handed out when it was due, or later.
+            sent_at_ms = self._checks.leased_at_ms(transaction) or min(
+                transaction.next_check_at_ms, now_ms
+            )
+        return transaction, CheckAnswer(check_number=number, sent_at_ms=sent_at_ms)
+
+    async def answered_unknown(
+        self, transaction: Transaction, answer: CheckAnswer, *, recheck_after_ms: int | None
+    ) -> Transaction:  # fmt: skip
+        """The producer does not know yet. Raises TransactionConflict, and what `append` raises."""
+        return await self._turns.uncancelled(
+            self._answered_unknown(transaction, answer, recheck_after_ms)
+        )
+
+    async def note_failed(
+        self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int
+    ) -> None:
+        """Record a try that gave no answer. Raises what `append` raises."""
+        await self._turns.uncancelled(self._note_failed(check, why, detail, latency_ms))
+
+    async def resume(self, transaction: Transaction) -> Transaction:
+        """Ask about a held transaction again; a prepared one stays as it is.
+
+        Raises TransactionConflict.
+        """
+        return await self._turns.uncancelled(self._resume(transaction))
+
+    def make_due(self, transaction: Transaction) -> None:
+        """Have its check handed out at once, where none is open."""
+        now_ms = self._clock.wall_ms()
+        if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is None:
+            transaction.next_check_at_ms = min(transaction.next_check_at_ms, now_ms)
+            self._table.look_again(transaction, now_ms)
+
+    async def _answered_unknown(
+        self, transaction: Transaction, answer: CheckAnswer, recheck_after_ms: int | None
+    ) -> Transaction:  # fmt: skip
+        async with self._turns.of(transaction.transaction_id):
+            state = next_state(
+                transaction.transaction_id,
+                transaction.state,
+                TxnEvent.UNKNOWN,
+                resolved_by=transaction.resolved_by or "",
+            )
+            if state is TxnState.HELD or answer.check_number <= transaction.checks_answered:
+                return transaction  # nothing is decided, and no budget is used twice for one check
+            wait_ms = (
+                transaction.policy.interval_ms if recheck_after_ms is None else recheck_after_ms
+            )
+            now_ms = self._clock.wall_ms()
+            event = AnsweredUnknown(
+                transaction_id=transaction.transaction_id,
+                revision=transaction.revision + 1,
+                begun_as=transaction.sequence,
+                check_number=answer.check_number,
+                next_check_at_ms=now_ms + wait_ms,
+                evidence=answer.evidence,
+                latency_ms=answer.latency_ms,
+                sent_at_ms=answer.sent_at_ms,
+            )
+            await self._journal.record(event)
+            plan = self._plan(transaction, now_ms)
+            if plan.step is Step.EXHAUST:
+                assert plan.reason is not None
+                await self._end_checks(transaction, plan.reason)
+            return transaction
+
+    async def _note_failed(
+        self, check: LeasedCheck, why: str, detail: str, latency_ms: int
+    ) -> None:
+        transaction = check.transaction
+        async with self._turns.of(transaction.transaction_id):
+            if transaction.state is not TxnState.PREPARED or transaction.asked_at_ms is None:
+                return  # it was answered or decided meanwhile
+            event = CheckFailed(
+                transaction_id=transaction.transaction_id,
+                revision=transaction.revision + 1,
+                begun_as=transaction.sequence,
+                check_number=transaction.checks_answered + 1,
+                asked_at_ms=transaction.asked_at_ms,
+                why=why,
+                detail=detail,
+                latency_ms=latency_ms,
+            )
+            await self._journal.record(event, Durability.BUFFERED)
+
+    async def _exhaust(self, transaction: Transaction) -> None:
+        async with self._turns.of(transaction.transaction_id):
+            if transaction.state is not TxnState.PREPARED:
+                return
+            # It may have been answered while the sweep waited for its turn.
+            plan = self._plan(transaction, self._clock.wall_ms())
+            if plan.step is Step.EXHAUST:
+                assert plan.reason is not None
+                await self._end_checks(transaction, plan.reason)
+            else:
+                self._table.look_again(transaction, plan.look_again_ms or 0)
+
+    async def _end_checks(self, transaction: Transaction, reason: HoldReason) -> None:
+        if transaction.policy.on_exhausted is OnExhausted.ROLLBACK:
+            await self._journal.decide(
+                transaction,
+                self._journal.op(transaction, TxnState.ROLLED_BACK, Resolver.POLICY, reason),
+            )
+            return
+        held = Held(
+            transaction_id=transaction.transaction_id,
+            revision=transaction.revision + 1,
+            begun_as=transaction.sequence,
+            reason=reason,
+        )
+        await self._journal.record(held)
+        log.warning(
+            "transaction_held", transaction_id=transaction.transaction_id, reason=reason.value
+        )
+
+    async def _resume(self, transaction: Transaction) -> Transaction:
+        async with self._turns.of(transaction.transaction_id):
+            was = transaction.state
+            next_state(
+                transaction.transaction_id,
+                was,
+                TxnEvent.RESUME,
+                resolved_by=transaction.resolved_by or "",
+            )
+            if was is TxnState.HELD:
+                await self._journal.record(
+                    Resumed(
+                        transaction_id=transaction.transaction_id,
+                        revision=transaction.revision + 1,
+                        begun_as=transaction.sequence,
+                        next_check_at_ms=self._clock.wall_ms(),
+                    )
+                )
+            return transaction
+
+    def _plan(self, transaction: Transaction, now_ms: int) -> Plan:
+        return plan_check(
+            transaction.policy,
+            now_ms=now_ms,
+            due_ms=transaction.next_check_at_ms,
+            asked_ms=transaction.asked_at_ms,
+            answers=transaction.answers,
+            started_ms=self._started_ms,
+        )
+
+
+def _was_asked(transaction: Transaction, number: int, now_ms: int) -> bool:
+    """Has its producer ever been asked this check, as far as can be told?
+
+    A restart forgets which checks were leased: one that is due by its time counts as asked.
+    """
+    if number != transaction.checks_answered + 1:
+        return 1 <= number <= transaction.checks_answered
+    if transaction.asked_at_ms is not None or transaction.resolved_by is Resolver.CHECK:
+        return True
+    if transaction.hold_reason is not None:
+        return transaction.hold_reason == HoldReason.UNREACHABLE
+    ended_ms = now_ms if transaction.resolved_at_ms is None else transaction.resolved_at_ms
+    return transaction.next_check_at_ms <= ended_ms

@@ -8,7 +8,7 @@ one append (`journal.py`).
     decide.py   publish or drop them, once             recall.py   what memory has forgotten, from
                                                        the log
     plain.py    both, for many plain ones at once      history.py  what happened to one of them
-    asking.py   the sweep, answers, holding            put_back.py what is undecided outlives
+    checkback.py  the sweep, answers, holding          put_back.py what is undecided outlives
                                                        retention
 """
 
@@ -24,8 +24,8 @@ from storage.message import Message, QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore, RowAppends
 from storage.turns import Turns
 from txn import half_message, history, recall
-from txn.asking import Asking
 from txn.begin import Begin, Begins, Outcome
+from txn.checkback import Checkback
 from txn.decide import Decisions
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, CheckAnswer
 from txn.history import Event
@@ -67,7 +67,7 @@ class TransactionCoordinator:
         self._turns = Turns()
         self._begins = Begins(self._journal, self._turns, options)
         self._decisions = Decisions(self._journal, self._turns, put_off)
-        self._asking = Asking(self._journal, self._turns)
+        self._checkback = Checkback(self._journal, self._turns)
         self._put_back = PutBack(self._journal, self._turns)
         self.plain = (
             PlainTransactions(self._journal, self._turns, options, store)
@@ -87,13 +87,13 @@ class TransactionCoordinator:
         for queue in half_message.SYSTEM_QUEUES:
             await self._store.create_topic(queue.topic, queue_count=1)
         replayed = await Replay(self._journal).run()
-        self._asking.reopen()
+        self._checkback.reopen()
         return replayed
 
     def stop(self) -> None:
         """End all waits for a check or a state."""
         self._is_stopping = True
-        self._asking.stop()
+        self._checkback.stop()
         self._journal.watchers.wake_all()
 
     async def drain(self) -> None:
@@ -161,7 +161,7 @@ class TransactionCoordinator:
 
         Raises as `get`, TransactionConflict.
         """
-        return await self._asking.resume(await self._journal.find(transaction_id))
+        return await self._checkback.resume(await self._journal.find(transaction_id))
 
     # ----------------------------------------------------------------------------------------------
     # reading
@@ -234,7 +234,9 @@ class TransactionCoordinator:
             halves = await self._store.read(HALF_QUEUE, at, max_messages=1, max_bytes=READ_BYTES)
         except OffsetExpired:
             halves = []
-        return history.tell(halves[0] if halves else None, checks[::-1], ops[0] if ops else None)
+        return history.events_of(
+            halves[0] if halves else None, checks[::-1], ops[0] if ops else None
+        )
 
     async def wait_until_not_prepared(self, transaction_id: str, *, timeout_ms: int) -> None:
         """Return as soon as the state is another one, the time is up, or the service stops."""
@@ -249,19 +251,19 @@ class TransactionCoordinator:
         """One sweep: offer the checks that are due, end what is exhausted; how many transactions it
         acted on.
         """
-        return await self._asking.sweep(now_ms)
+        return await self._checkback.sweep(now_ms)
 
     def set_aside(self) -> dict[str, str]:
         """Undecided transactions whose checks cannot be ended, or whose messages cannot be read to
         be published, and why.
         """
-        return self._decisions.set_aside() | self._asking.set_aside()
+        return self._decisions.set_aside() | self._checkback.set_aside()
 
     async def receive_checks(
         self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int
     ) -> list[LeasedCheck]:
         """Work items of a producer group; waits for one when there is none."""
-        return await self._asking.receive(
+        return await self._checkback.receive(
             group, max_checks=max_checks, lease_ms=lease_ms, wait_ms=wait_ms
         )
 
@@ -278,7 +280,7 @@ class TransactionCoordinator:
 
         Raises CheckNotOpen, TransactionConflict, and what `append` raises.
         """
-        transaction, asked = await self._asking.asked_about(group, check_id)
+        transaction, asked = await self._checkback.asked_about(group, check_id)
         answer = msgspec.structs.replace(asked, evidence=evidence)
         return await self._answer(transaction, decision, answer, recheck_after_ms)
 
@@ -302,7 +304,7 @@ class TransactionCoordinator:
         recheck_after_ms: int | None,
     ) -> Transaction:
         if decision is TxnEvent.UNKNOWN:
-            return await self._asking.answered_unknown(
+            return await self._checkback.answered_unknown(
                 transaction, answer, recheck_after_ms=recheck_after_ms
             )
         state = TxnState.COMMITTED if decision is TxnEvent.COMMIT else TxnState.ROLLED_BACK
@@ -344,11 +346,11 @@ class TransactionCoordinator:
         Raises UnknownTransaction, TransactionExpired.
         """
         transaction = await self._journal.find(transaction_id)
-        self._asking.make_due(transaction)
+        self._checkback.make_due(transaction)
         return transaction
 
     async def note_failed_check(
         self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int
     ) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
-        await self._asking.note_failed(check, why, detail, latency_ms=latency_ms)
+        await self._checkback.note_failed(check, why, detail, latency_ms=latency_ms)

@@ -44,7 +44,7 @@ _DECISIONS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
 _STATES = {word: state for state, word in _DECISIONS.items()}
 
 
-class SoFar(msgspec.Struct, frozen=True, omit_defaults=True):
+class CarriedState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The progress of an undecided transaction when its half messages were written again."""
 
     sequence: int  # in the order of begins
@@ -69,7 +69,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     business_key: str | None = None
     idempotency_key: str | None = None
     idempotency_print: str | None = None
-    so_far: SoFar | None = None  # on halves that were put back
+    so_far: CarriedState | None = None  # on halves that were put back
     # by the clock; the time of storage may lie ahead of it. None: of an older version
     first_check_at_ms: int | None = None
 

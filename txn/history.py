@@ -33,7 +33,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
 
 
-def tell(
+def events_of(
     half: StoredMessage | None, checks: Sequence[StoredMessage], op: StoredMessage | None
 ) -> list[Event]:
     """`half`: the first one; `checks`: oldest first; `op`: the decision, if there is one."""

@@ -29,8 +29,8 @@ from txn.half_message import (
     Op,
 )
 from txn.open_checks import OpenChecks
-from txn.pending import TransactionTable
 from txn.states import Resolver, TxnState
+from txn.table import TransactionTable
 from txn.transaction import Messages, Transaction, with_finals
 
 SNAPSHOT = "transactions"
@@ -59,7 +59,9 @@ class Journal:
         self.checks = OpenChecks(clock)
         self.watchers = Watchers()
         # A commit writes all of its transaction again: that much is to be kept free.
-        self._owe = store.owe if isinstance(store, Reserve) else lambda owed_bytes: None
+        self._set_reserve = (
+            store.set_reserve if isinstance(store, Reserve) else lambda owed_bytes: None
+        )
         # Held marks and check events only tell how far the checking has come: without one a
         # producer is checked once more.
         self.log = DerivedTable(
@@ -125,14 +127,14 @@ class Journal:
         """Messages of a queue of ours were appended, and the table reflects them."""
         self.log.count_offsets(queue, queue_offsets)
 
-    def owe(self) -> None:
+    def set_reserve(self) -> None:
         """Tell the store what the commits of all undecided transactions would take."""
-        self._owe(self.table.open_bytes)
+        self._set_reserve(self.table.open_bytes)
 
     def begun(self, transaction: Transaction) -> None:
         """Its half messages were appended."""
         self.table.add(transaction)
-        self.owe()
+        self.set_reserve()
 
     async def record(
         self, event: AnyCheckEvent, durability: Durability = Durability.SYNCED
@@ -174,7 +176,7 @@ class Journal:
     ) -> None:  # fmt: skip
         """A decision was appended.
 
-        `messages`: the transaction's, with the places of their finals. `owe` is to follow.
+        `messages`: the transaction's, with the places of their finals. `set_reserve` is to follow.
         """
         self.table.decide(
             transaction,
@@ -227,7 +229,7 @@ class Journal:
                 transaction.messages, [(offset, None) for offset in final_offsets]
             ),
         )
-        self.owe()
+        self.set_reserve()
         self._changed(transaction)
 
     async def read_halves(self, transaction: Transaction) -> list[StoredMessage]:
@@ -285,4 +287,4 @@ class Journal:
 
     def replayed(self) -> None:
         """The table reflects all of the log."""
-        self._owe(self.table.open_bytes)
+        self._set_reserve(self.table.open_bytes)

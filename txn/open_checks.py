@@ -131,7 +131,7 @@ class OpenChecks:
         until_ms, _ = self._leased.get(transaction.transaction_id, (0, None))
         return None if until_ms == _NEVER else max(0, until_ms - self._clock.monotonic_ms())
 
-    def handed_out_ms(self, transaction: Transaction) -> int | None:
+    def leased_at_ms(self, transaction: Transaction) -> int | None:
         """When its open check was last leased, in wall milliseconds; None where it was not since
         the start.
         """

@@ -193,7 +193,7 @@ class PlainTransactions:
             )
             self._keep(one.transaction_id, Kept(transaction, message, final))
         self._journal.note_appended(HALF_QUEUE, halves)
-        self._journal.owe()
+        self._journal.set_reserve()
 
     # ----------------------------------------------------------------------------------------------
     # decide
@@ -312,7 +312,7 @@ class PlainTransactions:
             self._forget(one.transaction.transaction_id)
             messages.append(message)
         self._journal.note_appended(OP_QUEUE, op_offsets)
-        self._journal.owe()
+        self._journal.set_reserve()
         return messages
 
     def _keep(self, transaction_id: str, kept: Kept) -> None:

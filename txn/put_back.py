@@ -1,10 +1,10 @@
 """Writes undecided transactions again before retention drops their half messages, so that they
 outlive it.
 
-A transaction stays the one that it is: its id, its time, its idempotency key, its place in the
-order of begins and what came of its checks go with it (`half_message.SoFar`). All its halves are
-one append, durable before the old ones go. Until these are gone both are there, and who reads the
-log takes the later ones.
+A transaction stays the same: its id, its time, its idempotency key, its place in the order of
+begins and the results of its checks go with it (`half_message.CarriedState`). All its halves are
+one append, durable before the old ones go. Until these are gone both exist, and a reader of the log
+takes the later ones.
 """
 
 import asyncio

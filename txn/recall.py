@@ -7,7 +7,7 @@ from storage.message import StoredMessage
 from storage.store import KeyLookup, MessageStore
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
-from txn.pending import TransactionTable
+from txn.table import TransactionTable
 from txn.transaction import Transaction, as_begun, from_halves, with_finals
 
 MOST_CHECKS = 10_000  # events of one transaction that are looked at

@@ -12,7 +12,7 @@ from storage.journal import Replay as JournalReplay
 from storage.message import Durability, QueueId, StoredMessage, TransactionBits
 from txn import half_message, recall
 from txn.checkback_plan import HoldReason
-from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, Held, Op, SoFar
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, CarriedState, Held, Op
 from txn.journal import Journal
 from txn.states import Resolver, TxnState
 from txn.transaction import Transaction, from_halves
@@ -89,7 +89,7 @@ class Replay:
             )
             self._halves.clear()
 
-    def _begun(self, transaction: Transaction, so_far: SoFar | None) -> None:
+    def _begun(self, transaction: Transaction, so_far: CarriedState | None) -> None:
         known = self._table.get(transaction.transaction_id)
         if known is None or so_far is None:
             self._table.add(transaction)

@@ -9,7 +9,7 @@ from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message, QueueId, StoredMessage
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
-from txn.half_message import SoFar
+from txn.half_message import CarriedState
 from txn.states import Resolver, TxnState
 
 RECORD_BYTES = 400  # what a record takes beside body and properties
@@ -126,9 +126,9 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
         return (messages or self.messages)[0].half_offset
 
     @property
-    def so_far(self) -> SoFar:
+    def so_far(self) -> CarriedState:
         """The progress that a copy of its halves carries."""
-        return SoFar(
+        return CarriedState(
             sequence=self.sequence,
             prepared_at_ms=self.prepared_at_ms,
             revision=self.revision,
@@ -143,7 +143,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
             was_held=self.was_held,
         )
 
-    def take_over(self, so_far: SoFar) -> None:
+    def take_over(self, so_far: CarriedState) -> None:
         """Set the progress that a copy of its halves carries."""
         self.begun_as = so_far.sequence
         self.prepared_at_ms = so_far.prepared_at_ms

@@ -27,9 +27,9 @@ from app.operations import WRITING, operation
 from app.parking import Waiting
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services
-from delivery.receive.receive import HandedOut, Request
+from delivery.receive.receive import LeasedMessage, Request
 from delivery.requests.events import asked_by
-from delivery.settle.reject import Refused
+from delivery.settle.reject import Rejection
 from storage.errors import LeaseExpired, MessagingError
 from storage.formats import properties
 from storage.formats.stored_record import Found, StoredRecord
@@ -150,7 +150,7 @@ async def nack(services: Services, _: Call, group: str, given: NackInput) -> Rep
     """
     rules = services.consumer_groups.get(group).rules
     refused = [
-        Refused(
+        Rejection(
             one.receipt_handle,
             None if one.delay_ms is UNSET else one.delay_ms,
             _check_text(one.reason, f"/entries/{index}/reason"),
@@ -205,13 +205,13 @@ async def dead_letter(services: Services, _: Call, group: str, given: DeadLetter
     """Move messages to the dead letters. Whatever their number of attempts."""
     rules = services.consumer_groups.get(group).rules
     refused = [
-        Refused(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))
+        Rejection(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))
         for index, one in enumerate(given.entries)
     ]
     return _moved(refused, await services.delivery.dead_letter(group, rules, refused))
 
 
-def _moved(refused: Sequence[Refused], errors: Sequence[MessagingError | None]) -> Reply:
+def _moved(refused: Sequence[Rejection], errors: Sequence[MessagingError | None]) -> Reply:
     results = []
     for one, error in zip(refused, errors, strict=True):
         problem = UNSET if error is None else document(as_refusal(error))
@@ -254,7 +254,7 @@ def _expired(handle: str) -> SettleResult:
 
 
 def parts_of_received(
-    found: Sequence[HandedOut], form: PayloadForm, *, server_time: str
+    found: Sequence[LeasedMessage], form: PayloadForm, *, server_time: str
 ) -> Iterator[bytes]:
     """The JSON of `ReceivedMessages`, in parts of which none takes long to make."""
     yield begin_of_received(server_time)
@@ -285,7 +285,7 @@ def _size_of(found: Found) -> int:
     return len(found.data) if isinstance(found, StoredRecord) else size_of([found])
 
 
-def _end_of(one: HandedOut, record: StoredRecord) -> bytes:
+def _end_of(one: LeasedMessage, record: StoredRecord) -> bytes:
     """The fields that a delivered message has in addition, as JSON. Most are of no request."""
     until = codec.rfc3339(one.expires_at_ms)
     end = (
@@ -303,7 +303,7 @@ def _end_of(one: HandedOut, record: StoredRecord) -> bytes:
     return end[:-1] + b',"request_id":%b,"reply_by":%b}' % (request_id, reply_by)
 
 
-def _view(one: HandedOut, form: PayloadForm) -> ReceivedMessage:
+def _view(one: LeasedMessage, form: PayloadForm) -> ReceivedMessage:
     asked = asked_by(one.message)
     return message_view(
         one.message,

@@ -138,7 +138,7 @@ class HotReceives:
         messages = None if plan is None else _json(plan)
         if plan is None or messages is None:
             return False
-        grant = services.delivery.plain_receiving.lease(plan)
+        grant = services.delivery.plain_receiver.lease(plan)
         self._turn.add(
             _TakenReceive(
                 connection, asked, data, services.delivery, grant, plan.message_count, messages
@@ -165,7 +165,7 @@ class HotReceives:
             group
         ):
             return None
-        return services.delivery.plain_receiving.plan(
+        return services.delivery.plain_receiver.plan(
             group,
             rules,
             {one.topic: services.topics.get(one.topic).queues for one in rules.subscriptions},
@@ -183,7 +183,7 @@ class HotReceives:
                 taken, [b"%b%b]}" % (begin, one.messages) for one in taken], begun
             )
 
-        taken[0].delivery.plain_receiving.note(
+        taken[0].delivery.plain_receiver.note(
             [one.grant for one in taken],
             done=self._turn.ending(taken, answer),
             failed=self._turn.ending(
@@ -193,7 +193,7 @@ class HotReceives:
 
 
 def _take_back(taken: Sequence[_TakenReceive]) -> None:
-    taken[0].delivery.plain_receiving.take_back([one.grant for one in taken])
+    taken[0].delivery.plain_receiver.take_back([one.grant for one in taken])
 
 
 def _json(plan: PlainReceive) -> bytes | None:

@@ -26,7 +26,7 @@ from app.problems import FieldError, as_refusal, invalid_field
 from app.registry.topics import Topic
 from app.services import Services
 from delivery import positions
-from delivery.by_time import offset_by_time
+from delivery.offset_by_time import find_offset_by_time
 from storage.errors import MessagingError, OffsetBeyondEnd, OffsetExpired
 from storage.formats import names
 from storage.message import QueueId
@@ -206,7 +206,7 @@ async def _wanted(services: Services, given: ResetInput, topic: Topic) -> Mappin
     for queue in queues:
         bounds = await services.store.offsets(queue)
         if given.to == "time":
-            wanted[queue] = (await offset_by_time(services.store, queue, at_ms))[0]
+            wanted[queue] = (await find_offset_by_time(services.store, queue, at_ms))[0]
         elif given.to == "offset":
             wanted[queue] = _within(given.offset or 0, bounds)
         else:

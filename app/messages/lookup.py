@@ -19,9 +19,9 @@ from app.messages.view import message_view
 from app.operations import RANGE, operation
 from app.problems import Refusal
 from app.services import Services
-from delivery.by_time import offset_by_time
 from delivery.leases.events import LEASE_QUEUE
-from delivery.trace import tell
+from delivery.offset_by_time import find_offset_by_time
+from delivery.trace import trace_leases
 from scheduler import scheduled_message
 from scheduler.schedule import Schedule
 from storage.errors import (
@@ -187,8 +187,8 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
         ),
         TraceEvent(event="indexed"),  # It was found by its id.
     ]
-    begin = (await offset_by_time(services.store, LEASE_QUEUE, message.stored_at_ms))[0]
-    told = await tell(services.store, message, begin=begin, most_events=_MOST_EVENTS)
+    begin = (await find_offset_by_time(services.store, LEASE_QUEUE, message.stored_at_ms))[0]
+    found = await trace_leases(services.store, message, begin=begin, most_events=_MOST_EVENTS)
     items += [
         TraceEvent(
             at=codec.rfc3339(one.at_ms),
@@ -197,9 +197,9 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
             attempt=UNSET if one.attempt is None else one.attempt,
             worker=UNSET if one.worker is None else one.worker,
         )
-        for one in told.happened
+        for one in found.happened
     ]
-    told_until = UNSET if told.until_ms is None else codec.rfc3339(told.until_ms)
+    told_until = UNSET if found.until_ms is None else codec.rfc3339(found.until_ms)
     return reply(
         200,
         Trace(

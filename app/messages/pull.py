@@ -18,9 +18,9 @@ from app.operations import operation
 from app.parking import Waiting
 from app.problems import FieldError, Refusal
 from app.services import Services
-from delivery.by_time import offset_by_time
 from delivery.filters.filtered_read import read_records_by_tag
 from delivery.filters.filters import Filter, compile_filter
+from delivery.offset_by_time import find_offset_by_time
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
 from storage.formats.stored_record import StoredRecord
 from storage.message import OffsetRange, QueueId
@@ -136,7 +136,9 @@ async def _first_offset(
         if query.offset is not UNSET:
             errors = [FieldError("/query/from", "not_allowed", "there is an offset as well")]
             raise Refusal("validation_failed", "say offset or from, not both", errors=errors)
-        return (await offset_by_time(store, queue, codec.parse_time(query.from_, "/query/from")))[0]
+        return (
+            await find_offset_by_time(store, queue, codec.parse_time(query.from_, "/query/from"))
+        )[0]
     if query.offset is UNSET:
         return bounds.first
     if bounds.first <= query.offset <= bounds.end:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from app.testing.clock import VirtualClock
 from scheduler.ticker import Ticker
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 
 Moment = Callable[[], int | None]
 

@@ -29,7 +29,7 @@ from app.topics.schemas import (
     TopicStats,
     TopicUse,
 )
-from delivery.by_time import offset_by_time
+from delivery.offset_by_time import find_offset_by_time
 from storage.message import Appended, Message, QueueId
 
 
@@ -301,7 +301,7 @@ async def search_offset(
     topic = services.topics.get(topic_name)
     queue = topic.queue(queue_id)
     at_ms = codec.parse_time(query.at, "/query/at")
-    offset, message = await offset_by_time(services.store, queue, at_ms)
+    offset, message = await find_offset_by_time(services.store, queue, at_ms)
     position = QueuePosition(queue_id=queue_id, offset=offset)
     if message is not None:
         position.stored_at = codec.rfc3339(message.stored_at_ms)

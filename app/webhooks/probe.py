@@ -16,7 +16,7 @@ from client.webhooks import new_secret
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 from txn.producer import Answered, Failed
 from txn.states import TxnEvent
 

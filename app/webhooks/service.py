@@ -1,6 +1,6 @@
 """Checks by webhook: where they may go, and how one is asked.
 
-What it becomes is for `txn/checkback.py`.
+What it becomes is for `txn/check_sender.py`.
 """
 
 import ssl

@@ -45,14 +45,14 @@ class Attempts:
         self._kept[attempt_id] = attempt
         for _ in range(min(_LOOKED_AT, len(self._kept))):
             at, oldest = self._kept.popitem(last=False)
-            is_alive = any(True for _ in self.held_of(oldest, now_ms))
+            is_alive = any(True for _ in self.still_leased(oldest, now_ms))
             if is_alive and len(self._kept) < _MOST_KEPT:
                 self._kept[at] = oldest  # the others have their turn before it is looked at again
 
     def forget(self, attempt_id: str) -> None:
         self._kept.pop(attempt_id, None)
 
-    def held_of(self, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:
+    def still_leased(self, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:
         """The messages of a receive that are still leased to it, by queue and offset."""
         for index, offset in attempt.places:
             queue = self._queues[index]

@@ -19,7 +19,7 @@ from storage.formats.stored_record import Found, StoredRecord, body_bytes_of, me
 from storage.message import StoredMessage
 
 
-class Taken(msgspec.Struct, frozen=True, gc=False):
+class ClaimedMessage(msgspec.Struct, frozen=True, gc=False):
     """A message that is leased to the consumer that receives it."""
 
     queue: QueueLeases
@@ -38,7 +38,7 @@ class Taken(msgspec.Struct, frozen=True, gc=False):
         return 0 if is_new else self.attempt - 1
 
 
-class Taking:
+class Claim:
     """`lease`: the number of the lease of all its messages; `deadline_ms`: its end, on the
     monotonic clock.
     """
@@ -57,16 +57,16 @@ class Taking:
         self.deadline_ms = deadline_ms
         self.left = max_messages
         self.left_bytes = max_bytes
-        self.taken: list[Taken] = []
+        self.messages: list[ClaimedMessage] = []
         self.arrived: dict[str, int] = {}
         # of an ordered group: those that this one holds, by queue
         self.keys: set[tuple[int, str]] = set()
         self.held_up: StorageFull | None = None  # what keeps a queue's damage from being recorded
-        leases.untold[lease] = self
+        leases.unlogged[lease] = self
 
     @property
     def places(self) -> Iterator[tuple[QueueLeases, int, int]]:
-        return ((one.queue, one.offset, one.attempt_before) for one in self.taken)
+        return ((one.queue, one.offset, one.attempt_before) for one in self.messages)
 
     @property
     def is_full(self) -> bool:
@@ -74,38 +74,38 @@ class Taking:
 
     def fits(self, found: Found) -> bool:
         """Is there room for it? One message always has room."""
-        if self.left <= 0 or (self.taken and self.left_bytes <= 0):
+        if self.left <= 0 or (self.messages and self.left_bytes <= 0):
             return False
-        if self.taken and body_bytes_of(found) > self.left_bytes:
+        if self.messages and body_bytes_of(found) > self.left_bytes:
             self.left_bytes = 0  # it is the next one's, and so is whatever comes behind it
             return False
         return True
 
-    def lend(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
-        self.leases.lend(
+    def add(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
+        self.leases.lease(
             queue, offset, 1, attempt=attempt, lease=self.lease, deadline_ms=self.deadline_ms
         )
         self._note(queue, offset, attempt, message)
 
-    def lend_run(self, queue: QueueLeases, first: int, records: list[StoredRecord]) -> None:
+    def add_run(self, queue: QueueLeases, first: int, records: list[StoredRecord]) -> None:
         """Lease neighbours that are delivered for the first time."""
-        self.leases.lend(
+        self.leases.lease(
             queue, first, len(records), attempt=1, lease=self.lease, deadline_ms=self.deadline_ms
         )
-        self.taken += [
-            Taken(queue, offset, 1, record) for offset, record in enumerate(records, first)
+        self.messages += [
+            ClaimedMessage(queue, offset, 1, record) for offset, record in enumerate(records, first)
         ]
         self.left -= len(records)
         self.left_bytes -= sum([record.body_bytes for record in records])
 
-    def told(self) -> None:
+    def mark_logged(self) -> None:
         """The log has it, or there is nothing to tell."""
-        self.leases.untold.pop(self.lease, None)
+        self.leases.unlogged.pop(self.lease, None)
 
     def take_back(self) -> None:
         """Undo the claim: its response was never sent."""
-        self.told()
-        for one in self.taken:
+        self.mark_logged()
+        for one in self.messages:
             if one.queue.slots.is_leased(one.offset, self.lease, -1):
                 one.queue.take_back(one.offset, one.attempt_before)
         self.leases.retries.note_waiting(self.arrived)
@@ -114,13 +114,13 @@ class Taking:
     # for the event
 
     def runs(self) -> list[LeasedRun]:
-        return list(_runs((one.queue, one.offset, one.attempt) for one in self.taken))
+        return list(_runs((one.queue, one.offset, one.attempt) for one in self.messages))
 
     def scans(self) -> tuple[list[Scan], list[LeasedRun]]:
         return scans_of(self.leases)
 
     def _note(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
-        self.taken.append(Taken(queue, offset, attempt, message))
+        self.messages.append(ClaimedMessage(queue, offset, attempt, message))
         self.left -= 1
         self.left_bytes -= len(message.body)
 

@@ -134,13 +134,13 @@ class Expired(LeaseEvent, frozen=True, tag="expired"):
 
 
 class Returned(LeaseEvent, frozen=True, tag="returned"):
-    """Refused by their consumer; they wait where they are."""
+    """Rejected by their consumer; they wait where they are."""
 
     messages: list[ReturnedMessage]
 
 
 class Retried(LeaseEvent, frozen=True, tag="retried"):
-    """Refused by their consumer; in the same append they were put off for the retry topic.
+    """Rejected by their consumer; in the same append their copies were delayed for the retry topic.
 
     `waiting`: how many, by queue ("orders/2"); `generation`: of the group, as their copies have it.
     """

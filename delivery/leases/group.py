@@ -27,7 +27,7 @@ class Ended(NamedTuple):
     lease: int
 
 
-class Untold(Protocol):
+class UnloggedLeases(Protocol):
     """A receive whose leases are not in the log yet; `arrived` as in the event.
 
     A place: queue, offset, attempt before.
@@ -56,7 +56,7 @@ class GroupLeases:
         # messages that were passed over by the group's rules, by queue
         self.skipped: dict[str, int] = {}
         self.damaged: dict[str, int] = {}  # messages whose records could not be read, by queue
-        self.untold: dict[int, Untold] = {}  # by lease: in memory and not in the log yet
+        self.unlogged: dict[int, UnloggedLeases] = {}  # by lease: in memory and not in the log yet
         self.turn = 0
         # leased for longer than the wheel knows: queue index, offset
         self._put_off: set[tuple[int, int]] = set()
@@ -113,7 +113,7 @@ class GroupLeases:
     # ----------------------------------------------------------------------------------------------
     # leases
 
-    def lend(
+    def lease(
         self,
         queue: QueueLeases,
         first: int,
@@ -166,7 +166,7 @@ class GroupLeases:
                     queue.slots.set_state(offset, State.MOVING)
                     ended.append(Ended(queue, offset, slot.attempt, slot.lease))
                 elif slot.state == State.WAITING:
-                    queue.put_back(offset)
+                    queue.reopen(offset)
                 else:
                     self.wheel.add(now_ms + _LOOK_AGAIN_MS, queue.index, offset, 1)
         return ended

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, event_message, event_row, read_event
-from delivery.leases.moment import Moment
 from delivery.leases.snapshot import TableDump
 from delivery.leases.table import LeaseTable
 from storage.clock import Clock
@@ -36,8 +36,8 @@ class LeaseJournal:
         self.changes = Changes()
         self._row_store = store if isinstance(store, RowAppends) else None
 
-    def now(self) -> Moment:
-        return Moment(self.clock.wall_ms(), self.clock.monotonic_ms())
+    def now(self) -> ClockReading:
+        return ClockReading(self.clock.wall_ms(), self.clock.monotonic_ms())
 
     async def append(
         self,

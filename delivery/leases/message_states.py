@@ -299,8 +299,8 @@ class QueueSlots:
     # ----------------------------------------------------------------------------------------------
     # snapshots
 
-    def dump(self, untold: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> "SlotsDump":
-        """`untold`: (lease, attempt before) by offset, of messages leased in memory alone: the
+    def dump(self, unlogged: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> "SlotsDump":
+        """`unlogged`: (lease, attempt before) by offset, of messages leased in memory alone: the
         dump has them open.
         """
         states = {
@@ -309,9 +309,9 @@ class QueueSlots:
             if chunk.unsettled
         }
         attempts = {number: self._chunks[number].attempts for number in states}
-        for number in {offset >> _BITS for offset in untold} & states.keys():
+        for number in {offset >> _BITS for offset in unlogged} & states.keys():
             attempts[number] = array("H", attempts[number])
-        for offset, (lease, attempt) in untold.items():
+        for offset, (lease, attempt) in unlogged.items():
             number, at = offset >> _BITS, offset & _MASK
             if self.is_leased(offset, lease, -1):
                 states[number][at] = State.OPEN

@@ -85,8 +85,8 @@ class QueueLeases:
             return None
         return next(slot.offset for slot in self.slots.in_states((State.OPEN,), self.slots.prefix))
 
-    def take_open(self, count: int) -> list[int]:
-        """Up to so many messages that may be handed out again, by offset; `put_back` those that are
+    def claim_open(self, count: int) -> list[int]:
+        """Up to so many messages that may be handed out again, by offset; `reopen` those that are
         not.
         """
         if self.order is not None:
@@ -98,7 +98,7 @@ class QueueLeases:
                 taken.append(offset)
         return taken
 
-    def put_back(self, offset: int) -> None:
+    def reopen(self, offset: int) -> None:
         """A message that was taken, or held, is open."""
         self.slots.set_state(offset, State.OPEN)
         self._note_open(offset)
@@ -108,8 +108,8 @@ class QueueLeases:
         self.slots.put(offset, 1, State.OPEN, attempt=attempt)
         self._note_open(offset)
 
-    def settle_taken(self, offset: int) -> None:
-        """A message of `take_open` is not for the group."""
+    def settle_claimed(self, offset: int) -> None:
+        """A message of `claim_open` is not for the group."""
         if self.order is not None:
             self.order.settle(offset)
         self.slots.settle(offset, 1)

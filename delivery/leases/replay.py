@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 from delivery.leases import events
 from delivery.leases.attempts import Attempt
+from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import AnyLeaseEvent, Run
 from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import State
-from delivery.leases.moment import Moment
 
 _SETTLING = (events.Acked, events.DeadLettered, events.Discarded)
 
 
-def apply(leases: GroupLeases, event: AnyLeaseEvent, now: Moment) -> None:
+def apply(leases: GroupLeases, event: AnyLeaseEvent, now: ClockReading) -> None:
     """Any event of the group but that it was deleted."""
     if isinstance(event, _SETTLING):  # most often
         _settle(leases, event.runs)
@@ -49,7 +49,7 @@ def apply(leases: GroupLeases, event: AnyLeaseEvent, now: Moment) -> None:
         _apply_topic_deleted(leases, event)
 
 
-def apply_leased(leases: GroupLeases, event: events.Leased, now: Moment) -> None:
+def apply_leased(leases: GroupLeases, event: events.Leased, now: ClockReading) -> None:
     for scan in event.scans:
         _apply_scan(leases, scan, event)
     deadline_ms = now.monotonic(event.until_ms, event.lease_ms)
@@ -59,7 +59,7 @@ def apply_leased(leases: GroupLeases, event: events.Leased, now: Moment) -> None
         places += [(queue.index, offset) for offset in range(run.first, run.first + run.count)]
         # What is settled stays so: then this event was replayed before.
         for first, count in queue.slots.unsettled_runs(run.first, run.count):
-            leases.lend(
+            leases.lease(
                 queue, first, count, attempt=run.attempt, lease=event.lease, deadline_ms=deadline_ms
             )
     leases.retries.note_arrived(event.arrived)
@@ -140,24 +140,24 @@ def _apply_expired(leases: GroupLeases, runs: Sequence[Run]) -> None:
         queue = leases.find(run.queue_id)
         for offset in range(run.first, run.first + run.count):
             if queue is not None and queue.is_held_by(offset, run.lease):
-                queue.put_back(offset)
+                queue.reopen(offset)
 
 
 def _apply_returned(
-    leases: GroupLeases, messages: Sequence[events.ReturnedMessage], now: Moment
+    leases: GroupLeases, messages: Sequence[events.ReturnedMessage], now: ClockReading
 ) -> None:
     for message in messages:
         queue = leases.find(message.queue_id)
         if queue is None or not queue.is_held_by(message.offset, message.lease):
             continue
         if message.due_ms <= now.wall_ms:
-            queue.put_back(message.offset)
+            queue.reopen(message.offset)
         else:
             leases.wait(queue, message.offset, now.monotonic(message.due_ms, message.delay_ms))
 
 
 def _apply_extended(
-    leases: GroupLeases, messages: Sequence[events.ExtendedMessage], now: Moment
+    leases: GroupLeases, messages: Sequence[events.ExtendedMessage], now: ClockReading
 ) -> None:
     for message in messages:
         queue = leases.find(message.queue_id)

@@ -43,12 +43,12 @@ def dump_group(leases: GroupLeases) -> GroupDump:
     """
     retries = leases.retries
     waiting = dict(retries.waiting)
-    untold: dict[int, dict[int, tuple[int, int]]] = {}
-    for one in leases.untold.values():
+    unlogged: dict[int, dict[int, tuple[int, int]]] = {}
+    for one in leases.unlogged.values():
         for queue, count in one.arrived.items():
             waiting[queue] = waiting.get(queue, 0) + count
         for queue_leases, offset, attempt in one.places:
-            untold.setdefault(queue_leases.index, {})[offset] = one.lease, attempt
+            unlogged.setdefault(queue_leases.index, {})[offset] = one.lease, attempt
     return GroupDump(
         group=leases.group,
         generation=retries.generation,
@@ -62,7 +62,8 @@ def dump_group(leases: GroupLeases) -> GroupDump:
         attempts=list(leases.attempts),
         forgotten=list(leases.forgotten),
         queues=[
-            (queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in leases.queues
+            (queue.queue, queue.slots.dump(unlogged.get(queue.index, {})))
+            for queue in leases.queues
         ],
     )
 

@@ -7,9 +7,9 @@ Derived: replaying the lease events gives it back (`replay.py`), from a snapshot
 from collections.abc import Iterator
 
 from delivery.leases import events, replay, snapshot
+from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import AnyLeaseEvent
 from delivery.leases.group import GroupLeases
-from delivery.leases.moment import Moment
 from delivery.leases.retries import Retries
 from delivery.leases.snapshot import TableDump
 from delivery.leases.tasks import Task, Tasks, TaskState
@@ -35,7 +35,7 @@ class LeaseTable:
             known = self._groups[group] = GroupLeases(group)
         return known
 
-    def apply(self, event: AnyLeaseEvent, now: Moment) -> None:
+    def apply(self, event: AnyLeaseEvent, now: ClockReading) -> None:
         """Telling it what it reflects already changes nothing."""
         if isinstance(event, events.Deleted):
             retries = Retries(
@@ -56,12 +56,12 @@ class LeaseTable:
             replay.apply(self.group(event.group), event, now)
 
     def _note_redriven(self, event: events.Redriven) -> None:
-        """Told once more, it changes nothing: the dead letters have gone."""
+        """Replayed once more, it changes nothing: the dead letters have gone."""
         task, gone = self.tasks.get(event.task_id), self.group(event.group).dead_letters_gone
         if task is not None and event.offsets[0] not in gone:
             task.note_done(event.message_ids)
 
-    def dump(self, now: Moment) -> TableDump:
+    def dump(self, now: ClockReading) -> TableDump:
         return TableDump(
             wall_ms=now.wall_ms,
             monotonic_ms=now.monotonic_ms,
@@ -69,7 +69,7 @@ class LeaseTable:
             tasks=list(self.tasks),
         )
 
-    def load(self, dump: TableDump, now: Moment) -> None:
+    def load(self, dump: TableDump, now: ClockReading) -> None:
         # The time since then counts as the wall clock shows it; a clock that was turned back makes
         # no lease longer.
         passed_ms = max(0, now.wall_ms - dump.wall_ms)

@@ -8,21 +8,21 @@ from typing import Protocol
 from storage.message import Message
 
 
-class Withdrawn(Protocol):
+class CancelledRequests(Protocol):
     """Knows the messages of cancelled requests."""
 
-    def is_withdrawn(self, message: Message) -> bool: ...
+    def is_cancelled_request(self, message: Message) -> bool: ...
 
-    def has_withdrawn(self, topic: str) -> bool:
+    def has_cancelled_request(self, topic: str) -> bool:
         """False: none of the topic's is."""
 
 
 class _Nothing:
-    def is_withdrawn(self, message: Message) -> bool:
+    def is_cancelled_request(self, message: Message) -> bool:
         return False
 
-    def has_withdrawn(self, topic: str) -> bool:
+    def has_cancelled_request(self, topic: str) -> bool:
         return False
 
 
-NOTHING_WITHDRAWN = _Nothing()
+NONE_CANCELLED = _Nothing()

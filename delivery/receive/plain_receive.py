@@ -17,7 +17,7 @@ from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
 from delivery.leases.waiters import Waiters
-from delivery.receive.cancelled_requests import Withdrawn
+from delivery.receive.cancelled_requests import CancelledRequests
 from storage.formats.record_block import RecordBlock
 from storage.identifiers import Random
 from storage.message import Durability, QueueId
@@ -47,7 +47,7 @@ class PlainReceive(NamedTuple):
 
 class Grant:
     """Messages that were leased together, until the log tells of it;
-    `delivery.leases.group.Untold`.
+    `delivery.leases.group.UnloggedLeases`.
     """
 
     def __init__(self, plan: PlainReceive) -> None:
@@ -58,35 +58,39 @@ class Grant:
         self.lease = plan.lease
         self.arrived: dict[str, int] = {}
         self.event: Leased | None = None
-        plan.leases.untold[self.lease] = self
+        plan.leases.unlogged[self.lease] = self
 
     @property
     def places(self) -> Iterator[tuple[QueueLeases, int, int]]:
         return ((self._queue, offset, 0) for offset in self._offsets)
 
-    def told(self) -> None:
+    def mark_logged(self) -> None:
         """The log has it, or there is nothing to tell."""
-        self._leases.untold.pop(self.lease, None)
+        self._leases.unlogged.pop(self.lease, None)
 
     def take_back(self) -> None:
         """Undo the leases: their response was never sent."""
-        self.told()
+        self.mark_logged()
         for offset in self._offsets:
             if self._queue.slots.is_leased(offset, self.lease, -1):
                 self._queue.take_back(offset, 0)
 
 
-class PlainReceiving:
+class PlainReceiver:
     """Receives without a task, from memory alone. Event loop only."""
 
     def __init__(
-        self, journal: LeaseJournal, waiters: Waiters, randomness: Random, withdrawn: Withdrawn
+        self,
+        journal: LeaseJournal,
+        waiters: Waiters,
+        randomness: Random,
+        cancelled_requests: CancelledRequests,
     ) -> None:
         self._journal = journal
         self._store = journal.store if isinstance(journal.store, BlockReads) else None
         self._waiters = waiters
         self._randomness = randomness
-        self._withdrawn = withdrawn
+        self._cancelled_requests = cancelled_requests
 
     def plan(
         self,
@@ -119,7 +123,7 @@ class PlainReceiving:
         for topic in queues:
             if not filter_of(
                 rules.subscriptions, topic
-            ).is_everything or self._withdrawn.has_withdrawn(topic):
+            ).is_everything or self._cancelled_requests.has_cancelled_request(topic):
                 return None
         known: list[QueueLeases] = []
         for of_topic in ((retry_message.retry_queue(group),), *queues.values()):
@@ -152,7 +156,7 @@ class PlainReceiving:
         deadline_ms = self._journal.clock.monotonic_ms() + plan.lease_ms
         grant = Grant(plan)
         leases.turn += 1
-        leases.lend(
+        leases.lease(
             queue, first, plan.message_count, attempt=1, lease=plan.lease, deadline_ms=deadline_ms
         )
         queue.slots.advance_to(first + plan.message_count)
@@ -185,7 +189,7 @@ class PlainReceiving:
 
         def noted() -> None:
             for grant in grants:
-                grant.told()
+                grant.mark_logged()
                 self._waiters.wake(grant.group)  # there may be more
             done(None)
 

@@ -1,4 +1,4 @@
-"""Receiving: let messages be chosen, lend them, note it in the log, answer; wait where there is
+"""Receives: let messages be chosen, lease them, note it in the log, answer; wait where there is
 nothing.
 
 A grant is answered once it is in the page cache: it survives a killed process. A power cut may take
@@ -15,15 +15,15 @@ import msgspec
 from delivery.groups import GroupRules
 from delivery.leases import receipt_handle, retry_message
 from delivery.leases.attempts import Attempt
-from delivery.leases.claim import Taken, Taking
+from delivery.leases.claim import Claim, ClaimedMessage
 from delivery.leases.events import Leased
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue_reader import QueueReader
 from delivery.leases.waiters import Waiters
-from delivery.receive.cancelled_requests import Withdrawn
+from delivery.receive.cancelled_requests import CancelledRequests
 from delivery.receive.group_queues import GroupQueues
-from delivery.receive.select import Choosing, has_passed_many
+from delivery.receive.select import MessageSelector, has_passed_many
 from delivery.settle.lease_ends import LeaseEnds
 from storage.formats.stored_record import Found, message_of
 from storage.identifiers import Random
@@ -41,7 +41,7 @@ class Request(NamedTuple):
     attempt_id: str | None = None
 
 
-class HandedOut(msgspec.Struct, frozen=True, gc=False):
+class LeasedMessage(msgspec.Struct, frozen=True, gc=False):
     """A message, leased until `expires_at_ms` (wall)."""
 
     found: Found
@@ -54,7 +54,7 @@ class HandedOut(msgspec.Struct, frozen=True, gc=False):
         return message_of(self.found)
 
 
-class Receiving:
+class Receiver:
     """Claims messages for a consumer group. Event loop only."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Receiving:
         ends: LeaseEnds,
         waiters: Waiters,
         randomness: Random,
-        withdrawn: Withdrawn,
+        cancelled_requests: CancelledRequests,
     ) -> None:
         self._journal = journal
         self._store = journal.store
@@ -73,16 +73,16 @@ class Receiving:
         self._waiters = waiters
         self._randomness = randomness
         self._queues = queues
-        self._choosing = Choosing(journal, queues, ends, withdrawn)
+        self._selector = MessageSelector(journal, queues, ends, cancelled_requests)
         self._reader = QueueReader(journal.store)
         self._locks: dict[str, asyncio.Lock] = {}
         self._granting: dict[tuple[str, str], asyncio.Event] = {}
 
-    def taking(self, group: str) -> asyncio.Lock:
+    def claim_lock(self, group: str) -> asyncio.Lock:
         """Held while messages of the group are chosen: who moves its positions holds it too."""
         return self._locks.setdefault(group, asyncio.Lock())
 
-    async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
+    async def receive(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
         """Lease the messages that are there now, if any. Raises what `append` and `read` raise."""
         leases = self._journal.table.group(group)
         await self._ends.end_due(leases, rules)
@@ -92,7 +92,7 @@ class Receiving:
 
     async def _receive_once(
         self, leases: GroupLeases, rules: GroupRules, request: Request, attempt_id: str
-    ) -> list[HandedOut]:
+    ) -> list[LeasedMessage]:
         """Receive; another call of the same attempt waits until this one is in the log."""
         name = (leases.group, attempt_id)
         while True:
@@ -143,16 +143,16 @@ class Receiving:
 
         Before the first receive by these rules. Durable on return.
         """
-        async with self.taking(group):
+        async with self.claim_lock(group):
             await self._queues.begin(self._journal.table.group(group), rules)
 
     # ----------------------------------------------------------------------------------------------
     # granting
 
-    async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
-        async with self.taking(group):
+    async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
+        async with self.claim_lock(group):
             now = self._journal.now()
-            taking = Taking(
+            claim = Claim(
                 self._journal.table.group(group),
                 lease=self._randomness.getrandbits(63) or 1,
                 deadline_ms=now.monotonic_ms + request.lease_ms,
@@ -160,48 +160,50 @@ class Receiving:
                 max_bytes=request.max_bytes,
             )
             try:
-                await self._choosing.choose(taking, rules)
+                await self._selector.select(claim, rules)
             except BaseException:
-                taking.take_back()
+                claim.take_back()
                 self._waiters.wake(group)
                 raise
-        if not taking.taken and not taking.arrived:
-            taking.told()
+        if not claim.messages and not claim.arrived:
+            claim.mark_logged()
             return []
-        attempt_id = request.attempt_id if taking.taken else None
+        attempt_id = request.attempt_id if claim.messages else None
         until_ms = now.wall_ms + request.lease_ms
-        scans, passed = taking.scans()
+        scans, passed = claim.scans()
         event = Leased(
             group=group,
-            lease=taking.lease,
+            lease=claim.lease,
             until_ms=until_ms,
             lease_ms=request.lease_ms,
-            runs=taking.runs(),
+            runs=claim.runs(),
             scans=scans,
             passed=passed,
-            arrived=taking.arrived,
+            arrived=claim.arrived,
             worker=request.worker,
             attempt_id=attempt_id,
         )
         try:
             await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         except BaseException:
-            taking.take_back()
+            claim.take_back()
             self._waiters.wake(group)
             raise
-        taking.told()
+        claim.mark_logged()
         if attempt_id is not None:
-            places = [(one.queue.index, one.offset) for one in taking.taken]
-            attempt = Attempt(taking.lease, until_ms, taking.deadline_ms, places)
-            taking.leases.attempts.note(attempt_id, attempt, now.monotonic_ms)
-        if taking.is_full:
+            places = [(one.queue.index, one.offset) for one in claim.messages]
+            attempt = Attempt(claim.lease, until_ms, claim.deadline_ms, places)
+            claim.leases.attempts.note(attempt_id, attempt, now.monotonic_ms)
+        if claim.is_full:
             self._waiters.wake(group)  # there may be more
-        return self._handed_out(taking.taken, taking.lease, until_ms)
+        return self._leased(claim.messages, claim.lease, until_ms)
 
-    def _handed_out(self, taken: list[Taken], lease: int, until_ms: int) -> list[HandedOut]:
+    def _leased(
+        self, taken: list[ClaimedMessage], lease: int, until_ms: int
+    ) -> list[LeasedMessage]:
         handles = receipt_handle.encode([(one.queue.hash, one.offset) for one in taken], lease)
         return [
-            HandedOut(
+            LeasedMessage(
                 retry_message.as_delivered(one.message) if one.queue.is_retry else one.found,
                 one.attempt,
                 handle,
@@ -210,22 +212,22 @@ class Receiving:
             for one, handle in zip(taken, handles, strict=True)
         ]
 
-    async def _again(self, leases: GroupLeases, attempt_id: str) -> list[HandedOut]:
+    async def _again(self, leases: GroupLeases, attempt_id: str) -> list[LeasedMessage]:
         """The messages that an earlier receive of this attempt holds still, in the same leases."""
         attempt = leases.attempts.find(attempt_id)
         if attempt is None:
             return []
         now = self._journal.now()
         found = []
-        for queue, offset in leases.attempts.held_of(attempt, now.monotonic_ms):
+        for queue, offset in leases.attempts.still_leased(attempt, now.monotonic_ms):
             slot = queue.slots.get(offset)
             message = await self._reader.read_one(queue.queue, offset)
             if message is not None:
                 until_ms = attempt.until_ms
                 if slot.deadline_ms != attempt.deadline_ms:
                     until_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms
-                found += self._handed_out(
-                    [Taken(queue, offset, slot.attempt, message)], attempt.lease, until_ms
+                found += self._leased(
+                    [ClaimedMessage(queue, offset, slot.attempt, message)], attempt.lease, until_ms
                 )
         if not found and leases.attempts.find(attempt_id) is attempt:
             leases.attempts.forget(attempt_id)

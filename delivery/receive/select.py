@@ -12,16 +12,16 @@ from delivery.filters.filtered_read import read_matching
 from delivery.filters.filters import Filter
 from delivery.groups import GroupRules, filter_of
 from delivery.leases import retry_message
-from delivery.leases.claim import Taken, Taking
+from delivery.leases.claim import Claim, ClaimedMessage
 from delivery.leases.damage import KeepingDamage, Unreadable
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_reader import QueueReader
-from delivery.receive.cancelled_requests import Withdrawn
+from delivery.receive.cancelled_requests import CancelledRequests
 from delivery.receive.group_queues import GroupQueues
-from delivery.receive.skipping import Skipping, Why, why_skipped
+from delivery.receive.skip import Skipper, Why, why_skipped
 from delivery.settle.lease_ends import LeaseEnds
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull
 from storage.message import StoredMessage
@@ -36,22 +36,26 @@ _MOST_PASSED = 1_000_000
 _MOST_CHUNKS = 10_000
 
 
-class Choosing:
+class MessageSelector:
     """Chooses messages for a receive. Event loop only; the caller holds the group's turn."""
 
     def __init__(
-        self, journal: LeaseJournal, queues: GroupQueues, ends: LeaseEnds, withdrawn: Withdrawn
+        self,
+        journal: LeaseJournal,
+        queues: GroupQueues,
+        ends: LeaseEnds,
+        cancelled_requests: CancelledRequests,
     ) -> None:
         self._journal = journal
         self._store = journal.store
         self._queues = queues
         self._ends = ends
-        self._withdrawn = withdrawn
-        self._skipping = Skipping(journal)
+        self._cancelled_requests = cancelled_requests
+        self._skipper = Skipper(journal)
         self._damage = KeepingDamage(journal)
         self._reader = QueueReader(journal.store)
 
-    async def choose(self, taking: Taking, rules: GroupRules) -> None:
+    async def select(self, claim: Claim, rules: GroupRules) -> None:
         """Let it take what there is.
 
         Raises what `append` and `read` raise; what was taken till then is taken.
@@ -59,10 +63,10 @@ class Choosing:
         A full disk that keeps damage from being recorded holds up its queue alone: it is raised
         where nothing else was taken.
         """
-        leases = taking.leases
+        leases = claim.leases
         queues = await self._queues.of(leases, rules)
         if rules.may_skip:
-            await self._skipping.skip_new(leases, queues, rules)
+            await self._skipper.skip_new(leases, queues, rules)
         leases.turn += 1
         at = leases.turn % len(queues)
         queues = queues[at:] + queues[:at]
@@ -70,21 +74,19 @@ class Choosing:
             await self._queues.learn(queue, rules)
             # Again, since some of the messages that it claimed may have expired or been cancelled.
             while (
-                queue.has_open
-                and not taking.is_full
-                and await self._take_open(taking, queue, rules)
+                queue.has_open and not claim.is_full and await self._claim_open(claim, queue, rules)
             ):
                 pass
         for queue in queues:
-            if taking.is_full:
+            if claim.is_full:
                 return
-            await self._take_new(taking, queue, rules)
-        if taking.held_up is not None and not taking.taken:
-            raise taking.held_up
+            await self._claim_new(claim, queue, rules)
+        if claim.held_up is not None and not claim.messages:
+            raise claim.held_up
 
-    async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> bool:
+    async def _claim_open(self, claim: Claim, queue: QueueLeases, rules: GroupRules) -> bool:
         """Look at as many as there is room for. False where there were none."""
-        exhausted: list[Taken] = []
+        exhausted: list[ClaimedMessage] = []
         unreadable: list[Unreadable] = []
         skipped: list[tuple[int, Why]] = []
         may_skip = rules.may_skip and not queue.is_retry
@@ -92,7 +94,7 @@ class Choosing:
             (await self._store.offsets(queue.queue)).end if may_skip else 0,
             self._journal.now().wall_ms,
         )
-        offsets = queue.take_open(taking.left)
+        offsets = queue.claim_open(claim.left)
         left = dict.fromkeys(offsets)
         try:
             async for offset, message in self._reader.read_each(queue.queue, offsets):
@@ -103,12 +105,12 @@ class Choosing:
                     unreadable.append(Unreadable(queue, offset, slot.attempt, 0, message))
                     continue
                 elif message is None or not self._is_to_come(
-                    taking.leases, queue, rules, message, slot.attempt
+                    claim.leases, queue, rules, message, slot.attempt
                 ):
                     if message is not None and not slot.attempt:
                         # a retry that came back, though it is not delivered
-                        self._first_attempt(taking, queue, message)
-                    queue.settle_taken(offset)
+                        self._first_attempt(claim, queue, message)
+                    queue.settle_claimed(offset)
                 elif (
                     may_skip
                     and not slot.attempt
@@ -117,45 +119,47 @@ class Choosing:
                     skipped.append((offset, why))
                     continue
                 elif slot.attempt >= rules.max_attempts:
-                    exhausted.append(Taken(queue, offset, slot.attempt, message))
+                    exhausted.append(ClaimedMessage(queue, offset, slot.attempt, message))
                     queue.slots.set_state(offset, State.MOVING)
                     continue
-                elif not taking.fits(message):
+                elif not claim.fits(message):
                     continue
                 else:
-                    attempt = slot.attempt or self._first_attempt(taking, queue, message) - 1
-                    taking.lend(queue, offset, attempt + 1, message)
-                    taking.keys.add((queue.index, message.ordering_key or ""))
+                    attempt = slot.attempt or self._first_attempt(claim, queue, message) - 1
+                    claim.add(queue, offset, attempt + 1, message)
+                    claim.keys.add((queue.index, message.ordering_key or ""))
                 del left[offset]
-            await self._skipping.skip(taking.leases, queue, skipped)
+            await self._skipper.skip(claim.leases, queue, skipped)
             for one in exhausted:
                 del left[one.offset]
-            is_kept = await self._keep(taking, rules, unreadable)
+            is_kept = await self._keep(claim, rules, unreadable)
         finally:
             for offset in left:
                 if queue.slots.state(offset) != State.SETTLED:
-                    queue.put_back(offset)
+                    queue.reopen(offset)
         if exhausted:
-            await self._ends.give_up(taking.leases, rules, exhausted)
+            await self._ends.give_up(claim.leases, rules, exhausted)
         return bool(offsets) and is_kept
 
-    async def _take_new(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
+    async def _claim_new(self, claim: Claim, queue: QueueLeases, rules: GroupRules) -> None:
         slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
         is_plain = wanted.is_everything and not rules.ordered and not queue.is_retry
-        is_plain = is_plain and not self._withdrawn.has_withdrawn(queue.queue.topic)
+        is_plain = is_plain and not self._cancelled_requests.has_cancelled_request(
+            queue.queue.topic
+        )
         for number in range(_SCAN_READS):
             bounds = await self._store.offsets(queue.queue)
             queue.drop_below(bounds.first)
-            if taking.is_full or slots.cursor >= bounds.end or has_passed_many(queue, rules):
+            if claim.is_full or slots.cursor >= bounds.end or has_passed_many(queue, rules):
                 return
             try:
                 if is_plain:
-                    await self._take_plain(taking, queue)
+                    await self._claim_plain(claim, queue)
                 else:
                     # Few at first: what is read behind the last one that there is room for is read
                     # in vain.
                     await self._take_chosen(
-                        taking, queue, wanted, min(_ORDERED_MESSAGES, taking.left << 2 * number)
+                        claim, queue, wanted, min(_ORDERED_MESSAGES, claim.left << 2 * number)
                     )
             except CorruptRecord:
                 damages = await self._reader.damage_from(queue.queue, slots.cursor, bounds.end)
@@ -163,41 +167,41 @@ class Choosing:
                     Unreadable(queue, offset, 0, 0, damage)
                     for offset, damage in enumerate(damages, slots.cursor)
                 ]
-                if not await self._keep(taking, rules, found):
+                if not await self._keep(claim, rules, found):
                     return
 
-    async def _keep(self, taking: Taking, rules: GroupRules, found: Sequence[Unreadable]) -> bool:
+    async def _keep(self, claim: Claim, rules: GroupRules, found: Sequence[Unreadable]) -> bool:
         """Turn messages that cannot be read into dead letters.
 
         False where the disk is full: they stay where they are.
         """
         try:
             if found:
-                await self._damage.keep(taking.leases, rules, found)
+                await self._damage.keep(claim.leases, rules, found)
         except StorageFull as full:
-            taking.held_up = full
+            claim.held_up = full
             return False
         return True
 
-    async def _take_plain(self, taking: Taking, queue: QueueLeases) -> None:
+    async def _claim_plain(self, claim: Claim, queue: QueueLeases) -> None:
         """All as they come."""
         slots = queue.slots
         found = await self._reader.read_records(
-            queue.queue, slots.cursor, taking.left, taking.left_bytes
+            queue.queue, slots.cursor, claim.left, claim.left_bytes
         )
-        if found and taking.fits(found[0]):
-            taking.lend_run(queue, slots.cursor, found)
+        if found and claim.fits(found[0]):
+            claim.add_run(queue, slots.cursor, found)
             slots.advance_to(slots.cursor + len(found))
 
     async def _take_chosen(
-        self, taking: Taking, queue: QueueLeases, wanted: Filter, most: int
+        self, claim: Claim, queue: QueueLeases, wanted: Filter, most: int
     ) -> None:
         """One by one: some are not for the group, some must wait for their key.
 
         `most`: so many are read, of these.
         """
         slots, order = queue.slots, queue.order
-        count = taking.left if order is None else most
+        count = claim.left if order is None else most
         try:
             messages, end = await read_matching(
                 self._store,
@@ -206,42 +210,42 @@ class Choosing:
                 wanted,
                 max_scanned=_SCAN_CODES,
                 max_messages=count,
-                max_bytes=max(1, taking.left_bytes),
+                max_bytes=max(1, claim.left_bytes),
             )
         except OffsetExpired as expired:
             await self._reader.check_expired(queue.queue, slots.cursor, expired)
             return
         for message in messages:
             offset = message.queue_offset
-            if queue.is_retry and not self._is_current(taking.leases, message):
+            if queue.is_retry and not self._is_current(claim.leases, message):
                 continue
-            if self._withdrawn.is_withdrawn(message):
+            if self._cancelled_requests.is_cancelled_request(message):
                 # a retry that came back, though it is not delivered
-                self._first_attempt(taking, queue, message)
+                self._first_attempt(claim, queue, message)
                 continue
-            if not taking.fits(message):
+            if not claim.fits(message):
                 end = offset
                 break
             key = message.ordering_key or ""
-            is_ours = (queue.index, key) in taking.keys
+            is_ours = (queue.index, key) in claim.keys
             if order is not None and order.is_blocked(key) and (order.has_open(key) or not is_ours):
                 slots.put(offset, 1, State.OPEN, attempt=0)
                 order.note(offset, key, is_held=False)
                 continue
-            taking.lend(queue, offset, self._first_attempt(taking, queue, message), message)
+            claim.add(queue, offset, self._first_attempt(claim, queue, message), message)
             if order is not None:
                 order.note(offset, key, is_held=True)
-                taking.keys.add((queue.index, key))
+                claim.keys.add((queue.index, key))
         slots.advance_to(end)
 
-    def _first_attempt(self, taking: Taking, queue: QueueLeases, message: StoredMessage) -> int:
+    def _first_attempt(self, claim: Claim, queue: QueueLeases, message: StoredMessage) -> int:
         """Of a message that is handed out from here for the first time."""
         if not queue.is_retry:
             return 1
-        if self._is_current(taking.leases, message):
+        if self._is_current(claim.leases, message):
             origin = str(retry_message.origin_of(message).queue)
-            taking.arrived[origin] = taking.arrived.get(origin, 0) + 1
-            taking.leases.retries.note_arrived({origin: 1})
+            claim.arrived[origin] = claim.arrived.get(origin, 0) + 1
+            claim.leases.retries.note_arrived({origin: 1})
         return retry_message.attempts_of(message) + 1
 
     def _is_to_come(
@@ -255,7 +259,7 @@ class Choosing:
         """A filter is asked once: what was handed out before comes again, whatever the group's
         rules are now.
         """
-        if self._withdrawn.is_withdrawn(message):
+        if self._cancelled_requests.is_cancelled_request(message):
             return False
         return attempt > 0 or self._is_wanted(leases, queue, rules, message)
 

@@ -1,4 +1,4 @@
-"""Replying to a request: the reply, what becomes of the request, and the acknowledgement of its
+"""Replies to requests: the reply, what becomes of the request, and the acknowledgement of its
 message, in one append.
 """
 
@@ -26,7 +26,7 @@ from storage.turns import Turns
 AckBeside = Callable[[str, str, Callable[[bool], Sequence[Message]]], Awaitable[list[Appended]]]
 
 
-class Replying:
+class Replier:
     """Stores replies, one for each request. Event loop only."""
 
     def __init__(

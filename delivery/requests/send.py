@@ -1,4 +1,4 @@
-"""Opening requests: the message and its opening in one append, once for each idempotency key."""
+"""Opens requests: the message and its opening in one append, once for each idempotency key."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     replayed: bool
 
 
-class Opening:
+class Requester:
     """Stores requests, each once for its key. Event loop only."""
 
     def __init__(

@@ -19,8 +19,8 @@ from delivery.options import RequestOptions
 from delivery.requests import events
 from delivery.requests.events import REPLY_QUEUE, Cancelled, ReplyBody, TimedOut
 from delivery.requests.journal import RequestJournal
-from delivery.requests.reply import AckBeside, Replying
-from delivery.requests.send import Opening, Outcome, RepeatableKey
+from delivery.requests.reply import AckBeside, Replier
+from delivery.requests.send import Outcome, RepeatableKey, Requester
 from delivery.requests.table import Request, RequestState, closed
 from storage.clock import Clock
 from storage.errors import MessageGone, OffsetExpired
@@ -44,13 +44,13 @@ class Requests:
         *,
         ack_beside: AckBeside,
     ) -> None:
-        """`ack_beside`: as `Replying` says."""
+        """`ack_beside`: as `Replier` says."""
         self._store = store
         self._clock = clock
         self._journal = RequestJournal(store, clock, options)
         self._turns = Turns()
-        self._opening = Opening(self._journal, self._turns, identifiers, options)
-        self._replying = Replying(self._journal, self._turns, identifiers, ack_beside=ack_beside)
+        self._requester = Requester(self._journal, self._turns, identifiers, options)
+        self._replier = Replier(self._journal, self._turns, identifiers, ack_beside=ack_beside)
         self._is_stopping = False
         self.table = self._journal.table
 
@@ -83,7 +83,7 @@ class Requests:
             try:
                 count += await self._turns.uncancelled(self._time_out(due))
             finally:
-                self.table.put_back(due)
+                self.table.requeue(due)
         return count
 
     # ---------------------------------------------------------------------------------------------
@@ -98,8 +98,8 @@ class Requests:
         key: RepeatableKey | None,
         durability: Durability | None,
     ) -> Outcome:
-        """Store a request, once for its key. As `Opening.open`."""
-        outcome = await self._opening.open(
+        """Store a request, once for its key. As `Requester.open`."""
+        outcome = await self._requester.open(
             topic, make, timeout_ms=timeout_ms, key=key, durability=durability
         )
         return (
@@ -119,9 +119,9 @@ class Requests:
     ) -> Outcome:
         """Store the reply and be done with the request's message, in one step.
 
-        As `Replying.reply`.
+        As `Replier.reply`.
         """
-        return await self._replying.reply(
+        return await self._replier.reply(
             request_id, body, handle=handle, key=key, fingerprint=fingerprint
         )
 
@@ -161,12 +161,12 @@ class Requests:
         """
         return await self._turns.uncancelled(self._cancel(request_id))
 
-    def is_withdrawn(self, message: Message) -> bool:
+    def is_cancelled_request(self, message: Message) -> bool:
         """Is it a request that was cancelled?"""
         asked = events.asked_by(message)
         return asked is not None and self.table.is_cancelled(asked.request_id)
 
-    def has_withdrawn(self, topic: str) -> bool:
+    def has_cancelled_request(self, topic: str) -> bool:
         return self.table.has_cancelled(topic)
 
     async def _time_out(self, request_ids: Sequence[str]) -> int:

@@ -109,7 +109,7 @@ class RequestTable:
         return None if request_id is None else self.get(request_id)
 
     def due(self, now_ms: int, *, most: int) -> list[str]:
-        """Pending requests whose time is up; each comes once, until `put_back`."""
+        """Pending requests whose time is up; each comes once, until `requeue`."""
         found: list[str] = []
         while self._due and self._due[0][0] <= now_ms and len(found) < most:
             _, request_id = heapq.heappop(self._due)
@@ -117,7 +117,7 @@ class RequestTable:
                 found.append(request_id)
         return found
 
-    def put_back(self, request_ids: Iterable[str]) -> None:
+    def requeue(self, request_ids: Iterable[str]) -> None:
         """They could not be closed."""
         for request_id in request_ids:
             request = self._pending.get(request_id)

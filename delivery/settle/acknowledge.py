@@ -1,4 +1,4 @@
-"""Acknowledging: a message is done with, by itself or in one append with what came of it.
+"""Acknowledgements: a message is done with, by itself or in one append with what came of it.
 
 An acknowledgement is on disk when it is answered. One whose answer was lost may be sent again.
 """
@@ -29,7 +29,7 @@ class HeldAck(NamedTuple):
     held: Sequence[HeldRun]
 
 
-class Acknowledging:
+class Acknowledger:
     """Acknowledges leased messages. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from delivery.groups import GroupRules
-from delivery.leases.claim import Taken
+from delivery.leases.claim import ClaimedMessage
 from delivery.leases.events import Expired, Extended, ExtendedMessage
 from delivery.leases.group import GroupLeases
 from delivery.leases.handles import Held, find_held, runs_of
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
 from delivery.leases.waiters import Waiters
-from delivery.settle.moving import Move, Moving
-from delivery.settle.retry_policy import Fate, fate
+from delivery.settle.move import Move, Mover
+from delivery.settle.retry_policy import NackOutcome, nack_outcome
 from storage.errors import StorageFull, UnavailableError
 from storage.message import Durability
 
@@ -22,10 +22,10 @@ from storage.message import Durability
 class LeaseEnds:
     """Extends leases and ends those that are due. Event loop only."""
 
-    def __init__(self, journal: LeaseJournal, moving: Moving, waiters: Waiters) -> None:
+    def __init__(self, journal: LeaseJournal, mover: Mover, waiters: Waiters) -> None:
         self._journal = journal
         self._clock = journal.clock
-        self._moving = moving
+        self._mover = mover
         self._waiters = waiters
 
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
@@ -58,7 +58,7 @@ class LeaseEnds:
         return until
 
     async def give_up(
-        self, leases: GroupLeases, rules: GroupRules, exhausted: Sequence[Taken]
+        self, leases: GroupLeases, rules: GroupRules, exhausted: Sequence[ClaimedMessage]
     ) -> None:
         """Messages (in state MOVING) that have had all their attempts.
 
@@ -66,13 +66,13 @@ class LeaseEnds:
         """
         moves = [self._last_move(rules, one.queue, one.offset) for one in exhausted]
         await self._journal.changes.uncancelled(
-            self._moving.move(leases, rules, moves, tries_again=True)
+            self._mover.move(leases, rules, moves, tries_again=True)
         )
 
     @staticmethod
     def _last_move(rules: GroupRules, queue: QueueLeases, offset: int) -> Move:
         slot = queue.slots.get(offset)
-        kind = Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
+        kind = NackOutcome.DEAD_LETTER if rules.dead_letter else NackOutcome.DISCARD
         return Move(
             queue,
             offset,
@@ -95,8 +95,8 @@ class LeaseEnds:
         last: list[Move] = []
         again: list[Held] = []
         for one in ended:
-            if fate(rules, one.attempt) is Fate.AGAIN:
-                one.queue.put_back(one.offset)
+            if nack_outcome(rules, one.attempt) is NackOutcome.AGAIN:
+                one.queue.reopen(one.offset)
                 again.append(Held(one.queue, one.offset, one.lease))
             else:
                 last.append(self._last_move(rules, one.queue, one.offset))
@@ -108,6 +108,6 @@ class LeaseEnds:
                 await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         if last:
             await self._journal.changes.uncancelled(
-                self._moving.move(leases, rules, last, tries_again=True)
+                self._mover.move(leases, rules, last, tries_again=True)
             )
         return len(ended)

@@ -1,4 +1,4 @@
-"""Refusing: a consumer hands a message back, to be tried again or given up.
+"""Rejections: a consumer hands a message back, to be tried again or given up.
 
 On disk when it is answered.
 """
@@ -11,12 +11,12 @@ from delivery.leases.handles import find_held
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import State
 from delivery.leases.queue import QueueLeases
-from delivery.settle.moving import Move, Moving
-from delivery.settle.retry_policy import Fate, backoff_ms, fate
+from delivery.settle.move import Move, Mover
+from delivery.settle.retry_policy import NackOutcome, backoff_ms, nack_outcome
 from storage.errors import LeaseExpired, MessagingError
 
 
-class Refused(NamedTuple):
+class Rejection(NamedTuple):
     """`delay_ms`: None for the group's own wait."""
 
     handle: str
@@ -24,16 +24,16 @@ class Refused(NamedTuple):
     reason: str | None = None
 
 
-class Refusing:
+class Rejecter:
     """Rejects leased messages. Event loop only."""
 
-    def __init__(self, journal: LeaseJournal, moving: Moving) -> None:
+    def __init__(self, journal: LeaseJournal, mover: Mover) -> None:
         self._journal = journal
         self._clock = journal.clock
-        self._moving = moving
+        self._mover = mover
 
     async def nack(
-        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+        self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
         """Hand the messages out again, after a wait; or give them up, where that was their last
         attempt.
@@ -41,11 +41,11 @@ class Refusing:
         Why each entry was refused; None where it was accepted.
         """
 
-        def move(entry: int, one: Refused, queue: QueueLeases, offset: int, lease: int) -> Move:
+        def move(entry: int, one: Rejection, queue: QueueLeases, offset: int, lease: int) -> Move:
             slot = queue.slots.get(offset)
             delay_ms = backoff_ms(rules, slot.attempt) if one.delay_ms is None else one.delay_ms
             reason = one.reason or "refused by its consumer"
-            kind = fate(rules, slot.attempt)
+            kind = nack_outcome(rules, slot.attempt)
             return Move(
                 queue, offset, slot.attempt, lease, slot.deadline_ms, kind, delay_ms, reason, entry
             )
@@ -53,12 +53,12 @@ class Refusing:
         return await self._move_held(group, rules, refused, move)
 
     async def dead_letter(
-        self, group: str, rules: GroupRules, refused: Sequence[Refused]
+        self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
         """Give the messages up. As `nack`."""
-        kind = Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
+        kind = NackOutcome.DEAD_LETTER if rules.dead_letter else NackOutcome.DISCARD
 
-        def move(entry: int, one: Refused, queue: QueueLeases, offset: int, lease: int) -> Move:
+        def move(entry: int, one: Rejection, queue: QueueLeases, offset: int, lease: int) -> Move:
             slot = queue.slots.get(offset)
             reason = one.reason or "given up by its consumer"
             return Move(
@@ -71,8 +71,8 @@ class Refusing:
         self,
         group: str,
         rules: GroupRules,
-        refused: Sequence[Refused],
-        move: Callable[[int, Refused, QueueLeases, int, int], Move],
+        refused: Sequence[Rejection],
+        move: Callable[[int, Rejection, QueueLeases, int, int], Move],
     ) -> list[MessagingError | None]:
         leases = self._journal.table.find(group)
         now_ms = self._clock.monotonic_ms()
@@ -86,9 +86,7 @@ class Refusing:
             moves.append(move(entry, one, *found))
             found.queue.slots.set_state(found.offset, State.MOVING)
         if leases is not None and moves:
-            failed = await self._journal.changes.uncancelled(
-                self._moving.move(leases, rules, moves)
-            )
+            failed = await self._journal.changes.uncancelled(self._mover.move(leases, rules, moves))
             for one_move, error in failed:
                 results[one_move.entry] = error
             if len(failed) == len(refused):

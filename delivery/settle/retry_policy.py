@@ -5,17 +5,17 @@ from enum import Enum
 from delivery.groups import GroupRules
 
 
-class Fate(Enum):
+class NackOutcome(Enum):
     AGAIN = "again"  # it is handed out once more, after a wait
     DEAD_LETTER = "dead_letter"
     DISCARD = "discard"  # the group keeps no dead letters
 
 
-def fate(rules: GroupRules, attempt: int) -> Fate:
+def nack_outcome(rules: GroupRules, attempt: int) -> NackOutcome:
     """After this hand-out, counted from 1."""
     if attempt < rules.max_attempts:
-        return Fate.AGAIN
-    return Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
+        return NackOutcome.AGAIN
+    return NackOutcome.DEAD_LETTER if rules.dead_letter else NackOutcome.DISCARD
 
 
 def backoff_ms(rules: GroupRules, attempt: int) -> int:

@@ -328,9 +328,9 @@ class LocalMessageStore:
         """Retention."""
         return self._retention.usage()
 
-    def owe(self, owed_bytes: int) -> None:
+    def set_reserve(self, owed_bytes: int) -> None:
         """Reserve."""
-        self._preparer.owe(owed_bytes)
+        self._preparer.set_reserve(owed_bytes)
 
     async def wait_durable(self, appended: Appended) -> None:
         """SyncedPosition."""

@@ -102,7 +102,7 @@ class Preparer:
         """The writer waits for room up to `end`, in front of the reserve."""
         self._want(end + self._reserve_bytes)
 
-    def owe(self, owed_bytes: int) -> None:
+    def set_reserve(self, owed_bytes: int) -> None:
         """So much more is to be kept in reserve."""
         self._owed_bytes = owed_bytes
         if self._lacks_space:

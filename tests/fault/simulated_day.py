@@ -35,7 +35,7 @@ from storage.local.options import LocalStoreOptions
 from storage.message import Message, QueueId, StoredMessage
 from tests.support.check_pass import everything
 from tests.support.simulation import World
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.open_checks import LeasedCheck

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from delivery.leases import events, replay, retry_message, snapshot
+from delivery.leases.clock_reading import ClockReading
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.key_order import KeyOrder
 from delivery.leases.message_states import QueueSlots, State
-from delivery.leases.moment import Moment
 from delivery.leases.table import LeaseTable
-from delivery.receive.select import Choosing
+from delivery.receive.select import MessageSelector
 from storage.message import Durability, Message
 from tests.property.test_lease_model import LeaseMachine
 
@@ -111,7 +111,7 @@ def test_a_lease_that_is_kept_on_paper_only_is_found(monkeypatch):
 def test_an_attempt_that_a_kill_forgets_is_found(monkeypatch):
     apply_leased = replay.apply_leased
 
-    def unnamed(leases: GroupLeases, event: events.Leased, now: Moment) -> None:
+    def unnamed(leases: GroupLeases, event: events.Leased, now: ClockReading) -> None:
         apply_leased(leases, event, now)
         leases.attempts.forget(event.attempt_id or "")
 
@@ -128,7 +128,7 @@ def test_a_count_of_attempts_that_a_retry_begins_anew_is_found(monkeypatch):
 
 def test_a_withdrawn_message_that_is_handed_out_is_found(monkeypatch):
     monkeypatch.setattr(
-        Choosing,
+        MessageSelector,
         "_is_to_come",
         lambda self, leases, queue, rules, message, attempt: queue.slots.unsettled > 0,
     )
@@ -139,7 +139,7 @@ def test_a_withdrawn_message_that_is_handed_out_is_found(monkeypatch):
 def test_a_deleted_group_whose_retries_go_on_is_found(monkeypatch):
     apply = LeaseTable.apply
 
-    def forgetful(self: LeaseTable, event: events.AnyLeaseEvent, now: Moment) -> None:
+    def forgetful(self: LeaseTable, event: events.AnyLeaseEvent, now: ClockReading) -> None:
         apply(self, event, now)
         if isinstance(event, events.Deleted):
             retries = self.group(event.group).retries

@@ -19,14 +19,14 @@ from storage.turns import Turns
 from tests.fault.simulated_day import Day
 from tests.fault.transaction_machine import TransactionMachine
 from txn import half_message, replay, states
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import Op
 from txn.journal import Journal
 from txn.open_checks import LeasedCheck, OpenChecks
-from txn.pending import TransactionTable
 from txn.producer import Answered, Failed, Route
 from txn.states import TxnEvent, TxnState
+from txn.table import TransactionTable
 from txn.transaction import Transaction, from_halves
 
 pytestmark = pytest.mark.faults

@@ -43,7 +43,7 @@ from tests.support.transaction_spec import (
     answers,
 )
 from txn.begin import Outcome
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.open_checks import LeasedCheck, check_now

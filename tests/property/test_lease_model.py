@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from delivery.leases.retry_message import is_stub
-from delivery.receive.receive import HandedOut
+from delivery.receive.receive import LeasedMessage
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId
@@ -50,12 +50,12 @@ class Item:
         self.is_done = False
         self.may_be_done = False
         self.may_be_dead = False
-        self.is_withdrawn = False
+        self.is_cancelled_request = False
         self.is_damaged = False
         self.stubs_allowed = 0  # dead letters that may stand for it
         self.may_be_put_off = False  # it may lie elsewhere, to come back as a retry
         self.held_until_ms = 0  # nobody is given it before
-        self.handle: HandedOut | None = None  # of the last hand-out
+        self.handle: LeasedMessage | None = None  # of the last hand-out
 
     @property
     def order_key(self) -> tuple[QueueId, str | None]:
@@ -86,7 +86,7 @@ class LeaseMachine(RuleBasedStateMachine):
             ordered=ordered, max_attempts=max_attempts, lease_ms=lease_ms, backoff_ms=(200, 1_000)
         )
         self.items: dict[str, Item] = {}
-        self.stale: list[HandedOut] = []
+        self.stale: list[LeasedMessage] = []
         self.receives = 0
         self.starts = 0
         self.wall_ms = 1_800_000_000_000
@@ -146,8 +146,8 @@ class LeaseMachine(RuleBasedStateMachine):
         items = [item for item in self.items.values() if not item.is_done]
         if items:
             item = items[at % len(items)]
-            item.is_withdrawn = True
-            self.house.withdrawn.add(item.name)
+            item.is_cancelled_request = True
+            self.house.cancelled_requests.add(item.name)
 
     @rule(at=indexes, count=st.integers(1, 3))
     def ack(self, at: int, count: int) -> None:
@@ -396,7 +396,7 @@ class LeaseMachine(RuleBasedStateMachine):
             mine = [item for item in self.items.values() if item.queue == queue]
             for item in mine[:position]:
                 is_accounted_for = (
-                    item.is_done or item.may_be_done or item.is_withdrawn or item.is_damaged
+                    item.is_done or item.may_be_done or item.is_cancelled_request or item.is_damaged
                 )
                 assert is_accounted_for or item.attempts + item.more_attempts > 0, (
                     f"{item.name} was passed over"
@@ -405,13 +405,13 @@ class LeaseMachine(RuleBasedStateMachine):
     # ----------------------------------------------------------------------------------------------
     # helpers
 
-    def _note_received(self, received: list[HandedOut], begun_ms: int) -> None:
+    def _note_received(self, received: list[LeasedMessage], begun_ms: int) -> None:
         names = [one.message.message_id for one in received]
         assert len(set(names)) == len(names), "twice in one answer"
         for one in received:
             item = self.items[one.message.message_id]
             assert not item.is_done, f"{item.name} came again"
-            assert not item.is_withdrawn, f"{item.name} was withdrawn, and came"
+            assert not item.is_cancelled_request, f"{item.name} was withdrawn, and came"
             assert not item.is_damaged or item.may_be_put_off, f"{item.name} is damaged, and came"
             assert item.held_until_ms <= self.house.now_ms, f"{item.name} was lent twice"
             assert item.attempts < one.attempt <= item.attempts + item.more_attempts + 1, (
@@ -444,7 +444,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 or item.may_be_done
                 or item.may_be_dead
                 or item.may_be_put_off
-                or item.is_withdrawn
+                or item.is_cancelled_request
             )
             is_gone |= item.is_damaged
             assert is_blocked or is_gone or not is_new, (
@@ -459,7 +459,10 @@ class LeaseMachine(RuleBasedStateMachine):
                 if other.order_key == item.order_key and other.name < name and not other.is_done:
                     has_used_up = other.attempts + other.more_attempts >= self.rules.max_attempts
                     is_gone = (
-                        other.may_be_done or other.may_be_dead or has_used_up or other.is_withdrawn
+                        other.may_be_done
+                        or other.may_be_dead
+                        or has_used_up
+                        or other.is_cancelled_request
                     )
                     is_gone |= other.is_damaged
                     has_come = other.name in names[:number]
@@ -479,7 +482,7 @@ class LeaseMachine(RuleBasedStateMachine):
         )
         return is_lent and self.house.now_ms + LATE_MS < item.held_until_ms
 
-    def _handle(self, item: Item) -> HandedOut:
+    def _handle(self, item: Item) -> LeasedMessage:
         assert item.handle is not None
         return item.handle
 
@@ -524,7 +527,7 @@ class LeaseMachine(RuleBasedStateMachine):
         gone = {
             item.name
             for item in self.items.values()
-            if item.is_done or item.may_be_done or item.is_withdrawn
+            if item.is_done or item.may_be_done or item.is_cancelled_request
         } | dead
         lost = sorted(self.items.keys() - gone)
         assert lost == [], f"{lost} were lost"
@@ -549,7 +552,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
         self.store = self._call(self.world.open_store(self.options))
         self.house = House(self.world, self.store, self.rules)
-        self.house.withdrawn |= {item.name for item in self.items.values() if item.is_withdrawn}
+        self.house.cancelled_requests |= {
+            item.name for item in self.items.values() if item.is_cancelled_request
+        }
         self._call(self.house.start(queues=len(QUEUES)))
 
 

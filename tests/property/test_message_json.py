@@ -13,7 +13,7 @@ from app import codec
 from app.consume.handlers import parts_of_received
 from app.consume.schemas import ReceivedMessages
 from app.messages.view import joined
-from delivery.receive.receive import HandedOut
+from delivery.receive.receive import LeasedMessage
 from storage.formats import properties, stored_record, unit
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
@@ -142,10 +142,12 @@ def test_the_json_of_a_receive_is_the_same_from_records_and_from_messages(
     records_ = [stored_record.of_record(record) for record in found]
     messages = [records.to_message(record) for record in more]
     leased = [
-        HandedOut(one, index + 1, f"lh_{index}", expires_at_ms)
+        LeasedMessage(one, index + 1, f"lh_{index}", expires_at_ms)
         for index, one in enumerate([*messages, *records_])
     ]
-    decoded = [HandedOut(one.message, one.attempt, one.handle, one.expires_at_ms) for one in leased]
+    decoded = [
+        LeasedMessage(one.message, one.attempt, one.handle, one.expires_at_ms) for one in leased
+    ]
 
     joined = b"".join(parts_of_received(leased, form, server_time="now"))
 

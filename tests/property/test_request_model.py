@@ -287,7 +287,7 @@ class RequestMachine(RuleBasedStateMachine):
             SystemRandom(),
             new_task_id=lambda: identifiers.new("task"),
             rules_of=lambda group: RULES,
-            withdrawn=self.requests,
+            cancelled_requests=self.requests,
         )
 
         async def start() -> None:

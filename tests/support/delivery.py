@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any
 
 from delivery.groups import GroupRules, Subscription
-from delivery.receive.receive import HandedOut, Request
+from delivery.receive.receive import LeasedMessage, Request
 from delivery.service import Delivery
-from delivery.settle.reject import Refused
+from delivery.settle.reject import Rejection
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
 from storage.files.simulated import SimulatedDisk
@@ -37,10 +37,10 @@ def rules(**fields: Any) -> GroupRules:
 class WithdrawnNames(set[str]):
     """Messages that are not handed out any more, by name."""
 
-    def is_withdrawn(self, message: Message) -> bool:
+    def is_cancelled_request(self, message: Message) -> bool:
         return message.message_id in self
 
-    def has_withdrawn(self, topic: str) -> bool:
+    def has_cancelled_request(self, topic: str) -> bool:
         return bool(self)
 
 
@@ -55,7 +55,7 @@ class House:
         self.store = store
         self.rules: GroupRules | None = given
         self._ids = count(1)
-        self.withdrawn = WithdrawnNames()
+        self.cancelled_requests = WithdrawnNames()
         self.schedules = ScheduleService(
             store, world.clock, ScheduleOptions(catch_up_after_ms=1 << 50)
         )
@@ -65,7 +65,7 @@ class House:
             world.randomness,
             new_task_id=lambda: world.identifiers.new("task"),
             rules_of=lambda group: self.rules if group == GROUP else None,
-            withdrawn=self.withdrawn,
+            cancelled_requests=self.cancelled_requests,
         )
 
     async def start(self, *, queues: int = 1, begins: bool = True) -> "House":
@@ -95,7 +95,7 @@ class House:
             durability=Durability.SYNCED,
         )
 
-    async def receive(self, max_messages: int = 100, **fields: Any) -> list[HandedOut]:
+    async def receive(self, max_messages: int = 100, **fields: Any) -> list[LeasedMessage]:
         assert self.rules is not None
         request = Request(
             max_messages=max_messages,
@@ -111,7 +111,7 @@ class House:
 
     async def long_poll(
         self, *, for_ms: int, attempt_id: str | None = None
-    ) -> tuple[list[HandedOut], int]:
+    ) -> tuple[list[LeasedMessage], int]:
         """For one message: what it is given, and after how many receives."""
         assert self.rules is not None
         request = Request(
@@ -139,27 +139,27 @@ class House:
             self.delivery.end_wait(GROUP, woken.set)
             raise
 
-    async def ack(self, *given: HandedOut) -> list[bool]:
+    async def ack(self, *given: LeasedMessage) -> list[bool]:
         return await self.delivery.ack(GROUP, [one.handle for one in given])
 
     async def nack(
-        self, *given: HandedOut, delay_ms: int | None = None, reason: str | None = None
+        self, *given: LeasedMessage, delay_ms: int | None = None, reason: str | None = None
     ) -> list[bool]:
         """Which were accepted."""
         assert self.rules is not None
         errors = await self.delivery.nack(
-            GROUP, self.rules, [Refused(one.handle, delay_ms, reason) for one in given]
+            GROUP, self.rules, [Rejection(one.handle, delay_ms, reason) for one in given]
         )
         return [error is None for error in errors]
 
-    async def give_up(self, *given: HandedOut, reason: str | None = None) -> list[bool]:
+    async def give_up(self, *given: LeasedMessage, reason: str | None = None) -> list[bool]:
         assert self.rules is not None
         errors = await self.delivery.dead_letter(
-            GROUP, self.rules, [Refused(one.handle, None, reason) for one in given]
+            GROUP, self.rules, [Rejection(one.handle, None, reason) for one in given]
         )
         return [error is None for error in errors]
 
-    async def extend(self, one: HandedOut, lease_ms: int) -> int | None:
+    async def extend(self, one: LeasedMessage, lease_ms: int) -> int | None:
         return (await self.delivery.extend(GROUP, [(one.handle, lease_ms)]))[0]
 
     async def sleep(self, ms: int) -> None:
@@ -185,7 +185,7 @@ class House:
         await self.store.aclose()
 
 
-def named(one: HandedOut) -> tuple[str, int]:
+def named(one: LeasedMessage) -> tuple[str, int]:
     return one.message.message_id, one.attempt
 
 

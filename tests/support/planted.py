@@ -124,7 +124,9 @@ def _put_back_again(shop: Transactions, halves: Begun) -> None:
     for message in waiting:
         waited = stored(message, queue_offset=0, stored_at_ms=shop.log.now_ms, log_offset=0)
         shop.log.append(
-            scheduled_message.put_back(waited, shop.log.now_ms, scheduled_message.SoFar(revision=2))
+            scheduled_message.put_back(
+                waited, shop.log.now_ms, scheduled_message.CarriedState(revision=2)
+            )
         )
 
 

@@ -184,7 +184,7 @@ def _delays(story: Story) -> None:
     story.mark(later, scheduled_message.unwrap(moved))
     entry = scheduled_message.entry_of(put_back)
     copy = scheduled_message.put_back(
-        put_back, story.log.now_ms + 2_000, scheduled_message.SoFar(revision=2)
+        put_back, story.log.now_ms + 2_000, scheduled_message.CarriedState(revision=2)
     )
     again = story.mark(marks.PutBack(entries=(entry,)), copy)[0]
     story.wait_for(again)

@@ -19,8 +19,8 @@ from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import HALF_QUEUE, HELD_QUEUE, OP_QUEUE
 from txn.options import TransactionOptions
-from txn.pending import TransactionTable
 from txn.states import TxnEvent, TxnState
+from txn.table import TransactionTable
 from txn.transaction import Transaction, TxnMessage
 
 REAL_QUEUE = QueueId("orders", 2)

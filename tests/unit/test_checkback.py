@@ -17,7 +17,7 @@ from tests.support.lives import one_life, run_lives
 from tests.support.simulation import World
 from txn import half_message
 from txn.begin import Begin
-from txn.checkback import CheckSender
+from txn.check_sender import CheckSender
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import TransactionCoordinator
 from txn.open_checks import LeasedCheck, check_now

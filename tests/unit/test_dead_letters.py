@@ -171,7 +171,7 @@ async def test_a_task_with_a_rate_that_could_not_go_on_catches_up_with_one_secon
 
 @with_house(given=DEAD_AT_ONCE)
 async def test_messages_that_are_given_up_together_are_read_a_piece_at_a_time(house, monkeypatch):
-    monkeypatch.setattr("delivery.settle.moving._APPEND_MESSAGES", 10)
+    monkeypatch.setattr("delivery.settle.move._APPEND_MESSAGES", 10)
     steps = []
     read, append = house.store.read, house.store.append
 

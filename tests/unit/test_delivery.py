@@ -11,7 +11,7 @@ from delivery.leases import receipt_handle
 from delivery.leases.events import LEASE_QUEUE, Position, Reset, event_message, read_event
 from delivery.leases.group import GroupLeases
 from delivery.receive import select
-from delivery.receive.receive import HandedOut, Request
+from delivery.receive.receive import LeasedMessage, Request
 from storage.errors import Backpressure, StorageFull
 from storage.message import Appended, Durability, Message, Placed, QueueId, Row, StoredMessage
 from storage.store import ScannedRecords
@@ -137,7 +137,7 @@ async def test_a_lease_that_is_extended_again_and_again_ends_when_it_was_said_la
 def test_extending_a_lease_takes_no_more_memory_each_time():
     leases = GroupLeases(GROUP)
     queue = leases.open(ORDERS, 0)
-    leases.lend(queue, 0, 1, attempt=1, lease=7, deadline_ms=1_000)
+    leases.lease(queue, 0, 1, attempt=1, lease=7, deadline_ms=1_000)
     queue.slots.advance_to(1)
 
     for deadline_ms in range(1_000, 100_000):
@@ -186,7 +186,7 @@ def test_what_was_acknowledged_never_comes_again_and_what_was_lent_comes_after_i
 
 
 def test_a_receipt_is_good_after_kill_9():
-    kept: list[HandedOut] = []
+    kept: list[LeasedMessage] = []
 
     async def first_life(house: House) -> None:
         await house.send("a", "b")
@@ -208,7 +208,7 @@ def test_a_grant_that_a_power_cut_took_is_made_again_and_no_count_of_attempts_go
     was_taken = set()
 
     def lives() -> list[Life]:
-        kept: list[HandedOut] = []
+        kept: list[LeasedMessage] = []
 
         async def first_life(house: House) -> None:
             await house.send("a")
@@ -559,7 +559,7 @@ def test_attempts_that_hold_nothing_are_forgotten_though_an_older_one_holds_its_
 
 
 def test_an_attempt_is_known_after_kill_9():
-    kept: list[HandedOut] = []
+    kept: list[LeasedMessage] = []
 
     async def first_life(house: House) -> None:
         await house.send("a", "b")
@@ -622,7 +622,7 @@ async def test_in_an_ordered_group_a_message_that_used_up_its_attempts_lets_its_
 
 
 def test_order_survives_kill_9_with_one_lent_one_passed_over_and_one_waiting():
-    kept: list[HandedOut] = []
+    kept: list[LeasedMessage] = []
 
     async def first_life(house: House) -> None:
         for name, key in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b"), ("c1", "c")]:
@@ -663,7 +663,7 @@ async def test_in_an_ordered_group_no_message_overtakes_those_of_its_key_that_ar
     (first,) = await house.receive(1)
     assert await house.receive() == []  # the others are met, and left for later
     await house.send("m5", key="k")
-    house.withdrawn.add("m2")
+    house.cancelled_requests.add("m2")
     await house.ack(first)
 
     got = []
@@ -694,7 +694,7 @@ def test_a_receive_looks_on_where_the_first_that_is_open_is_for_nobody(ordered):
     async def life(house: House) -> None:
         await house.send("a", "b", key="k")
         await house.receive()
-        house.withdrawn.add("a")
+        house.cancelled_requests.add("a")
         await house.pass_time(1_100)
 
         assert await house.names(1) == [("b", 2)]
@@ -817,7 +817,7 @@ async def test_a_reset_ends_leases_and_retries_and_attempts_start_at_one(house):
 
 @pytest.mark.parametrize("snapshots", [False, True])
 def test_a_reset_of_one_queue_leaves_the_leases_and_the_waiting_retries_of_the_others(snapshots):
-    kept: list[HandedOut] = []
+    kept: list[LeasedMessage] = []
 
     async def first_life(house: House) -> None:
         await house.send("a", "b")
@@ -1062,8 +1062,8 @@ def test_lag_counts_no_retry_that_was_withdrawn_and_has_come_back(snapshots):
     async def first_life(house: House) -> None:
         await house.send("a", "b")
         await house.nack(*await house.receive(), delay_ms=100)
-        house.withdrawn.add("a")
-        house.withdrawn.add("b")
+        house.cancelled_requests.add("a")
+        house.cancelled_requests.add("b")
         await house.pass_time(200)
         assert await house.receive() == []
         assert await waiting_in(house) == 0

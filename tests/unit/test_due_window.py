@@ -40,7 +40,7 @@ def test_what_could_not_be_delivered_is_due_again():
     window = a_window(due(10))
     (one,) = taken(window, 10)
 
-    window.put_back(one)
+    window.requeue(one)
 
     assert taken(window, 10) == [due(10)]
 
@@ -50,8 +50,8 @@ def test_what_was_taken_away_or_moved_does_not_come_even_if_it_is_put_back():
     one, two = taken(window, 10)
 
     window.change([due(30, 1, revision=2), due(5, 3, revision=2)], [one, two, due(20, 3)])
-    window.put_back(one)
-    window.put_back(two)
+    window.requeue(one)
+    window.requeue(two)
 
     assert taken(window, 29) == [due(5, 3, revision=2)]
     assert taken(window, 30) == [due(30, 1, revision=2)]
@@ -86,7 +86,7 @@ def test_what_is_added_or_put_back_too_late_is_overdue_at_once():
     window.overdue_after = before(50)
     window.advance(80)
     assert not window.has_overdue
-    window.put_back(one)
+    window.requeue(one)
 
     assert before(60) < window.overdue_after < due(60, 1)
     assert len(window) == 0
@@ -168,14 +168,14 @@ def test_whatever_happens_everything_is_in_memory_or_where_the_index_is_read_fro
         elif step < 0.9:
             in_flight += window.take(now_ms, max_entries=2)
         elif in_flight:
-            window.put_back(in_flight.pop())
+            window.requeue(in_flight.pop())
         unknown = [entry.due_ms for entry in index - set(in_flight) if entry > window.end]
         assert not unknown or (window.later_ms is not None and window.later_ms <= min(unknown))
         for entry in index - set(in_flight):
             is_overdue = window.overdue_after < entry and entry.due_ms < window.begin_ms
             assert is_overdue or entry > window.end or window.is_waiting(entry), entry
     for entry in in_flight:
-        window.put_back(entry)
+        window.requeue(entry)
     behind = {entry for entry in index if entry > window.end}
     overdue = {
         entry for entry in index if window.overdue_after < entry and entry.due_ms < window.begin_ms

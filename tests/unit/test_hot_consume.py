@@ -5,9 +5,9 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, read_event
 from delivery.leases.message_states import QueueSlots
-from delivery.leases.moment import Moment
 from delivery.leases.table import LeaseTable
 from delivery.settle.acknowledge import HeldAck
 from storage.message import QueueId
@@ -144,7 +144,7 @@ def test_receives_of_one_turn_get_different_messages_and_the_log_gives_their_lea
         for message in await way.services.store.read(
             LEASE_QUEUE, 0, max_messages=100, max_bytes=1 << 20
         ):
-            replayed.apply(read_event(message), Moment(0, 0))
+            replayed.apply(read_event(message), ClockReading(0, 0))
 
         assert leased(replayed) == leased(way.services.delivery.table)
         assert [offset for offset, *_ in leased(replayed)] == [2, 3, 5, 6, 7]
@@ -158,14 +158,14 @@ def test_a_receive_that_was_taken_back_leaves_its_messages_to_the_next_as_they_w
         await handles_of(way, 1)
         rules = way.services.consumer_groups.get("workers").rules
         room = {"max_messages": 4, "max_bytes": 1 << 20, "lease_ms": 60_000, "worker": None}
-        plan = delivery.plain_receiving.plan("workers", rules, {"orders": [ORDERS]}, **room)
+        plan = delivery.plain_receiver.plan("workers", rules, {"orders": [ORDERS]}, **room)
         assert plan is not None
-        grant = delivery.plain_receiving.lease(plan)
+        grant = delivery.plain_receiver.lease(plan)
         assert not delivery.table.group("workers").queues[1].has_open
-        delivery.plain_receiving.take_back([grant])
+        delivery.plain_receiver.take_back([grant])
 
         # they are open again
-        assert delivery.plain_receiving.plan("workers", rules, {"orders": [ORDERS]}, **room) is None
+        assert delivery.plain_receiver.plan("workers", rules, {"orders": [ORDERS]}, **room) is None
         found = of_answer(await way.ask(asked("POST", f"{GROUP}/receive", {"max_messages": 4})))
         assert [(one["payload"], one["attempt"]) for one in found] == [
             ("1", 1),

@@ -8,7 +8,7 @@ import pytest
 from delivery.groups import GroupRules, Subscription
 from delivery.leases import receipt_handle
 from delivery.options import RequestOptions
-from delivery.receive.receive import HandedOut
+from delivery.receive.receive import LeasedMessage
 from delivery.receive.receive import Request as Receive
 from delivery.requests.events import REPLY_QUEUE, ReplyBody, asked_by
 from delivery.requests.send import Outcome, RepeatableKey
@@ -67,7 +67,7 @@ class House:
             SystemRandom(),
             new_task_id=lambda: identifiers.new("task"),
             rules_of=lambda group: RULES,
-            withdrawn=self.requests,
+            cancelled_requests=self.requests,
         )
         for group in ("workers", "others"):
             await self.delivery.open_group(group)
@@ -102,7 +102,9 @@ class House:
             request_id, ReplyBody(body, None, {}), handle=handle, key=key, fingerprint=fingerprint
         )
 
-    async def receive(self, request: Receive = ALL, rules: GroupRules = RULES) -> list[HandedOut]:
+    async def receive(
+        self, request: Receive = ALL, rules: GroupRules = RULES
+    ) -> list[LeasedMessage]:
         return await self.delivery.receive("workers", rules, request)
 
     async def body_of_reply(self, request_id: str) -> bytes | None:

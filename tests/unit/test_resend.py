@@ -8,7 +8,7 @@ import pytest
 
 from delivery.leases import retry_message
 from scheduler import scheduled_message
-from scheduler.scheduled_message import SoFar
+from scheduler.scheduled_message import CarriedState
 from storage.message import Message, QueueId, StoredMessage, TransactionBits
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
@@ -47,7 +47,7 @@ GIVEN = Prioritised(
 
 
 def halves() -> list[Prioritised]:
-    so_far = half_message.SoFar(
+    so_far = half_message.CarriedState(
         sequence=1, prepared_at_ms=NOW_MS, revision=2, next_check_at_ms=NOW_MS
     )
     facts = Facts(message_count=1, policy=CheckbackPolicy(), so_far=so_far)
@@ -80,7 +80,7 @@ COPIES: dict[str, Callable[[], Message]] = {
     ),
     "a delayed message that is delivered": lambda: scheduled_message.unwrap(waiting()),
     "a delayed message written again": lambda: scheduled_message.put_back(
-        waiting(), NOW_MS, SoFar(revision=2)
+        waiting(), NOW_MS, CarriedState(revision=2)
     ),
 }
 

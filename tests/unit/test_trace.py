@@ -15,8 +15,10 @@ async def sent(house: House, name: str) -> StoredMessage:
     )
 
 
-async def told(house: House, name: str, *, begin: int = 0, most_events: int = 1_000) -> trace.Told:
-    return await trace.tell(
+async def traced(
+    house: House, name: str, *, begin: int = 0, most_events: int = 1_000
+) -> trace.LeaseTrace:
+    return await trace.trace_leases(
         house.store, await sent(house, name), begin=begin, most_events=most_events
     )
 
@@ -42,7 +44,7 @@ async def test_a_message_is_followed_through_its_retries_its_death_and_its_retur
     (last,) = await house.receive()
     await house.ack(last)
 
-    found, until_ms = await told(house, "traced")
+    found, until_ms = await traced(house, "traced")
 
     assert [(one.event, one.attempt) for one in found] == [
         ("leased", 1),
@@ -68,8 +70,8 @@ async def test_of_another_message_only_its_own_is_told(house):
     await house.send("a", "b", "c")
     await house.ack(*(await house.receive())[:2])
 
-    assert [one.event for one in (await told(house, "b")).happened] == ["leased", "acked"]
-    assert [one.event for one in (await told(house, "c")).happened] == ["leased"]
+    assert [one.event for one in (await traced(house, "b")).happened] == ["leased", "acked"]
+    assert [one.event for one in (await traced(house, "c")).happened] == ["leased"]
 
 
 @with_house()
@@ -80,13 +82,13 @@ async def test_a_reset_is_told_of_a_message_that_the_group_had(house):
     await house.receive()
     await house.send("b")
 
-    assert [one.event for one in (await told(house, "a")).happened] == [
+    assert [one.event for one in (await traced(house, "a")).happened] == [
         "leased",
         "acked",
         "reset",
         "leased",
     ]
-    assert (await told(house, "b")).happened == []
+    assert (await traced(house, "b")).happened == []
 
 
 @with_house()
@@ -102,7 +104,7 @@ async def test_a_damaged_event_hides_no_other(house):
 
     house.store.read = damaged
 
-    assert [one.event for one in (await told(house, "a")).happened] == ["acked"]
+    assert [one.event for one in (await traced(house, "a")).happened] == ["acked"]
 
 
 @with_house()
@@ -113,7 +115,7 @@ async def test_where_too_much_happened_it_is_said_until_when_was_looked(house):
     await house.sleep(500)
     await house.ack(one)
 
-    found, until_ms = await told(house, "a", most_events=1)
+    found, until_ms = await traced(house, "a", most_events=1)
     assert ([one.event for one in found], until_ms) == (["leased"], leased_ms)
-    assert (await told(house, "a", most_events=2)).until_ms is None
-    assert [one.event for one in (await told(house, "a", begin=1)).happened] == ["acked"]
+    assert (await traced(house, "a", most_events=2)).until_ms is None
+    assert [one.event for one in (await traced(house, "a", begin=1)).happened] == ["acked"]

@@ -1,4 +1,4 @@
-"""Where in a queue a moment lies.
+"""The place of a time in a queue.
 
 The log's times never go back: as many reads find it as its length has bits.
 """
@@ -7,7 +7,7 @@ from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore
 
 
-async def offset_by_time(
+async def find_offset_by_time(
     store: MessageStore, queue: QueueId, at_ms: int
 ) -> tuple[int, StoredMessage | None]:
     """The first message stored then or later, and its offset; behind the last one the end.

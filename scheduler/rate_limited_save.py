@@ -14,7 +14,7 @@ from storage.clock import Clock
 BYTES_PER_SECOND = 8 << 20  # 30 ms of processor time, encoded, checked and written
 
 
-class Paced:
+class RateLimitedSave:
     """A `run_once` for a ticker, whose interval stays the least there is."""
 
     def __init__(self, save: Callable[[], Awaitable[int]], clock: Clock) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scheduler.paced import BYTES_PER_SECOND, Paced
+from scheduler.rate_limited_save import BYTES_PER_SECOND, RateLimitedSave
 from tests.support.clock import ManualClock
 
 SECOND = 1_000
@@ -27,7 +27,7 @@ class Table:
 
 async def tick(table: Table, clock: ManualClock, *, seconds: int) -> list[int]:
     """Asked once a second for so long; after how many seconds it was saved."""
-    begin_ms, paced = clock.monotonic_ms(), Paced(table.save, clock)
+    begin_ms, paced = clock.monotonic_ms(), RateLimitedSave(table.save, clock)
     while clock.monotonic_ms() - begin_ms < seconds * SECOND:
         await paced.run_once()
         clock.advance(SECOND)
@@ -77,7 +77,7 @@ def test_a_save_that_fails_is_tried_again_without_a_wait():
         return outcome
 
     async def main() -> None:
-        paced = Paced(save, clock)
+        paced = RateLimitedSave(save, clock)
         with pytest.raises(OSError, match="disk"):
             await paced.run_once()
         assert await paced.run_once() == 40 * BYTES_PER_SECOND

@@ -5,7 +5,7 @@ waits. Pure.
 from typing import NamedTuple
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """Now, on both clocks, in milliseconds."""
 
     wall_ms: int

@@ -13,7 +13,7 @@ import msgspec
 
 from txn import half_message
 from txn.due_times import DueTimes
-from txn.half_message import AnsweredUnknown, AnyCheckEvent, CheckFailed, Held, Op, SoFar
+from txn.half_message import AnsweredUnknown, AnyCheckEvent, CarriedState, CheckFailed, Held, Op
 from txn.in_order import InOrder
 from txn.states import Resolver, TxnState
 from txn.transaction import Messages, Transaction, owed_bytes_of
@@ -140,7 +140,9 @@ class TransactionTable:
             if transaction.messages[0].half_offset < half_offset:
                 yield transaction
 
-    def move(self, transaction: Transaction, half_offsets: Sequence[int], so_far: SoFar) -> None:
+    def move(
+        self, transaction: Transaction, half_offsets: Sequence[int], so_far: CarriedState
+    ) -> None:
         """Its halves were put back: from now on they lie here.
 
         `so_far` counts where it is newer than what is known.

@@ -27,7 +27,7 @@ from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_reader import QueueReader
 from delivery.leases.waiters import Waiters
-from delivery.settle.retry_policy import Fate
+from delivery.settle.retry_policy import NackOutcome
 from scheduler import scheduled_message
 from storage.errors import CorruptRecord, MessagingError
 from storage.message import Durability, Message, StoredMessage
@@ -49,7 +49,7 @@ class Move(NamedTuple):
     attempt: int
     lease: int
     deadline_ms: int
-    fate: Fate
+    nack_outcome: NackOutcome
     delay_ms: int
     reason: str | None
     entry: int  # of the request
@@ -58,7 +58,7 @@ class Move(NamedTuple):
 _Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
 
 
-class Moving:
+class Mover:
     """Moves messages to retries and dead letters. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
@@ -88,7 +88,7 @@ class Moving:
 
         def stays(one: Move) -> bool:
             """In order, or at once: it is handed out again from where it lies."""
-            return one.fate is Fate.AGAIN and (rules.ordered or not one.delay_ms)
+            return one.nack_outcome is NackOutcome.AGAIN and (rules.ordered or not one.delay_ms)
 
         staying = [one for one in moves if stays(one)]
 
@@ -174,16 +174,16 @@ class Moving:
         now_ms = self._clock.wall_ms()
         group = leases.group
         copies: list[Message] = []
-        settled: dict[Fate, list[Held]] = {}
+        settled: dict[NackOutcome, list[Held]] = {}
         waiting: dict[str, int] = {}
         for one, message in piece:
             if isinstance(message, CorruptRecord):
                 continue
-            kind = Fate.DISCARD if message is None else one.fate
+            kind = NackOutcome.DISCARD if message is None else one.nack_outcome
             settled.setdefault(kind, []).append(Held(one.queue, one.offset, one.lease))
             if message is None:
                 continue
-            if kind is Fate.AGAIN:
+            if kind is NackOutcome.AGAIN:
                 origin = str(retry_message.origin_of(message).queue)
                 waiting[origin] = waiting.get(origin, 0) + 1
                 copy = retry_message.retry_copy(
@@ -191,7 +191,7 @@ class Moving:
                 )
                 delayed = scheduled_message.with_delay(copy, delay_ms=one.delay_ms, again=True)
                 copies.append(scheduled_message.put_off(delayed, now_ms))
-            elif kind is Fate.DEAD_LETTER:
+            elif kind is NackOutcome.DEAD_LETTER:
                 reason = one.reason or ""
                 copies.append(
                     retry_message.dead_letter_copy(
@@ -201,7 +201,7 @@ class Moving:
         events: list[AnyLeaseEvent] = []
         for kind, held in settled.items():
             runs = runs_of(held)
-            if kind is Fate.AGAIN:
+            if kind is NackOutcome.AGAIN:
                 events.append(
                     Retried(
                         group=group,
@@ -212,7 +212,7 @@ class Moving:
                 )
             else:
                 events.append(
-                    (DeadLettered if kind is Fate.DEAD_LETTER else Discarded)(
+                    (DeadLettered if kind is NackOutcome.DEAD_LETTER else Discarded)(
                         group=group, runs=runs
                     )
                 )

@@ -12,12 +12,12 @@ from enum import StrEnum
 
 import structlog
 
-from delivery.by_time import offset_by_time
 from delivery.groups import GroupRules
 from delivery.leases.events import Skip, Skipped
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
+from delivery.offset_by_time import find_offset_by_time
 from storage.errors import CorruptRecord, OffsetOutOfRange
 from storage.message import Durability, StoredMessage
 
@@ -45,7 +45,7 @@ def why_skipped(rules: GroupRules, message: StoredMessage, *, end: int, now_ms: 
     return None
 
 
-class Skipping:
+class Skipper:
     """Skips what the rules leave out. Event loop only; the caller holds the group's turn."""
 
     def __init__(self, journal: LeaseJournal) -> None:
@@ -91,7 +91,7 @@ class Skipping:
             (oldest,) = await self._store.read(queue.queue, begin, max_messages=1, max_bytes=1)
             if oldest.stored_at_ms >= at_ms:
                 return begin  # as nearly always
-            return (await offset_by_time(self._store, queue.queue, at_ms))[0]
+            return (await find_offset_by_time(self._store, queue.queue, at_ms))[0]
         except (CorruptRecord, OffsetOutOfRange):
             return begin  # how old they are cannot be told: they are handed out
 
