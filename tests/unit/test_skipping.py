@@ -7,7 +7,7 @@ import pytest
 from delivery.groups import GroupRules, Subscription
 from delivery.leases.events import LEASE_QUEUE, Skip, Skipped, read_event
 from delivery.positions import QueueLag
-from delivery.trace import tell
+from delivery.trace import trace_leases
 from storage.errors import StorageFull
 from storage.message import QueueId
 from tests.support.delivery import (
@@ -226,7 +226,7 @@ async def test_the_trace_of_a_skipped_message_says_so(house):
     await house.sleep(1_000)
     (message,) = await house.store.read(ORDERS, 2, max_messages=1, max_bytes=1)
 
-    told = await tell(house.store, message, begin=0, most_events=100)
+    told = await trace_leases(house.store, message, begin=0, most_events=100)
 
     assert [(one.event, one.group, one.attempt) for one in told.happened] == [
         ("skipped", GROUP, None)
