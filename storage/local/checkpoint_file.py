@@ -18,6 +18,7 @@ class CheckpointFile:
             page = bytes(checkpoint.PAGE_BYTES)
             durable.replace(vfs, path, page, scratch=directory.making)
         self._file = vfs.open(path)
+        self._page = bytearray(page)
         self.fields = checkpoint.decode_fields(page)
         self.slot = checkpoint.newest_slot(page)
 
@@ -37,12 +38,13 @@ class CheckpointFile:
         """
         if first_offset is None and self.slot is not None:
             first_offset = self.slot.first_offset
-        self._write_slot(Slot(0, synced_offset, epoch, is_clean, first_offset))
-        self._note_fields(
+        self._set_slot(synced_offset, epoch, first_offset, is_clean=is_clean)
+        self._set_fields(
             self.fields._replace(
                 physic_ms=stored_at_ms or self.fields.physic_ms, confirm_offset=synced_offset
             )
         )
+        self._write()
 
     def record_beginning(self, first_offset: int) -> None:
         """Record that the log may begin here, and not later; durable on return.
@@ -50,13 +52,16 @@ class CheckpointFile:
         Into both slots: either may be read alone.
         """
         assert self.slot is not None, "a start notes the first one"
+        _, synced_offset, epoch, is_clean, _ = self.slot
         for _ in checkpoint.SLOT_AT:
-            self._write_slot(self.slot._replace(first_offset=first_offset))
+            self._set_slot(synced_offset, epoch, first_offset, is_clean=is_clean)
+        self._write()
         self.force()
 
     def note_queues(self, stored_at_ms: int) -> None:
         """The consume queues are on disk for records up to this store time."""
-        self._note_fields(self.fields._replace(logics_ms=stored_at_ms))
+        self._set_fields(self.fields._replace(logics_ms=stored_at_ms))
+        self._write()
 
     def force(self) -> None:
         """Durable on return."""
@@ -65,12 +70,19 @@ class CheckpointFile:
     def close(self) -> None:
         self._file.close()
 
-    def _write_slot(self, slot: Slot) -> None:
-        self.slot = slot._replace(sequence=self.slot.sequence + 1 if self.slot is not None else 1)
-        self._file.write(
-            checkpoint.SLOT_AT[self.slot.sequence % 2], checkpoint.encode_slot(self.slot)
-        )
+    def _set_slot(
+        self, synced_offset: int, epoch: int, first_offset: int | None, *, is_clean: bool
+    ) -> None:
+        """Put a newer slot in place of the older one."""
+        sequence = self.slot.sequence + 1 if self.slot is not None else 1
+        self.slot = Slot(sequence, synced_offset, epoch, is_clean, first_offset)
+        encoded, at = checkpoint.encode_slot(self.slot), checkpoint.SLOT_AT[sequence % 2]
+        self._page[at : at + len(encoded)] = encoded
 
-    def _note_fields(self, fields: Fields) -> None:
+    def _set_fields(self, fields: Fields) -> None:
         self.fields = fields
-        self._file.write(0, checkpoint.encode_fields(fields))
+        self._page[: checkpoint.FIELDS_BYTES] = checkpoint.encode_fields(fields)
+
+    def _write(self) -> None:
+        """Write fields and slots at once; a slot that is the same as before is not in danger."""
+        self._file.write(0, bytes(self._page[: checkpoint.USED_BYTES]))
