@@ -10,7 +10,7 @@ from app import message_pack
 from app.exchange import JSON, JSON_LINES
 from app.messages import packed, packed_plain, payload, plain_rows
 from app.messages.payload import Batch, JudgedEntry
-from app.messages.plain_rows import BodiesOf, PlainBatch, PlainEntry
+from app.messages.plain_rows import BodyOf, PlainBatch, PlainEntry
 from app.messages.schemas import BatchEntry
 from app.messages.splitter import LineSplitter, Splitter, ValueSplitter
 from app.problems import Refusal
@@ -31,7 +31,7 @@ class Form(NamedTuple):
     read_right_batch: Callable[[bytes, int], Batch]
     read_batch: Callable[[bytes, int], Batch]
     read_entry: Callable[[bytes, int], BatchEntry | JudgedEntry]
-    bodies_of: BodiesOf
+    body_of: BodyOf
     splitter: Callable[[int], Splitter]
     unit: str
 
@@ -39,12 +39,12 @@ class Form(NamedTuple):
 _JSON = Form(
     plain_rows.plain_batch, plain_rows.plain_entry, payload.read_batch, payload.read_batch_by_entry,
     payload.read_line,
-    plain_rows.bodies_of, LineSplitter, "line",
+    plain_rows.body_of, LineSplitter, "line",
 )  # fmt: skip
 _PACKED = Form(
     packed_plain.plain_batch, packed_plain.plain_entry, packed.read_right_batch, packed.read_batch,
     packed.read_entry,
-    packed_plain.bodies_of, ValueSplitter, "value",
+    packed_plain.body_of, ValueSplitter, "value",
 )  # fmt: skip
 
 OF_BATCH: Mapping[str, Form] = {JSON: _JSON, message_pack.MEDIA_TYPE: _PACKED}

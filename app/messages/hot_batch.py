@@ -64,7 +64,7 @@ class HotBatches:
             messages,
             topic,
             message_ids,
-            plain_rows.bodies_of,
+            plain_rows.body_of,
             now_ms=services.clock.wall_ms(),
             depth=BATCH_DEPTH,
             traceparent=None,

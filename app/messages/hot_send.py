@@ -77,7 +77,7 @@ class HotSends:
                 [one.message for one in taken],
                 services.topics.get(first.asked.parts[0]),
                 ids,
-                plain_rows.bodies_of,
+                plain_rows.body_of,
                 now_ms=services.clock.wall_ms(),
                 depth=_DEPTH,
                 traceparent=None,

@@ -1,6 +1,5 @@
 """Plain messages as MessagePack: what `plain_rows.py` takes of JSON."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -55,25 +54,18 @@ def _plain(decoder: "msgspec.msgpack.Decoder[T]", raw: bytes, max_values: int) -
         return None
 
 
-def bodies_of(
-    payloads: Sequence[Any], jsons: Sequence[Raw | UnsetType], depth: int
-) -> list[bytes] | None:
-    """As `plain_rows.bodies_of`."""
-    bodies: list[bytes] = []
-    for payload, json in zip(payloads, jsons, strict=True):
-        if (payload is UNSET) == (json is UNSET):
-            return None
-        if json is not UNSET:
-            try:
-                payload = message_pack.as_json(bytes(json), "/json", depth=depth)
-            except Refusal:
-                return None
-        elif isinstance(payload, str):
-            payload = payload.encode()
-        elif not isinstance(payload, bytes):
-            return None
-        bodies.append(payload)
-    return bodies
+def body_of(payload: Any, json: Raw | UnsetType, depth: int) -> bytes | None:
+    """As `plain_rows.BodyOf`, of MessagePack."""
+    if json is UNSET:
+        if isinstance(payload, str):
+            return payload.encode()
+        return payload if isinstance(payload, bytes) else None
+    if payload is not UNSET:
+        return None
+    try:
+        return message_pack.as_json(bytes(json), "/json", depth=depth)
+    except Refusal:
+        return None
 
 
 _plain_batch_decoder = msgspec.msgpack.Decoder(PackedPlainBatch)

@@ -1,9 +1,8 @@
 """Plain messages of one topic, many at once: from decoded entries to rows of an append, and from
 their places to results.
 
-Entries are looked at by columns: all keys, all tags. Where one is not plain, all go the way of
-`build.py`, which makes the same records and answers; `tests/property/test_plain_rows.py` compares
-the two.
+Where one is not plain, all go the way of `build.py`, which makes the same records and answers;
+`tests/property/test_plain_rows.py` compares the two.
 """
 
 import asyncio
@@ -24,7 +23,10 @@ from storage.message import Durability, Placed, Row, TransactionBits
 from storage.store import RowAppends
 
 T = TypeVar("T")
-BodiesOf = Callable[[Sequence[Any], Sequence[Raw | UnsetType], int], list[bytes] | None]
+BodyOf = Callable[[Any, Raw | UnsetType, int], bytes | None]
+"""The body to be stored of the fields `payload` and `json`, the latter so deep in the request; None
+where it is missing, given twice or wrong.
+"""
 
 _PLAIN = int(TransactionBits.NONE)
 
@@ -70,7 +72,7 @@ def rows_of(
     messages: Sequence[PlainSend],
     topic: Topic,
     message_ids: Sequence[str],
-    bodies_of: BodiesOf,
+    body_of: BodyOf,
     *,
     now_ms: int,
     depth: int,
@@ -79,65 +81,49 @@ def rows_of(
     """Make a row of each message, under the rules of `build`; None where one is not plain or is to
     be refused.
 
-    `bodies_of`: of the form in which the messages came. `depth`: how deep in the request the value
-    of a `json` field stands.
+    `body_of`: of the form in which the messages came. `depth`: how deep in the request the value of
+    a `json` field stands.
     """
-    if topic.payload_schema is not None or "normal" not in topic.settings.message_types:
+    settings = topic.settings
+    if topic.payload_schema is not None or "normal" not in settings.message_types:
         return None
-    keys = [one.key for one in messages]
-    tags = [one.tag for one in messages]
-    given_tags = "".join(_given(tags))
-    names = "".join(_given(keys)) + given_tags
-    if not names.isprintable() or " " in names or "|" in given_tags:
-        return None
-    jsons = [one.json for one in messages]
-    bodies = bodies_of([one.payload for one in messages], jsons, depth)
-    if bodies is None or max(map(len, bodies)) > topic.settings.max_message_bytes:
-        return None
-    queues = topic.next_queues(len(messages))
+    max_bytes, tag_hash = settings.max_message_bytes, queue_entry.tag_hash
     trace = "" if traceparent is None else f"{TRACEPARENT}\x01{traceparent}\x02"
-    tag_hash = queue_entry.tag_hash
     rows: list[Row] = []
-    for message_id, key, tag, json, body, queue in zip(
-        message_ids, keys, tags, jsons, bodies, queues, strict=True
+    for message, message_id, queue in zip(
+        messages, message_ids, topic.queues_ahead(len(messages)), strict=True
     ):
-        end = trace if json is UNSET else JSON_PROPERTY + trace
-        if key is UNSET or tag is UNSET:
-            key_item = "" if key is UNSET else f"KEYS\x01{key}\x02"
-            tag_item = "" if tag is UNSET else f"TAGS\x01{tag}\x02"
-            own = f"UNIQ_KEY\x01{message_id}\x02{key_item}{tag_item}{end}"
-            code = tag_hash(None if tag is UNSET else tag)
-        else:
-            own = f"UNIQ_KEY\x01{message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02{end}"
+        key, tag, json = message.key, message.tag, message.json
+        body = body_of(message.payload, json, depth)
+        if body is None or len(body) > max_bytes:
+            return None
+        properties, code = f"UNIQ_KEY\x01{message_id}\x02", 0
+        if key is not UNSET:
+            if not key.isprintable() or " " in key:
+                return None
+            properties += f"KEYS\x01{key}\x02"
+        if tag is not UNSET:
+            if not tag.isprintable() or " " in tag or "|" in tag:
+                return None
+            properties += f"TAGS\x01{tag}\x02"
             code = tag_hash(tag)
-        rows.append((queue, own.encode(), body, code, now_ms, _PLAIN, 0))
+        if json is not UNSET:
+            properties += JSON_PROPERTY
+        rows.append((queue, (properties + trace).encode(), body, code, now_ms, _PLAIN, 0))
+    topic.use_queues(len(rows))
     return rows
 
 
-def bodies_of(
-    payloads: Sequence[str | UnsetType], jsons: Sequence[Raw | UnsetType], depth: int
-) -> list[bytes] | None:
-    """The bodies to be stored; None where one is missing, given twice or wrong."""
-    texts = _given(payloads)
-    if len(texts) == len(payloads):
-        return None if _given(jsons) else list(map(str.encode, texts))
-    bodies = []
-    for payload, json in zip(payloads, jsons, strict=True):
-        if (payload is UNSET) == (json is UNSET):
-            return None
-        try:
-            if isinstance(payload, str):
-                bodies.append(payload.encode())
-            else:
-                bodies.append(codec.compact(bytes(json), depth=depth))  # type: ignore[arg-type]
-        except Refusal:
-            return None
-    return bodies
-
-
-def _given(fields: Sequence[T | UnsetType]) -> list[T]:
-    """The fields that were given."""
-    return [field for field in fields if field is not UNSET]
+def body_of(payload: Any, json: Raw | UnsetType, depth: int) -> bytes | None:
+    """As `BodyOf`, of JSON."""
+    if json is UNSET:
+        return payload.encode() if isinstance(payload, str) else None
+    if payload is not UNSET:
+        return None
+    try:
+        return codec.compact(bytes(json), depth=depth)
+    except Refusal:
+        return None
 
 
 async def append_rows(
@@ -203,7 +189,7 @@ def results_of(
 
 def _id_fields(entry_ids: Sequence[str | UnsetType]) -> list[str]:
     """For each entry the JSON of its id as a field behind another; nothing where it has none."""
-    given = "".join(_given(entry_ids))
+    given = "".join([entry_id for entry_id in entry_ids if entry_id is not UNSET])
     if given.isascii() and given.isprintable() and '"' not in given and "\\" not in given:
         return ["" if entry_id is UNSET else f',"id":"{entry_id}"' for entry_id in entry_ids]
     return [

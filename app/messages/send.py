@@ -538,10 +538,10 @@ async def _send_plain_batch(
         return None
     messages = [entry.message for entry in entries]
     message_ids = services.identifiers.many("msg", len(entries))
-    now_ms, traceparent, bodies_of = (
+    now_ms, traceparent, body_of = (
         services.clock.wall_ms(),
         call.traceparent,
-        _form_of(call).bodies_of,
+        _form_of(call).body_of,
     )
     rows = await call.thread.run(
         _cost_of(call, entries),
@@ -549,7 +549,7 @@ async def _send_plain_batch(
             messages,
             topic,
             message_ids,
-            bodies_of,
+            body_of,
             now_ms=now_ms,
             depth=BATCH_DEPTH,
             traceparent=traceparent,

@@ -287,7 +287,7 @@ class _Stream:
             messages,
             self._topic,
             message_ids,
-            self._form.bodies_of,
+            self._form.body_of,
             now_ms=now_ms,
             depth=LINE_DEPTH,
             traceparent=self._traceparent,

@@ -111,11 +111,14 @@ class Topic:
         self._next_queue = (queue.number + 1) % len(self._queues)
         return queue
 
-    def next_queues(self, count: int) -> list[QueueId]:
-        """The queues in turn, so many at once."""
+    def queues_ahead(self, count: int) -> list[QueueId]:
+        """The queues in turn, so many, before they are used."""
         begin, number = self._next_queue, len(self._queues)
-        self._next_queue = (begin + count) % number
         return (self._queues * (-(-count // number) + 1))[begin : begin + count]
+
+    def use_queues(self, count: int) -> None:
+        """So many of `queues_ahead` have had their turn."""
+        self._next_queue = (self._next_queue + count) % len(self._queues)
 
 
 class Topics:
