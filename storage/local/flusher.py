@@ -47,17 +47,13 @@ class Flusher:
         self._wanted_end = durable_end
         self._wanted_stored_at_ms = 0
         self.times = SyncTimes(runner, clock, warn_ms=warn_ms)
-        self._is_busy = False
+        self.is_busy = False  # is a flush in flight?
         self._is_awaited = False
         self._begun_ms = -_PAUSE_MS  # when the last flush began
         self._pauses = False
         self._forced_ms = clock.monotonic_ms()
         self._has_failed = False
         self.last_flush_ms = 0  # how long the last one took
-
-    @property
-    def is_busy(self) -> bool:
-        return self._is_busy
 
     def busy_ms(self) -> int:
         """For how long the flush in flight has been running; 0 when there is none."""
@@ -85,8 +81,8 @@ class Flusher:
             self._pause(pause_ms)
             return
         begin, end, stored_at_ms = self.durable_end, self._wanted_end, self._wanted_stored_at_ms
-        self._is_busy, self._is_awaited, self._begun_ms = True, False, now_ms
-        self.times.begin(end - begin)
+        self.is_busy, self._is_awaited, self._begun_ms = True, False, now_ms
+        self.times.begin(end - begin, now_ms)
         force = now_ms - self._forced_ms >= _FORCE_CHECKPOINT_MS
         if force:
             self._forced_ms = now_ms
@@ -112,15 +108,14 @@ class Flusher:
 
     def _done(self, end: int) -> None:
         assert end > self.durable_end, "a flush never takes back what was durable"
-        self.last_flush_ms = self.busy_ms()
-        self._is_busy = False
-        self.times.end()
+        self.is_busy = False
+        self.last_flush_ms = self.times.end()
         self.durable_end = end
         self._on_flushed()
         self._start()
 
     def _failed(self, error: Exception) -> None:
         self._has_failed = True
-        self._is_busy = False
+        self.is_busy = False
         self.times.fail()
         self._on_failure(error)

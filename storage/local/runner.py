@@ -6,13 +6,13 @@ order of events can be had again from its seed.
 """
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
 
-class Lane(Enum):
+class Lane(StrEnum):
     """Jobs of one lane run one after another, each lane in a thread of its own."""
 
     FLUSH = "flush"  # the log reaches the disk

@@ -36,15 +36,15 @@ class SyncTimes:
         """Duration so far of the sync in flight; 0 when there is none."""
         return 0 if self._begun_ms is None else self._clock.monotonic_ms() - self._begun_ms
 
-    def begin(self, length: int) -> None:
-        """A sync of so many bytes of log begins."""
-        self._begun_ms = self._clock.monotonic_ms()
+    def begin(self, length: int, now_ms: int) -> None:
+        """A sync of so many bytes of log begins; `now_ms` is on the monotonic clock."""
+        self._begun_ms = now_ms
         self._bytes = length
         self._is_reported = False
         self._watch(self._warn_ms)
 
-    def end(self) -> None:
-        """The sync in flight succeeded."""
+    def end(self) -> int:
+        """The sync in flight succeeded; its duration in ms."""
         took_ms = self.in_flight_ms()
         self._begun_ms = None
         self._counts[bisect_left(SYNC_BUCKETS_MS, took_ms)] += 1
@@ -56,6 +56,7 @@ class SyncTimes:
                 answered_before_sync=self._answered_before_in_flight
             )  # fmt: skip
         self._answered_before_in_flight = 0
+        return took_ms
 
     def fail(self) -> None:
         """The sync in flight failed, and none will follow."""
