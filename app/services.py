@@ -79,6 +79,13 @@ class Services:
         """The store, where it gives blocks of records. Kept as `row_store`."""
         return self.store if isinstance(self.store, BlockReads) else None
 
+    @cached_property
+    def before_write(self) -> Callable[[Callable[[], None]], object]:
+        """As `RowAppends.before_write`."""
+        if self.row_store is None:
+            return asyncio.get_running_loop().call_soon
+        return self.row_store.before_write
+
     @property
     def is_stopping(self) -> bool:
         return self.stopping.is_set()

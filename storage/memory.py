@@ -112,6 +112,7 @@ class MemoryMessageStore:
         durability: Durability | None,
         done: Callable[[Placed], None],
         failed: Callable[[Exception], None],
+        written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
         """RowAppends. They become messages as they do for a reader of the log."""
@@ -123,6 +124,10 @@ class MemoryMessageStore:
         ]
         placed = self._store([records.to_message(records.decode(one.data)) for one in units])
         asyncio.get_running_loop().call_soon(done, placed)
+
+    def before_write(self, call: Callable[[], None]) -> None:
+        """RowAppends. Nothing is collected here."""
+        asyncio.get_running_loop().call_soon(call)
 
     def _store(self, messages: Sequence[Message]) -> Placed:
         if self._is_closed:

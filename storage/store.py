@@ -127,14 +127,23 @@ class RowAppends(Protocol):
         durability: Durability | None,
         done: Callable[[Placed], None],
         failed: Callable[[Exception], None],
+        written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
         """As `append` of at least one message, without a coroutine: `done` or `failed` is called
         later, in a turn of the loop.
 
+        `written` may be called before `done`, while the disk works: with the places that `done`
+        gets where the rows are durable by then.
+
         What `append` raises before anything is taken is raised at once, and neither is called then:
         StorageFull, UnknownTopic, UnknownQueue, InvalidRequest, Backpressure, StoreClosed,
         FlushFailed.
+        """
+
+    def before_write(self, call: Callable[[], None]) -> None:
+        """Have `call` called later in this turn of the loop: the rows that it appends are written
+        together with all others of the turn.
         """
 
     def bounds(self, queue: QueueId) -> OffsetRange:

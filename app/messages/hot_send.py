@@ -1,7 +1,6 @@
 """Sends of single plain messages, those of one turn of the loop appended and answered together."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UnsetType
@@ -13,8 +12,9 @@ from app.messages.send import DURABILITY, is_late
 from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services
 from storage.errors import MessagingError
-from storage.message import Placed, Row
+from storage.message import Durability, Placed, Row
 
+_CREATED = 201
 _DEPTH = 1  # of the value of a `json` field in a request
 
 
@@ -64,14 +64,6 @@ class HotSends:
         first = taken[0]
         durability = DURABILITY[first.message.require_durability]
         ids = services.identifiers.many("msg", len(taken))
-
-        def answer(rows: list[Row], placed: Placed) -> None:
-            status = 202 if is_late(services, placed.durable, durability) else 201
-            before = f"store-pressure: {services.pressure():.2f}\r\nlocation: /v1/messages/"
-            headers = [f"{before}{message_id}\r\n" for message_id in ids]
-            self._turn.answer(taken, status, headers, _receipts(rows, ids, placed), begun)
-            services.metrics.messages_in.inc(len(taken))
-
         try:
             rows = plain_rows.rows_of(
                 [one.message for one in taken],
@@ -86,13 +78,15 @@ class HotSends:
                 self._append_each(services, taken, begun)
                 return
             assert services.row_store is not None
+            answers = _Answers(services, self._turn, taken, ids, rows, durability, begun)
             services.row_store.append_rows(
                 rows,
                 durability=durability,
-                done=self._turn.ending(taken, partial(answer, rows)),
+                done=self._turn.ending(taken, answers.send),
                 failed=self._turn.ending(
                     taken, lambda error: self._turn.refuse(services, taken, error, begun)
                 ),
+                written=answers.make,
             )
         except Exception as error:  # noqa: BLE001
             # It is theirs alone: others of this turn are appended already.
@@ -105,6 +99,35 @@ class HotSends:
             return
         for one in taken:
             self._append_together(services, [one], begun)
+
+
+class _Answers(msgspec.Struct, gc=False):
+    """The answers to sends that are one append: made while it is synced, sent when it is."""
+
+    services: Services
+    turn: HotTurn[_Taken]
+    taken: list[_Taken]
+    ids: Sequence[str]
+    rows: Sequence[Row]
+    durability: Durability | None
+    begun: float
+    made: list[bytes] | None = None
+
+    def make(self, placed: Placed) -> None:
+        """Make them for the case that the rows are durable in time."""
+        self.made = list(self._of(placed, _CREATED))
+
+    def send(self, placed: Placed) -> None:
+        status = 202 if is_late(self.services, placed.durable, self.durability) else _CREATED
+        made = self.made if placed.durable else None
+        self.turn.send(self.taken, status, made or self._of(placed, status), self.begun)
+        self.services.metrics.messages_in.inc(len(self.taken))
+
+    def _of(self, placed: Placed, status: int) -> Iterator[bytes]:
+        before = f"store-pressure: {self.services.pressure():.2f}\r\nlocation: /v1/messages/"
+        headers = [f"{before}{message_id}\r\n" for message_id in self.ids]
+        receipts = _receipts(self.rows, self.ids, placed)
+        return self.turn.answers_of(status, len(self.taken), headers, receipts)
 
 
 def _receipts(rows: Sequence[Row], ids: Sequence[str], placed: Placed) -> list[str]:

@@ -6,8 +6,9 @@ loop it does together: ids, one append, metrics. It gives the answers that the h
 the plain requests that it takes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from os import urandom
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -90,7 +91,8 @@ class HotRead(Protocol):
 class HotParts(NamedTuple):
     """The parts of the service that hot operations need.
 
-    `soon`: calls something later in this turn of the loop.
+    `before_write`: calls something later in this turn of the loop, before what the turn appends is
+    written.
 
     `default_lines`: of the head of every answer.
     """
@@ -98,7 +100,7 @@ class HotParts(NamedTuple):
     get_services: Callable[[], Services]
     bodies: BodyBudget
     metrics: Metrics
-    soon: Callable[[Callable[[], None]], Any]
+    before_write: Callable[[Callable[[], None]], Any]
     default_lines: Callable[[], list[bytes]]
 
 
@@ -166,7 +168,7 @@ class HotTurn(Generic[T]):
         byte_count = len(taken.data)
         if not self._newest or self._newest_bytes + byte_count > _MAX_TURN_BYTES:
             self._newest, self._newest_bytes = [], 0
-            self._parts.soon(partial(self._end, self._newest, perf_counter()))
+            self._parts.before_write(partial(self._end, self._newest, perf_counter()))
         self._parts.bodies.used_bytes += byte_count
         self._newest_bytes += byte_count
         self._newest.append(taken)
@@ -221,36 +223,39 @@ class HotTurn(Generic[T]):
         """Answer each with its own headers, each line with its end, and its own body, of JSON that
         is ASCII.
         """
+        self.send(taken, status, self.answers_of(status, len(taken), headers, bodies), begun)
+
+    def answers_of(
+        self, status: int, number: int, headers: Iterable[str], bodies: Iterable[str]
+    ) -> Iterator[bytes]:
+        """Make so many answers, head and body, as `answer` sends them."""
         lines = b"".join([STATUS_LINES[status], *self._parts.default_lines()]).decode("ascii")
-        ids, at = urandom(_ID_BYTES * len(taken)).hex(), 0
-        self._release(taken)
-        for one, own, body in zip(taken, headers, bodies, strict=True):
-            one.connection.answer_held(
+        ids, at = urandom(_ID_BYTES * number).hex(), 0
+        for own, body in zip(headers, bodies, strict=True):
+            yield (
                 f"{lines}{own}content-length: {len(body)}\r\ncontent-type: application/json\r\n"
-                f"request-id: {ids[at : at + 2 * _ID_BYTES]}\r\n\r\n{body}".encode("ascii")
-            )
+                f"request-id: {ids[at : at + 2 * _ID_BYTES]}\r\n\r\n{body}"
+            ).encode("ascii")
             at += 2 * _ID_BYTES
-        self._parts.metrics.requests.note(
-            self._operation_id, status, perf_counter() - begun, len(taken)
-        )
 
     def answer_encoded(self, taken: Sequence[T], bodies: Iterable[bytes], begun: float) -> None:
         """Answer each with 200 and its own body, of JSON."""
         lines = b"".join([STATUS_LINES[_OK], *self._parts.default_lines()])
-        ids, at = urandom(_ID_BYTES * len(taken)).hex().encode("ascii"), 0
+        ids = urandom(_ID_BYTES * len(taken)).hex().encode("ascii")
+        head = b"%bcontent-length: %d\r\ncontent-type: application/json\r\nrequest-id: %b\r\n\r\n%b"
+        answers = (
+            head % (lines, len(body), ids[at : at + 2 * _ID_BYTES], body)
+            for at, body in zip(count(0, 2 * _ID_BYTES), bodies, strict=False)
+        )
+        self.send(taken, _OK, answers, begun)
+
+    def send(self, taken: Sequence[T], status: int, answers: Iterable[bytes], begun: float) -> None:
+        """Send each its answer, head and body."""
         self._release(taken)
-        for one, body in zip(taken, bodies, strict=True):
-            head = (
-                b"content-length: %d\r\ncontent-type: application/json\r\nrequest-id: %b\r\n\r\n"
-                % (
-                    len(body),
-                    ids[at : at + 2 * _ID_BYTES],
-                )
-            )
-            one.connection.answer_held(b"".join((lines, head, body)))
-            at += 2 * _ID_BYTES
+        for one, answer in zip(taken, answers, strict=True):
+            one.connection.answer_held(answer)
         self._parts.metrics.requests.note(
-            self._operation_id, _OK, perf_counter() - begun, len(taken)
+            self._operation_id, status, perf_counter() - begun, len(taken)
         )
 
     def refuse(

@@ -260,6 +260,7 @@ class LocalMessageStore:
         durability: Durability | None,
         done: Callable[[Placed], None],
         failed: Callable[[Exception], None],
+        written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
         """RowAppends."""
@@ -268,8 +269,17 @@ class LocalMessageStore:
         if not 0 < len(rows) <= unit.MAX_RECORDS:
             raise InvalidRequest(f"{len(rows)} messages in one append, not 1 to {unit.MAX_RECORDS}")
         self._writer.add(
-            rows, durability=durability, done=done, failed=failed, from_reserve=from_reserve
+            rows,
+            durability=durability,
+            done=done,
+            failed=failed,
+            written=written,
+            from_reserve=from_reserve,
         )
+
+    def before_write(self, call: Callable[[], None]) -> None:
+        """RowAppends."""
+        self._writer.before_write(call)
 
     async def topics(self) -> Mapping[str, int]:
         """TopicListing."""

@@ -52,6 +52,7 @@ class _Call(msgspec.Struct):
     durability: Durability | None
     done: Callable[[Placed], None]
     failed: Callable[[Exception], None]
+    written: Callable[[Placed], None] | None
     from_reserve: bool
     cost_bytes: int
     added_ms: int  # on the monotonic clock
@@ -148,7 +149,7 @@ class LogWriter:
         self._is_awaited = is_awaited
         self._on_failure = on_failure
         self._has_failed = False
-        self._flusher: Flusher | None = None
+        self.flusher: Flusher  # attach() gives it
         self.visible_end = log.written_end
         self.visible_stored_at_ms = last_stored_at_ms
         self._stored_at_ms = last_stored_at_ms
@@ -158,6 +159,7 @@ class LogWriter:
         self._storing: _Storing | None = None
         self._queued_bytes = 0
         self._is_scheduled = False
+        self._before_write: list[Callable[[], None]] = []  # in this turn
         self._turn_ms = 0  # when the first call of this turn was taken, on the monotonic clock
         self._sync_timer_runs = False
         self._closed: StoreClosed | FlushFailed | None = None
@@ -166,12 +168,7 @@ class LogWriter:
         """The two know each other: the writer asks for flushes, the flusher says how far
         they came.
         """
-        self._flusher = flusher
-
-    @property
-    def flusher(self) -> Flusher:
-        assert self._flusher is not None, "attach() comes first"
-        return self._flusher
+        self.flusher = flusher
 
     @property
     def written_end(self) -> int:
@@ -211,6 +208,7 @@ class LogWriter:
         durability: Durability | None,
         done: Callable[[Placed], None],
         failed: Callable[[Exception], None],
+        written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
         """Take rows, at least one, as one call; it is written in this turn.
@@ -230,13 +228,25 @@ class LogWriter:
                 f"{self._queued_bytes} bytes wait to be written, the limit is {limit_bytes}"
             )
         self._queued_bytes += cost_bytes
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._turn_ms = self._clock.monotonic_ms()  # asked once for all calls of the turn
-            self._runner.soon(self._turn)
+        self._schedule_turn()
         self._calls.append(
-            _Call(rows, queues, durability, done, failed, from_reserve, cost_bytes, self._turn_ms)
+            _Call(
+                rows,
+                queues,
+                durability,
+                done,
+                failed,
+                written,
+                from_reserve,
+                cost_bytes,
+                self._turn_ms,
+            )
         )
+
+    def before_write(self, call: Callable[[], None]) -> None:
+        """As `RowAppends.before_write`."""
+        self._schedule_turn()
+        self._before_write.append(call)
 
     def close(self, reason: StoreClosed) -> None:
         """Take nothing more; what was taken is still written and answered."""
@@ -272,9 +282,20 @@ class LogWriter:
         self._refuse([call for call in calls if not call.from_reserve], self._preparer.refusal())
         self._write_calls()
 
+    def _schedule_turn(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._turn_ms = self._clock.monotonic_ms()  # asked once for all calls of the turn
+            self._runner.soon(self._turn)
+
     def _turn(self) -> None:
-        self._is_scheduled = False
-        self._write_calls()
+        before, self._before_write = self._before_write, []
+        try:
+            for call in before:
+                call()
+        finally:
+            self._is_scheduled = False
+            self._write_calls()
 
     def _write_calls(self) -> None:
         while self._calls and self._storing is None and not self._has_failed:
@@ -478,7 +499,15 @@ class LogWriter:
         self._publish()
         for call, at in answered:
             self._answer(call, written.placed(call, at, durable=False))
+        if any(call.written is not None for call, _ in written.waiting):
+            self._runner.soon(partial(self._tell_places, written))
         self._watch_sync()
+
+    def _tell_places(self, written: _Unit) -> None:
+        """Have callers that wait for the sync make their answers meanwhile."""
+        for call, at in written.waiting:
+            if call.written is not None:
+                call.written(written.placed(call, at, durable=True))
 
     # -------------------------------------------------------------------------------------------
     # visible, and answered
@@ -501,6 +530,7 @@ class LogWriter:
             self._on_visible(dict.fromkeys(visible.queues))
             for call, at in visible.waiting:
                 self._answer(call, visible.placed(call, at, durable=visible.end <= durable_end))
+            visible.waiting = []
 
     def _watch_sync(self, unwritten: _Call | None = None) -> None:
         """See to it that no append waits for a sync longer than the limit, counted from when it was

@@ -71,6 +71,23 @@ def test_a_send_whose_sync_takes_too_long_is_202_and_not_seen_before_it_is_on_di
         assert ok(send(api), 201)["durability"] == "synced"
 
 
+def test_a_receipt_that_was_made_during_a_slow_sync_does_not_say_more_than_is_true(tmp_path, disk):
+    """The head of the second send is known: its receipt is made before the sync is over."""
+    with (
+        ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server,
+        server.client() as api,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        before = ok(api.post("/v1/topics/orders/messages", json=MESSAGE), 201)
+
+        with disk.slow("fdatasync", "commitlog"):
+            late = ok(api.post("/v1/topics/orders/messages", json=MESSAGE), 202)
+
+        after = ok(api.post("/v1/topics/orders/messages", json=MESSAGE), 201)
+        durabilities = [receipt["durability"] for receipt in (before, late, after)]
+        assert durabilities == ["synced", "buffered", "synced"]
+
+
 def test_a_decision_waits_for_its_sync_however_long_that_takes(tmp_path, disk):
     with (
         ServerOnDisk(tmp_path / "data", disk, environment=IMPATIENT) as server,

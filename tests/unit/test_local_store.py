@@ -31,7 +31,7 @@ from storage.local import replay
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.runner import Lane
-from storage.message import Appended, Durability, QueueId
+from storage.message import Appended, Durability, Placed, QueueId
 from storage.store import Snapshot
 from tests.support.builders import message, messages
 from tests.support.simulation import ROOT, SimulatedClock, SimulatedLoop, World
@@ -103,6 +103,85 @@ def test_the_sends_of_one_turn_are_one_unit_and_one_sync():
     disk = in_world(main)
 
     assert units(disk) == [5]
+
+
+def test_rows_that_are_appended_just_before_the_write_are_in_the_unit_of_their_turn():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await asyncio.sleep(0.5)
+        answers = [asyncio.get_running_loop().create_future() for _ in range(3)]
+
+        def append(answer: asyncio.Future[Placed]) -> None:
+            store.append_rows(
+                rows_of([message()]),
+                durability=None,
+                done=answer.set_result,
+                failed=answer.set_exception,
+            )
+
+        store.before_write(lambda: append(answers[0]))
+        append(answers[1])
+        store.before_write(lambda: append(answers[2]))
+        await asyncio.gather(*answers)
+
+    assert units(in_world(main)) == [3]
+
+
+def test_rows_are_written_though_a_call_before_the_write_fails():
+    async def main(world):
+        store = await open_with_orders(world, options())
+
+        def fail() -> None:
+            raise ValueError("of the caller")
+
+        store.before_write(fail)
+        first = await store.append([message()])
+        again = await store.append([message()])
+        assert first[0].durable
+        assert again[0].durable
+
+    failures = []
+    with World(SimulatedDisk(), 1) as world:
+        world.loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        world.call(main(world))
+    assert [str(failure) for failure in failures] == ["of the caller"]
+
+
+@pytest.mark.parametrize(
+    ("flush", "durability", "waits"),
+    [
+        (FlushPolicy.BEFORE_ACK, None, True),
+        (FlushPolicy.BEFORE_ACK, Durability.SYNCED, True),
+        (FlushPolicy.BEFORE_ACK, Durability.BUFFERED, False),
+        (FlushPolicy.INTERVAL, Durability.SYNCED, True),
+        (FlushPolicy.INTERVAL, None, False),
+    ],
+)
+def test_the_places_of_rows_that_wait_for_a_sync_are_reported_meanwhile(flush, durability, waits):
+    async def main(world):
+        store = await open_with_orders(world, options(flush=flush))
+        await asyncio.sleep(0.5)
+        answer = asyncio.get_running_loop().create_future()
+        reported = []
+
+        def report(placed: Placed) -> None:
+            assert not answer.done()
+            assert store.synced_offset() <= placed.log_offsets[0]
+            reported.append(placed)
+
+        store.append_rows(
+            rows_of(messages(2)),
+            durability=durability,
+            done=answer.set_result,
+            failed=answer.set_exception,
+            written=report,
+        )
+        placed = await answer
+        await asyncio.sleep(0)
+
+        assert reported == ([placed] if waits else [])
+
+    in_world(main)
 
 
 def test_what_arrives_during_a_sync_goes_with_the_next_one():
