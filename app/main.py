@@ -218,7 +218,6 @@ def http_server(app: FastAPI) -> HttpServer:
         wiring.get_services,
         lane.bodies,
         lane.metrics,
-        lambda call: wiring.get_services().before_write(call),
         lambda: http.default_lines,
     )
     lane.hot |= {

@@ -71,7 +71,7 @@ class HotAcks:
         held = services.delivery.take_ack(group, handles)
         if held is None:
             return False
-        self._turn.add(_TakenAck(connection, asked, data, services.delivery, held))
+        self._turn.add(services, _TakenAck(connection, asked, data, services.delivery, held))
         return True
 
     def _settle(self, services: Services, taken: list[_TakenAck], begun: float) -> None:
@@ -140,9 +140,10 @@ class HotReceives:
             return False
         grant = services.delivery.plain_receiver.lease(plan)
         self._turn.add(
+            services,
             _TakenReceive(
                 connection, asked, data, services.delivery, grant, plan.message_count, messages
-            )
+            ),
         )
         return True
 

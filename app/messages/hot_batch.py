@@ -72,7 +72,8 @@ class HotBatches:
         if rows is None:
             return False
         self._turn.add(
-            _Taken(connection, asked, data, entry_ids, message_ids, rows, strongest_of(messages))
+            services,
+            _Taken(connection, asked, data, entry_ids, message_ids, rows, strongest_of(messages)),
         )
         return True
 

@@ -40,14 +40,15 @@ class HotSends:
 
     def take(self, asked: Asked, connection: Held, data: bytes, body_at: int) -> bool:
         try:
-            if asked.body_bytes > self._parts.get_services().max_body_values:
+            services = self._parts.get_services()
+            if asked.body_bytes > services.max_body_values:
                 return False
             message = _decode(data[body_at:])
         except (MessagingError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
         if not self._turn.has_room(data):
             return False
-        self._turn.add(_Taken(connection, asked, data, message))
+        self._turn.add(services, _Taken(connection, asked, data, message))
         return True
 
     def _append(self, services: Services, taken: list[_Taken], begun: float) -> None:

@@ -91,16 +91,12 @@ class HotRead(Protocol):
 class HotParts(NamedTuple):
     """The parts of the service that hot operations need.
 
-    `before_write`: calls something later in this turn of the loop, before what the turn appends is
-    written.
-
     `default_lines`: of the head of every answer.
     """
 
     get_services: Callable[[], Services]
     bodies: BodyBudget
     metrics: Metrics
-    before_write: Callable[[Callable[[], None]], Any]
     default_lines: Callable[[], list[bytes]]
 
 
@@ -161,25 +157,25 @@ class HotTurn(Generic[T]):
             byte_count <= self._max_bytes and bodies.used_bytes + byte_count <= bodies.limit_bytes
         )
 
-    def add(self, taken: T) -> None:
+    def add(self, services: Services, taken: T) -> None:
         """It is done at the end of this turn, never before this returns: its connection is not held
         yet.
         """
         byte_count = len(taken.data)
         if not self._newest or self._newest_bytes + byte_count > _MAX_TURN_BYTES:
             self._newest, self._newest_bytes = [], 0
-            self._parts.before_write(partial(self._end, self._newest, perf_counter()))
+            services.before_write(partial(self._end, services, self._newest, perf_counter()))
         self._parts.bodies.used_bytes += byte_count
         self._newest_bytes += byte_count
         self._newest.append(taken)
         self._count += 1
 
-    def _end(self, taken: list[T], begun: float) -> None:
+    def _end(self, services: Services, taken: list[T], begun: float) -> None:
         if taken is self._newest:
             self._newest = []
         self._count -= len(taken)
         try:
-            self._do(self._parts.get_services(), taken, begun)
+            self._do(services, taken, begun)
         except Exception as error:  # noqa: BLE001
             # One of them may be the reason, a topic that was deleted since, say: each finds out for
             # itself.

@@ -90,7 +90,7 @@ class HotBegins:
             key,
             message,
         )
-        self._turn.add(taken)
+        self._turn.add(services, taken)
         return True
 
     def _begin(self, services: Services, taken: list[_TakenBegin], begun: float) -> None:
@@ -177,7 +177,8 @@ class HotDecisions:
         if data[body_at:] not in _EMPTY:
             return False
         try:
-            plain = self._parts.get_services().transactions.plain
+            services = self._parts.get_services()
+            plain = services.transactions.plain
         except MessagingError:
             return False
         (transaction_id,) = asked.parts
@@ -186,7 +187,7 @@ class HotDecisions:
         )
         if plain is None or kept is None:
             return False
-        self._turn.add(_TakenDecision(connection, asked, data, plain, kept))
+        self._turn.add(services, _TakenDecision(connection, asked, data, plain, kept))
         return True
 
     def _decide(self, services: Services, taken: list[_TakenDecision], begun: float) -> None:

@@ -39,10 +39,9 @@ class CheckpointFile:
         if first_offset is None and self.slot is not None:
             first_offset = self.slot.first_offset
         self._set_slot(synced_offset, epoch, first_offset, is_clean=is_clean)
+        physic_ms, logics_ms, index_ms, master_flushed, _ = self.fields
         self._set_fields(
-            self.fields._replace(
-                physic_ms=stored_at_ms or self.fields.physic_ms, confirm_offset=synced_offset
-            )
+            Fields(stored_at_ms or physic_ms, logics_ms, index_ms, master_flushed, synced_offset)
         )
         self._write()
 

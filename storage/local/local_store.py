@@ -126,6 +126,7 @@ class LocalMessageStore:
         self._arrivals = engine.arrivals
         self._preparer = engine.preparer
         self._writer = engine.writer
+        self.before_write = engine.writer.before_write  # RowAppends
         self._flusher = engine.flusher
         self._deriver = engine.deriver
         self._reader = engine.reader
@@ -276,10 +277,6 @@ class LocalMessageStore:
             written=written,
             from_reserve=from_reserve,
         )
-
-    def before_write(self, call: Callable[[], None]) -> None:
-        """RowAppends."""
-        self._writer.before_write(call)
 
     async def topics(self) -> Mapping[str, int]:
         """TopicListing."""

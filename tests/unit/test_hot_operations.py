@@ -5,6 +5,7 @@ fails.
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from app.body_budget import BodyBudget
@@ -168,14 +169,14 @@ def fates(do: Callable[[HotTurn[Taken], list[Taken]], None]) -> tuple[list[list[
 
     async def run() -> tuple[list[list[str]], int]:
         bodies = BodyBudget(1 << 20)
-        soon = asyncio.get_running_loop().call_soon
-        parts = HotParts(lambda: None, bodies, Metrics(), soon, list)
+        services = SimpleNamespace(before_write=asyncio.get_running_loop().call_soon)
+        parts = HotParts(lambda: services, bodies, Metrics(), list)
         turn = HotTurn[Taken](
             parts, "sendMessage", lambda _, taken, begun: do(turn, taken), tells_pressure=False
         )
         connections = [Connection() for _ in range(3)]
         for connection in connections:
-            turn.add(Taken(connection, Asked(None, [], "/", 0), b"data"))
+            turn.add(services, Taken(connection, Asked(None, [], "/", 0), b"data"))
         await asyncio.sleep(0)
         assert len(turn) == 0
         return [connection.fate for connection in connections], bodies.used_bytes
