@@ -14,29 +14,23 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import CorruptRecord
-from storage.files.segments import Segments
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.local import log_walk
-from storage.local.checkpoint_file import CheckpointFile
-from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
-from storage.local.delay_files import DelayFiles
+from storage.local.consume_queue import ConsumeQueue, Unflushed
 from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
-from storage.local.due_index import LocalDueIndex, Made, Pending
+from storage.local.due_index import Made, Pending
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
-from storage.local.group_offsets import GroupOffsets
-from storage.local.key_index import KeyIndex
+from storage.local.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
 from storage.local.log_writer import LogWriter
 from storage.local.options import LocalStoreOptions
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.runner import Lane, Runner, Timer
-from storage.local.snapshot_files import SnapshotFiles
+from storage.local.store_files import StoreFiles
 from storage.message import QueueId
 from storage.store import Snapshot
 
 log = structlog.get_logger()
-
-OFFSETS_SNAPSHOT = "group_offsets"
 
 
 class _Round(NamedTuple):
@@ -62,34 +56,24 @@ class Deriver:
 
     def __init__(
         self,
-        queues: ConsumeQueues,
-        files: QueueFiles,
-        key_index: KeyIndex,
-        due_index: LocalDueIndex,
-        segments: Segments,
-        snapshots: SnapshotFiles,
-        delay_files: DelayFiles,
-        offsets: GroupOffsets,
-        checkpoint: CheckpointFile,
+        files: StoreFiles,
         writer: LogWriter,
         flusher: Flusher,
         runner: Runner,
         clock: Clock,
         options: LocalStoreOptions,
         *,
-        indexed_end: int,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`indexed_end`: the key index has everything below this log offset."""
-        self._queues = queues
-        self._files = files
-        self._key_index = key_index
-        self._due_index = due_index
-        self._segments = segments
-        self._snapshots = snapshots
-        self._delay_files = delay_files
-        self._offsets = offsets
-        self._checkpoint = checkpoint
+        self._queues = files.recovered.queues
+        self._queue_files = files.queue_files
+        self._key_index = files.key_index
+        self._due_index = files.due_index
+        self._segments = files.segments
+        self._snapshots = files.snapshots
+        self._delay_files = files.delay_files
+        self._offsets = files.offsets
+        self._checkpoint = files.checkpoint
         self._writer = writer
         self._flusher = flusher
         self._runner = runner
@@ -98,13 +82,14 @@ class Deriver:
         self._on_failure = on_failure
         # A dict as an ordered set: a simulation must be able to have every order of events again.
         self._dirty: dict[ConsumeQueue, None] = dict.fromkeys(
-            queue for queue in queues if queue.has_unflushed
+            queue for queue in self._queues if queue.has_unflushed
         )
         self._kept: dict[str, Snapshot] = {}
         self._delay_progress: Mapping[QueueId, int] | None = None  # what is not on disk yet
         self._round: _Round | None = None
         self._is_writing = False
-        self.indexed_end = indexed_end  # the derive lane moves it
+        # the key index has everything below this log offset; the derive lane moves it
+        self.indexed_end = files.recovered.indexed_end
         self._waiting: list[Callable[[bool], None]] = []
         self._thorough_ms = clock.monotonic_ms()
         self.thorough_end = writer.visible_end  # all below is in the files, and snapshots say so
@@ -221,10 +206,10 @@ class Deriver:
 
         def write() -> Made | CorruptRecord | None:
             for unflushed in round_.unflushed:
-                self._files.write(unflushed)
+                self._queue_files.write(unflushed)
             self._index_up_to(round_.log_end)
             if round_.queues_snapshot is not None:
-                self._files.sync()
+                self._queue_files.sync()
                 self._key_index.sync()
             for name, snapshot in round_.snapshots.items():
                 self._snapshots.save(name, snapshot)

@@ -52,11 +52,11 @@ class Engine:
         clock: Clock,
         identifiers: Identifiers,
         runner: Runner,
+        *,
         own_runner: EventLoopRunner | None,
         on_failure: Callable[[Exception], None],
     ) -> None:
         """`own_runner`: to be closed at the end. `on_failure`: called once."""
-        recovered = files.recovered
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._files = files
         self._runner = runner
@@ -68,87 +68,87 @@ class Engine:
         self._drained: asyncio.Future[None] | None = None
         self._kept: asyncio.Future[bool] | None = None
         self._synced: list[tuple[int, asyncio.Future[None]]] = []
-        self.queues = recovered.queues
-        self._offsets = files.offsets
+        self.queues = files.recovered.queues
         self.arrivals = Arrivals()
-        self._log = files.log
-        self.preparer = Preparer(
-            files.segments,
-            runner,
-            prepared_end=recovered.end,
+        self.preparer = self._make_preparer(options)
+        self.writer = self._make_writer(clock, options)
+        self.flusher = self._make_flusher(clock, options)
+        self.writer.attach(self.flusher)
+        self.deriver = Deriver(
+            files, self.writer, self.flusher, runner, clock, options, on_failure=self.fail
+        )
+        self.reader = Reader(files, runner)
+        self.lookup = self._make_lookup()
+        self.commits = OffsetCommits(files.offsets, self.queues, self.writer, clock, identifiers)
+        self.retention = self._make_retention(clock, options)
+        self.deletion = TopicDeletions(
+            files, self.retention, self.arrivals, self.writer, clock, identifiers
+        )
+        self.scrub = self._make_scrub(clock, options)
+        self.verify_limit = RateLimit(options.verify_bytes_per_second, clock)
+        self._interval = IntervalFlush(self.writer, self.flusher, runner, clock, options)
+        self.preparer.advance(files.recovered.end)
+        self.deriver.start()
+        if options.flush is FlushPolicy.INTERVAL:
+            self._interval.start()
+
+    def _make_preparer(self, options: LocalStoreOptions) -> Preparer:
+        return Preparer(
+            self._files.segments,
+            self._runner,
+            prepared_end=self._files.recovered.end,
             ahead_bytes=options.log_ahead_bytes,
             reserve_bytes=options.log_reserve_bytes,
             on_prepared=self._on_prepared,
             on_full=self._on_full,
             on_failure=self.fail,
         )
-        self.writer = LogWriter(
-            self._log,
+
+    def _make_writer(self, clock: Clock, options: LocalStoreOptions) -> LogWriter:
+        return LogWriter(
+            self._files.log,
             self.queues,
             self.preparer,
-            runner,
+            self._runner,
             clock,
             options,
-            epoch=recovered.epoch,
-            last_stored_at_ms=recovered.last_stored_at_ms,
+            epoch=self._files.recovered.epoch,
+            last_stored_at_ms=self._files.recovered.last_stored_at_ms,
             on_visible=self._on_visible,
             is_awaited=self.arrivals.are_awaited,
             on_failure=self.fail,
         )
-        self.flusher = Flusher(
-            files.segments,
-            files.checkpoint,
-            runner,
+
+    def _make_flusher(self, clock: Clock, options: LocalStoreOptions) -> Flusher:
+        return Flusher(
+            self._files.segments,
+            self._files.checkpoint,
+            self._runner,
             clock,
-            durable_end=recovered.end,
-            epoch=recovered.epoch,
+            durable_end=self._files.recovered.end,
+            epoch=self._files.recovered.epoch,
             warn_ms=options.warn_sync_ms,
             on_flushed=self._on_flushed,
             on_failure=self.fail,
         )
-        self.writer.attach(self.flusher)
-        self.deriver = Deriver(
-            self.queues,
-            files.queue_files,
-            files.key_index,
-            files.due_index,
-            files.segments,
-            files.snapshots,
-            files.delay_files,
-            self._offsets,
-            files.checkpoint,
-            self.writer,
-            self.flusher,
-            runner,
-            clock,
-            options,
-            indexed_end=recovered.indexed_end,
-            on_failure=self.fail,
-        )
-        self.reader = Reader(self._log, self.queues, files.queue_files, files.queue_check, runner)
-        self.lookup = KeyLookup(
-            self._log,
-            files.key_index,
-            runner,
+
+    def _make_lookup(self) -> KeyLookup:
+        return KeyLookup(
+            self._files.log,
+            self._files.key_index,
+            self._runner,
             indexed_end=lambda: self.deriver.indexed_end,
             visible_end=lambda: self.writer.visible_end,
             find_queue=self.queues.find,
         )
-        self.commits = OffsetCommits(self._offsets, self.queues, self.writer, clock, identifiers)
-        self.retention = Retention(
-            self._log,
-            files.segments,
-            self.queues,
-            files.queue_files,
-            files.queue_check,
-            files.key_index,
+
+    def _make_retention(self, clock: Clock, options: LocalStoreOptions) -> Retention:
+        return Retention(
+            self._files,
             self.deriver,
             self.writer,
             clock,
             options,
-            space=files.space,
-            measure=files.measure,
-            check_log=files.check_log,
             pause=self.pause,
             in_lane=self.in_lane,
             in_read_lane=self.reader.in_read_lane,
@@ -156,31 +156,18 @@ class Engine:
             put_back_offsets=self.commits.put_back,
             record_beginning=self._record_beginning,
         )
-        self.deletion = TopicDeletions(
-            self.queues,
-            self._offsets,
-            self.retention,
-            self.arrivals,
-            self.writer,
-            clock,
-            identifiers,
-        )
-        self.scrub = Scrub(
-            files.directory.vfs,
-            files.directory.root,
-            files.segments,
-            files.snapshots,
+
+    def _make_scrub(self, clock: Clock, options: LocalStoreOptions) -> Scrub:
+        return Scrub(
+            self._files.directory.vfs,
+            self._files.directory.root,
+            self._files.segments,
+            self._files.snapshots,
             clock,
             options,
             in_lane=self.in_lane,
             safe_end=lambda: self.deriver.thorough_end,
         )
-        self.verify_limit = RateLimit(options.verify_bytes_per_second, clock)
-        self._interval = IntervalFlush(self.writer, self.flusher, runner, clock, options)
-        self.preparer.advance(recovered.end)
-        self.deriver.start()
-        if options.flush is FlushPolicy.INTERVAL:
-            self._interval.start()
 
     def check_readable(self) -> None:
         if self.is_closed or self._failure is not None:

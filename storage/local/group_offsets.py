@@ -16,6 +16,7 @@ from storage.formats.names import OFFSET_TOPIC
 from storage.message import Message, QueueId, StoredMessage
 
 QUEUE = QueueId(OFFSET_TOPIC, 0)
+SNAPSHOT = "group_offsets"
 TAG = "commit"
 _DELETED = -1  # in place of a queue number
 

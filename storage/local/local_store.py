@@ -94,7 +94,9 @@ class LocalMessageStore:
             if own_runner is not None:
                 own_runner.close()
             raise
-        return cls(options, files, clock, identifiers, used, own_runner, on_failure)
+        return cls(
+            options, files, clock, identifiers, used, own_runner=own_runner, on_failure=on_failure
+        )
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class LocalMessageStore:
         clock: Clock,
         identifiers: Identifiers,
         runner: Runner,
+        *,
         own_runner: EventLoopRunner | None,
         on_failure: Callable[[Exception], None],
     ) -> None:
@@ -113,7 +116,7 @@ class LocalMessageStore:
         self._expiring = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._engine = engine = Engine(
-            options, files, clock, identifiers, runner, own_runner, on_failure
+            options, files, clock, identifiers, runner, own_runner=own_runner, on_failure=on_failure
         )
         self._check_readable = engine.check_readable
         self._in_lane = engine.in_lane

@@ -15,11 +15,11 @@ from storage.formats import stored_record
 from storage.formats.queue_entry import ENTRY_BYTES, Fields, QueueEntry
 from storage.formats.record_block import RecordBlock
 from storage.formats.stored_record import StoredRecord
-from storage.local.commit_log import CommitLog
-from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
+from storage.local.consume_queue import ConsumeQueue
 from storage.local.futures import Repairs, in_lane
-from storage.local.queue_check import DoubtfulEntry, QueueCheck
+from storage.local.queue_check import DoubtfulEntry
 from storage.local.runner import Lane, Runner
+from storage.local.store_files import StoreFiles
 from storage.message import QueueId, StoredMessage
 from storage.store import Scanned, ScannedRecords
 
@@ -35,18 +35,11 @@ _OVERHEAD_BYTES = 256  # of a record beside its body: more than most have
 class Reader:
     """Of queues that grow and expire while it reads, and whose files may be damaged."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        files: QueueFiles,
-        check: QueueCheck,
-        runner: Runner,
-    ) -> None:
-        self._log = log
-        self._queues = queues
-        self._files = files
-        self._check = check
+    def __init__(self, files: StoreFiles, runner: Runner) -> None:
+        self._log = files.log
+        self._queues = files.recovered.queues
+        self._files = files.queue_files
+        self._check = files.queue_check
         self._runner = runner
         self._repairs = Repairs(runner)
 

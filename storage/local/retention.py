@@ -12,7 +12,7 @@ lost one.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -20,16 +20,13 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import CorruptRecord
-from storage.files.segments import Segment, Segments
-from storage.files.vfs import Space
+from storage.files.segments import Segment
 from storage.local import group_offsets, queue_ends
-from storage.local.commit_log import CommitLog
-from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
+from storage.local.consume_queue import ConsumeQueue
 from storage.local.deriver import Deriver
-from storage.local.key_index import IndexFile, KeyIndex
+from storage.local.key_index import IndexFile
 from storage.local.log_writer import LogWriter
 from storage.local.options import LocalStoreOptions
-from storage.local.queue_check import QueueCheck
 from storage.local.retention_plan import (
     OnFull,
     UsedSample,
@@ -39,6 +36,7 @@ from storage.local.retention_plan import (
     refuses,
 )
 from storage.local.runner import Lane
+from storage.local.store_files import StoreFiles
 from storage.message import Message, QueueId
 from storage.store import DiskUsage, PutBack, SegmentInfo
 
@@ -62,20 +60,12 @@ class Retention:
 
     def __init__(
         self,
-        log_: CommitLog,
-        segments: Segments,
-        queues: ConsumeQueues,
-        queue_files: QueueFiles,
-        queue_check: QueueCheck,
-        key_index: KeyIndex,
+        files: StoreFiles,
         deriver: Deriver,
         writer: LogWriter,
         clock: Clock,
         options: LocalStoreOptions,
         *,
-        space: Space,
-        measure: Callable[[], Space],
-        check_log: Callable[[Collection[str]], None],
         pause: Callable[[int], Awaitable[None]],
         in_lane: InLane,
         in_read_lane: InReadLane,
@@ -83,27 +73,26 @@ class Retention:
         put_back_offsets: Callable[[int], Awaitable[None]],
         record_beginning: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`in_read_lane` repairs entries of queue files that its job doubts.
+        """`in_read_lane`: repairs entries of queue files that its job doubts.
 
-        `check_log`: raises LogTakenAway; it is given the names of segments that may be gone.
         `pause`: wait, milliseconds.
 
         `put_back_offsets`: commit again what messages of the offset topic below this place say, and
         no later one. `record_beginning`: make it durable that the log may begin at this offset.
         """
-        self._log = log_
-        self._segments = segments
-        self._queues = queues
-        self._queue_files = queue_files
-        self._queue_check = queue_check
-        self._key_index = key_index
+        self._log = files.log
+        self._segments = files.segments
+        self._queues = files.recovered.queues
+        self._queue_files = files.queue_files
+        self._queue_check = files.queue_check
+        self._key_index = files.key_index
         self._deriver = deriver
         self._writer = writer
         self._clock = clock
         self._policy = options.retention
         self._delete_pause_ms = options.delete_pause_ms
-        self._measure = measure
-        self._check_log = check_log
+        self._measure = files.measure
+        self._check_log = files.check_log
         self._pause = pause
         self._dropped = self._dropped_unexpired = 0
         # names of segments whose removal has begun, and may have failed half-way
@@ -113,7 +102,7 @@ class Retention:
         self._append = append
         self._put_back_offsets = put_back_offsets
         self._record_beginning = record_beginning
-        self._space = space
+        self._space = files.space
         self._is_nearly_full = False  # as it was last logged
         self._samples: deque[UsedSample] = deque(maxlen=_SAMPLES)
         self._newest_ms: dict[int, int] = {}  # by where the segment begins
@@ -122,14 +111,16 @@ class Retention:
         self._damaged_heads: set[int] = set()
         # What is left of a crash in the middle, or of another process: looked for once.
         self._to_clean: dict[ConsumeQueue, None] = dict.fromkeys(
-            queue for queue in queues if queue.first
+            queue for queue in self._queues if queue.first
         )
         self._deleted_topics: dict[str, None] = dict.fromkeys(
-            queue.topic for queue, _ in queues.deleted
+            queue.topic for queue, _ in self._queues.deleted
         )
         self._index_files: list[IndexFile] = []
         self._clean_after_round = 0
-        self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=False)
+        self.refuses_new = refuses(
+            self._policy, used_ratio=self._space.used_ratio, refused_before=False
+        )
         self._log_borders(refused_before=False)
 
     async def run_once(

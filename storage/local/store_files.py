@@ -15,7 +15,6 @@ from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import QueueFiles
 from storage.local.data_directory import DataDirectory
 from storage.local.delay_files import DelayFiles
-from storage.local.deriver import OFFSETS_SNAPSHOT
 from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import LocalDueIndex
 from storage.local.group_offsets import GroupOffsets
@@ -183,7 +182,7 @@ class StoreFiles:
         queue = group_offsets.QUEUE
         queues = self.recovered.queues
         queues.grow(queue.topic, 1)
-        snapshot = self.load_snapshot(OFFSETS_SNAPSHOT, queues.bounds_of)
+        snapshot = self.load_snapshot(group_offsets.SNAPSHOT, queues.bounds_of)
         found = queues[queue]
         at = found.first
         if snapshot is not None and self.offsets.restore(snapshot.data):

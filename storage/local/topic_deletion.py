@@ -9,10 +9,9 @@ from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local import group_offsets, queue_ends
 from storage.local.arrivals import Arrivals
-from storage.local.consume_queue import ConsumeQueues
-from storage.local.group_offsets import GroupOffsets
 from storage.local.log_writer import LogWriter
 from storage.local.retention import Retention
+from storage.local.store_files import StoreFiles
 from storage.message import Durability, Placed
 
 
@@ -21,16 +20,15 @@ class TopicDeletions:
 
     def __init__(
         self,
-        queues: ConsumeQueues,
-        offsets: GroupOffsets,
+        files: StoreFiles,
         retention: Retention,
         arrivals: Arrivals,
         writer: LogWriter,
         clock: Clock,
         identifiers: Identifiers,
     ) -> None:
-        self._queues = queues
-        self._offsets = offsets
+        self._queues = files.recovered.queues
+        self._offsets = files.offsets
         self._retention = retention
         self._arrivals = arrivals
         self._writer = writer

@@ -23,9 +23,11 @@ from tests.house.source import (
 
 pytestmark = pytest.mark.xdist_group("source")  # one worker parses it, once
 
+MOST_BESIDE_THE_ROOMS = 14  # files of delivery
+MOST_POSITIONAL_ARGUMENTS = 6  # of a constructor, beside self
+
 # What the lower floors get handed in (a clock, a Vfs, randomness, a runner), and the one room of
 # each that speaks of it itself.
-MOST_BESIDE_THE_ROOMS = 14  # files of delivery
 AT_HOME = {
     "time": {"storage/clock.py"},
     "datetime": {"scheduler/cron_line.py"},  # the calendar; it is told the time
@@ -175,3 +177,18 @@ def test_delivery_stays_in_rooms():
     files = list((ROOT / "delivery").glob("*.py"))
 
     assert len(files) <= MOST_BESIDE_THE_ROOMS, files
+
+
+def test_no_constructor_takes_more_than_six_positional_arguments():
+    """A row of values at a call says nothing of what each one is."""
+    too_many = [
+        f"{path}: {owner.name} takes {count}"
+        for path, module in modules(*PRODUCT).items()
+        for owner in nodes(module)
+        if isinstance(owner, ast.ClassDef)
+        for part in owner.body
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+        if (count := len(part.args.posonlyargs + part.args.args) - 1) > MOST_POSITIONAL_ARGUMENTS
+    ]
+
+    assert too_many == []
