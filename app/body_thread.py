@@ -73,6 +73,7 @@ class BodyThread:
         waiting.exception()
         return done.result
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
+        """End the thread and the process. Tasks that have not begun are dropped."""
         self._thread.shutdown(cancel_futures=True)
         self._process.close()

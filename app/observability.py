@@ -254,7 +254,7 @@ class Metrics:
 
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
         """Values read when metrics are scraped: (name, help, value); a name that ends in `_total`
-        is a counter's.
+        is a counter's. Values of one name are added up.
         """
         self.registry.register(_Read(gauges))
 
@@ -268,7 +268,10 @@ class _Read:
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        values: dict[tuple[str, str], float] = {}
         for name, text, value in self._gauges():
+            values[name, text] = values.get((name, text), 0) + value
+        for (name, text), value in values.items():
             counted = name.removesuffix("_total")
             yield (
                 GaugeMetricFamily(name, text, value)

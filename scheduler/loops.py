@@ -34,10 +34,23 @@ class LoopReport(NamedTuple):
     waits_for: str | None = None
 
 
-class _Loop(NamedTuple):
+class Loop(NamedTuple):
+    """A periodic task for `Loops` to run. `check`: the check of readiness that it belongs to."""
+
+    name: str
+    run_once: Callable[[], Awaitable[object]]
+    interval_ms: int
+    check: str
+    set_aside: Callable[[], ParkedItems] = ParkedItems
+    waits_for: Callable[[], str | None] = lambda: None
+    longest_wait_ms: int = LONGEST_WAIT_MS
+
+
+class WatchedLoop(NamedTuple):
+    """A loop that its component runs itself."""
+
     report: Callable[[], LoopReport]
     check: str
-    ticker: Ticker | None
 
 
 class Loops:
@@ -46,49 +59,36 @@ class Loops:
     def __init__(self, clock: Clock, *, random: Callable[[], float]) -> None:
         self._clock = clock
         self._random = random
-        self._loops: list[_Loop] = []
+        self._watched: list[WatchedLoop] = []
+        self.tickers: list[Ticker] = []
 
-    @property
-    def tickers(self) -> list[Ticker]:
-        return [loop.ticker for loop in self._loops if loop.ticker is not None]
+    def add(self, loop: Loop | WatchedLoop) -> None:
+        """Register a loop. Before `start`."""
+        self._watched.append(self._with_ticker(loop) if isinstance(loop, Loop) else loop)
 
-    def add(
-        self,
-        name: str,
-        run_once: Callable[[], Awaitable[object]],
-        *,
-        interval_ms: int,
-        check: str,
-        set_aside: Callable[[], ParkedItems] = ParkedItems,
-        waits_for: Callable[[], str | None] = lambda: None,
-        longest_wait_ms: int = LONGEST_WAIT_MS,
-    ) -> None:
-        """A loop of ours. `check`: which check of readiness it belongs to."""
+    def _with_ticker(self, loop: Loop) -> WatchedLoop:
         ticker = Ticker(
-            name,
-            run_once,
-            interval_ms=interval_ms,
+            loop.name,
+            loop.run_once,
+            interval_ms=loop.interval_ms,
             clock=self._clock,
             random=self._random,
-            longest_wait_ms=longest_wait_ms,
+            longest_wait_ms=loop.longest_wait_ms,
         )
+        self.tickers.append(ticker)
 
         def report() -> LoopReport:
             return LoopReport(
-                name,
+                loop.name,
                 ticker.last_run_ms,
                 ticker.lag_ms(),
                 ticker.failures,
                 ticker.last_error,
-                set_aside(),
-                waits_for(),
+                loop.set_aside(),
+                loop.waits_for(),
             )
 
-        self._loops.append(_Loop(report, check, ticker))
-
-    def watch(self, report: Callable[[], LoopReport], *, check: str) -> None:
-        """Register a loop that its component runs itself."""
-        self._loops.append(_Loop(report, check, None))
+        return WatchedLoop(report, loop.check)
 
     def start(self) -> None:
         for ticker in self.tickers:
@@ -100,12 +100,12 @@ class Loops:
             await ticker.stop()
 
     def reports(self) -> Iterator[LoopReport]:
-        return (loop.report() for loop in self._loops)
+        return (loop.report() for loop in self._watched)
 
     def failing(self, check: str) -> list[str]:
         """The loops of this check whose last run failed."""
         return [
             report.loop
-            for loop in self._loops
+            for loop in self._watched
             if loop.check == check and (report := loop.report()).last_error
         ]

@@ -277,7 +277,7 @@ async def test_json_is_read_on_the_loop_on_a_thread_or_in_the_process_as_it_is_l
         await thread.read(eval, where, is_slow=True),
     )
     in_process = await thread.read(eval, where.ljust(THREAD_BYTES + 1))
-    thread.close()
+    await thread.aclose()
 
     assert at_once == (here, loop)
     assert beside == slow

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import structlog
 
-from scheduler.loops import LoopReport, Loops, ParkedItems
+from scheduler.loops import Loop, LoopReport, Loops, ParkedItems, WatchedLoop
 from storage.errors import FlushFailed, StorageFull, StoreClosed
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
@@ -65,7 +65,7 @@ def gaps(job: Job) -> list[int]:
 def test_the_interval_counts_from_the_end_of_a_run():
     async def main(world, loops):
         job = Job(world, takes_ms=300)
-        loops.add("job", job.run_once, interval_ms=200, check="any")
+        loops.add(Loop("job", job.run_once, interval_ms=200, check="any"))
 
         await run_for(loops, 1_600)
 
@@ -83,7 +83,7 @@ def test_the_interval_counts_from_the_end_of_a_run():
 def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(random, expected):
     async def main(world, loops):
         job = Job(world, failures=5)
-        loops.add("job", job.run_once, interval_ms=100, check="any")
+        loops.add(Loop("job", job.run_once, interval_ms=100, check="any"))
 
         await run_for(loops, 20 * SECOND)
 
@@ -97,10 +97,12 @@ def test_it_never_waits_longer_than_half_a_minute_nor_shorter_than_its_interval(
     async def main(world, loops):
         often, seldom, urgent = (Job(world, failures=10**9) for _ in range(3))
         loops.add(
-            "urgent", urgent.run_once, interval_ms=100, check="any", longest_wait_ms=5 * SECOND
+            Loop(
+                "urgent", urgent.run_once, interval_ms=100, check="any", longest_wait_ms=5 * SECOND
+            )
         )
-        loops.add("often", often.run_once, interval_ms=100, check="any")
-        loops.add("seldom", seldom.run_once, interval_ms=60 * SECOND, check="any")
+        loops.add(Loop("often", often.run_once, interval_ms=100, check="any"))
+        loops.add(Loop("seldom", seldom.run_once, interval_ms=60 * SECOND, check="any"))
 
         await run_for(loops, 400 * SECOND)
 
@@ -114,8 +116,8 @@ def test_it_never_waits_longer_than_half_a_minute_nor_shorter_than_its_interval(
 def test_a_failure_is_told_until_a_run_ends_well_and_counted_for_ever():
     async def main(world, loops):
         job, other = Job(world, failures=2), Job(world)
-        loops.add("job", job.run_once, interval_ms=100, check="scheduler")
-        loops.add("other", other.run_once, interval_ms=100, check="checker")
+        loops.add(Loop("job", job.run_once, interval_ms=100, check="scheduler"))
+        loops.add(Loop("other", other.run_once, interval_ms=100, check="checker"))
         loops.start()
 
         await asyncio.sleep(0.25)
@@ -145,9 +147,8 @@ def test_a_loop_that_finds_the_store_ended_counts_it_and_leaves_the_cause_to_the
     error, is_cause
 ):
     async def main(world, loops):
-        loops.add(
-            "job", Job(world, failures=1, error=error).run_once, interval_ms=SECOND, check="any"
-        )
+        job = Job(world, failures=1, error=error)
+        loops.add(Loop("job", job.run_once, interval_ms=SECOND, check="any"))
 
         with structlog.testing.capture_logs() as lines:
             await run_for(loops, 100)
@@ -166,7 +167,7 @@ def test_a_loop_that_finds_the_store_ended_counts_it_and_leaves_the_cause_to_the
 def test_while_a_run_hangs_its_lag_grows_and_no_other_begins():
     async def main(world, loops):
         job = Job(world, takes_ms=10_000)
-        loops.add("job", job.run_once, interval_ms=100, check="any")
+        loops.add(Loop("job", job.run_once, interval_ms=100, check="any"))
         loops.start()
 
         await asyncio.sleep(5)
@@ -182,8 +183,12 @@ def test_while_a_run_hangs_its_lag_grows_and_no_other_begins():
 def test_what_a_loop_went_past_and_loops_that_others_run_are_told_too():
     async def main(world, loops):
         aside = ParkedItems(12, [("a", "why")])
-        loops.add("job", Job(world).run_once, interval_ms=100, check="any", set_aside=lambda: aside)
-        loops.watch(lambda: LoopReport("foreign", None, 7, 1, "OSError: full"), check="store")
+        loops.add(
+            Loop("job", Job(world).run_once, interval_ms=100, check="any", set_aside=lambda: aside)
+        )
+        loops.add(
+            WatchedLoop(lambda: LoopReport("foreign", None, 7, 1, "OSError: full"), check="store")
+        )
 
         ours, foreign = loops.reports()
 

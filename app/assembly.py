@@ -1,0 +1,270 @@
+"""Makes the parts of the service from its settings, and lists them as components.
+
+Nothing is started here. A new part is made here, and has one line in `components_of`.
+"""
+
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from app.body_thread import BodyThread
+from app.component import Component, LifeCycle
+from app.components.delivery import DeliveryComponent, RequestsComponent
+from app.components.registry import RegistryComponent
+from app.components.retention import RetentionComponent
+from app.components.schedules import CronComponent, SchedulesComponent
+from app.components.transactions import CheckSenderComponent, TransactionsComponent
+from app.connections import Connections
+from app.observability import Metrics
+from app.parking import Parking
+from app.registry.audit_reports import AuditReportRows
+from app.registry.consumer_groups import ConsumerGroups
+from app.registry.cron_schedules import CronSchedules
+from app.registry.database import Database
+from app.registry.producer_groups import ProducerGroups
+from app.registry.topics import Topics
+from app.registry.vault import Vault
+from app.reports.service import AuditReports
+from app.schedules import occurrence
+from app.sent_keys import SentKeys
+from app.services import Services
+from app.settings import Settings, effective
+from app.store_tasks import StoreTasks
+from app.testing.clock import VirtualClock
+from app.testing.controls import Controls
+from app.testing.faults import SlowAnswers
+from app.testing.travel import TimeTravel
+from app.topic_deletions import TopicDeletions
+from app.webhooks.probe import CheckProbe
+from app.webhooks.service import Webhooks
+from delivery.requests.service import Requests
+from delivery.service import Delivery
+from scheduler.cron_service import CronService
+from scheduler.loops import Loops
+from scheduler.schedule_service import ScheduleService
+from scheduler.scheduled_message import put_off
+from storage.clock import Clock, SystemClock
+from storage.identifiers import Identifiers, SystemRandom
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import FlushPolicy
+from storage.message import Durability
+from txn.check_sender import CheckSender
+from txn.coordinator import TransactionCoordinator
+from txn.producer import ProducerClient
+
+# The loops that act on what falls due and return how much they did, in the order in which tests
+# that move the clock run them.
+ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
+
+
+class Base(NamedTuple):
+    """Inputs of all parts: the settings, and what is open already."""
+
+    settings: Settings
+    clock: Clock
+    identifiers: Identifiers
+    store: LocalMessageStore
+    database: Database
+    metrics: Metrics
+    loops: Loops
+    connections: Connections
+    controls: Controls | None
+
+
+def services_of(base: Base) -> Services:
+    """Make all parts of the service."""
+    settings, clock, identifiers, store = base.settings, base.clock, base.identifiers, base.store
+    topics, producer_groups, consumer_groups = _registry(base)
+    transactions = _transactions(base)
+    delivery, requests = _delivery(base, consumer_groups)
+    schedules, cron = _schedules(base, topics)
+    webhooks, sender = _checks(base, producer_groups, transactions)
+    return Services(
+        store=store,
+        pressure=store.pressure,
+        default_durability=_durability(settings),
+        topics=topics,
+        topic_deletions=TopicDeletions(
+            topics=topics, store=store, transactions=transactions, schedules=schedules, cron=cron,
+            consumer_groups=consumer_groups, delivery=delivery
+        ),
+        producer_groups=producer_groups,
+        consumer_groups=consumer_groups,
+        transactions=transactions,
+        schedules=schedules,
+        cron=cron,
+        delivery=delivery,
+        requests=requests,
+        sent_keys=SentKeys(store, clock),
+        webhooks=webhooks,
+        sender=sender,
+        reports=_reports(base),
+        store_tasks=StoreTasks(clock, lambda: identifiers.new("task")),
+        tester=CheckProbe(sender, webhooks, clock, identifiers),
+        clock=clock,
+        identifiers=identifiers,
+        metrics=base.metrics,
+        loops=base.loops,
+        effective_settings=effective(settings),
+        has_keys=bool(settings.api_keys),
+        connections=base.connections,
+        parking=_parking(base),
+        max_line_bytes=settings.http.max_body_bytes,
+        max_body_values=settings.http.max_body_values,
+        body_thread=BodyThread(),
+    )  # fmt: skip
+
+
+def components_of(base: Base, services: Services) -> list[Component]:
+    """The components above the store, in the order of their start; they stop in reverse."""
+    clock, settings = base.clock, base.settings
+    return [
+        RetentionComponent(services, base.store),
+        RegistryComponent(
+            base.database, services.topics, services.producer_groups, services.consumer_groups
+        ),
+        DeliveryComponent(services.delivery, services.consumer_groups, clock, settings.delivery),
+        RequestsComponent(services.requests, clock, settings.request),
+        SchedulesComponent(services.schedules, clock, settings.schedule),
+        CronComponent(services.cron, clock, settings.schedule),
+        LifeCycle(stop=services.webhooks.aclose),
+        TransactionsComponent(services.transactions, services.sent_keys, clock, settings.txn),
+        CheckSenderComponent(services.sender, settings.txn),
+        LifeCycle(stop=services.sent_keys.drain),
+        LifeCycle(start=services.reports.open, stop=services.reports.stop),
+        LifeCycle(start=services.topic_deletions.finish_all, stop=services.topic_deletions.drain),
+        LifeCycle(stop=services.body_thread.aclose),
+        LifeCycle(stop=services.store_tasks.stop),
+    ]
+
+
+def time_travel(clock: VirtualClock, services: Services) -> TimeTravel:
+    """Move the clock of tests with the loops, which have been collected."""
+    tickers = {ticker.name: ticker for ticker in services.loops.tickers}
+    transactions = services.transactions
+    return TimeTravel(
+        clock,
+        services.sender,
+        acting=[tickers[name] for name in ACTING],
+        keeping=[ticker for name, ticker in tickers.items() if name not in ACTING],
+        wall_moments=[
+            transactions.table.next_due_ms,
+            services.schedules.next_due_ms,
+            services.cron.table.next_due_ms,
+        ],
+        monotonic_moments=[
+            transactions.next_return_ms,
+            services.sender.next_due_ms,
+            services.delivery.next_due_ms,
+        ],
+    )
+
+
+def _registry(base: Base) -> tuple[Topics, ProducerGroups, ConsumerGroups]:
+    settings, clock, database = base.settings, base.clock, base.database
+    topics = Topics(
+        database,
+        base.store,
+        clock,
+        settings.limit,
+        creates_on_use=settings.dev,
+        retention_ms=settings.local.retention_ms,
+    )
+    vault = Vault(settings.webhook.encryption_keys)
+    producer_groups = ProducerGroups(database, clock, vault, settings.limit)
+    return topics, producer_groups, ConsumerGroups(database, clock, settings.limit)
+
+
+def _transactions(base: Base) -> TransactionCoordinator:
+    return TransactionCoordinator(
+        base.store,
+        base.clock,
+        base.identifiers,
+        base.settings.txn,
+        put_off=put_off,
+        on_decided=base.metrics.note_decided,
+    )
+
+
+def _delivery(base: Base, groups: ConsumerGroups) -> tuple[Delivery, Requests]:
+    """Make delivery and requests: a reply acknowledges, and a cancelled request is skipped."""
+    requests = Requests(
+        base.store,
+        base.clock,
+        base.identifiers,
+        base.settings.request,
+        ack_beside=lambda *asked: delivery.ack_beside(*asked),
+    )
+    delivery = Delivery(
+        base.store,
+        base.clock,
+        SystemRandom(),
+        new_task_id=lambda: base.identifiers.new("task"),
+        rules_of=groups.rules_of,
+        cancelled_requests=requests,
+        options=base.settings.delivery,
+    )
+    return delivery, requests
+
+
+def _schedules(base: Base, topics: Topics) -> tuple[ScheduleService, CronService]:
+    store, clock, options = base.store, base.clock, base.settings.schedule
+    schedules = ScheduleService(store, clock, options, on_delivered=base.metrics.note_delivered)
+    cron = CronService(
+        store,
+        CronSchedules(base.database),
+        clock,
+        options,
+        build=occurrence.builder(topics, base.identifiers, clock),
+        on_settled=base.metrics.note_cron,
+    )
+    return schedules, cron
+
+
+def _checks(
+    base: Base, groups: ProducerGroups, transactions: TransactionCoordinator
+) -> tuple[Webhooks, CheckSender]:
+    controls = base.controls
+    webhooks = Webhooks(
+        base.settings.webhook,
+        groups,
+        base.clock,
+        base.metrics,
+        version=version("escrowmq"),
+        receiver_clock=base.clock if controls is None else SystemClock(),
+    )
+    client: ProducerClient = webhooks
+    if controls is not None:
+        client = SlowAnswers(webhooks, controls.faults, controls.clock, webhooks.timeout_ms)
+    sender = CheckSender(transactions, client, base.clock, random=SystemRandom().random)
+    return webhooks, sender
+
+
+def _reports(base: Base) -> AuditReports:
+    return AuditReports(
+        AuditReportRows(base.database),
+        base.clock,
+        base.settings.audit,
+        program=base.settings.audit.program or _own_program(),
+        data_dir=base.settings.data_dir.resolve(),
+        has_plots=find_spec("matplotlib") is not None,
+    )
+
+
+def _own_program() -> tuple[str, ...]:
+    """Command that makes audit reports: this installation, if Spark is installed."""
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        return ()
+    return (sys.executable, "-P", "-m", "cli")
+
+
+def _parking(base: Base) -> Parking:
+    most = base.settings.http.waiting_limit
+    return Parking(base.clock, most=most, on_changed=base.metrics.long_polls.set)
+
+
+def _durability(settings: Settings) -> Durability:
+    """The durability of an append that asks for none."""
+    is_synced = settings.local.flush is FlushPolicy.BEFORE_ACK
+    return Durability.SYNCED if is_synced else Durability.BUFFERED

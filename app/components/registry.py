@@ -1,0 +1,56 @@
+"""The registry as a component: topics and groups, and whether their database is still the same."""
+
+from collections.abc import Iterator
+
+import structlog
+
+from app.component import Component
+from app.registry.consumer_groups import ConsumerGroups
+from app.registry.database import Database
+from app.registry.producer_groups import ProducerGroups
+from app.registry.topics import Topics
+from scheduler.loops import Loop
+from storage.errors import RegistryUnavailable
+
+_INTERVAL_MS = 1_000
+
+log = structlog.get_logger()
+
+
+class RegistryComponent(Component):
+    """Topics and groups, from an open database."""
+
+    def __init__(
+        self,
+        database: Database,
+        topics: Topics,
+        producer_groups: ProducerGroups,
+        consumer_groups: ConsumerGroups,
+    ) -> None:
+        self._database = database
+        self._topics = topics
+        self._producer_groups = producer_groups
+        self._consumer_groups = consumer_groups
+
+    async def start(self) -> None:
+        await self._topics.open()
+        await self._producer_groups.open()
+        await self._consumer_groups.open()
+
+    async def stop(self) -> None:
+        await self._topics.schema_process.aclose()
+
+    def loops(self) -> Iterator[Loop]:
+        yield Loop("registry", self._watch, _INTERVAL_MS, check="registry")
+
+    async def _watch(self) -> None:
+        """Log when the database is not the one that was opened any more, and when it is again."""
+        before = self._database.lost
+        try:
+            lost = await self._database.check()
+        except RegistryUnavailable:
+            return  # a server that cannot be reached: changes are refused, and what exists goes on
+        if lost is not None and before is None:
+            log.critical("registry_lost", reason=lost)
+        elif lost is None and before is not None:
+            log.warning("registry_back")

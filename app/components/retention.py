@@ -1,0 +1,31 @@
+"""Retention as a component: its loop, which needs the owners of what still counts in a segment."""
+
+from collections.abc import Iterator
+
+from app.component import Component
+from app.components.loop_kinds import parked
+from app.retention import expire
+from app.services import Services
+from scheduler.loops import Loop
+from storage.store import Retention
+
+_INTERVAL_MS = 1_000
+_LONGEST_WAIT_MS = 5_000  # it also sees that there is space again
+
+
+class RetentionComponent(Component):
+    """Drops expired segments of the store."""
+
+    def __init__(self, services: Services, store: Retention) -> None:
+        self._services = services
+        self._store = store
+
+    def loops(self) -> Iterator[Loop]:
+        yield Loop(
+            "retention",
+            lambda: expire(self._services, self._store),
+            interval_ms=_INTERVAL_MS,
+            check="store",
+            set_aside=lambda: parked(self._services.transactions.not_put_back()),
+            longest_wait_ms=_LONGEST_WAIT_MS,
+        )
