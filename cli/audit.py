@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -235,72 +236,30 @@ def run(
     named, policies = _names_of_checks(checks), _policies(what_if)
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
         raise typer.BadParameter("it is later than --to", param_hint="--from")
-    for file, option in ((json_file, "--json"), (html, "--html")):
-        check_file(file, option)
-    if parquet is not None:
-        check_folder(parquet, "--parquet")
+    shows_summary = not quiet and progress is ProgressAs.TEXT
+    outputs = _Outputs(json_file, html, parquet, sql, shows_summary)
+    outputs.check(master)
     report_id = report_id or report_id_of(begun_at)
-    if html is not None:
-        needs_matplotlib()
-        if parquet is None:
-            _check_that_rows_are_seen(master)
-    keeps_log = spark_log is not None
-    spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
-    from audit.errors import NoSuchGroup
-
-    try:
-        # before Spark: what is wrong with it is said at once
-        sink = None if sql is None else _open_sink(sql)
-        asked = _Asked(
-            log,
-            _utc(begun_from),
-            _utc(begun_to),
-            producer_group,
-            master,
-            split_mb,
-            driver_memory,
-            spark_log,
-            None if quiet else progress,
-            _Rows(parquet, parquet_files, report_id)
-            if parquet is not None or html is not None
-            else None,
-            named,
-            policies,
-        )
-        outcome = _run(asked, is_finding)
-        status = status_of(outcome.report)
-        report = {**outcome.report, "run": run_part(report_id, log, master, begun_at, status)}
-        if html is not None:
-            write_page(html, report)
-        if sink is not None:
-            sink.write(report)
-        if json_file is not None:  # the last one: where it is there, the others are
-            write_report(json_file, report)
-        if not quiet and progress is ProgressAs.TEXT:
-            from audit import summary
-
-            summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
-    except typer.BadParameter:
-        raise
-    except NoSuchGroup as error:
-        raise typer.BadParameter(str(error), param_hint="--producer-group") from None
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-        say(f"The audit failed: {in_short(error)}")
-        if spark_log.exists() and spark_log.stat().st_size:
-            say(f"What Spark had to say is in {spark_log}")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
-    if not keeps_log:
-        spark_log.unlink(missing_ok=True)
+    has_rows = parquet is not None or html is not None
+    asked = _Asked(
+        log,
+        _utc(begun_from),
+        _utc(begun_to),
+        producer_group,
+        master,
+        split_mb,
+        driver_memory,
+        spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log",
+        None if quiet else progress,
+        _Rows(parquet, parquet_files, report_id) if has_rows else None,
+        named,
+        policies,
+    )
+    describe = partial(run_part, report_id, log, master, begun_at)
+    status = _run_or_exit(asked, is_finding, outputs, describe)
+    if spark_log is None:
+        asked.spark_log.unlink(missing_ok=True)
     raise typer.Exit(status)
-
-
-def _open_sink(url: str) -> Any:
-    """Raises SinkError, which names no password."""
-    from audit.sql.sink import Sink
-
-    sink = Sink(url)
-    sink.open()
-    return sink
 
 
 class _Rows(NamedTuple):
@@ -324,6 +283,79 @@ class _Asked(NamedTuple):
     rows: _Rows | None
     checks: tuple[str, ...]
     policies: tuple[Policy, ...]
+
+
+class _Outputs(NamedTuple):
+    """Targets of a report."""
+
+    json_file: str | None
+    html: str | None
+    parquet: str | None
+    sql: str | None
+    shows_summary: bool
+
+    def check(self, master: str | None) -> None:
+        """Raise BadParameter for a target that cannot be written."""
+        check_file(self.json_file, "--json")
+        check_file(self.html, "--html")
+        if self.parquet is not None:
+            check_folder(self.parquet, "--parquet")
+        if self.html is not None:
+            needs_matplotlib()
+            if self.parquet is None:
+                _check_that_rows_are_seen(master)
+
+    def write(self, report: dict[str, Any], sink: Any | None) -> None:
+        """Write the report to each target but the rows. `sink`: of `sql`."""
+        if self.html is not None:
+            write_page(self.html, report)
+        if sink is not None:
+            sink.write(report)
+        if self.json_file is not None:  # the last one: where it is there, the others are
+            write_report(self.json_file, report)
+
+
+def _run_or_exit(
+    asked: _Asked,
+    is_finding: Callable[[str], bool],
+    outputs: _Outputs,
+    describe: Callable[[Exit], dict[str, Any]],
+) -> Exit:
+    """Run the audit and write its report; the status. Raises typer.Exit if that fails.
+
+    `describe`: the part of the report that differs between runs over the same bytes.
+    """
+    from audit.errors import NoSuchGroup
+
+    try:
+        # before Spark: what is wrong with it is said at once
+        sink = None if outputs.sql is None else _open_sink(outputs.sql)
+        outcome = _run(asked, is_finding)
+        status = status_of(outcome.report)
+        outputs.write({**outcome.report, "run": describe(status)}, sink)
+        if outputs.shows_summary:
+            from audit import summary
+
+            summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
+    except typer.BadParameter:
+        raise
+    except NoSuchGroup as error:
+        raise typer.BadParameter(str(error), param_hint="--producer-group") from None
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+        say(f"The audit failed: {in_short(error)}")
+        if asked.spark_log.exists() and asked.spark_log.stat().st_size:
+            say(f"What Spark had to say is in {asked.spark_log}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    return status
+
+
+def _open_sink(url: str) -> Any:
+    """Raises SinkError, which names no password."""
+    from audit.sql.sink import Sink
+
+    sink = Sink(url)
+    sink.open()
+    return sink
 
 
 def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
