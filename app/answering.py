@@ -62,7 +62,7 @@ class Incoming(Protocol):
 async def answer(
     operation: Operation, services: Services, incoming: Incoming, parts: list[object]
 ) -> Reply | FileReply | Waiting:
-    """The handler's answer. `parts`: of the path. Raises Refusal, MessagingError, ClientGone."""
+    """The handler's answer. `parts`: of the path. Raises MessagingError, ClientGone."""
     with under_pressure(operation, services):
         body = await _read(incoming, operation.limit and operation.limit(services, *parts))
         call = call_of(operation, services, incoming, body)
@@ -75,7 +75,7 @@ async def until_answered(
 ) -> Reply | FileReply:
     """Wait in the task of the request, for servers that need one.
 
-    Raises Refusal, MessagingError, ClientGone.
+    Raises MessagingError, ClientGone.
     """
     while isinstance(reply, Waiting):
         await _until_resumed(incoming, reply)
@@ -118,7 +118,7 @@ def under_pressure(operation: Operation, services: Services) -> Iterator[None]:
     """Add the header Store-Pressure to the refusal of an operation whose answers have it."""
     try:
         yield
-    except (Refusal, MessagingError) as error:
+    except MessagingError as error:
         if not operation.tells_pressure:
             raise
         refusal = as_refusal(error)
@@ -234,7 +234,7 @@ async def pieces_of(reply: Reply | FileReply) -> AsyncIterator[bytes]:
 
 def refusal_of(error: Exception, *, path: str, request_id: str) -> Refusal:
     """Refusal that answers an error. An unexpected error is logged."""
-    if isinstance(error, Refusal | MessagingError):
+    if isinstance(error, MessagingError):
         return as_refusal(error)
     if is_out_of_files(error):
         log.warning("too_many_open_files", request_id=request_id, path=path)

@@ -1,8 +1,8 @@
 """Responses to refused requests: RFC 9457 problem documents with a closed list of codes.
 
 Two tables: `PROBLEMS` (problems.toml) says what each code means, and `/problems/{code}` serves it
-as a page; `CODES` says which code each error of the house becomes. A test walks the error tree and
-fails on a class without a row.
+as a page; `CODES` says which code each error of `storage/errors.py` becomes. A test walks the error
+tree and fails on a class without a row.
 """
 
 import tomllib
@@ -119,9 +119,10 @@ CODES: dict[type[MessagingError], str] = {
 RETRY_AFTER_SECONDS = 1
 
 
-class Refusal(Exception):
-    """A request that the door itself turns away; everything below raises errors of the house
-    instead.
+class Refusal(MessagingError):
+    """A request that the API itself rejects, with its problem code.
+
+    The packages below the API raise the other errors of the tree; `CODES` has their codes.
     """
 
     def __init__(
@@ -133,34 +134,30 @@ class Refusal(Exception):
         context: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(detail if detail is not None else PROBLEMS[code].cause)
         self.code = code
-        self.detail = detail if detail is not None else PROBLEMS[code].cause
         self.errors = list(errors)
         self.context = dict(context or {})
         self.headers = dict(headers or {})
         if self.kind.retryable or self.kind.status == 503:
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
-        super().__init__(self.detail)
 
     def __reduce__(self) -> Any:
-        return partial(Refusal, **vars(self)), ()
+        return partial(Refusal, detail=self.detail, **vars(self)), ()
 
     @property
     def kind(self) -> Kind:
         return PROBLEMS[self.code]
 
-    def under(self, pointer: str) -> "Refusal":
-        """Itself, where what was refused is a part of something: `pointer` is where that part
-        stands.
-        """
-        if self.errors and self.detail.startswith(f"{self.errors[0].pointer or 'the body'}: "):
-            self.detail = f"{pointer}{self.errors[0].pointer}: {self.detail.partition(': ')[2]}"
-        self.errors = [
-            msgspec.structs.replace(error, pointer=f"{pointer}{error.pointer}")
-            for error in self.errors
-        ]
-        self.errors = self.errors or [FieldError(pointer, self.code, self.detail)]
-        return self
+    def with_errors(self, errors: Sequence[FieldError], *, detail: str | None = None) -> "Refusal":
+        """The same refusal with other field errors, and with another detail if one is given."""
+        return Refusal(
+            self.code,
+            self.detail if detail is None else detail,
+            errors=errors,
+            context=self.context,
+            headers=self.headers,
+        )
 
 
 def invalid_field(pointer: str, code: str, detail: str) -> Refusal:
@@ -182,8 +179,36 @@ def too_large(limited: str, limit: int, detail: str) -> Refusal:
     return Refusal("body_too_large", detail, context={"limited": limited, "limit": str(limit)})
 
 
-def as_refusal(error: MessagingError | Refusal) -> Refusal:
-    """The refusal that an error of the house becomes."""
+def under(error: MessagingError, pointer: str, *, field: str = "") -> Refusal:
+    """The refusal of a request of which a part is refused.
+
+    `pointer`: to that part. `field`: within it, of an error that names none.
+    """
+    refusal = as_refusal(error)
+    detail, fields = refusal.detail, refusal.errors
+    if not fields:
+        return refusal_of_field(error, f"{pointer}{field}")
+    if detail.startswith(f"{fields[0].pointer or 'the body'}: "):
+        detail = f"{pointer}{fields[0].pointer}: {detail.partition(': ')[2]}"
+    fields = [
+        msgspec.structs.replace(field, pointer=f"{pointer}{field.pointer}") for field in fields
+    ]
+    return refusal.with_errors(fields, detail=detail)
+
+
+def refusal_of_field(error: MessagingError, pointer: str) -> Refusal:
+    """The refusal of a request for the value of one field; `pointer`: to that field."""
+    refusal = as_refusal(error)
+    return refusal.with_errors([FieldError(pointer, refusal.code, refusal.detail)])
+
+
+def is_malformed(error: MessagingError) -> bool:
+    """Report whether the body of the request cannot be read, so that no part of it is judged."""
+    return isinstance(error, Refusal) and error.code == "malformed_request"
+
+
+def as_refusal(error: MessagingError) -> Refusal:
+    """The refusal that answers an error of the tree; a Refusal is its own."""
     if isinstance(error, Refusal):
         return error
     code = CODES[type(error)]
@@ -216,8 +241,9 @@ def as_refusal(error: MessagingError | Refusal) -> Refusal:
 
 
 def document(
-    refusal: Refusal, *, instance: str | UnsetType = UNSET, request_id: str | UnsetType = UNSET
+    error: MessagingError, *, instance: str | UnsetType = UNSET, request_id: str | UnsetType = UNSET
 ) -> Problem:
+    refusal = as_refusal(error)
     return Problem(
         type=f"/problems/{refusal.code}",
         title=refusal.kind.title,

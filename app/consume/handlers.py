@@ -25,7 +25,7 @@ from app.messages.schemas import PayloadForm
 from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
 from app.parking import Waiting
-from app.problems import Problem, Refusal, as_refusal, document, invalid_field
+from app.problems import Problem, Refusal, document, invalid_field
 from app.services import Services
 from delivery.receive.receive import LeasedMessage, Request
 from delivery.requests.events import asked_by
@@ -40,7 +40,7 @@ _PROBLEMS = ["group_not_found", "reserved_topic", *WRITING]
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 REPLY_BY = properties.REPLY_BY.encode()
-_EXPIRED: Problem = document(as_refusal(LeaseExpired()))
+_EXPIRED: Problem = document(LeaseExpired())
 
 
 @operation(
@@ -214,7 +214,7 @@ async def dead_letter(services: Services, _: Call, group: str, given: DeadLetter
 def _moved(refused: Sequence[Rejection], errors: Sequence[MessagingError | None]) -> Reply:
     results = []
     for one, error in zip(refused, errors, strict=True):
-        problem = UNSET if error is None else document(as_refusal(error))
+        problem = UNSET if error is None else document(error)
         status = 200 if problem is UNSET else problem.status
         results.append(SettleResult(receipt_handle=one.handle, status=status, problem=problem))
     return _answer(results)

@@ -9,7 +9,7 @@ from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription, SubscriptionInput
 from app.operations import IF_MATCH, WRITING, operation
-from app.problems import FieldError, Refusal, as_refusal, differs, invalid_field
+from app.problems import FieldError, Refusal, differs, invalid_field, refusal_of_field
 from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
 from app.topics.schemas import PageQuery
@@ -187,9 +187,7 @@ def _subscriptions(
         try:
             services.topics.get(one.topic)
         except MessagingError as error:
-            refusal = as_refusal(error)
-            refusal.errors = [FieldError(f"/topics/{index}/topic", refusal.code, refusal.detail)]
-            raise refusal from error
+            raise refusal_of_field(error, f"/topics/{index}/topic") from error
         if one.topic in found:
             raise invalid_field(
                 f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} stands twice"

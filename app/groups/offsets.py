@@ -22,7 +22,7 @@ from app.groups.schemas import (
     ResetResult,
 )
 from app.operations import WRITING, operation
-from app.problems import FieldError, as_refusal, invalid_field
+from app.problems import invalid_field, refusal_of_field
 from app.registry.topics import Topic
 from app.services import Services
 from delivery import positions
@@ -117,9 +117,7 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
         try:
             queue = await _checked(services, one)
         except MessagingError as error:
-            refusal = as_refusal(error)
-            refusal.errors = [FieldError(f"/offsets/{index}", refusal.code, refusal.detail)]
-            raise refusal from error
+            raise refusal_of_field(error, f"/offsets/{index}") from error
         if queue in wanted:
             raise invalid_field(
                 f"/offsets/{index}",

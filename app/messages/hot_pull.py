@@ -20,7 +20,6 @@ from app.messages.pull import BEGIN_OF_PAGE, MEDIA_TYPES, end_of_page
 from app.messages.schemas import PullQuery
 from app.messages.view import joined
 from app.parking import Waiting
-from app.problems import Refusal
 from app.server.hot import HotAnswer, HotParts
 from app.server.request import STATUS_LINES
 from app.services import Services
@@ -162,7 +161,7 @@ def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
             dict(query_of(b"&".join(filter(None, (before, behind))))), PullQuery, pointer=""
         )
         wanted = compile_filter("tag", query.tag)
-    except (Refusal, MessagingError):
+    except MessagingError:
         return None
     if query.offset is not UNSET or query.from_ is not UNSET or not wanted.is_everything:
         return None

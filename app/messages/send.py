@@ -27,7 +27,7 @@ from app.messages.schemas import (
     Receipt,
 )
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
-from app.problems import Problem, Refusal, as_refusal, document, invalid_field
+from app.problems import Problem, Refusal, document, invalid_field, is_malformed, under
 from app.registry.payload_schema import ChecksPending
 from app.registry.topics import Topic
 from app.sent_key_table import Sent
@@ -297,7 +297,7 @@ def _build_entries(
             messages[index] = scheduled_message.put_off(built, now_ms)
         except ChecksPending as one:
             pending += one.checks
-        except (Refusal, MessagingError) as error:
+        except MessagingError as error:
             refusals[index] = _refused_entry(error, index)
     if pending:
         raise ChecksPending(pending)
@@ -489,14 +489,13 @@ def _refuse_twin_ids(entries: _Entries) -> None:
             seen.add(entry.id)
 
 
-def _refused_entry(error: Refusal | MessagingError, index: int) -> Refusal:
+def _refused_entry(error: MessagingError, index: int) -> Refusal:
     """Raises the refusal of the whole body where that is no JSON: it shows only here when it stands
     in a `json` field.
     """
-    refusal = as_refusal(error)
-    if refusal.code == "malformed_request":
-        raise refusal
-    return refusal.under(f"/entries/{index}/message")
+    if is_malformed(error):
+        raise error
+    return under(error, f"/entries/{index}/message")
 
 
 def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:

@@ -24,7 +24,7 @@ from app.messages.plain_rows import PlainEntry
 from app.messages.schemas import BatchResult, MessageInput
 from app.messages.send import append_all, begin_keyed, is_late, receipt_of, status_of, strongest_of
 from app.operations import IDEMPOTENCY_KEY, Lines, operation
-from app.problems import Refusal, as_refusal, document, invalid_field, too_large
+from app.problems import Refusal, document, invalid_field, is_malformed, too_large, under
 from app.registry.payload_schema import ChecksPending, until_checked
 from app.registry.topics import Topic
 from app.sent_keys import KeyedRequest
@@ -233,7 +233,7 @@ class _Stream:
             )
             entry_id, given = entry.id, entry.message
             if isinstance(given, Refusal):
-                raise given.under("/message")
+                raise under(given, "/message")
             if self._key is not None and entry_id is UNSET:
                 raise invalid_field(
                     "/id",
@@ -258,13 +258,12 @@ class _Stream:
                 depth=LINE_DEPTH,
                 traceparent=self._traceparent,
             )
-        except (Refusal, MessagingError) as error:
-            refusal = as_refusal(error)
+        except MessagingError as error:
             # What is no JSON shows only here when it stands in a `json` field; it is the line's,
             # not the message's.
-            raise (
-                refusal if refusal.code == "malformed_request" else refusal.under("/message")
-            ) from error
+            if is_malformed(error):
+                raise
+            raise under(error, "/message") from error
         return scheduled_message.put_off(built, now_ms)
 
     # ----------------------------------------------------------------------------------------------
@@ -344,7 +343,7 @@ class _Stream:
             return _Built(line, self._built(line, message_id))
         except ChecksPending:
             return line
-        except (Refusal, MessagingError) as error:
+        except MessagingError as error:
             return _refused(line.id, error)
 
     async def _build_checked(self, line: _Line, message_id: str) -> _Built | BatchResult:
@@ -353,7 +352,7 @@ class _Stream:
 
         try:
             return _Built(line, await until_checked(build))
-        except (Refusal, MessagingError) as error:
+        except MessagingError as error:
             return _refused(line.id, error)
 
     async def _append_together(self, built: Sequence[_Built | BatchResult]) -> list[BatchResult]:
@@ -383,7 +382,7 @@ class _Stream:
             for index, message in messages.items():
                 answers |= await self._append(lines, {index: message})
             return answers
-        except (Refusal, MessagingError) as error:
+        except MessagingError as error:
             return {index: _refused(lines[index].id, error) for index in messages}
         return {
             index: BatchResult(
@@ -409,7 +408,7 @@ class _Stream:
     async def _append_once(self, line: _Line) -> Answer:
         try:
             begun = await until_checked(lambda: self._begin_once(line))
-        except (Refusal, MessagingError) as error:
+        except MessagingError as error:
             return _refused(line.id, error)
         if isinstance(begun, BatchResult):
             return begun
@@ -435,7 +434,7 @@ class _Stream:
     ) -> BatchResult | tuple[Message, Awaitable[list[Appended]]]:
         """Result of the line before, or the append that has begun.
 
-        Raises Refusal, MessagingError, ChecksPending.
+        Raises MessagingError, ChecksPending.
         """
         services, topic = self._services, self._topic
         request = KeyedRequest(
@@ -461,9 +460,9 @@ class _Stream:
         )
 
 
-def _refused(entry_id: str | UnsetType, error: Refusal | MessagingError) -> BatchResult:
-    refusal = as_refusal(error)
-    return BatchResult(id=entry_id, status=refusal.kind.status, problem=document(refusal))
+def _refused(entry_id: str | UnsetType, error: MessagingError) -> BatchResult:
+    problem = document(error)
+    return BatchResult(id=entry_id, status=problem.status, problem=problem)
 
 
 async def _as_lines(answers: Awaitable[Sequence[BatchResult]]) -> bytes:

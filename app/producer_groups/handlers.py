@@ -8,7 +8,7 @@ from msgspec import UNSET
 from app import codec
 from app.exchange import Call, Reply, reply
 from app.operations import IF_MATCH, WRITING, operation
-from app.problems import Refusal, as_refusal, differs, document, invalid_field
+from app.problems import Refusal, differs, document, invalid_field
 from app.producer_groups.schemas import (
     AnswerInput,
     AnswerResult,
@@ -253,7 +253,7 @@ async def _answer(services: Services, name: str, given: AnswerInput) -> AnswerRe
             evidence=None if given.evidence is UNSET else given.evidence,
         )
     except MessagingError as error:
-        problem = document(as_refusal(error))
+        problem = document(error)
         return AnswerResult(check_id=given.check_id, status=problem.status, problem=problem)
     services.metrics.checks_answered.labels(given.decision).inc()
     return AnswerResult(check_id=given.check_id, status=200, state=transaction.state.value)

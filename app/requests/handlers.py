@@ -12,7 +12,7 @@ from app.messages.schemas import MessageInput, PayloadForm, ReplyInput
 from app.messages.send import DURABILITY, limit
 from app.messages.view import payload_view
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
-from app.problems import Refusal
+from app.problems import Refusal, is_malformed, under
 from app.registry.topics import Topic
 from app.requests.schemas import Reply, ReplyResult, RequestInput, RequestQuery, RequestView
 from app.services import Services
@@ -190,9 +190,9 @@ def _message(services: Services, call: Call, topic: Topic, given: MessageInput) 
             traceparent=call.traceparent,
         )
     except Refusal as refusal:
-        raise (
-            refusal if refusal.code == "malformed_request" else refusal.under("/message")
-        ) from None
+        if is_malformed(refusal):
+            raise
+        raise under(refusal, "/message") from None
     if properties.SCHEDULE_ID in message.system:
         raise UnsupportedCombination("a request is not delayed: its deadline counts from now")
     return message

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from app import codec
 from app.exchange import Call, Reply, RequestLimit, reply
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
-from app.problems import FieldError, Refusal, as_refusal, invalid_field
+from app.problems import FieldError, Refusal, invalid_field, under
 from app.registry.topics import DAY_MS
 from app.schedules import occurrence
 from app.schedules.schemas import (
@@ -91,8 +91,8 @@ async def create(services: Services, call: Call, given: CronInput) -> Reply:
         message = await call.work(
             lambda: occurrence.check(given.message, topic, schedule_id=schedule_id, now_ms=now_ms)
         )  # fmt: skip
-    except (Refusal, MessagingError) as error:
-        raise as_refusal(error).under("/message") from error
+    except MessagingError as error:
+        raise under(error, "/message") from error
     if given.dry_run:
         return reply(200, _occurrences(given.cron, given.time_zone, line, preview))
     await services.topics.ensure(topic)
@@ -231,8 +231,8 @@ def _changed_message(services: Services, schedule: CronSchedule, given: Reschedu
         return occurrence.check(
             given.message, topic, schedule_id=schedule.schedule_id, now_ms=services.clock.wall_ms()
         )  # fmt: skip
-    except (Refusal, MessagingError) as error:
-        raise as_refusal(error).under("/message") from error
+    except MessagingError as error:
+        raise under(error, "/message") from error
 
 
 def _check_fires(moments: list[int]) -> None:

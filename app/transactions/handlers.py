@@ -12,7 +12,7 @@ from app.exchange import Call, Reply, reply
 from app.messages.build import build
 from app.messages.payload import check_text
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
-from app.problems import FieldError, Refusal, as_refusal, invalid_field
+from app.problems import Refusal, invalid_field, under
 from app.registry.payload_schema import ChecksPending
 from app.services import Services
 from app.transactions.explain import Known
@@ -477,9 +477,7 @@ def _build(
     try:
         topic = services.topics.to_use(given.topic)
     except MessagingError as error:
-        refusal = as_refusal(error)
-        refusal.errors = refusal.errors or [FieldError("/topic", refusal.code, refusal.detail)]
-        raise refusal.under(place) from error
+        raise under(error, place, field="/topic") from error
     try:
         return build(
             given.message,
@@ -490,8 +488,8 @@ def _build(
             transactional=True,
             traceparent=call.traceparent,
         )
-    except (Refusal, MessagingError) as error:
-        raise as_refusal(error).under(f"{place}/message") from error
+    except MessagingError as error:
+        raise under(error, f"{place}/message") from error
 
 
 def _reason(given: str | UnsetType) -> str | None:

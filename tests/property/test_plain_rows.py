@@ -119,7 +119,7 @@ def ordinary_way(
             )
             for n, entry in enumerate(batch.entries)
         ]
-    except (Refusal, MessagingError):
+    except MessagingError:
         return None
     results = [
         BatchResult(

@@ -51,8 +51,8 @@ def outcome(read: Callable[[], Any], depth: int) -> Any:
         if isinstance(found, BatchEntry | JudgedEntry):
             return found.id, built(found.message, depth)
         return found.is_atomic, [(entry.id, built(entry.message, depth)) for entry in found.entries]
-    except (Refusal, MessagingError) as error:
-        return vars(as_refusal(error))
+    except MessagingError as error:
+        return refused(error)
 
 
 def built(given: MessageInput | Refusal, depth: int) -> Any:
@@ -68,8 +68,13 @@ def _built(given: MessageInput | Refusal, depth: int, schema: RefusedSchema | No
             raise given
         assert given.require_durability in ("synced", msgspec.UNSET)
         return build(given, topic, message_id="m", now_ms=0, depth=depth)
-    except (Refusal, MessagingError) as error:
-        return vars(as_refusal(error))
+    except MessagingError as error:
+        return refused(error)
+
+
+def refused(error: MessagingError) -> Any:
+    refusal = as_refusal(error)
+    return refusal.detail, vars(refusal)
 
 
 def nested(levels: int) -> bytes:
