@@ -89,6 +89,8 @@ CODES: dict[type[MessagingError], str] = {
     errors.AlreadyCancelled: "already_cancelled",
     errors.NotADelayedMessage: "internal_error",
     errors.TopicExists: "topic_exists",
+    errors.TopicInUse: "topic_in_use",
+    errors.CheckUrlRefused: "check_url_refused",
     errors.TransactionExpired: "transaction_expired",
     errors.TransactionExists: "transaction_exists",
     errors.OffsetOutOfRange: "offset_beyond_end",
@@ -98,6 +100,8 @@ CODES: dict[type[MessagingError], str] = {
     errors.CheckNotOpen: "check_not_open",
     errors.LeaseExpired: "lease_expired",
     errors.UnknownTask: "task_not_found",
+    errors.UnknownReport: "report_not_found",
+    errors.ReportExpired: "report_expired",
     errors.IdempotencyKeyReused: "idempotency_key_reused",
     errors.IdempotencyInProgress: "idempotency_in_progress",
     errors.UnavailableError: "overloaded",
@@ -224,6 +228,12 @@ def as_refusal(error: MessagingError) -> Refusal:
         fields = [FieldError(error.pointer, code_of_field, detail)] if error.pointer else []
     elif isinstance(error, errors.TopicExists):
         fields = [differs(f"/{name}", *values) for name, values in error.differences.items()]
+    elif isinstance(error, errors.TopicInUse):
+        context = error.uses
+    elif isinstance(error, errors.CheckUrlRefused):
+        fields = [FieldError("/check_url", "not_allowed", detail)]
+    elif isinstance(error, errors.UnknownReport):
+        context = {"state": error.state} if error.state else {}
     elif isinstance(error, errors.MessageTooLarge):
         context = {"limit_bytes": str(error.limit_bytes)}
     elif isinstance(error, errors.OffsetOutOfRange):

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import structlog
 
-from app.problems import Refusal
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.topics import Topic, Topics
 from delivery.service import Delivery
@@ -28,6 +27,7 @@ from storage.errors import (
     AlreadyDelivered,
     NotSupportedByEngine,
     StorageFull,
+    TopicInUse,
     TransactionConflict,
     UnavailableError,
     UnknownSchedule,
@@ -91,7 +91,7 @@ class TopicDeletions:
     async def delete(self, name: str, *, force: bool, check: Callable[[Topic], None]) -> None:
         """Durable on return.
 
-        `check` may refuse by raising. Raises UnknownTopic, Refusal topic_in_use, what `append`
+        `check` may refuse by raising. Raises UnknownTopic, TopicInUse, what `append`
         raises.
 
         Once it was begun, it goes on when the client leaves; a deletion that failed is finished by
@@ -125,11 +125,9 @@ class TopicDeletions:
                     check(topic)
                     use = await self.use_of(topic)
                     if use.is_any and not force:
-                        context = {field: str(value) for field, value in use._asdict().items()}
-                        raise Refusal(
-                            "topic_in_use",
+                        raise TopicInUse(
                             f"topic {name} is in use; with force=true that ends",
-                            context=context,
+                            uses={field: str(value) for field, value in use._asdict().items()},
                         )
 
                 # Twice: a deletion that is refused anyway does not hold up the clients that use the

@@ -12,7 +12,11 @@
     │   ├── NotSupportedByEngine    this engine, or this release, cannot do it
     │   ├── UnknownTopic  UnknownQueue  UnknownGroup  UnknownProducerGroup  UnknownTransaction
     │   ├── UnknownRequest  UnknownSchedule  UnknownTask
+    │   ├── UnknownReport           .state   of a report that has no such file
+    │   ├── ReportExpired           dropped, by request or for its age
     │   ├── TopicExists             .differences
+    │   ├── TopicInUse              .uses
+    │   ├── CheckUrlRefused
     │   ├── TransactionExists
     │   ├── TransactionExpired
     │   ├── OffsetOutOfRange        .requested .available
@@ -169,6 +173,21 @@ class TopicExists(RejectedError):
         self.differences = differences
 
 
+class TopicInUse(RejectedError):
+    """The topic is in use, or its deletion has not ended.
+
+    `uses`: how often each kind of thing uses it, where that was counted.
+    """
+
+    def __init__(self, detail: str | None = None, *, uses: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.uses = dict(uses or {})
+
+
+class CheckUrlRefused(RejectedError):
+    """A check may not be sent to this URL."""
+
+
 class TransactionExpired(RejectedError):
     """The messages of the transaction have been dropped by retention."""
 
@@ -214,6 +233,21 @@ class CheckNotOpen(RejectedError):
 
 class UnknownTask(RejectedError):
     """The task does not exist."""
+
+
+class UnknownReport(RejectedError):
+    """The audit report does not exist, or has no such file.
+
+    `state`: of a report that exists, else the empty string.
+    """
+
+    def __init__(self, detail: str | None = None, *, state: str = "") -> None:
+        super().__init__(detail)
+        self.state = state
+
+
+class ReportExpired(RejectedError):
+    """The audit report was dropped."""
 
 
 class LeaseExpired(RejectedError):

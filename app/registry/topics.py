@@ -9,7 +9,6 @@ import msgspec
 import structlog
 from sqlalchemy import Connection, delete, insert, select, update
 
-from app.problems import Refusal
 from app.registry.database import Database, rows
 from app.registry.options import LimitOptions, check_limit
 from app.registry.payload_schema import PayloadSchema, RefusedSchema
@@ -17,7 +16,15 @@ from app.registry.schema_process import SchemaProcess
 from app.registry.tables import topics as table
 from app.registry.topic_uses import TopicUses
 from storage.clock import Clock
-from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownQueue, UnknownTopic
+from storage.errors import (
+    InvalidRequest,
+    MessagingError,
+    ReservedName,
+    TopicExists,
+    TopicInUse,
+    UnknownQueue,
+    UnknownTopic,
+)
 from storage.formats import names
 from storage.message import QueueId
 from storage.store import MessageStore, TopicDeletion, TopicListing
@@ -258,7 +265,7 @@ class Topics:
 
         Where nothing changes the revision stays.
 
-        Queues are added, never taken away. Raises InvalidRequest, Refusal, and as `get` does;
+        Queues are added, never taken away. Raises InvalidRequest, and as `get` and `changed` do;
         nothing was changed then.
         """
         async with self._creating:
@@ -372,18 +379,15 @@ class Topics:
         """
         try:
             return self._schema(settings)
-        except Refusal as refusal:
-            log.warning("topic_schema_refused", topic=settings.topic, reason=refusal.detail)
+        except MessagingError as error:
+            log.warning("topic_schema_refused", topic=settings.topic, reason=error.detail)
             assert settings.schema is not None
-            return RefusedSchema(refusal.detail) if settings.schema.mode == ENFORCE else None
+            return RefusedSchema(error.detail) if settings.schema.mode == ENFORCE else None
 
     async def _add(self, topic: Topic) -> Topic:
         settings = topic.settings
         if topic.name in self._deleting:
-            raise Refusal(
-                "topic_in_use",
-                f"topic {topic.name} is being deleted; DELETE it again to finish that",
-            )
+            raise TopicInUse(f"topic {topic.name} is being deleted; DELETE it again to finish that")
 
         def save(connection: Connection) -> None:
             row = msgspec.to_builtins(settings)

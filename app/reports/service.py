@@ -16,12 +16,18 @@ import msgspec
 import structlog
 
 from app import codec
-from app.problems import Refusal
 from app.registry.audit_reports import DONE, FAILED, QUEUED, RUNNING, AuditReport, AuditReportRows
 from app.reports import process
 from app.reports.options import AuditOptions
 from storage.clock import Clock
-from storage.errors import Backpressure, IdempotencyKeyReused, NotSupportedByEngine, StorageFull
+from storage.errors import (
+    Backpressure,
+    IdempotencyKeyReused,
+    NotSupportedByEngine,
+    ReportExpired,
+    StorageFull,
+    UnknownReport,
+)
 from storage.turns import Changes
 
 FOLDER = "audit"
@@ -115,21 +121,20 @@ class AuditReports:
         return iter([report for report in self._reports.values() if report.dropped_at_ms is None])
 
     def get(self, report_id: str) -> AuditReport:
-        """Raises Refusal report_not_found, report_expired."""
+        """Raises UnknownReport, ReportExpired."""
         report = self._reports.get(report_id)
         if report is None:
-            raise Refusal("report_not_found", f"report {report_id[:100]} does not exist")
+            raise UnknownReport(f"report {report_id[:100]} does not exist")
         if report.dropped_at_ms is not None:
-            raise Refusal(
-                "report_expired",
-                f"report {report_id} was dropped at {codec.rfc3339(report.dropped_at_ms)}",
+            raise ReportExpired(
+                f"report {report_id} was dropped at {codec.rfc3339(report.dropped_at_ms)}"
             )
         return report
 
     async def opened(self, report: AuditReport, pattern: str) -> BinaryIO:
         """A file of the report; it can be read to its end though the report is dropped meanwhile.
 
-        Raises Refusal report_not_found: the report has no such file, or not yet; report_expired.
+        Raises UnknownReport if the report has no such file, or not yet; ReportExpired.
         """
         found = (
             await asyncio.to_thread(_open, self._folder(report), pattern)
@@ -139,11 +144,7 @@ class AuditReports:
         if found is None:
             self.get(report.report_id)  # dropped since it was looked up
             what = f"is {report.state}" if report.state != DONE else "has no such file"
-            raise Refusal(
-                "report_not_found",
-                f"report {report.report_id} {what}",
-                context={"state": report.state},
-            )
+            raise UnknownReport(f"report {report.report_id} {what}", state=report.state)
         return found
 
     def progress(self, report: AuditReport) -> Progress | None:

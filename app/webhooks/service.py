@@ -12,7 +12,6 @@ import msgspec
 from msgspec import UNSET
 
 from app.observability import Metrics
-from app.problems import FieldError, Refusal
 from app.registry.producer_groups import ProducerGroups, Webhook
 from app.webhooks.allowed import read_allowed
 from app.webhooks.answers import CheckQuestion, read_answer
@@ -28,6 +27,7 @@ from app.webhooks.transport import (
 from app.webhooks.urls import Target, UrlRefused, parse_url
 from client.webhooks import sign
 from storage.clock import Clock
+from storage.errors import CheckUrlRefused
 from storage.files.vfs import is_out_of_files
 from txn.open_checks import LeasedCheck
 from txn.producer import Answered, Failed, Failure, Route
@@ -67,19 +67,14 @@ class Webhooks:
         self._parse = lru_cache(_TARGETS_KEPT)(lambda text: parse_url(text, allowed))
 
     async def check_url(self, text: str) -> None:
-        """Raises Refusal check_url_refused.
+        """Raises CheckUrlRefused.
 
         A name that has no address today is taken: it is looked up again at each check.
         """
         try:
             await self._transport.check(self._parse(text), timeout_ms=_LOOKUP_TIMEOUT_MS)
         except (UrlRefused, AddressRefused) as error:
-            detail = f"a check may not be sent there: {error}"
-            raise Refusal(
-                "check_url_refused",
-                detail,
-                errors=[FieldError("/check_url", "not_allowed", detail)],
-            ) from None
+            raise CheckUrlRefused(f"a check may not be sent there: {error}") from None
 
     def route(self, group: str) -> Route | None:
         webhook = self._groups.webhook_of(group)
