@@ -2,10 +2,10 @@
 
 Derived from a topic of ours in the log.
 
-A keyed request appends one small message more, in the same unit as its own: the key, the print of
-the request, its status, and for each message where to begin to look for it. So a start replays only
-the keyed requests since the last snapshot, and a receipt is looked up when its request is really
-repeated. (A begin needs none of this: its half message carries the key.)
+A keyed request appends one small message more, in the same unit as its own: the key, the
+fingerprint of the request, its status, and for each message where to begin to look for it. So a
+start replays only the keyed requests since the last snapshot, and a receipt is looked up when its
+request is really repeated. (A begin needs none of this: its half message carries the key.)
 
 Memory holds the newest keys (`sent_key_table.py`). An older one is looked up in the log, but only
 where the window of its topic reaches back further than memory does.

@@ -29,7 +29,7 @@ class Begin(NamedTuple):
     transaction_id: str | None = None
     business_key: str | None = None
     idempotency_key: str | None = None
-    idempotency_print: str | None = None
+    fingerprint: str | None = None
 
 
 class Outcome(NamedTuple):
@@ -80,7 +80,7 @@ class Begins:
         if not self._counts_still(known):
             self._table.forget_key(key)
             return None
-        if known.idempotency_print != request.idempotency_print:
+        if known.fingerprint != request.fingerprint:
             raise IdempotencyKeyReused
         return known
 
@@ -109,7 +109,7 @@ class Begins:
         known = await recall.by_idempotency_key(self._journal.store, request.idempotency_key)
         if known is None or not self._counts_still(known):
             return None
-        if known.idempotency_print != request.idempotency_print:
+        if known.fingerprint != request.fingerprint:
             raise IdempotencyKeyReused
         return known
 
@@ -122,7 +122,7 @@ class Begins:
             policy=request.policy,
             business_key=request.business_key,
             idempotency_key=request.idempotency_key,
-            idempotency_print=request.idempotency_print,
+            fingerprint=request.fingerprint,
             first_check_at_ms=first_check_at_ms,
         )
         halves = half_message.wrap_halves(
@@ -154,7 +154,7 @@ class Begins:
             next_check_at_ms=first_check_at_ms,
             business_key=request.business_key,
             idempotency_key=request.idempotency_key,
-            idempotency_print=request.idempotency_print,
+            fingerprint=request.fingerprint,
         )
         self._journal.begun(transaction)
         return transaction

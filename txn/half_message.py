@@ -68,7 +68,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: CheckbackPolicy
     business_key: str | None = None
     idempotency_key: str | None = None
-    idempotency_print: str | None = None
+    fingerprint: str | None = msgspec.field(name="idempotency_print", default=None)
     so_far: CarriedState | None = None  # on halves that were put back
     # by the clock; the time of storage may lie ahead of it. None: of an older version
     first_check_at_ms: int | None = None

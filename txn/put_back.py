@@ -87,7 +87,7 @@ class PutBack:
                 policy=transaction.policy,
                 business_key=transaction.business_key,
                 idempotency_key=transaction.idempotency_key,
-                idempotency_print=transaction.idempotency_print,
+                fingerprint=transaction.fingerprint,
                 so_far=so_far,
                 first_check_at_ms=transaction.first_check_at_ms,
             )

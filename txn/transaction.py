@@ -55,7 +55,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     first_check_at_ms: int = 0
     business_key: str | None = None
     idempotency_key: str | None = None
-    idempotency_print: str | None = None
+    fingerprint: str | None = msgspec.field(name="idempotency_print", default=None)
     state: TxnState = TxnState.PREPARED
     revision: int = 1
     answers: int = 0  # answered "unknown" since it was begun or resumed
@@ -219,7 +219,7 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
         next_check_at_ms=first_check_at_ms,
         business_key=facts.business_key if facts is not None else None,
         idempotency_key=facts.idempotency_key if facts is not None else None,
-        idempotency_print=facts.idempotency_print if facts is not None else None,
+        fingerprint=facts.fingerprint if facts is not None else None,
     )
     if so_far is not None:
         transaction.take_over(so_far)
@@ -238,7 +238,7 @@ def as_begun(transaction: Transaction) -> Transaction:
         next_check_at_ms=transaction.first_check_at_ms,
         business_key=transaction.business_key,
         idempotency_key=transaction.idempotency_key,
-        idempotency_print=transaction.idempotency_print,
+        fingerprint=transaction.fingerprint,
         begun_as=transaction.begun_as,
         former_halves=transaction.former_halves,
     )

@@ -97,7 +97,7 @@ async def send_stream(
 class _Line(NamedTuple):
     id: str | UnsetType
     given: MessageInput
-    print: str
+    fingerprint: str
     byte_count: int
 
 
@@ -438,7 +438,7 @@ class _Stream:
         """
         services, topic = self._services, self._topic
         request = KeyedRequest(
-            f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print
+            f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.fingerprint
         )
         message_id = services.identifiers.new("msg")
         make = await services.body_thread.ahead(

@@ -128,7 +128,7 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
         transaction_id=None if given.transaction_id is UNSET else given.transaction_id,
         business_key=business_key,
         idempotency_key=key,
-        idempotency_print=None if key is None else await call.fingerprint(),
+        fingerprint=None if key is None else await call.fingerprint(),
     )
     async with services.topics.using(topics):
         for name in topics:

@@ -39,7 +39,7 @@ class RequestEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="e
 class Opened(RequestEvent, frozen=True, tag="opened"):
     """In one append with the request's message.
 
-    `key`: what its Idempotency-Key is looked up by; `print`: of what was sent.
+    `key`: what its Idempotency-Key is looked up by; `fingerprint`: of what was sent.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ class Opened(RequestEvent, frozen=True, tag="opened"):
     topic: str
     timeout_ms: int
     key: str | None = None
-    print: str | None = None
+    fingerprint: str | None = msgspec.field(name="print", default=None)
 
 
 class Replied(RequestEvent, frozen=True, tag="replied"):
@@ -61,7 +61,7 @@ class Replied(RequestEvent, frozen=True, tag="replied"):
     late: bool = False
     settled: bool = False
     key: str | None = None
-    print: str | None = None
+    fingerprint: str | None = msgspec.field(name="print", default=None)
 
 
 class Cancelled(RequestEvent, frozen=True, tag="cancelled"):

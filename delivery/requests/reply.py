@@ -99,7 +99,7 @@ class Replier:
                 at_ms=now_ms,
                 late=is_due or request.state is RequestState.TIMED_OUT,
                 key=key,
-                print=fingerprint,
+                fingerprint=fingerprint,
             )
 
             def make(settled: bool) -> list[Message]:
@@ -121,6 +121,6 @@ class Replier:
     def _replied_before(request: Request, key: str | None, fingerprint: str) -> Outcome:
         if key is None or request.reply is None or request.reply.key != key:
             raise closed(request)
-        if request.reply.print != fingerprint:
+        if request.reply.fingerprint != fingerprint:
             raise IdempotencyKeyReused
         return Outcome(request, replayed=True)

@@ -16,10 +16,10 @@ from storage.turns import Turns
 
 
 class RepeatableKey(NamedTuple):
-    """`print`: of what was sent; `window_ms`: how long the key counts."""
+    """`fingerprint`: of what was sent; `window_ms`: how long the key counts."""
 
     key: str
-    print: str
+    fingerprint: str
     window_ms: int
 
 
@@ -79,7 +79,7 @@ class Requester:
                 return Outcome(known, replayed=True)
             # Here and not in the change itself: who leaves while it is stored leaves the key to the
             # table.
-            storing = self._open(topic, make, timeout_ms, look_up, key.print, durability)
+            storing = self._open(topic, make, timeout_ms, look_up, key.fingerprint, durability)
             return Outcome(await self._turns.uncancelled(storing), replayed=False)
         finally:
             self._under_way.discard(look_up)
@@ -109,7 +109,7 @@ class Requester:
             at_ms=now_ms,
             timeout_ms=timeout_ms,
             key=key,
-            print=fingerprint,
+            fingerprint=fingerprint,
         )
         request = Request(opened, self._clock.monotonic_ms() + timeout_ms)
         asking = events.as_request(
@@ -138,7 +138,7 @@ class Requester:
             known = await self._journal.recall(look_up)
         if known is None or self._clock.wall_ms() - known.opened.at_ms > key.window_ms:
             return None
-        if known.opened.print != key.print:
+        if known.opened.fingerprint != key.fingerprint:
             raise IdempotencyKeyReused
         return known
 

@@ -287,7 +287,7 @@ async def _begin(coordinator: TransactionCoordinator, txn: Txn, policy: Checkbac
             "shop",
             policy,
             idempotency_key=txn.key,
-            idempotency_print="print" if txn.key else None,
+            fingerprint="print" if txn.key else None,
         )
     )
     txn.transaction_id = outcome.transaction.transaction_id

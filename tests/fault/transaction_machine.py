@@ -832,7 +832,7 @@ def _facts(transaction: Transaction) -> tuple[Any, ...]:
     ]
     fields = (
         "transaction_id producer_group policy prepared_at_ms next_check_at_ms idempotency_key "
-        "idempotency_print state answers "
+        "fingerprint state answers "
         "checks_answered last_answer hold_reason was_held resolved_by resolved_at_ms reason"
     )
     return (*places, *[getattr(transaction, name) for name in fields.split()])

@@ -281,7 +281,7 @@ async def test_by_interval_a_decision_is_durable_when_it_is_answered(house):
 
 @with_house()
 async def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now(house):
-    first = await house.begin(idempotency_key="order-1", idempotency_print="print")
+    first = await house.begin(idempotency_key="order-1", fingerprint="print")
     await house.coordinator.commit(first)
     request = Begin(
         (message(queue=ORDERS, message_id="m9"),), "shop", SOON, None, None, "order-1", "print"
@@ -293,14 +293,14 @@ async def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now(ho
     assert again.transaction.transaction_id == first
     assert again.transaction.state is TxnState.COMMITTED
     with pytest.raises(IdempotencyKeyReused):
-        await house.coordinator.begin(request._replace(idempotency_print="another"))
+        await house.coordinator.begin(request._replace(fingerprint="another"))
     assert (await house.store.offsets(HALF_QUEUE)).end == 1
 
 
 @pytest.mark.parametrize("decided_kept", [1, 1_000])
 def test_a_repeated_begin_names_the_places_of_what_was_committed_before_a_restart(decided_kept):
     """Whether memory still knows the transaction or not."""
-    key = {"idempotency_key": "order-1", "idempotency_print": "print"}
+    key = {"idempotency_key": "order-1", "fingerprint": "print"}
 
     async def life(house):
         await house.coordinator.commit(await house.begin(**key))
@@ -332,10 +332,10 @@ async def test_a_begin_whose_key_is_under_way_is_told_so(house):
 
 @with_house(dedup_window_ms=1_000)
 async def test_a_key_counts_no_longer_than_its_window(house):
-    first = await house.begin(idempotency_key="order-1", idempotency_print="print")
+    first = await house.begin(idempotency_key="order-1", fingerprint="print")
     await asyncio.sleep(2)
     second = await house.begin(
-        message(queue=ORDERS, message_id="m2"), idempotency_key="order-1", idempotency_print="x"
+        message(queue=ORDERS, message_id="m2"), idempotency_key="order-1", fingerprint="x"
     )
 
     assert second != first
@@ -927,11 +927,9 @@ async def three_forgotten(house) -> dict[str, dict]:
         await house.answer(TxnEvent.UNKNOWN)
     assert await house.state("late") is TxnState.HELD
     await house.coordinator.commit("late", by=Resolver.OPERATOR)
-    await house.begin(transaction_id="back", idempotency_key="key-back", idempotency_print="print")
+    await house.begin(transaction_id="back", idempotency_key="key-back", fingerprint="print")
     await house.coordinator.rollback("back", reason="payment refused")
-    await house.begin(
-        transaction_id="plain", idempotency_key="key-plain", idempotency_print="print"
-    )
+    await house.begin(transaction_id="plain", idempotency_key="key-plain", fingerprint="print")
     await house.coordinator.commit("plain")
     known = {name: plainly(await house.coordinator.get(name)) for name in ("late", "back", "plain")}
     for n in range(2):
@@ -961,10 +959,10 @@ async def assert_as_before(house, known: dict[str, dict]) -> None:
     with pytest.raises(TransactionConflict):
         await coordinator.resume("late")
     for name in ("back", "plain"):
-        again = {"idempotency_key": f"key-{name}", "idempotency_print": "print"}
+        again = {"idempotency_key": f"key-{name}", "fingerprint": "print"}
         assert await house.begin(**again) == name
         with pytest.raises(IdempotencyKeyReused):
-            await house.begin(**{**again, "idempotency_print": "another"})
+            await house.begin(**{**again, "fingerprint": "another"})
     with pytest.raises(UnknownTransaction):
         await coordinator.get("never-begun")
 
@@ -992,7 +990,7 @@ def test_a_decided_transaction_that_memory_has_forgotten_is_found_after_a_restar
 
 @with_house(decided_kept=1, dedup_window_ms=1_000)
 async def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one(house):
-    again = {"idempotency_key": "key", "idempotency_print": "print"}
+    again = {"idempotency_key": "key", "fingerprint": "print"}
     first = await house.begin(**again)
     await house.coordinator.commit(first)
     await house.begin(message(queue=ORDERS, message_id="m2"), transaction_id="other")
@@ -1008,7 +1006,7 @@ async def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one(hou
 async def test_of_two_forgotten_begins_with_one_key_the_later_one_counts_though_the_other_was_decided_last(
     house,
 ):
-    again = {"idempotency_key": "key", "idempotency_print": "print"}
+    again = {"idempotency_key": "key", "fingerprint": "print"}
     first = await house.begin(**again)
     await asyncio.sleep(1.001)
     second = await house.begin(message(queue=ORDERS, message_id="m2"), **again)

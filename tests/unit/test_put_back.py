@@ -57,7 +57,7 @@ SHOWN = [
         "idempotency_key",
     ),
     *(
-        "idempotency_print",
+        "fingerprint",
         "state",
         "revision",
         "answers",
@@ -97,7 +97,7 @@ class House:
             name,
             f"order {name}",
             idempotency_key=f"key-{name}",
-            idempotency_print="print",
+            fingerprint="print",
         )
         await self.coordinator.begin(request)
 
@@ -206,7 +206,7 @@ def test_an_undecided_transaction_outlives_its_segment_as_the_one_that_it_is(res
         assert await bodies(house.store, ORDERS) == [b"order"] * 2
         assert await bodies(house.store, EMAILS) == [b"email"] * 2
         again = await coordinator.begin(
-            Begin([], "shop", POLICY, idempotency_key="key-held", idempotency_print="print")
+            Begin([], "shop", POLICY, idempotency_key="key-held", fingerprint="print")
         )  # fmt: skip
         assert again.replayed
         assert again.transaction.transaction_id == "held"
