@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -16,6 +15,7 @@ from app import codec
 from app.body_budget import BodyShare
 from app.body_thread import LOOP_BYTES, BodyThread
 from app.problems import Refusal, invalid_field
+from storage.idempotency import fingerprint_of
 from storage.message import StoredMessage
 
 T = TypeVar("T")
@@ -177,8 +177,8 @@ class Call(NamedTuple):
         return await self.thread.ahead(len(self.body), make)
 
     async def fingerprint(self) -> str:
-        """By which the same body is known again."""
-        return await self.work(lambda: sha256(self.body).hexdigest())
+        """The fingerprint of the body."""
+        return await self.work(lambda: fingerprint_of(self.body))
 
     def parameters(self, kind: type[T]) -> T:
         """The query as the struct; unknown parameters are refused like unknown fields."""

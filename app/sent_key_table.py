@@ -6,11 +6,11 @@ some 400 bytes with its place in the table, where the objects would take more th
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 
 import msgspec
 
 from app.problems import Problem
+from storage.idempotency import digest_of
 
 KEPT_BYTES = 128 << 20
 # of one request: the digest, the heads of the two objects, its entry in the dict
@@ -68,7 +68,7 @@ class SentTable:
         return map(_decoder.decode, self._packed.values())
 
     def get(self, scope: str, key: str) -> Sent | None:
-        packed = self._packed.get(_digest(scope, key))
+        packed = self._packed.get(digest_of(scope, key))
         return None if packed is None else _decoder.decode(packed)
 
     @property
@@ -81,7 +81,7 @@ class SentTable:
         The oldest ones go where there is no room.
         """
         # A copy: what an encoder returns has room to grow.
-        digest, packed = _digest(sent.scope, sent.key), bytes(memoryview(_encoder.encode(sent)))
+        digest, packed = digest_of(sent.scope, sent.key), bytes(memoryview(_encoder.encode(sent)))
         before = self._packed.pop(digest, None)
         self._packed[digest] = packed
         self.taken_bytes += _size(packed) - (0 if before is None else _size(before))
@@ -111,10 +111,6 @@ def pack(sent: Sequence[bytes]) -> bytes:
 
 def unpack(data: bytes | memoryview) -> list[Sent]:
     return msgspec.msgpack.decode(data, type=list[Sent])
-
-
-def _digest(scope: str, key: str) -> bytes:
-    return sha256(f"{scope} {key}".encode()).digest()[:16]
 
 
 def _size(packed: bytes) -> int:

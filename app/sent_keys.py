@@ -13,7 +13,6 @@ where the window of its topic reaches back further than memory does.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
@@ -22,9 +21,10 @@ from app.problems import Problem
 from app.sent_key_table import KEPT_BYTES, Sent, SentMessage, SentTable, pack, unpack
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
-from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, UnknownQueue
+from storage.errors import IdempotencyInProgress, UnknownQueue
 from storage.formats import parts
 from storage.formats.names import SENT_KEY_TOPIC
+from storage.idempotency import KeysInProgress, check_fingerprint, lookup_key
 from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore, SyncedPosition, find_message
 
@@ -56,7 +56,7 @@ class SentKeys:
         self._store = store
         self._clock = clock
         self._table = SentTable(kept_bytes)
-        self._running: set[tuple[str, str]] = set()
+        self._running = KeysInProgress()
         self._tasks: set[asyncio.Task[list[Appended]]] = set()
         self._log = DerivedTable(store, SNAPSHOT, {_QUEUE: OnDamage.REFUSE})
 
@@ -79,20 +79,18 @@ class SentKeys:
         key.
         """
         identity = (request.scope, request.key)
-        if identity in self._running:
-            raise IdempotencyInProgress
+        self._running.check(identity)
         sent = self._table.get(*identity)
         from_ms = self._clock.wall_ms() - window_ms
         if sent is None and self._reaches_back_further(from_ms):
-            self._running.add(identity)
+            self._running.begin(identity)
             try:
                 sent = await self._recall(request, from_ms)
             finally:
-                self._running.discard(identity)
+                self._running.end(identity)
         if sent is None or sent.stored_at_ms < from_ms:
             return None
-        if sent.fingerprint != request.fingerprint:
-            raise IdempotencyKeyReused
+        check_fingerprint(sent, request.fingerprint)
         return sent
 
     def _reaches_back_further(self, from_ms: int) -> bool:
@@ -107,7 +105,7 @@ class SentKeys:
         if not isinstance(self._store, KeyLookup):
             return None
         marks = await self._store.find_messages(
-            _lookup_key(request),
+            lookup_key(request.scope, request.key),
             topics=[SENT_KEY_TOPIC],
             from_ms=max(0, from_ms),
             older_than=self._table.forgotten_end or None,
@@ -130,7 +128,7 @@ class SentKeys:
 
         It has begun when this returns: a repeated request is refused from now on.
         """
-        self._running.add((request.scope, request.key))
+        self._running.begin((request.scope, request.key))
         task = asyncio.ensure_future(
             self._append(request, topic, messages, append, status, dict(refused or {}))
         )
@@ -218,7 +216,7 @@ class SentKeys:
                 for entry, one in messages.items()
             ]
             sent = Sent(*request, topic, now_ms, status, places, refused)
-            body, key = msgspec.json.encode(sent), _lookup_key(request)
+            body, key = msgspec.json.encode(sent), lookup_key(request.scope, request.key)
             mark = Message(
                 queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent"
             )
@@ -227,7 +225,7 @@ class SentKeys:
             self._log.count([marked])
             return appended
         finally:
-            self._running.discard((request.scope, request.key))
+            self._running.end((request.scope, request.key))
 
 
 def _sent_of(mark: StoredMessage) -> Sent:
@@ -239,8 +237,3 @@ def _stored(sent: Sent, mark: Appended | StoredMessage) -> Sent:
     for that.
     """
     return msgspec.structs.replace(sent, log_offset=mark.log_offset, stored_at_ms=mark.stored_at_ms)
-
-
-def _lookup_key(request: KeyedRequest) -> str:
-    """Lookup key of the record of a request, of a fixed length."""
-    return sha256(f"{request.scope} {request.key}".encode()).hexdigest()[:32]

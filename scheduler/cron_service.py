@@ -29,11 +29,11 @@ from storage.clock import Clock
 from storage.errors import (
     AlreadyCancelled,
     CorruptRecord,
-    IdempotencyKeyReused,
     LimitReached,
     RejectedError,
     UnknownSchedule,
 )
+from storage.idempotency import check_fingerprint
 from storage.message import Message
 from storage.store import MessageStore
 
@@ -145,8 +145,7 @@ class CronService:
         before = self.table.get(self._by_key.get(key, ""))
         if before is None or before.schedule.created_at_ms < since_ms:
             return None
-        if before.schedule.fingerprint != fingerprint:
-            raise IdempotencyKeyReused
+        check_fingerprint(before.schedule, fingerprint)
         return before
 
     def count_left_out(self) -> int:

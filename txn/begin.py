@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from storage.errors import (
     IdempotencyInProgress,
-    IdempotencyKeyReused,
     TooManyOpenTransactions,
     TransactionExists,
 )
 from storage.formats.properties import SCHEDULE_ID
+from storage.idempotency import check_fingerprint
 from storage.message import Message
 from storage.turns import Turns
 from txn import half_message, recall
@@ -80,8 +80,7 @@ class Begins:
         if not self._counts_still(known):
             self._table.forget_key(key)
             return None
-        if known.fingerprint != request.fingerprint:
-            raise IdempotencyKeyReused
+        check_fingerprint(known, request.fingerprint)
         return known
 
     async def _begin(self, request: Begin, transaction_id: str, marks: set[str]) -> Outcome:
@@ -109,8 +108,7 @@ class Begins:
         known = await recall.by_idempotency_key(self._journal.store, request.idempotency_key)
         if known is None or not self._counts_still(known):
             return None
-        if known.fingerprint != request.fingerprint:
-            raise IdempotencyKeyReused
+        check_fingerprint(known, request.fingerprint)
         return known
 
     async def _store_halves(self, request: Begin, transaction_id: str) -> Transaction:

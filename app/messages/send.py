@@ -1,7 +1,6 @@
 """Sending: one message, a batch, raw bytes. Handlers over plain values; any lane may call them."""
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,6 +35,7 @@ from app.services import Services
 from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
+from storage.idempotency import fingerprint_of
 from storage.message import Appended, Durability, Message
 
 _SEND_PROBLEMS = (
@@ -321,12 +321,12 @@ async def _keyed(
 
 
 def _fingerprint(call: Call, *, is_raw: bool) -> str:
-    """Of the body's bytes, and on the raw route of the attributes in the headers."""
-    digest = sha256(call.body)
-    if is_raw:
-        names = sorted(name for name in call.headers if name.startswith("message-"))
-        digest.update(repr([(name, call.headers[name]) for name in names]).encode())
-    return digest.hexdigest()
+    """The fingerprint of the body, and on the raw route of the attributes in the headers."""
+    if not is_raw:
+        return fingerprint_of(call.body)
+    names = sorted(name for name in call.headers if name.startswith("message-"))
+    attributes = repr([(name, call.headers[name]) for name in names])
+    return fingerprint_of(call.body, attributes.encode())
 
 
 async def _sent_before(

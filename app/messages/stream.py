@@ -8,7 +8,6 @@ sends. A line that is wrong is answered with its problem, and the stream goes on
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from hashlib import sha256
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -31,6 +30,7 @@ from app.sent_keys import KeyedRequest
 from app.services import Services
 from scheduler import scheduled_message
 from storage.errors import MessagingError, RejectedError
+from storage.idempotency import fingerprint_of
 from storage.message import Appended, Durability, Message, Row
 
 WINDOW_LINES = 1_000  # taken and not answered yet
@@ -243,7 +243,7 @@ class _Stream:
         except Refusal as refusal:
             return _refused(entry_id, refusal)
         return _Line(
-            entry_id, given, sha256(line).hexdigest() if self._key is not None else "", len(line)
+            entry_id, given, fingerprint_of(line) if self._key is not None else "", len(line)
         )
 
     def _built(self, line: _Line, message_id: str) -> Message:

@@ -22,12 +22,12 @@ from app.reports.options import AuditOptions
 from storage.clock import Clock
 from storage.errors import (
     Backpressure,
-    IdempotencyKeyReused,
     NotSupportedByEngine,
     ReportExpired,
     StorageFull,
     UnknownReport,
 )
+from storage.idempotency import check_fingerprint
 from storage.turns import Changes
 
 FOLDER = "audit"
@@ -160,8 +160,9 @@ class AuditReports:
             ),
             None,
         )
-        if found is not None and found.fingerprint != fingerprint:
-            raise IdempotencyKeyReused(f"Idempotency-Key {key} was used with another body")
+        check_fingerprint(
+            found, fingerprint, detail=f"Idempotency-Key {key} was used with another body"
+        )
         return found
 
     async def create(self, report: AuditReport) -> None:

@@ -18,7 +18,7 @@ from delivery.requests.events import (
 from delivery.requests.journal import RequestJournal
 from delivery.requests.send import Outcome
 from delivery.requests.table import Request, RequestState, closed
-from storage.errors import IdempotencyKeyReused
+from storage.idempotency import check_fingerprint
 from storage.identifiers import Identifiers
 from storage.message import Appended, Message
 from storage.turns import Turns
@@ -121,6 +121,5 @@ class Replier:
     def _replied_before(request: Request, key: str | None, fingerprint: str) -> Outcome:
         if key is None or request.reply is None or request.reply.key != key:
             raise closed(request)
-        if request.reply.fingerprint != fingerprint:
-            raise IdempotencyKeyReused
+        check_fingerprint(request.reply, fingerprint)
         return Outcome(request, replayed=True)

@@ -1,7 +1,6 @@
 """Opens requests: the message and its opening in one append, once for each idempotency key."""
 
 from collections.abc import Callable
-from hashlib import sha256
 from typing import NamedTuple
 
 from delivery.options import RequestOptions
@@ -9,7 +8,8 @@ from delivery.requests import events
 from delivery.requests.events import Opened, event_message
 from delivery.requests.journal import RequestJournal
 from delivery.requests.table import Request
-from storage.errors import Backpressure, IdempotencyInProgress, IdempotencyKeyReused
+from storage.errors import Backpressure
+from storage.idempotency import KeysInProgress, check_fingerprint, lookup_key
 from storage.identifiers import Identifiers
 from storage.message import Durability, Message
 from storage.turns import Turns
@@ -46,7 +46,7 @@ class Requester:
         self._turns = turns
         self._identifiers = identifiers
         self._options = options
-        self._under_way: set[str] = set()  # keys whose request is being stored
+        self._running = KeysInProgress()
 
     async def open(
         self,
@@ -62,7 +62,7 @@ class Requester:
         Raises IdempotencyKeyReused, IdempotencyInProgress, Backpressure, and what `make` and
         `append` raise.
         """
-        look_up = None if key is None else _lookup_key(topic, key.key)
+        look_up = None if key is None else lookup_key(f"sendRequest {topic}", key.key)
         if look_up is None or key is None:
             return Outcome(
                 await self._turns.uncancelled(
@@ -70,9 +70,7 @@ class Requester:
                 ),
                 False,
             )
-        if look_up in self._under_way:
-            raise IdempotencyInProgress
-        self._under_way.add(look_up)
+        self._running.begin(look_up)
         try:
             known = await self._asked_before(look_up, key)
             if known is not None:
@@ -82,7 +80,7 @@ class Requester:
             storing = self._open(topic, make, timeout_ms, look_up, key.fingerprint, durability)
             return Outcome(await self._turns.uncancelled(storing), replayed=False)
         finally:
-            self._under_way.discard(look_up)
+            self._running.end(look_up)
 
     async def _open(
         self,
@@ -138,11 +136,5 @@ class Requester:
             known = await self._journal.recall(look_up)
         if known is None or self._clock.wall_ms() - known.opened.at_ms > key.window_ms:
             return None
-        if known.opened.fingerprint != key.fingerprint:
-            raise IdempotencyKeyReused
+        check_fingerprint(known.opened, key.fingerprint)
         return known
-
-
-def _lookup_key(topic: str, key: str) -> str:
-    """The key that a request is looked up by; of one length, however long the client's is."""
-    return sha256(f"sendRequest {topic} {key}".encode()).hexdigest()[:32]

@@ -18,13 +18,13 @@ from delivery.leases.journal import LeaseJournal
 from delivery.leases.tasks import Task, TaskState, Wanted
 from storage.errors import (
     CorruptRecord,
-    IdempotencyKeyReused,
     LimitReached,
     StorageFull,
     UnavailableError,
     UnknownTask,
     UnknownTopic,
 )
+from storage.idempotency import check_fingerprint
 from storage.message import Durability, OffsetRange, StoredMessage
 from storage.offset_set import OffsetSet
 from storage.store import KeyLookup
@@ -194,8 +194,7 @@ class DeadLetters:
         if given.idempotency_key is None:
             return None
         known = self._journal.table.tasks.by_key(group, given.idempotency_key)
-        if known is not None and known.fingerprint != given.fingerprint:
-            raise IdempotencyKeyReused
+        check_fingerprint(known, given.fingerprint)
         return known
 
     def task(self, task_id: str) -> Task:

@@ -1,9 +1,15 @@
-"""What all keyed requests have in common: the fingerprint and the names under which it is stored."""
+"""What all keyed requests have in common: keys, fingerprints and the names under which both are
+stored.
+"""
+
+from typing import NamedTuple
 
 import msgspec
 import pytest
 
 from delivery.requests.events import Opened, Replied
+from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
+from storage.idempotency import KeysInProgress, check_fingerprint, fingerprint_of, lookup_key
 from txn.half_message import Facts
 from txn.transaction import Transaction
 
@@ -23,3 +29,31 @@ def test_a_fingerprint_has_the_same_name_in_the_log_as_in_older_versions(kind, s
     )
 
     assert name == stored
+
+
+class Stored(NamedTuple):
+    fingerprint: str | None
+
+
+def test_a_key_counts_for_the_same_request_and_is_refused_for_another():
+    stored = Stored(fingerprint_of(b"body", b"headers"))
+
+    check_fingerprint(stored, fingerprint_of(b"body", b"headers"))
+    check_fingerprint(None, "any")
+    with pytest.raises(IdempotencyKeyReused, match="the key was used"):
+        check_fingerprint(stored, fingerprint_of(b"body"), detail="the key was used")
+
+
+def test_a_key_is_refused_while_its_first_request_runs_and_taken_after_it():
+    running = KeysInProgress()
+    running.begin("a")
+
+    with pytest.raises(IdempotencyInProgress):
+        running.begin("a")
+    running.check("b")
+    running.end("a")
+    running.begin("a")
+
+
+def test_the_name_of_a_key_in_the_log_is_the_one_of_older_versions():
+    assert lookup_key("sendMessage orders", "k-1") == "c096448c5021e124a98b5655267f2d3a"
