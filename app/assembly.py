@@ -16,6 +16,7 @@ from app.components.retention import RetentionComponent
 from app.components.schedules import CronComponent, SchedulesComponent
 from app.components.transactions import CheckSenderComponent, TransactionsComponent
 from app.connections import Connections
+from app.idempotency import IdempotencyKeys
 from app.observability import Metrics
 from app.parking import Parking
 from app.registry.audit_reports import AuditReportRows
@@ -27,7 +28,6 @@ from app.registry.topics import Topics
 from app.registry.vault import Vault
 from app.reports.service import AuditReports
 from app.schedules import occurrence
-from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings, effective
 from app.store_tasks import StoreTasks
@@ -96,7 +96,7 @@ def services_of(base: Base) -> Services:
         cron=cron,
         delivery=delivery,
         requests=requests,
-        sent_keys=SentKeys(store, clock),
+        idempotency=IdempotencyKeys(store, clock),
         webhooks=webhooks,
         sender=sender,
         reports=_reports(base),
@@ -129,9 +129,9 @@ def components_of(base: Base, services: Services) -> list[Component]:
         SchedulesComponent(services.schedules, clock, settings.schedule),
         CronComponent(services.cron, clock, settings.schedule),
         LifeCycle(stop=services.webhooks.aclose),
-        TransactionsComponent(services.transactions, services.sent_keys, clock, settings.txn),
+        TransactionsComponent(services.transactions, services.idempotency, clock, settings.txn),
         CheckSenderComponent(services.sender, settings.txn),
-        LifeCycle(stop=services.sent_keys.drain),
+        LifeCycle(stop=services.idempotency.drain),
         LifeCycle(start=services.reports.open, stop=services.reports.stop),
         LifeCycle(start=services.topic_deletions.finish_all, stop=services.topic_deletions.drain),
         LifeCycle(stop=services.body_thread.aclose),

@@ -9,13 +9,13 @@ from functools import cached_property
 from app.body_thread import BodyThread
 from app.connections import Connections
 from app.exchange import Call, ClientGone
+from app.idempotency import IdempotencyKeys
 from app.observability import Metrics
 from app.parking import Parking
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.reports.service import AuditReports
-from app.sent_keys import SentKeys
 from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
@@ -47,7 +47,7 @@ class Services:
     cron: CronService
     delivery: Delivery
     requests: Requests
-    sent_keys: SentKeys
+    idempotency: IdempotencyKeys
     webhooks: Webhooks
     sender: CheckSender
     tester: CheckProbe

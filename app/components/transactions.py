@@ -6,7 +6,7 @@ import structlog
 
 from app.component import Component, Gauge, events_left_out
 from app.components.loop_kinds import parked, patient_loop, saving_loop
-from app.sent_keys import SentKeys
+from app.idempotency import IdempotencyKeys
 from scheduler.loops import Loop
 from storage.clock import Clock
 from txn.check_sender import CheckSender
@@ -22,18 +22,18 @@ class TransactionsComponent(Component):
     def __init__(
         self,
         transactions: TransactionCoordinator,
-        sent_keys: SentKeys,
+        idempotency: IdempotencyKeys,
         clock: Clock,
         options: TransactionOptions,
     ) -> None:
         self._transactions = transactions
-        self._sent_keys = sent_keys
+        self._idempotency = idempotency
         self._clock = clock
         self._options = options
 
     async def start(self) -> None:
         replayed = await self._transactions.start()
-        await self._sent_keys.start()
+        await self._idempotency.start()
         undecided = self._transactions.table.open_count
         log.info("transactions_open", undecided=undecided, replayed=replayed)
 
@@ -81,7 +81,7 @@ class TransactionsComponent(Component):
 
     async def _save_tables(self) -> int:
         """Save both tables, so that a start replays only later events; how many bytes."""
-        return await self._transactions.save_snapshot() + await self._sent_keys.save_snapshot()
+        return await self._transactions.save_snapshot() + await self._idempotency.save_snapshot()
 
 
 class CheckSenderComponent(Component):

@@ -10,6 +10,7 @@ from msgspec import UNSET
 from app import codec, message_pack
 from app.body_thread import THREAD_BYTES
 from app.exchange import JSON, Call, Reply, RequestLimit, reply
+from app.idempotency import KeyedRequest
 from app.messages import plain_rows
 from app.messages.build import build, request_limit
 from app.messages.forms import OF_BATCH, Form, form_of
@@ -29,9 +30,8 @@ from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
 from app.problems import Problem, Refusal, document, invalid_field, is_malformed, under
 from app.registry.payload_schema import ChecksPending
 from app.registry.topics import Topic
-from app.sent_key_table import Sent
-from app.sent_keys import KeyedRequest
 from app.services import Services
+from app.stored_responses import StoredResponse
 from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
@@ -219,7 +219,7 @@ async def send_batch(
     if not services.topics.knows(topic.name) and make()[0]:
         await services.topics.ensure(topic)
     # Nothing is awaited from here to the append: this request is the only one of its key.
-    before = await _sent_before(services, request, topic)
+    before = await _look_up(services, request, topic)
     if before is not None:
         return await _batch_again(services, entries, before)
     messages, refused = make()
@@ -329,16 +329,16 @@ def _fingerprint(call: Call, *, is_raw: bool) -> str:
     return fingerprint_of(call.body, attributes.encode())
 
 
-async def _sent_before(
+async def _look_up(
     services: Services, request: KeyedRequest | None, topic: Topic
-) -> Sent | None:
+) -> StoredResponse | None:
     """Asked before anything is built: what was taken once is answered again, whatever has changed
     meanwhile.
     """
     return (
         None
         if request is None
-        else await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+        else await services.idempotency.lookup(request, window_ms=topic.settings.dedup_window_ms)
     )
 
 
@@ -378,7 +378,7 @@ def begin_keyed(
     async def append(all_: Sequence[Message]) -> list[Appended]:
         return await _append(services, topic, all_, durability)
 
-    return services.sent_keys.append(
+    return services.idempotency.append(
         request, topic.name, messages, append, status=status, refused=refused
     )
 
@@ -423,9 +423,9 @@ async def _send_one(
         make()  # a message that is refused leaves no topic behind
         await services.topics.ensure(topic)
     # Nothing is awaited from here to the append: this request is the only one of its key.
-    before = await _sent_before(services, request, topic)
+    before = await _look_up(services, request, topic)
     if before is not None:
-        ((stored, place),) = await services.sent_keys.find(before)
+        ((stored, place),) = await services.idempotency.find(before)
         receipt = receipt_of(stored, place, deduplicated=True)
         return reply(
             before.status, receipt, _send_headers(services, replayed=True) | _location(receipt)
@@ -569,8 +569,8 @@ def _cost_of(call: Call, entries: Sequence[object]) -> int:
     return max(len(call.body), len(entries) * ENTRY_COST_BYTES)
 
 
-async def _batch_again(services: Services, entries: _Entries, before: Sent) -> Reply:
-    found = await services.sent_keys.find(before)
+async def _batch_again(services: Services, entries: _Entries, before: StoredResponse) -> Reply:
+    found = await services.idempotency.find(before)
     receipts = {
         sent.entry: receipt_of(message, place, deduplicated=True)
         for sent, (message, place) in zip(before.messages, found, strict=True)

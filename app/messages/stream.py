@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from app import codec, message_pack
 from app.body_thread import THREAD_BYTES
 from app.exchange import JSON_LINES, Call
+from app.idempotency import KeyedRequest
 from app.messages import plain_rows
 from app.messages.build import build, request_limit
 from app.messages.forms import OF_STREAM, Form, form_of
@@ -26,7 +27,6 @@ from app.operations import IDEMPOTENCY_KEY, Lines, operation
 from app.problems import Refusal, document, invalid_field, is_malformed, too_large, under
 from app.registry.payload_schema import ChecksPending, until_checked
 from app.registry.topics import Topic
-from app.sent_keys import KeyedRequest
 from app.services import Services
 from scheduler import scheduled_message
 from storage.errors import MessagingError, RejectedError
@@ -444,11 +444,11 @@ class _Stream:
         make = await services.body_thread.ahead(
             line.byte_count, lambda: self._built(line, message_id)
         )
-        before = await services.sent_keys.sent_before(
+        before = await services.idempotency.lookup(
             request, window_ms=topic.settings.dedup_window_ms
         )
         if before is not None:
-            ((stored, place),) = await services.sent_keys.find(before)
+            ((stored, place),) = await services.idempotency.find(before)
             return BatchResult(
                 id=line.id,
                 status=before.status,

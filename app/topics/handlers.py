@@ -8,10 +8,10 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
+from app.idempotency import KeyedRequest
 from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, operation
 from app.problems import invalid_field
 from app.registry import topics as registry
-from app.sent_keys import KeyedRequest
 from app.services import Services
 from app.topics.schemas import (
     DeleteTopicQuery,
@@ -91,7 +91,7 @@ async def create(services: Services, call: Call, given: TopicInput) -> Reply:
     before = (
         None
         if request is None
-        else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
+        else await services.idempotency.lookup(request, window_ms=registry.DAY_MS)
     )
     if before is not None:
         return _created(
@@ -108,7 +108,9 @@ async def create(services: Services, call: Call, given: TopicInput) -> Reply:
         _, is_new = await services.topics.create(settings)
         status = 201 if is_new else 200
     else:
-        await services.sent_keys.append(request, given.topic, {}, create_and_append, status=status)
+        await services.idempotency.append(
+            request, given.topic, {}, create_and_append, status=status
+        )
     return _created(services.topics.get(given.topic), status, {})
 
 

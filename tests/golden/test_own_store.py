@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from app.sent_keys import KeyedRequest, SentKeys
+from app.idempotency import IdempotencyKeys, KeyedRequest
 from storage.files.vfs import OsVfs
 from storage.formats import check_pass, checkpoint, names, scan, unit
 from storage.formats import record as records
@@ -221,7 +221,7 @@ def test_between_them_the_stores_hold_every_kind_of_record_that_we_write(tmp_pat
         names.HELD_TOPIC,
         names.CHECK_TOPIC,
         names.OFFSET_TOPIC,
-        names.SENT_KEY_TOPIC,
+        names.IDEMPOTENCY_TOPIC,
     }
     assert {record.topic for record, _ in found} == topics | {
         q.topic for q in (own.ORDERS, own.EMAILS, own.LETTERS, own.RETRY)
@@ -372,7 +372,7 @@ async def test_it_goes_on_where_it_ended(name, store_path):
 class Service:
     store: LocalMessageStore
     coordinator: TransactionCoordinator
-    sent_keys: SentKeys
+    idempotency: IdempotencyKeys
     replayed: int
 
 
@@ -384,11 +384,11 @@ async def opened(store_path: Path) -> AsyncIterator[Service]:
     try:
         coordinator = TransactionCoordinator(store, clock, identifiers, TransactionOptions())
         replayed = await coordinator.start()
-        sent_keys = SentKeys(store, clock)
-        await sent_keys.start()
-        yield Service(store, coordinator, sent_keys, replayed)
+        idempotency = IdempotencyKeys(store, clock)
+        await idempotency.start()
+        yield Service(store, coordinator, idempotency, replayed)
         await coordinator.save_snapshot()
-        await sent_keys.save_snapshot()
+        await idempotency.save_snapshot()
     finally:
         await store.aclose()
 
@@ -426,7 +426,7 @@ async def assert_is(service: Service, name: str) -> None:
     ] == expected["transactions"]
     for sent in expected["sent_keys"]:
         request = KeyedRequest(sent["scope"], sent["key"], sent["fingerprint"])
-        known = await service.sent_keys.sent_before(request, window_ms=1 << 40)
+        known = await service.idempotency.lookup(request, window_ms=1 << 40)
         assert known is not None
         assert [message.message_id for message in known.messages] == sent["message_ids"]
         places = {
@@ -434,7 +434,7 @@ async def assert_is(service: Service, name: str) -> None:
             for call in expected["appends"]
             for row in call["messages"]
         }
-        assert [place.log_offset for _, place in await service.sent_keys.find(known)] == [
+        assert [place.log_offset for _, place in await service.idempotency.find(known)] == [
             places[one] for one in sent["message_ids"]
         ]
 

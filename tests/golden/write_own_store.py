@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from random import Random
 from typing import Any
 
-from app.sent_keys import KeyedRequest, SentKeys
+from app.idempotency import IdempotencyKeys, KeyedRequest
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -121,7 +121,7 @@ class Service:
         self.coordinator = TransactionCoordinator(
             store, world.clock, world.identifiers, TransactionOptions()
         )
-        self.sent_keys = SentKeys(store, world.clock)
+        self.idempotency = IdempotencyKeys(store, world.clock)
 
     @classmethod
     async def open(cls, world: World, truth: Truth) -> "Service":
@@ -141,7 +141,7 @@ class Service:
             await store.create_topic(queue.topic, queue_count=queue.number + 1)
         service = cls(world, store, truth)
         await service.coordinator.start()
-        await service.sent_keys.start()
+        await service.idempotency.start()
         return service
 
     def message(self, queue: QueueId, body: bytes, **fields: Any) -> Message:
@@ -162,7 +162,7 @@ class Service:
     async def send_once(self, key: str, *messages: Message) -> None:
         request = KeyedRequest("sendMessage orders", key, f"print of {key}")
         given = dict(enumerate(messages))
-        await self.sent_keys.append(request, messages[0].queue.topic, given, self.store.append)
+        await self.idempotency.append(request, messages[0].queue.topic, given, self.store.append)
         ids = [message.message_id for message in messages]
         self.truth.sent_keys.append({**request._asdict(), "message_ids": ids})
 
@@ -310,7 +310,7 @@ async def offsets(service: Service) -> None:
 
 async def keep_snapshots(service: Service) -> None:
     await service.coordinator.save_snapshot()
-    await service.sent_keys.save_snapshot()
+    await service.idempotency.save_snapshot()
     # until what they reflect, and they, are on disk
     await asyncio.sleep(2 * SETTINGS.snapshot_interval_ms / 1_000)
 

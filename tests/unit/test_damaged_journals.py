@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.sent_keys import SentKeys
+from app.idempotency import IdempotencyKeys
 from delivery.leases.events import LEASE_QUEUE
 from delivery.options import RequestOptions
 from delivery.requests.events import REQUEST_QUEUE
@@ -22,7 +22,7 @@ from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import TIMER_QUEUE
 from storage.errors import CorruptRecord, StorageError, UnknownFormat
 from storage.files.simulated import SimulatedDisk
-from storage.formats.names import OFFSET_TOPIC, SENT_KEY_TOPIC
+from storage.formats.names import IDEMPOTENCY_TOPIC, OFFSET_TOPIC
 from storage.local.repair import Repair
 from storage.message import Durability, QueueId, StoredMessage
 from storage.store import MessageStore, find_message
@@ -58,8 +58,8 @@ async def start_requests(world: World, store: MessageStore) -> int:
     return 0
 
 
-async def start_sent_keys(world: World, store: MessageStore) -> int:
-    await SentKeys(store, world.clock).start()
+async def start_idempotency_keys(world: World, store: MessageStore) -> int:
+    await IdempotencyKeys(store, world.clock).start()
     return 0
 
 
@@ -101,7 +101,7 @@ class Journal(NamedTuple):
 JOURNALS = {
     "leases": Journal(LEASE_QUEUE, start_leases, True),
     "requests": Journal(REQUEST_QUEUE, start_requests, True),
-    "sent keys": Journal(QueueId(SENT_KEY_TOPIC, 0), start_sent_keys, True),
+    "sent keys": Journal(QueueId(IDEMPOTENCY_TOPIC, 0), start_idempotency_keys, True),
     "half messages": Journal(HALF_QUEUE, start_transactions, True),
     "decisions": Journal(OP_QUEUE, start_transactions, True),
     "checks": Journal(CHECK_QUEUE, start_transactions, False),

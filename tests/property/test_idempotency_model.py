@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from app.sent_keys import KeyedRequest, SentKeys
+from app.idempotency import IdempotencyKeys, KeyedRequest
 from storage.errors import IdempotencyKeyReused
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
@@ -30,7 +30,7 @@ class Answered(NamedTuple):
     message_ids: list[str]
 
 
-class SentKeysMachine(RuleBasedStateMachine):
+class IdempotencyMachine(RuleBasedStateMachine):
     """Drives the table over the embedded engine beside a dict of what was answered."""
 
     @initialize(flush=st.sampled_from(FlushPolicy))
@@ -102,7 +102,7 @@ class SentKeysMachine(RuleBasedStateMachine):
     ) -> list[str] | IdempotencyKeyReused:
         request = KeyedRequest("sendMessageBatch orders", key, fingerprint)
         try:
-            before = await self.keys.sent_before(request, window_ms=WINDOW_MS)
+            before = await self.keys.lookup(request, window_ms=WINDOW_MS)
         except IdempotencyKeyReused as refused:
             return refused
         if before is not None:
@@ -119,9 +119,9 @@ class SentKeysMachine(RuleBasedStateMachine):
         self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
         self.store = self.world.call(self.world.open_store(self.options))
 
-        async def start() -> SentKeys:
+        async def start() -> IdempotencyKeys:
             await self.store.create_topic("orders", queue_count=1)
-            started = SentKeys(self.store, self.world.clock, kept_bytes=KEPT_BYTES)
+            started = IdempotencyKeys(self.store, self.world.clock, kept_bytes=KEPT_BYTES)
             await started.start()
             return started
 
@@ -134,8 +134,8 @@ class SentKeysMachine(RuleBasedStateMachine):
         self._start()
 
 
-TestSentKeysModel = SentKeysMachine.TestCase
-TestSentKeysModel.settings = settings(
+TestIdempotencyModel = IdempotencyMachine.TestCase
+TestIdempotencyModel.settings = settings(
     max_examples=sized(ci=20, full=40),
     stateful_step_count=40,
     deadline=None,

@@ -1,4 +1,4 @@
-"""Keyed requests as memory holds them: the newest ones, packed, as many as so many bytes allow.
+"""Responses to keyed requests in memory: the newest ones, packed, up to a number of bytes.
 
 A request is kept as the bytes that a snapshot keeps, under a digest of its key: for one message
 some 400 bytes with its place in the table, where the objects would take more than a thousand.
@@ -18,23 +18,19 @@ OVERHEAD_BYTES = 230
 _NO_END = (1 << 63) - 1
 
 
-class SentMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message of a keyed request: which entry of it, and a queue offset at or behind which it
-    lies.
-    """
+class MessagePlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Place of a message of a keyed request; `from_offset`: where in the queue to search for it."""
 
     message_id: str
     queue_number: int
     from_offset: int
     entry: int
-    # where it lies, when that is not the topic of the request: a delayed one waits elsewhere
+    # empty: the topic of the request. A delayed message waits in another
     topic: str = ""
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """A keyed request that was answered with a 2xx; `refused`: the entries that were not stored,
-    and why.
-    """
+class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
+    """Response 2xx to a keyed request. `refused`: the entries that were not stored, and why."""
 
     scope: str
     key: str
@@ -42,17 +38,21 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     stored_at_ms: int
     status: int
-    messages: list[SentMessage]
+    messages: list[MessagePlace]
     refused: dict[int, Problem] = {}
     log_offset: int | None = None  # of the mark; not known while that is written
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Sent)
+_decoder = msgspec.msgpack.Decoder(StoredResponse)
 
 
-class SentTable:
-    """`forgotten_end`: every mark that memory has forgotten lies before this log offset."""
+class ResponseTable:
+    """The newest responses by their key.
+
+    `forgotten_end`: the record of every response that memory has forgotten is before this log
+    offset.
+    """
 
     def __init__(self, kept_bytes: int) -> None:
         self._kept_bytes = kept_bytes
@@ -64,24 +64,27 @@ class SentTable:
     def __len__(self) -> int:
         return len(self._packed)
 
-    def __iter__(self) -> Iterator[Sent]:
+    def __iter__(self) -> Iterator[StoredResponse]:
         return map(_decoder.decode, self._packed.values())
 
-    def get(self, scope: str, key: str) -> Sent | None:
+    def get(self, scope: str, key: str) -> StoredResponse | None:
         packed = self._packed.get(digest_of(scope, key))
         return None if packed is None else _decoder.decode(packed)
 
     @property
-    def oldest(self) -> Sent | None:
+    def oldest(self) -> StoredResponse | None:
         return next(iter(self), None)
 
-    def keep(self, sent: Sent) -> None:
+    def keep(self, response: StoredResponse) -> None:
         """A key whose window was over may come again: the last request counts.
 
         The oldest ones go where there is no room.
         """
         # A copy: what an encoder returns has room to grow.
-        digest, packed = digest_of(sent.scope, sent.key), bytes(memoryview(_encoder.encode(sent)))
+        digest, packed = (
+            digest_of(response.scope, response.key),
+            bytes(memoryview(_encoder.encode(response))),
+        )
         before = self._packed.pop(digest, None)
         self._packed[digest] = packed
         self.taken_bytes += _size(packed) - (0 if before is None else _size(before))
@@ -104,19 +107,19 @@ class SentTable:
         return list(self._packed.values())
 
 
-def pack(sent: Sequence[bytes]) -> bytes:
+def pack(responses: Sequence[bytes]) -> bytes:
     """Some of `packed`, as one list."""
-    return _encoder.encode([msgspec.Raw(one) for one in sent])
+    return _encoder.encode([msgspec.Raw(one) for one in responses])
 
 
-def unpack(data: bytes | memoryview) -> list[Sent]:
-    return msgspec.msgpack.decode(data, type=list[Sent])
+def unpack(data: bytes | memoryview) -> list[StoredResponse]:
+    return msgspec.msgpack.decode(data, type=list[StoredResponse])
 
 
 def _size(packed: bytes) -> int:
     return len(packed) + OVERHEAD_BYTES
 
 
-def _end_of(sent: Sent) -> int:
+def _end_of(response: StoredResponse) -> int:
     """Behind its mark; where it is not known where that is, behind all."""
-    return _NO_END if sent.log_offset is None else sent.log_offset + 1
+    return _NO_END if response.log_offset is None else response.log_offset + 1

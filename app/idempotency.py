@@ -1,13 +1,13 @@
-"""Repeatable requests: which Idempotency-Key stands for which stored messages.
+"""Idempotency keys of sends, and the responses that their requests got.
 
-Derived from a topic of ours in the log.
+Derived from a topic of EscrowMQ's own in the log.
 
 A keyed request appends one small message more, in the same unit as its own: the key, the
 fingerprint of the request, its status, and for each message where to begin to look for it. So a
 start replays only the keyed requests since the last snapshot, and a receipt is looked up when its
 request is really repeated. (A begin needs none of this: its half message carries the key.)
 
-Memory holds the newest keys (`sent_key_table.py`). An older one is looked up in the log, but only
+Memory holds the newest keys (`stored_responses.py`). An older one is looked up in the log, but only
 where the window of its topic reaches back further than memory does.
 """
 
@@ -18,19 +18,26 @@ from typing import NamedTuple
 import msgspec
 
 from app.problems import Problem
-from app.sent_key_table import KEPT_BYTES, Sent, SentMessage, SentTable, pack, unpack
+from app.stored_responses import (
+    KEPT_BYTES,
+    MessagePlace,
+    ResponseTable,
+    StoredResponse,
+    pack,
+    unpack,
+)
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import IdempotencyInProgress, UnknownQueue
 from storage.formats import parts
-from storage.formats.names import SENT_KEY_TOPIC
+from storage.formats.names import IDEMPOTENCY_TOPIC
 from storage.idempotency import KeysInProgress, check_fingerprint, lookup_key
 from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore, SyncedPosition, find_message
 
 SNAPSHOT = "sent_keys"
 _SNAPSHOT_SLICE = 5_000
-_QUEUE = QueueId(SENT_KEY_TOPIC, 0)
+_QUEUE = QueueId(IDEMPOTENCY_TOPIC, 0)
 
 
 class KeyedRequest(NamedTuple):
@@ -43,10 +50,10 @@ class KeyedRequest(NamedTuple):
 
 Append = Callable[[Sequence[Message]], Awaitable[list[Appended]]]
 
-_decoder = msgspec.json.Decoder(Sent)
+_decoder = msgspec.json.Decoder(StoredResponse)
 
 
-class SentKeys:
+class IdempotencyKeys:
     """Idempotency keys of stored sends, with their responses. Event loop only."""
 
     def __init__(self, store: MessageStore, clock: Clock, *, kept_bytes: int = KEPT_BYTES) -> None:
@@ -55,43 +62,43 @@ class SentKeys:
         """
         self._store = store
         self._clock = clock
-        self._table = SentTable(kept_bytes)
+        self._table = ResponseTable(kept_bytes)
         self._running = KeysInProgress()
         self._tasks: set[asyncio.Task[list[Appended]]] = set()
         self._log = DerivedTable(store, SNAPSHOT, {_QUEUE: OnDamage.REFUSE})
 
     async def start(self) -> None:
         """Give the table back from the last snapshot and the log."""
-        await self._store.create_topic(SENT_KEY_TOPIC, queue_count=1)
+        await self._store.create_topic(IDEMPOTENCY_TOPIC, queue_count=1)
         data = await self._log.load()
         for part in parts.read(data) if data is not None else ():
-            for sent in unpack(part):
-                self._table.keep(sent)
-        async for sent in self._log.replay(_QUEUE, _sent_of):
-            self._table.keep(sent)
+            for response in unpack(part):
+                self._table.keep(response)
+        async for response in self._log.replay(_QUEUE, _response_of):
+            self._table.keep(response)
         if self._log.positions()[_QUEUE] > len(self._table):
             self._table.note_forgotten()
 
-    async def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
-        """The request that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress.
+    async def lookup(self, request: KeyedRequest, *, window_ms: int) -> StoredResponse | None:
+        """The response to the request that this one repeats, or None.
 
-        Who gets None and begins the append before he awaits anything else is the only one of this
-        key.
+        A caller that gets None and begins the append before it awaits anything else is the only one
+        with this key. Raises IdempotencyKeyReused, IdempotencyInProgress.
         """
         identity = (request.scope, request.key)
         self._running.check(identity)
-        sent = self._table.get(*identity)
+        response = self._table.get(*identity)
         from_ms = self._clock.wall_ms() - window_ms
-        if sent is None and self._reaches_back_further(from_ms):
+        if response is None and self._reaches_back_further(from_ms):
             self._running.begin(identity)
             try:
-                sent = await self._recall(request, from_ms)
+                response = await self._recall(request, from_ms)
             finally:
                 self._running.end(identity)
-        if sent is None or sent.stored_at_ms < from_ms:
+        if response is None or response.stored_at_ms < from_ms:
             return None
-        check_fingerprint(sent, request.fingerprint)
-        return sent
+        check_fingerprint(response, request.fingerprint)
+        return response
 
     def _reaches_back_further(self, from_ms: int) -> bool:
         """May there be a key of that time or later that memory has forgotten?"""
@@ -100,18 +107,18 @@ class SentKeys:
         oldest = self._table.oldest
         return oldest is None or oldest.stored_at_ms >= from_ms
 
-    async def _recall(self, request: KeyedRequest, from_ms: int) -> Sent | None:
-        """From the log, what memory has forgotten."""
+    async def _recall(self, request: KeyedRequest, from_ms: int) -> StoredResponse | None:
+        """Look up a response in the log that memory has forgotten."""
         if not isinstance(self._store, KeyLookup):
             return None
         marks = await self._store.find_messages(
             lookup_key(request.scope, request.key),
-            topics=[SENT_KEY_TOPIC],
+            topics=[IDEMPOTENCY_TOPIC],
             from_ms=max(0, from_ms),
             older_than=self._table.forgotten_end or None,
             max_messages=1,
         )
-        return _sent_of(marks[0]) if marks else None
+        return _response_of(marks[0]) if marks else None
 
     def append(
         self,
@@ -123,8 +130,8 @@ class SentKeys:
         status: int = 201,
         refused: Mapping[int, Problem] | None = None,
     ) -> Awaitable[list[Appended]]:
-        """Append the messages (by entry of the request) and, in the same unit, the key that stands
-        for them.
+        """Append the messages (by entry of the request) and, in the same unit, their key and the
+        response.
 
         It has begun when this returns: a repeated request is refused from now on.
         """
@@ -142,15 +149,15 @@ class SentKeys:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def find(self, sent: Sent) -> list[tuple[StoredMessage, Appended]]:
-        """The messages of an earlier send, where they are, and how sure that is by now.
+    async def find(self, response: StoredResponse) -> list[tuple[StoredMessage, Appended]]:
+        """The messages of an earlier send, with their places and durability by now.
 
         Raises IdempotencyInProgress while they are not visible yet, which only buffered ones are
         not.
         """
         found = []
-        for message in sent.messages:
-            queue = QueueId(message.topic or sent.topic, message.queue_number)
+        for message in response.messages:
+            queue = QueueId(message.topic or response.topic, message.queue_number)
             stored = await self._find(queue, message.from_offset, message.message_id)
             if stored is None:
                 raise IdempotencyInProgress(
@@ -206,7 +213,7 @@ class SentKeys:
         try:
             now_ms = self._clock.wall_ms()
             places = [
-                SentMessage(
+                MessagePlace(
                     one.message_id,
                     one.queue.number,
                     (await self._store.offsets(one.queue)).end,
@@ -215,25 +222,27 @@ class SentKeys:
                 )
                 for entry, one in messages.items()
             ]
-            sent = Sent(*request, topic, now_ms, status, places, refused)
-            body, key = msgspec.json.encode(sent), lookup_key(request.scope, request.key)
+            response = StoredResponse(*request, topic, now_ms, status, places, refused)
+            body, key = msgspec.json.encode(response), lookup_key(request.scope, request.key)
             mark = Message(
                 queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent"
             )
             *appended, marked = await append([*messages.values(), mark])
-            self._table.keep(_stored(sent, marked))
+            self._table.keep(_stored(response, marked))
             self._log.count([marked])
             return appended
         finally:
             self._running.end((request.scope, request.key))
 
 
-def _sent_of(mark: StoredMessage) -> Sent:
+def _response_of(mark: StoredMessage) -> StoredResponse:
     return _stored(_decoder.decode(mark.body), mark)
 
 
-def _stored(sent: Sent, mark: Appended | StoredMessage) -> Sent:
+def _stored(response: StoredResponse, mark: Appended | StoredMessage) -> StoredResponse:
     """With the log's time, which does not go back when the clock does: a key is not over the sooner
     for that.
     """
-    return msgspec.structs.replace(sent, log_offset=mark.log_offset, stored_at_ms=mark.stored_at_ms)
+    return msgspec.structs.replace(
+        response, log_offset=mark.log_offset, stored_at_ms=mark.stored_at_ms
+    )

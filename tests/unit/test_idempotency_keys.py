@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.sent_key_table import Sent, SentMessage, SentTable
-from app.sent_keys import KeyedRequest, SentKeys
+from app.idempotency import IdempotencyKeys, KeyedRequest
+from app.stored_responses import MessagePlace, ResponseTable, StoredResponse
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.memory import MemoryMessageStore
 from storage.message import QueueId, StoredMessage
@@ -41,22 +41,22 @@ class House:
         self.clock = ManualClock()
         self.store = AsksAFile(self.clock)
 
-    async def open(self, *, kept: int = 1) -> SentKeys:
+    async def open(self, *, kept: int = 1) -> IdempotencyKeys:
         """`kept`: so many keys of one message have room in memory."""
         await self.store.create_topic("orders", queue_count=1)
-        keys = SentKeys(self.store, self.clock, kept_bytes=kept * ONE_KEY_BYTES)
+        keys = IdempotencyKeys(self.store, self.clock, kept_bytes=kept * ONE_KEY_BYTES)
         await keys.start()
         return keys
 
-    async def send(self, keys: SentKeys, key: str, **fields: str) -> Sent:
+    async def send(self, keys: IdempotencyKeys, key: str, **fields: str) -> StoredResponse:
         """As a route does it: what was sent before, or a new message."""
         asked = request(key, **fields)
-        before = await keys.sent_before(asked, window_ms=ALWAYS)
+        before = await keys.lookup(asked, window_ms=ALWAYS)
         if before is None:
             await keys.append(
                 asked, "orders", {0: message(message_id=f"msg-{key}")}, self.store.append
             )
-            before = await keys.sent_before(asked, window_ms=ALWAYS)
+            before = await keys.lookup(asked, window_ms=ALWAYS)
         assert before is not None
         return before
 
@@ -94,12 +94,10 @@ async def test_a_forgotten_key_counts_only_for_its_request_and_within_the_window
         await house.send(keys, str(n))
 
     with pytest.raises(IdempotencyKeyReused):
-        await keys.sent_before(request("0", fingerprint="another"), window_ms=ALWAYS)
-    assert (
-        await keys.sent_before(request("0", scope="sendMessage emails"), window_ms=ALWAYS) is None
-    )
+        await keys.lookup(request("0", fingerprint="another"), window_ms=ALWAYS)
+    assert await keys.lookup(request("0", scope="sendMessage emails"), window_ms=ALWAYS) is None
     house.clock.advance(1_001)
-    assert await keys.sent_before(request("0"), window_ms=1_000) is None
+    assert await keys.lookup(request("0"), window_ms=1_000) is None
 
 
 async def test_a_key_that_is_being_looked_up_is_in_progress_for_everybody_else():
@@ -112,7 +110,7 @@ async def test_a_key_that_is_being_looked_up_is_in_progress_for_everybody_else()
         *[house.send(keys, "new") for _ in range(3)], return_exceptions=True
     )
 
-    assert sum(isinstance(result, Sent) for result in results) == 1
+    assert sum(isinstance(result, StoredResponse) for result in results) == 1
     assert sum(isinstance(result, IdempotencyInProgress) for result in results) == 2
     assert await house.count() == 5
 
@@ -130,7 +128,7 @@ async def test_memory_holds_as_many_keys_as_have_room_and_a_large_one_takes_the_
     known = [
         key
         for key in ("0", "1", "2", "3", "batch", "one")
-        if await keys.sent_before(request(key), window_ms=ALWAYS)
+        if await keys.lookup(request(key), window_ms=ALWAYS)
     ]
 
     assert known == ["one"]
@@ -141,14 +139,14 @@ def test_the_keys_in_memory_take_no_more_than_is_said(key_bytes, messages):
     kept_bytes = 1 << 20
     tracemalloc.start()
     try:
-        table = SentTable(kept_bytes)
+        table = ResponseTable(kept_bytes)
         for number in range(4_000 if messages == 1 else 1_000):
             sent = [
-                SentMessage(f"msg_{number:026d}{entry:02d}", 3, number, entry)
+                MessagePlace(f"msg_{number:026d}{entry:02d}", 3, number, entry)
                 for entry in range(messages)
             ]
             table.keep(
-                Sent(
+                StoredResponse(
                     "sendMessage orders",
                     f"{number:0{key_bytes}d}",
                     f"{number:064d}",
@@ -169,9 +167,10 @@ def test_the_keys_in_memory_take_no_more_than_is_said(key_bytes, messages):
 
 
 def test_a_key_that_comes_again_takes_the_room_of_one():
-    table = SentTable(3 * ONE_KEY_BYTES)
+    table = ResponseTable(3 * ONE_KEY_BYTES)
     first, again = (
-        Sent("sendMessage orders", key, "print", "orders", 0, 201, []) for key in ("first", "again")
+        StoredResponse("sendMessage orders", key, "print", "orders", 0, 201, [])
+        for key in ("first", "again")
     )
     table.keep(first)
     for _ in range(100):
@@ -189,9 +188,9 @@ async def test_the_log_is_not_asked_where_the_window_lies_within_memory():
         house.clock.advance(1_000)
 
     house.store.find_messages = fails  # type: ignore[method-assign]
-    assert await keys.sent_before(request("new"), window_ms=1_500) is None
+    assert await keys.lookup(request("new"), window_ms=1_500) is None
     with pytest.raises(AssertionError):
-        await keys.sent_before(request("new"), window_ms=10_000)
+        await keys.lookup(request("new"), window_ms=10_000)
 
 
 async def test_a_key_is_not_over_the_sooner_for_a_clock_that_was_set_back_meanwhile():
@@ -204,9 +203,9 @@ async def test_a_key_is_not_over_the_sooner_for_a_clock_that_was_set_back_meanwh
 
     house.clock.advance(day_ms + 1)  # it is right again
 
-    assert await keys.sent_before(request("meanwhile"), window_ms=day_ms) is not None
+    assert await keys.lookup(request("meanwhile"), window_ms=day_ms) is not None
     restarted = await house.open()
-    assert await restarted.sent_before(request("meanwhile"), window_ms=day_ms) is not None
+    assert await restarted.lookup(request("meanwhile"), window_ms=day_ms) is not None
 
 
 async def nothing(*_: Any, **__: Any) -> list[StoredMessage]:
