@@ -33,8 +33,8 @@ from storage.errors import (
     UnknownSchedule,
     UnknownTransaction,
 )
+from storage.keyed_locks import ShieldedTasks
 from storage.store import MessageStore, TopicDeletion
-from storage.turns import Changes
 from txn.coordinator import TransactionCoordinator
 from txn.states import Resolver, TxnState
 from txn.transaction import Transaction
@@ -72,7 +72,7 @@ class TopicDeletions:
     cron: CronService
     consumer_groups: ConsumerGroups
     delivery: Delivery
-    _changes: Changes = field(default_factory=Changes)
+    _changes: ShieldedTasks = field(default_factory=ShieldedTasks)
     _deleting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def use_of(self, topic: Topic) -> TopicUse:
@@ -97,7 +97,7 @@ class TopicDeletions:
         Once it was begun, it goes on when the client leaves; a deletion that failed is finished by
         the next one of the name.
         """
-        await self._changes.uncancelled(self._delete(name, force=force, check=check))
+        await self._changes.shielded(self._delete(name, force=force, check=check))
 
     async def finish_all(self) -> None:
         """Finish what an earlier run of the service has begun; where the store takes nothing now, a

@@ -59,7 +59,7 @@ class CarryOver:
                     log.error("not_put_back", queue=str(queue), queue_offset=at, reason=str(damage))
                     at += 1
                     continue
-                count += await self._under_way.uncancelled(self._put_back(messages))
+                count += await self._under_way.shielded(self._put_back(messages))
                 at += len(messages)
         if count:
             log.info("schedules_put_back", count=count)

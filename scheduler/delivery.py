@@ -113,7 +113,7 @@ class Delivery:
         if not entries:
             return 0
         self._under_way.begin([entry.place for entry in entries])
-        return await self._under_way.uncancelled(self._in_pieces(entries))
+        return await self._under_way.shielded(self._in_pieces(entries))
 
     async def _in_pieces(self, entries: Sequence[DueEntry]) -> int:
         """Begun in the order of their times.

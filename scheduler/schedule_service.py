@@ -110,7 +110,7 @@ class ScheduleService:
                 else Cancelled(schedule.schedule_id, schedule.entry)
             )
 
-        return await self._under_way.uncancelled(self._change(schedule_id, mark_of))
+        return await self._under_way.shielded(self._change(schedule_id, mark_of))
 
     async def move(
         self,
@@ -132,7 +132,7 @@ class ScheduleService:
                 return None
             return Moved(schedule.schedule_id, schedule.entry, due_ms)
 
-        return await self._under_way.uncancelled(self._change(schedule_id, mark_of))
+        return await self._under_way.shielded(self._change(schedule_id, mark_of))
 
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
         """Write again what waits and lies before these offsets, which is about to be dropped; how

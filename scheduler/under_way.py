@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Iterable
 
-from storage.turns import Changes
+from storage.keyed_locks import ShieldedTasks
 
 
-class UnderWay(Changes):
+class UnderWay(ShieldedTasks):
     """Entries under delivery or change, by place. Event loop only."""
 
     def __init__(self) -> None:

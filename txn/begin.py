@@ -10,8 +10,8 @@ from storage.errors import (
 )
 from storage.formats.properties import SCHEDULE_ID
 from storage.idempotency import check_fingerprint
+from storage.keyed_locks import KeyedLocks
 from storage.message import Message
-from storage.turns import Turns
 from txn import half_message, recall
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import Facts
@@ -40,10 +40,10 @@ class Outcome(NamedTuple):
 class Begins:
     """Stores half messages and answers repeated begins. Event loop only."""
 
-    def __init__(self, journal: Journal, turns: Turns, options: TransactionOptions) -> None:
+    def __init__(self, journal: Journal, locks: KeyedLocks, options: TransactionOptions) -> None:
         self._journal = journal
         self._table = journal.table
-        self._turns = turns
+        self._locks = locks
         self._options = options
         self._under_way: set[str] = set()  # transaction ids and idempotency keys whose begin is
 
@@ -70,7 +70,7 @@ class Begins:
                 f"{self._options.max_open}"
             )
         self._under_way |= marks
-        return await self._turns.uncancelled(self._begin(request, transaction_id, marks))
+        return await self._locks.shielded(self._begin(request, transaction_id, marks))
 
     def _begun_before(self, request: Begin) -> Transaction | None:
         key = request.idempotency_key

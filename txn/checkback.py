@@ -7,8 +7,8 @@ import asyncio
 import structlog
 
 from storage.errors import CheckNotOpen, StorageError, UnavailableError
+from storage.keyed_locks import KeyedLocks
 from storage.message import Durability
-from storage.turns import Turns
 from txn.checkback_plan import HoldReason, OnExhausted, Plan, Step, plan_check
 from txn.half_message import AnsweredUnknown, CheckAnswer, CheckFailed, Held, Resumed
 from txn.journal import Journal
@@ -25,12 +25,12 @@ _TOGETHER = 500  # transactions whose checks are ended at once: one sync serves 
 class Checkback:
     """Opens checks, records their answers, and ends what is exhausted. Event loop only."""
 
-    def __init__(self, journal: Journal, turns: Turns) -> None:
+    def __init__(self, journal: Journal, locks: KeyedLocks) -> None:
         self._journal = journal
         self._table = journal.table
         self._checks = journal.checks
         self._clock = journal.clock
-        self._turns = turns
+        self._locks = locks
         self._is_stopping = False
         self._started_ms = 0
         self._exhausted: dict[str, Transaction] = {}  # found at any look, ended by the sweep
@@ -104,7 +104,7 @@ class Checkback:
         """
         transaction_id = transaction.transaction_id
         try:
-            await self._turns.uncancelled(self._exhaust(transaction))
+            await self._locks.shielded(self._exhaust(transaction))
         except (UnavailableError, StorageError):
             raise
         except Exception as error:
@@ -159,7 +159,7 @@ class Checkback:
         self, transaction: Transaction, answer: CheckAnswer, *, recheck_after_ms: int | None
     ) -> Transaction:  # fmt: skip
         """The producer does not know yet. Raises TransactionConflict, and what `append` raises."""
-        return await self._turns.uncancelled(
+        return await self._locks.shielded(
             self._answered_unknown(transaction, answer, recheck_after_ms)
         )
 
@@ -167,14 +167,14 @@ class Checkback:
         self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int
     ) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
-        await self._turns.uncancelled(self._note_failed(check, why, detail, latency_ms))
+        await self._locks.shielded(self._note_failed(check, why, detail, latency_ms))
 
     async def resume(self, transaction: Transaction) -> Transaction:
         """Ask about a held transaction again; a prepared one stays as it is.
 
         Raises TransactionConflict.
         """
-        return await self._turns.uncancelled(self._resume(transaction))
+        return await self._locks.shielded(self._resume(transaction))
 
     def make_due(self, transaction: Transaction) -> None:
         """Have its check handed out at once, where none is open."""
@@ -186,7 +186,7 @@ class Checkback:
     async def _answered_unknown(
         self, transaction: Transaction, answer: CheckAnswer, recheck_after_ms: int | None
     ) -> Transaction:  # fmt: skip
-        async with self._turns.of(transaction.transaction_id):
+        async with self._locks.lock(transaction.transaction_id):
             state = next_state(
                 transaction.transaction_id,
                 transaction.state,
@@ -220,7 +220,7 @@ class Checkback:
         self, check: LeasedCheck, why: str, detail: str, latency_ms: int
     ) -> None:
         transaction = check.transaction
-        async with self._turns.of(transaction.transaction_id):
+        async with self._locks.lock(transaction.transaction_id):
             if transaction.state is not TxnState.PREPARED or transaction.asked_at_ms is None:
                 return  # it was answered or decided meanwhile
             event = CheckFailed(
@@ -236,7 +236,7 @@ class Checkback:
             await self._journal.record(event, Durability.BUFFERED)
 
     async def _exhaust(self, transaction: Transaction) -> None:
-        async with self._turns.of(transaction.transaction_id):
+        async with self._locks.lock(transaction.transaction_id):
             if transaction.state is not TxnState.PREPARED:
                 return
             # It may have been answered while the sweep waited for its turn.
@@ -266,7 +266,7 @@ class Checkback:
         )
 
     async def _resume(self, transaction: Transaction) -> Transaction:
-        async with self._turns.of(transaction.transaction_id):
+        async with self._locks.lock(transaction.transaction_id):
             was = transaction.state
             next_state(
                 transaction.transaction_id,

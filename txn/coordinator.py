@@ -1,7 +1,7 @@
 """Begin, commit, roll back, hold, ask: the transactions over a `MessageStore`, as one object.
 
-The first decision wins. A transaction's changes happen one after another (`turns.py`), and each is
-one append (`journal.py`).
+The first decision wins. A transaction's changes happen one after another (`keyed_locks.py`), and
+each is one append (`journal.py`).
 
     begin.py    store the half messages, once          replay.py   the table at a start, from
                                                        snapshot and log
@@ -20,9 +20,9 @@ import msgspec
 from storage.clock import Clock
 from storage.errors import NotSupportedByEngine, OffsetExpired, UnknownTransaction
 from storage.identifiers import Identifiers
+from storage.keyed_locks import KeyedLocks
 from storage.message import Message, QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore, RowAppends
-from storage.turns import Turns
 from txn import half_message, history, recall
 from txn.begin import Begin, Begins, Outcome
 from txn.checkback import Checkback
@@ -64,13 +64,13 @@ class TransactionCoordinator:
         self._journal = Journal(
             store, clock, identifiers, decided_kept=options.decided_kept, on_decided=on_decided
         )
-        self._turns = Turns()
-        self._begins = Begins(self._journal, self._turns, options)
-        self._decisions = Decisions(self._journal, self._turns, put_off)
-        self._checkback = Checkback(self._journal, self._turns)
-        self._put_back = PutBack(self._journal, self._turns)
+        self._locks = KeyedLocks()
+        self._begins = Begins(self._journal, self._locks, options)
+        self._decisions = Decisions(self._journal, self._locks, put_off)
+        self._checkback = Checkback(self._journal, self._locks)
+        self._put_back = PutBack(self._journal, self._locks)
         self.plain = (
-            PlainTransactions(self._journal, self._turns, options, store)
+            PlainTransactions(self._journal, self._locks, options, store)
             if isinstance(store, RowAppends)
             else None
         )
@@ -94,11 +94,11 @@ class TransactionCoordinator:
         """End all waits for a check or a state."""
         self._is_stopping = True
         self._checkback.stop()
-        self._journal.watchers.wake_all()
+        self._journal.conditions.notify_all()
 
     async def drain(self) -> None:
         """Return once every change that was begun has ended."""
-        await self._turns.drain()
+        await self._locks.drain()
 
     def count_left_out(self) -> int:
         """Damaged events about checks that the start left out."""
@@ -242,7 +242,7 @@ class TransactionCoordinator:
         """Return as soon as the state is another one, the time is up, or the service stops."""
         transaction = await self._journal.find(transaction_id)
         if transaction.state is TxnState.PREPARED and not self._is_stopping:
-            await self._journal.watchers.wait(transaction_id, timeout_ms=timeout_ms)
+            await self._journal.conditions.wait(transaction_id, timeout_ms=timeout_ms)
 
     # ----------------------------------------------------------------------------------------------
     # checkback

@@ -8,9 +8,9 @@ import msgspec
 import structlog
 
 from storage.errors import CorruptRecord, OffsetExpired, TransactionExpired, UnknownTopic
+from storage.keyed_locks import KeyedLocks
 from storage.message import Message, StoredMessage
 from storage.store import find_message
-from storage.turns import Turns
 from txn import half_message
 from txn.begin import Outcome
 from txn.half_message import CheckAnswer
@@ -27,11 +27,11 @@ class Decisions:
     """Commits and rolls back, once each. Event loop only."""
 
     def __init__(
-        self, journal: Journal, turns: Turns, put_off: Callable[[Message, int], Message]
+        self, journal: Journal, locks: KeyedLocks, put_off: Callable[[Message, int], Message]
     ) -> None:
         self._journal = journal
         self._store = journal.store
-        self._turns = turns
+        self._locks = locks
         self._put_off = put_off
         self._unreadable: dict[str, str] = {}  # transaction id to why it could not be committed
 
@@ -59,7 +59,7 @@ class Decisions:
 
         Raises TransactionConflict, TransactionExpired, and what `append` raises.
         """
-        return await self._turns.uncancelled(self._decide(transaction, state, by, reason, answer))
+        return await self._locks.shielded(self._decide(transaction, state, by, reason, answer))
 
     async def locate_finals(self, transaction: Transaction) -> None:
         """Look up the queue offsets of committed messages, of which a replay knows lower bounds."""
@@ -86,7 +86,7 @@ class Decisions:
         reason: str | None,
         answer: CheckAnswer | None,
     ) -> Outcome:
-        async with self._turns.of(transaction.transaction_id):
+        async with self._locks.lock(transaction.transaction_id):
             was = transaction.state
             next_state(
                 transaction.transaction_id,

@@ -14,9 +14,9 @@ from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import Backpressure, TransactionExpired, UnknownTransaction
 from storage.formats import parts
 from storage.identifiers import Identifiers
+from storage.keyed_conditions import KeyedConditions
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.store import MessageStore, Reserve
-from storage.watchers import Watchers
 from txn import half_message, recall
 from txn.half_message import (
     CHECK_QUEUE,
@@ -57,7 +57,7 @@ class Journal:
         self.identifiers = identifiers
         self.table = TransactionTable(decided_kept=decided_kept)
         self.checks = OpenChecks(clock)
-        self.watchers = Watchers()
+        self.conditions = KeyedConditions()
         # A commit writes all of its transaction again: that much is to be kept free.
         self._set_reserve = (
             store.set_reserve if isinstance(store, Reserve) else lambda owed_bytes: None
@@ -257,7 +257,7 @@ class Journal:
         """
         self.checks.withdraw(transaction)
         if transaction.state is not TxnState.PREPARED:
-            self.watchers.wake(transaction.transaction_id)
+            self.conditions.notify(transaction.transaction_id)
 
     # ----------------------------------------------------------------------------------------------
     # snapshots, replay

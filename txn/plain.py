@@ -15,9 +15,9 @@ import msgspec
 
 from storage.errors import MessagingError
 from storage.formats import check_pass, properties, queue_entry
+from storage.keyed_locks import KeyedLocks
 from storage.message import Appended, Durability, Placed, QueueId, Row, TransactionBits
 from storage.store import RowAppends, SyncedPosition
-from storage.turns import Turns
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import (
     DECIDED_BY,
@@ -86,11 +86,11 @@ class PlainTransactions:
     """Event loop only. `store` is the journal's."""
 
     def __init__(
-        self, journal: Journal, turns: Turns, options: TransactionOptions, store: RowAppends
+        self, journal: Journal, locks: KeyedLocks, options: TransactionOptions, store: RowAppends
     ) -> None:
         self._journal = journal
         self._table = journal.table
-        self._turns = turns
+        self._locks = locks
         self._options = options
         self._store = store
         self._kept: OrderedDict[str, Kept] = OrderedDict()
@@ -135,16 +135,16 @@ class PlainTransactions:
             rows.append((HALF_QUEUE, own.encode(), one.body, one.tags_code, now_ms, _NONE, 0))
 
         def stored(placed: Placed) -> None:
-            self._turns.end_many(len(asked))
+            self._locks.end_many(len(asked))
             self._note_begun(asked, rows, policy, first_check_at_ms, placed)
             done(Begun(placed.stored_at_ms, first_check_at_ms))
 
         def refused(error: Exception) -> None:
-            self._turns.end_many(len(asked))
+            self._locks.end_many(len(asked))
             failed(error)
 
         self._store.append_rows(rows, durability=None, done=stored, failed=refused)
-        self._turns.begin_many(len(asked))
+        self._locks.begin_many(len(asked))
 
     def _note_begun(
         self,
@@ -208,12 +208,14 @@ class PlainTransactions:
         transaction = kept.transaction
         is_as_begun = transaction.state is TxnState.PREPARED and transaction.begun_as is None
         is_visible = self._store.bounds(HALF_QUEUE).end > kept.message.half_offset
-        return kept if is_as_begun and is_visible and self._turns.take(transaction_id) else None
+        if not (is_as_begun and is_visible):
+            return None
+        return kept if self._locks.try_acquire(transaction_id) else None
 
     def give_back(self, taken: Sequence[Kept]) -> None:
         """Leave to others what `take` has taken."""
         for one in taken:
-            self._turns.give_back(one.transaction.transaction_id)
+            self._locks.release(one.transaction.transaction_id)
 
     def decide(
         self,
@@ -259,7 +261,7 @@ class PlainTransactions:
             # the sync takes longer than the engine's limit, and a decision is not answered before
             # it is on disk
             else:
-                self._turns.run(wait(placed))
+                self._locks.start(wait(placed))
 
         async def wait(placed: Placed) -> None:
             last = Appended(
@@ -287,13 +289,13 @@ class PlainTransactions:
             failed(error)
 
         def end() -> None:
-            self._turns.end_many(len(taken))
+            self._locks.end_many(len(taken))
             self.give_back(taken)
 
         self._store.append_rows(
             rows, durability=Durability.SYNCED, done=stored, failed=refused, from_reserve=True
         )
-        self._turns.begin_many(len(taken))
+        self._locks.begin_many(len(taken))
 
     def _note_decided(
         self, kept: Sequence[Kept], state: TxnState, now_ms: int, queue_offsets: Sequence[int]

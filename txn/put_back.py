@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 import structlog
 
 from storage.errors import CorruptRecord, OffsetExpired
+from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message, QueueId
-from storage.turns import Turns
 from txn import half_message
 from txn.half_message import HALF_QUEUE, Facts, Held
 from txn.journal import Journal
@@ -30,9 +30,9 @@ log = structlog.get_logger()
 class PutBack:
     """Writes half messages again before retention would drop them. Event loop only."""
 
-    def __init__(self, journal: Journal, turns: Turns) -> None:
+    def __init__(self, journal: Journal, locks: KeyedLocks) -> None:
         self._journal = journal
-        self._turns = turns
+        self._locks = locks
         # transaction id to why its messages cannot be written again
         self._set_aside: dict[str, str] = {}
 
@@ -53,10 +53,7 @@ class PutBack:
         count = 0
         for some in _pieces(list(self._journal.table.expiring(border))):
             await asyncio.gather(
-                *[
-                    self._turns.uncancelled(self._put_back(transaction, border))
-                    for transaction in some
-                ]
+                *[self._locks.shielded(self._put_back(transaction, border)) for transaction in some]
             )
             count += len(some)
         if count:
@@ -64,7 +61,7 @@ class PutBack:
         return count
 
     async def _put_back(self, transaction: Transaction, border: int) -> None:
-        async with self._turns.of(transaction.transaction_id):
+        async with self._locks.lock(transaction.transaction_id):
             if transaction.state.is_decided or transaction.messages[0].half_offset >= border:
                 return
             try:

@@ -28,7 +28,7 @@ from storage.errors import (
     UnknownReport,
 )
 from storage.idempotency import check_fingerprint
-from storage.turns import Changes
+from storage.keyed_locks import ShieldedTasks
 
 FOLDER = "audit"
 REPORT = "report.json"
@@ -91,7 +91,7 @@ class AuditReports:
         self._progress: Progress | None = None
         self._working: asyncio.Task[None] | None = None
         self._current: tuple[str, asyncio.Task[int]] | None = None
-        self._changes = Changes()  # of rows: clients see a change before it is stored
+        self._changes = ShieldedTasks()  # of rows: clients see a change before it is stored
 
     async def open(self) -> None:
         """Take up what the last service left."""
@@ -309,7 +309,7 @@ class AuditReports:
         """Of what it is by now: a request may have dropped it meanwhile."""
         changed = msgspec.structs.replace(self._reports[report.report_id], **changes)
         self._reports[report.report_id] = changed
-        await self._changes.uncancelled(self._rows.change(changed))
+        await self._changes.shielded(self._rows.change(changed))
         return changed
 
     def _folder(self, report: AuditReport) -> Path:

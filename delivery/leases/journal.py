@@ -16,9 +16,9 @@ from delivery.leases.table import LeaseTable
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import MessagingError
+from storage.keyed_locks import ShieldedTasks
 from storage.message import Appended, Durability, Message, Placed
 from storage.store import MessageStore, RowAppends, SyncedPosition
-from storage.turns import Changes
 
 SNAPSHOT = "leases"
 
@@ -33,7 +33,7 @@ class LeaseJournal:
         self.clock = clock
         self.table = LeaseTable()
         self._log = DerivedTable(store, SNAPSHOT, {LEASE_QUEUE: OnDamage.REFUSE})
-        self.changes = Changes()
+        self.changes = ShieldedTasks()
         self._row_store = store if isinstance(store, RowAppends) else None
 
     def now(self) -> ClockReading:
@@ -94,7 +94,7 @@ class LeaseJournal:
                 and not placed.durable
                 and isinstance(self.store, SyncedPosition)
             ):
-                self.changes.run(wait(self.store, placed))
+                self.changes.start(wait(self.store, placed))
             else:
                 apply(placed)
 

@@ -20,9 +20,9 @@ from delivery.requests.table import Request, RequestState, RequestTable
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import UnknownRequest
+from storage.keyed_conditions import KeyedConditions
 from storage.message import Appended, Durability, Message
 from storage.store import KeyLookup, MessageStore
-from storage.watchers import Watchers
 
 SNAPSHOT = "requests"
 _MOST_EVENTS = 8  # that one request has: opened, timed out, replied late
@@ -46,7 +46,7 @@ class RequestJournal:
         self.table = RequestTable(
             closed_kept=options.closed_kept, cancelled_kept=options.cancelled_kept
         )
-        self.watchers = Watchers()  # for a request to leave its state
+        self.conditions = KeyedConditions()  # for a request to leave its state
         self.unstored: set[str] = set()  # requests that are known before they are in the log
         self._log = DerivedTable(store, SNAPSHOT, {REQUEST_QUEUE: OnDamage.REFUSE})
 
@@ -91,7 +91,7 @@ class RequestJournal:
         """The log has the event."""
         for request in requests:
             self.table.apply(request, event)
-            self.watchers.wake(request.request_id)
+            self.conditions.notify(request.request_id)
 
     async def record(self, events: Sequence[AnyRequestEvent]) -> None:
         """From the reserve: a full disk keeps no request open."""

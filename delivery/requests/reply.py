@@ -20,8 +20,8 @@ from delivery.requests.send import Outcome
 from delivery.requests.table import Request, RequestState, closed
 from storage.idempotency import check_fingerprint
 from storage.identifiers import Identifiers
+from storage.keyed_locks import KeyedLocks
 from storage.message import Appended, Message
-from storage.turns import Turns
 
 AckBeside = Callable[[str, str, Callable[[bool], Sequence[Message]]], Awaitable[list[Appended]]]
 
@@ -32,7 +32,7 @@ class Replier:
     def __init__(
         self,
         journal: RequestJournal,
-        turns: Turns,
+        locks: KeyedLocks,
         identifiers: Identifiers,
         *,
         ack_beside: AckBeside,
@@ -44,7 +44,7 @@ class Replier:
         self._journal = journal
         self._store = journal.store
         self._clock = journal.clock
-        self._turns = turns
+        self._locks = locks
         self._identifiers = identifiers
         self._ack_beside = ack_beside
 
@@ -62,9 +62,7 @@ class Replier:
         Late where the request has timed out. Asked again with the same key: what was answered then.
         Raises UnknownRequest, RequestClosed, IdempotencyKeyReused, and what `append` raises.
         """
-        return await self._turns.uncancelled(
-            self._reply(request_id, body, handle, key, fingerprint)
-        )
+        return await self._locks.shielded(self._reply(request_id, body, handle, key, fingerprint))
 
     async def _reply(
         self,
@@ -74,7 +72,7 @@ class Replier:
         key: str | None,
         fingerprint: str,
     ) -> Outcome:
-        async with self._turns.of(request_id):
+        async with self._locks.lock(request_id):
             request = await self._journal.find(request_id)
             if not request.takes_a_reply:
                 return self._replied_before(request, key, fingerprint)

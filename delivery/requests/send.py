@@ -11,8 +11,8 @@ from delivery.requests.table import Request
 from storage.errors import Backpressure
 from storage.idempotency import KeysInProgress, check_fingerprint, lookup_key
 from storage.identifiers import Identifiers
+from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message
-from storage.turns import Turns
 
 
 class RepeatableKey(NamedTuple):
@@ -36,14 +36,14 @@ class Requester:
     def __init__(
         self,
         journal: RequestJournal,
-        turns: Turns,
+        locks: KeyedLocks,
         identifiers: Identifiers,
         options: RequestOptions,
     ) -> None:
         self._journal = journal
         self._store = journal.store
         self._clock = journal.clock
-        self._turns = turns
+        self._locks = locks
         self._identifiers = identifiers
         self._options = options
         self._running = KeysInProgress()
@@ -65,7 +65,7 @@ class Requester:
         look_up = None if key is None else lookup_key(f"sendRequest {topic}", key.key)
         if look_up is None or key is None:
             return Outcome(
-                await self._turns.uncancelled(
+                await self._locks.shielded(
                     self._open(topic, make, timeout_ms, None, None, durability)
                 ),
                 False,
@@ -78,7 +78,7 @@ class Requester:
             # Here and not in the change itself: who leaves while it is stored leaves the key to the
             # table.
             storing = self._open(topic, make, timeout_ms, look_up, key.fingerprint, durability)
-            return Outcome(await self._turns.uncancelled(storing), replayed=False)
+            return Outcome(await self._locks.shielded(storing), replayed=False)
         finally:
             self._running.end(look_up)
 
@@ -113,7 +113,7 @@ class Requester:
         asking = events.as_request(
             message, request_id, timeout_ms=timeout_ms, reply_by_ms=request.expires_ms
         )
-        async with self._turns.of(request_id):
+        async with self._locks.lock(request_id):
             # Known before it is stored: a consumer may reply before the one who asks has been
             # answered.
             self._journal.table.add(request)

@@ -25,9 +25,9 @@ from delivery.requests.table import Request, RequestState, closed
 from storage.clock import Clock
 from storage.errors import MessageGone, OffsetExpired
 from storage.identifiers import Identifiers
+from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message, StoredMessage
 from storage.store import MessageStore, find_message
-from storage.turns import Turns
 
 _TIMED_OUT_TOGETHER = 100
 
@@ -48,9 +48,9 @@ class Requests:
         self._store = store
         self._clock = clock
         self._journal = RequestJournal(store, clock, options)
-        self._turns = Turns()
-        self._requester = Requester(self._journal, self._turns, identifiers, options)
-        self._replier = Replier(self._journal, self._turns, identifiers, ack_beside=ack_beside)
+        self._locks = KeyedLocks()
+        self._requester = Requester(self._journal, self._locks, identifiers, options)
+        self._replier = Replier(self._journal, self._locks, identifiers, ack_beside=ack_beside)
         self._is_stopping = False
         self.table = self._journal.table
 
@@ -70,18 +70,18 @@ class Requests:
     def stop(self) -> None:
         """End all waits for a reply."""
         self._is_stopping = True
-        self._journal.watchers.wake_all()
+        self._journal.conditions.notify_all()
 
     async def drain(self) -> None:
         """Return once every change that was begun has ended."""
-        await self._turns.drain()
+        await self._locks.drain()
 
     async def run_once(self) -> int:
         """Close the requests whose time is up; how many."""
         count = 0
         while due := self.table.due(self._clock.monotonic_ms(), most=_TIMED_OUT_TOGETHER):
             try:
-                count += await self._turns.uncancelled(self._time_out(due))
+                count += await self._locks.shielded(self._time_out(due))
             finally:
                 self.table.requeue(due)
         return count
@@ -129,7 +129,7 @@ class Requests:
         """As it is now. Raises UnknownRequest."""
         request = await self._journal.find(request_id)
         if self._journal.is_due(request):
-            await self._turns.uncancelled(self._time_out([request_id]))
+            await self._locks.shielded(self._time_out([request_id]))
         return request
 
     async def wait(self, request: Request, *, timeout_ms: int) -> None:
@@ -138,7 +138,7 @@ class Requests:
         It may be cancelled.
         """
         if request.state is RequestState.PENDING and not self._is_stopping:
-            await self._journal.watchers.wait(request.request_id, timeout_ms=timeout_ms)
+            await self._journal.conditions.wait(request.request_id, timeout_ms=timeout_ms)
 
     async def read_reply(self, request: Request) -> StoredMessage | None:
         """None where there is none. Raises MessageGone where the log has dropped it."""
@@ -159,7 +159,7 @@ class Requests:
 
         Durable on return. Raises UnknownRequest, RequestClosed.
         """
-        return await self._turns.uncancelled(self._cancel(request_id))
+        return await self._locks.shielded(self._cancel(request_id))
 
     def is_cancelled_request(self, message: Message) -> bool:
         """Is it a request that was cancelled?"""
@@ -170,9 +170,9 @@ class Requests:
         return self.table.has_cancelled(topic)
 
     async def _time_out(self, request_ids: Sequence[str]) -> int:
-        async with AsyncExitStack() as turns:
+        async with AsyncExitStack() as locks:
             for request_id in sorted(request_ids):
-                await turns.enter_async_context(self._turns.of(request_id))
+                await locks.enter_async_context(self._locks.lock(request_id))
             known = [request for one in request_ids if (request := self.table.get(one)) is not None]
             due = [request for request in known if self._journal.is_due(request)]
             if due:
@@ -184,7 +184,7 @@ class Requests:
             return len(due)
 
     async def _cancel(self, request_id: str) -> Request:
-        async with self._turns.of(request_id):
+        async with self._locks.lock(request_id):
             request = await self._journal.find(request_id)
             if request.state is RequestState.CANCELLED:
                 return request

@@ -232,7 +232,7 @@ class DeadLetters:
         count = 0
         for task in running:
             try:
-                count += await self._journal.changes.uncancelled(self._go_on(task))
+                count += await self._journal.changes.shielded(self._go_on(task))
             except (UnavailableError, StorageFull) as error:
                 refused = error
             # Whatever it is, it must not keep later tasks from their turn.

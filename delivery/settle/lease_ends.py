@@ -65,7 +65,7 @@ class LeaseEnds:
         What cannot be written now is tried again.
         """
         moves = [self._last_move(rules, one.queue, one.offset) for one in exhausted]
-        await self._journal.changes.uncancelled(
+        await self._journal.changes.shielded(
             self._mover.move(leases, rules, moves, tries_again=True)
         )
 
@@ -107,7 +107,7 @@ class LeaseEnds:
                 event = Expired(group=leases.group, runs=runs_of(again))
                 await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         if last:
-            await self._journal.changes.uncancelled(
+            await self._journal.changes.shielded(
                 self._mover.move(leases, rules, last, tries_again=True)
             )
         return len(ended)

@@ -86,7 +86,7 @@ class Rejecter:
             moves.append(move(entry, one, *found))
             found.queue.slots.set_state(found.offset, State.MOVING)
         if leases is not None and moves:
-            failed = await self._journal.changes.uncancelled(self._mover.move(leases, rules, moves))
+            failed = await self._journal.changes.shielded(self._mover.move(leases, rules, moves))
             for one_move, error in failed:
                 results[one_move.entry] = error
             if len(failed) == len(refused):

@@ -14,8 +14,8 @@ from scheduler.cron_log import CronLog
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_service import ScheduleService
 from storage.derived_table import DerivedTable
+from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message
-from storage.turns import Turns
 from tests.fault.simulated_day import Day
 from tests.fault.transaction_machine import TransactionMachine
 from txn import half_message, replay, states
@@ -90,10 +90,10 @@ def test_a_refusal_that_is_told_as_a_replay_is_found(monkeypatch):
 
 def test_decisions_that_do_not_wait_for_one_another_are_found(monkeypatch):
     @asynccontextmanager
-    async def at_once(self: Turns, transaction_id: str) -> AsyncIterator[None]:
+    async def at_once(self: KeyedLocks, transaction_id: str) -> AsyncIterator[None]:
         yield
 
-    monkeypatch.setattr(Turns, "of", at_once)
+    monkeypatch.setattr(KeyedLocks, "lock", at_once)
 
     assert transactions_find()
 

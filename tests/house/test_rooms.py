@@ -54,7 +54,11 @@ AT_HOME = {
 # seam, threads below it).
 _BRIDGE = ("engine", "local_store", "reader", "offset_commits", "futures", "event_loop")
 # And these keep order among those who wait, for the floors above the seam.
-_FOR_THE_FLOORS_ABOVE = {"storage/derived_table.py", "storage/turns.py", "storage/watchers.py"}
+_FOR_THE_FLOORS_ABOVE = {
+    "storage/derived_table.py",
+    "storage/keyed_locks.py",
+    "storage/keyed_conditions.py",
+}
 KNOW_ASYNCIO = {
     "storage/memory.py",
     *_FOR_THE_FLOORS_ABOVE,

@@ -1,5 +1,5 @@
-"""Changes of what is stored: each goes on to its end, and of one thing (a transaction, a request)
-one goes on at a time.
+"""Tasks that run to their end, and locks by name: changes of one thing (a transaction, a request)
+run one after another.
 """
 
 import asyncio
@@ -11,29 +11,27 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Changes:
-    """Those that were begun. Event loop only."""
+class ShieldedTasks:
+    """Tasks that run to their end when their caller is cancelled. Event loop only."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
         self._without_task = 0
         self._last_ended = asyncio.Event()
 
-    async def uncancelled(self, change: Coroutine[Any, Any, T]) -> T:
-        """A change goes on when the one who asked for it has gone: an append cannot be
-        taken back.
-        """
-        return await asyncio.shield(self.run(change))
+    async def shielded(self, change: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end even if the caller is cancelled: an append cannot be undone."""
+        return await asyncio.shield(self.start(change))
 
-    def run(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Begin a change without waiting for it."""
+    def start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Start a change without waiting for it."""
         task = asyncio.ensure_future(change)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     def begin_many(self, count: int) -> None:
-        """Count so many changes that begin without a task; `end_many` counts their ends."""
+        """Count changes that begin without a task; `end_many` counts their ends."""
         self._without_task += count
 
     def end_many(self, count: int) -> None:
@@ -51,25 +49,23 @@ class Changes:
                 await self._last_ended.wait()
 
 
-class Turns(Changes):
-    """Changes of things that have a name. Event loop only."""
+class KeyedLocks(ShieldedTasks):
+    """Locks by name, for changes of named things. Event loop only."""
 
     def __init__(self) -> None:
         super().__init__()
-        # by the name of each thing that is being changed
+        # by name, of each lock that is held
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    def take(self, name: str) -> bool:
-        """Have the turn of what has this name, until `give_back`; False where there is another
-        change of it.
-        """
+    def try_acquire(self, name: str) -> bool:
+        """Acquire the lock of this name until `release`; False if it is held."""
         if name in self._waiting:
             return False
         self._waiting[name] = deque()
         return True
 
-    def give_back(self, name: str) -> None:
-        """End the turn; the next one who waits has it."""
+    def release(self, name: str) -> None:
+        """Release the lock; the next waiter holds it then."""
         waiting = self._waiting[name]
         while waiting:
             turn = waiting.popleft()
@@ -79,18 +75,18 @@ class Turns(Changes):
         del self._waiting[name]
 
     @asynccontextmanager
-    async def of(self, name: str) -> AsyncIterator[None]:
-        """Have the changes of this name to oneself for the block."""
-        if not self.take(name):
+    async def lock(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock of this name for the block."""
+        if not self.try_acquire(name):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[name].append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self.give_back(name)
+                    self.release(name)
                 raise
         try:
             yield
         finally:
-            self.give_back(name)
+            self.release(name)

@@ -1,16 +1,16 @@
-"""Those who wait for something that has a name, a transaction or a request, to leave its state."""
+"""Conditions by name: callers wait for a named thing (a transaction, a request) to change."""
 
 import asyncio
 
 
-class Watchers:
-    """Futures that wait for a change of a name. Event loop only."""
+class KeyedConditions:
+    """Waiters for changes, by the name of what changes. Event loop only."""
 
     def __init__(self) -> None:
         self._parked: dict[str, dict[int, asyncio.Future[None]]] = {}
 
     async def wait(self, name: str, *, timeout_ms: int) -> None:
-        """Return when it is woken, or the time is up."""
+        """Return after a notification, or once the time is up."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._parked.setdefault(name, {})[id(change)] = change
         try:
@@ -21,11 +21,11 @@ class Watchers:
             if not parked:
                 self._parked.pop(name, None)
 
-    def wake(self, name: str) -> None:
+    def notify(self, name: str) -> None:
         for change in self._parked.pop(name, {}).values():
             if not change.done():
                 change.set_result(None)
 
-    def wake_all(self) -> None:
+    def notify_all(self) -> None:
         for name in list(self._parked):
-            self.wake(name)
+            self.notify(name)
