@@ -43,7 +43,7 @@ from delivery.service import Delivery
 from scheduler.cron_service import CronService
 from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService
-from scheduler.scheduled_message import put_off
+from scheduler.scheduled_message import delay
 from storage.clock import Clock, SystemClock
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -182,7 +182,7 @@ def _transactions(base: Base) -> TransactionCoordinator:
         base.clock,
         base.identifiers,
         base.settings.txn,
-        put_off=put_off,
+        delay=delay,
         on_decided=base.metrics.note_decided,
     )
 

@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 _TOGETHER = 100  # changes that wait for the disk at once
 _OPEN = frozenset(state for state in TxnState if not state.is_decided)
-_WAITING = (ScheduleState.SCHEDULED, ScheduleState.SET_ASIDE)
+_WAITING = (ScheduleState.SCHEDULED, ScheduleState.PARKED)
 
 
 class TopicUse(NamedTuple):

@@ -89,7 +89,7 @@ class House:
         """So many, with other messages in between, so that they lie scattered over the log."""
         for at in range(0, count, BATCH):
             delayed = [
-                scheduled_message.put_off(
+                scheduled_message.delay(
                     scheduled_message.with_delay(one, due_ms=due_ms(at + number)),
                     self.clock.wall_ms(),
                 )

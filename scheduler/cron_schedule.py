@@ -37,7 +37,7 @@ class CronState(StrEnum):
     SCHEDULED = "scheduled"
     PAUSED = "paused"
     CANCELLED = "cancelled"
-    SET_ASIDE = "set_aside"
+    PARKED = "set_aside"
 
 
 class CronSchedule(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ _APPEND_MESSAGES = 400
 _APPEND_BYTES = 1 << 20
 _SLICE = 50  # schedules worked out in one turn of the loop
 _CANCELLED_KEPT = 1_000  # so that they can be looked at
-_RETRY_MS = 60_000  # one that was set aside is tried again
+_RETRY_MS = 60_000  # a parked schedule is tried again
 # one that is settled so far ahead was settled by a clock that was wrong
 _WRONG_CLOCK_MS = 86_400_000
 _MOST_AHEAD = 1_000  # firings of one schedule ahead of the clock that are known not to fire again
@@ -134,7 +134,7 @@ class CronService:
         return {
             item.schedule_id: item.reason or ""
             for item in self.table
-            if item.state is CronState.SET_ASIDE
+            if item.state is CronState.PARKED
         }
 
     def made_before(self, key: str, fingerprint: str, *, since_ms: int) -> CronItem | None:
@@ -231,7 +231,7 @@ class CronService:
 
     async def _save(self, old: CronSchedule, new: CronSchedule) -> CronItem:
         if new == old:
-            return self.table.put(old)  # tried again, where it was set aside
+            return self.table.put(old)  # tried again if it was parked
         times = (new.cron, new.time_zone, new.paused)
         now_ms, has_new_times = (
             self._clock.wall_ms(),
@@ -276,7 +276,7 @@ class CronService:
         """
         fired = 0
         async with self._turn:
-            self._retry_set_aside()
+            self._retry_parked()
             await self._look_for_wrong_clock(now_ms)
             while due := self.table.due(now_ms):
                 steps: list[Step] = []
@@ -325,12 +325,12 @@ class CronService:
         )
         await self._log.append([Step(item, mark, ())])
 
-    def _retry_set_aside(self) -> None:
+    def _retry_parked(self) -> None:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._retried_ms < _RETRY_MS:
             return
         self._retried_ms = now_ms
-        for item in [item for item in self.table if item.state is CronState.SET_ASIDE]:
+        for item in [item for item in self.table if item.state is CronState.PARKED]:
             self.table.put(item.schedule)
 
     async def _steps(self, item: CronItem, now_ms: int) -> list[Step]:
@@ -345,7 +345,7 @@ class CronService:
             steps = [await self._firing(item, moment_ms) for moment_ms in planned.fire]
         except Exception as error:  # any other defect of one schedule must not stop the others
             log.exception("cron_set_aside", schedule_id=item.schedule_id)
-            self.table.set_aside(item, f"{type(error).__name__}: {error}"[:1_000])
+            self.table.park(item, f"{type(error).__name__}: {error}"[:1_000])
             return []
         if planned.skip is not None:
             since_ms, until_ms = planned.skip
@@ -363,13 +363,13 @@ class CronService:
         try:
             message = await self._build(item.schedule, moment_ms)
         except RejectedError as refused:
-            return Step(item, self._aside(item, moment_ms, refused), ())
+            return Step(item, self._parked(item, moment_ms, refused), ())
         fired = Fired(
             schedule_id=item.schedule_id, settled_ms=moment_ms, message_id=message.message_id
         )
         return Step(item, fired, [message])
 
-    def _aside(self, item: CronItem, moment_ms: int, refused: RejectedError) -> CronParked:
+    def _parked(self, item: CronItem, moment_ms: int, refused: RejectedError) -> CronParked:
         reason = f"{type(refused).__name__}: {refused.detail}"
         log.warning(
             "cron_occurrence_set_aside",
@@ -395,7 +395,7 @@ class CronService:
 
     async def _take_together(self, steps: Sequence[Step]) -> int:
         """All in one append; where that is refused, each in its own, and the occurrences that are
-        refused are set aside.
+        refused are parked.
         """
         try:
             await self._log.append(steps)
@@ -406,7 +406,7 @@ class CronService:
             if not step.messages:
                 raise
             await self._log.append(
-                [Step(step.item, self._aside(step.item, step.mark.settled_ms, refused), ())]
+                [Step(step.item, self._parked(step.item, step.mark.settled_ms, refused), ())]
             )
             return 0
         return sum(len(step.messages) for step in steps)

@@ -33,7 +33,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CronItem:
     """One schedule.
 
-    `next_ms` is None where nothing is to come: it is paused, cancelled, set aside, or at its end.
+    `next_ms` is None where nothing is to come: it is paused, cancelled, parked, or at its end.
     """
 
     def __init__(self, schedule: CronSchedule, settled: Settled) -> None:
@@ -41,7 +41,7 @@ class CronItem:
         self.settled = settled
         self.next_ms: int | None = None
         self.line: CronLine | None = None
-        self.reason: str | None = None  # why it is set aside: what it says cannot be worked out
+        self.reason: str | None = None  # why it is parked: what it says cannot be worked out
 
     @property
     def schedule_id(self) -> str:
@@ -53,7 +53,7 @@ class CronItem:
             return CronState.CANCELLED
         if self.schedule.paused:
             return CronState.PAUSED
-        return CronState.SCHEDULED if self.reason is None else CronState.SET_ASIDE
+        return CronState.SCHEDULED if self.reason is None else CronState.PARKED
 
 
 class CronTable:
@@ -75,7 +75,7 @@ class CronTable:
 
     @property
     def set_aside_count(self) -> int:
-        return sum(item.state is CronState.SET_ASIDE for item in self)
+        return sum(item.state is CronState.PARKED for item in self)
 
     def get(self, schedule_id: str) -> CronItem | None:
         return self._items.get(schedule_id)
@@ -114,7 +114,7 @@ class CronTable:
     def put(self, schedule: CronSchedule) -> CronItem:
         """Add or replace a schedule.
 
-        A schedule that cannot be computed is set aside with the reason.
+        A schedule that cannot be computed is parked with the reason.
         """
         known = self._items.get(schedule.schedule_id)
         settled = (
@@ -153,7 +153,7 @@ class CronTable:
         item = self._items.get(schedule_id)
         return self._settled.get(schedule_id, Settled()) if item is None else item.settled
 
-    def set_aside(self, item: CronItem, reason: str) -> None:
+    def park(self, item: CronItem, reason: str) -> None:
         """It comes no more until it is put again."""
         item.reason, item.next_ms = reason, None
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from scheduler import scheduled_message
-from scheduler.marks import Delivered, SetAside
+from scheduler.marks import Delivered, Parked
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_log import ScheduleLog
 from scheduler.under_way import UnderWay
@@ -156,14 +156,14 @@ class Delivery:
         except RejectedError as refused:
             if len(ready) > 1:
                 return sum([await self._deliver([one], left) for one in ready])
-            await self._set_aside(entries[0], ready[0].schedule_id, refused, left)
+            await self._park(entries[0], ready[0].schedule_id, refused, left)
             return 0
         self._settle(entries, left)
         now_ms = self._clock.wall_ms()
         self._on_delivered([now_ms - entry.due_ms for entry in entries])
         return len(ready)
 
-    async def _set_aside(
+    async def _park(
         self,
         entry: DueEntry,
         schedule_id: str,
@@ -172,7 +172,7 @@ class Delivery:
     ) -> None:
         reason = f"{type(error).__name__}: {error.detail}"
         log.warning("delivery_set_aside", schedule_id=schedule_id, reason=reason)
-        await self._log.append([], SetAside(schedule_id, entry, reason[:1_000]), Durability.SYNCED)
+        await self._log.append([], Parked(schedule_id, entry, reason[:1_000]), Durability.SYNCED)
         self._settle([entry], left)
 
     def _settle(self, entries: Sequence[DueEntry], left: dict[int, DueEntry]) -> None:
@@ -184,7 +184,7 @@ class Delivery:
     # reading
 
     async def _read(self, entries: Sequence[DueEntry], left: dict[int, DueEntry]) -> list[_Ready]:
-        """The messages of these entries; what cannot be read or understood is set aside."""
+        """The messages of these entries; what cannot be read or understood is parked."""
         places = [scheduled_message.message_at(entry.place) for entry in entries]
         ready: list[_Ready] = []
         at = 0
@@ -201,7 +201,7 @@ class Delivery:
                         _Ready(entry, schedule_id, await self._unwrap(entry.place, message))
                     )
                 except (RejectedError, CorruptRecord) as error:
-                    await self._set_aside(entry, schedule_id, error, left)
+                    await self._park(entry, schedule_id, error, left)
         return ready
 
     async def _unwrap(self, place: int, message: StoredMessage) -> Message | None:

@@ -67,8 +67,8 @@ class Moved(_Changed, frozen=True, tag="moved"):
         return (next_entry(self.entry, self.due_ms),)
 
 
-class SetAside(_Changed, frozen=True, tag="set_aside"):
-    """Sets aside a message that could not be delivered, until an operator moves or cancels it."""
+class Parked(_Changed, frozen=True, tag="set_aside"):
+    """Parks a message that could not be delivered, until an operator moves or cancels it."""
 
     reason: str
 
@@ -77,8 +77,8 @@ class SetAside(_Changed, frozen=True, tag="set_aside"):
         return (next_entry(self.entry, self.entry.due_ms + NEVER_MS),)
 
 
-AnyMark = Delivered | PutBack | Cancelled | Moved | SetAside
-Change = Cancelled | Moved | SetAside
+AnyMark = Delivered | PutBack | Cancelled | Moved | Parked
+Change = Cancelled | Moved | Parked
 _decoder: msgspec.json.Decoder[AnyMark] = msgspec.json.Decoder(AnyMark)
 
 
@@ -87,7 +87,7 @@ def next_entry(entry: DueEntry, due_ms: int) -> DueEntry:
 
 
 def shown_due_ms(entry: DueEntry) -> int:
-    """When it is due, or was when it was set aside."""
+    """When it is due, or was when it was parked."""
     return entry.due_ms - NEVER_MS if entry.due_ms >= NEVER_MS else entry.due_ms
 
 

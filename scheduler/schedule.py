@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from scheduler.marks import Cancelled, Change, SetAside, shown_due_ms
+from scheduler.marks import Cancelled, Change, Parked, shown_due_ms
 from storage.message import DueEntry
 
 
@@ -12,7 +12,7 @@ class ScheduleState(StrEnum):
     SCHEDULED = "scheduled"
     DELIVERED = "delivered"
     CANCELLED = "cancelled"
-    SET_ASIDE = "set_aside"
+    PARKED = "set_aside"
 
     @property
     def is_finished(self) -> bool:
@@ -25,7 +25,7 @@ class Schedule(msgspec.Struct, frozen=True):
     topic: str  # where it is to go
     entry: DueEntry  # the last one it had in the index
     state: ScheduleState = ScheduleState.SCHEDULED
-    reason: str | None = None  # why it was set aside
+    reason: str | None = None  # why it was parked
 
     @property
     def due_ms(self) -> int:
@@ -41,9 +41,9 @@ class Schedule(msgspec.Struct, frozen=True):
         if isinstance(mark, Cancelled):
             return msgspec.structs.replace(self, entry=mark.entry, state=ScheduleState.CANCELLED)
         (entry,) = mark.added
-        if isinstance(mark, SetAside):
+        if isinstance(mark, Parked):
             return msgspec.structs.replace(
-                self, entry=entry, state=ScheduleState.SET_ASIDE, reason=mark.reason
+                self, entry=entry, state=ScheduleState.PARKED, reason=mark.reason
             )
         return msgspec.structs.replace(
             self, entry=entry, state=ScheduleState.SCHEDULED, reason=None

@@ -349,7 +349,7 @@ class ScheduleLog:
         )
 
     async def is_due(self, entry: DueEntry) -> bool:
-        """Is it still to be delivered, or set aside, as it stands there?"""
+        """Is it still to be delivered, or parked, as it stands there?"""
         return self.window.is_waiting(entry) or await self._exclusively(
             lambda: self._index.holds_due(entry)
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler import marks, scheduled_message
-from scheduler.marks import MARK_QUEUE, Change, SetAside, shown_due_ms
+from scheduler.marks import MARK_QUEUE, Change, Parked, shown_due_ms
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import Finished, ScheduleLog
 from scheduler.scheduled_message import TIMER_QUEUE
@@ -81,7 +81,7 @@ class ScheduleLookup:
                 return Schedule(schedule_id, "", "", last.entry)
             entry = scheduled_message.parked_entry(scheduled_message.place_of(*by_place))
             if isinstance(found, CorruptRecord) and await self._log.is_due(entry):
-                return Schedule(schedule_id, "", "", entry, ScheduleState.SET_ASIDE, _reason(found))
+                return Schedule(schedule_id, "", "", entry, ScheduleState.PARKED, _reason(found))
         for message_id in (
             scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ()
         ):
@@ -200,7 +200,7 @@ class ScheduleLookup:
             ), None
         shift = 0
         until_ms = min(wanted.due_before_ms, NEVER_MS)
-        if state is ScheduleState.SET_ASIDE:
+        if state is ScheduleState.PARKED:
             # Retries wait in the same place and are the service's own; one that is set aside is an
             # operator's matter.
             shift = NEVER_MS
@@ -237,9 +237,9 @@ class ScheduleLookup:
                 schedule = Schedule(
                     scheduled_message.schedule_id_at(*place), "", "", entry, state, reason
                 )
-            if state is ScheduleState.SET_ASIDE:
+            if state is ScheduleState.PARKED:
                 last = await self._last_change_of(schedule)
-                if isinstance(last, SetAside):
+                if isinstance(last, Parked):
                     schedule = msgspec.structs.replace(schedule, reason=last.reason)
             schedules.append(schedule)
         return schedules
@@ -252,9 +252,9 @@ def as_made(message: StoredMessage) -> Schedule:
     )
     entry, reason = (
         scheduled_message.entry_of(message),
-        scheduled_message.so_far_of(message).set_aside,
+        scheduled_message.so_far_of(message).parked,
     )
-    state = ScheduleState.SCHEDULED if reason is None else ScheduleState.SET_ASIDE
+    state = ScheduleState.SCHEDULED if reason is None else ScheduleState.PARKED
     return Schedule(schedule_id, message.message_id, topic, entry, state, reason)
 
 

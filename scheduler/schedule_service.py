@@ -70,7 +70,7 @@ class ScheduleService:
 
     @property
     def counts(self) -> DueCounts:
-        """How many wait, and how many were set aside."""
+        """How many wait, and how many are parked."""
         return self._log.counts
 
     @property
@@ -119,7 +119,7 @@ class ScheduleService:
         *,
         check: Callable[[Schedule], None] = lambda schedule: None,
     ) -> Schedule:
-        """Another time; one that was set aside is tried again then.
+        """Another time; a parked schedule is tried again then.
 
         Raises as `cancel`, and AlreadyCancelled.
         """

@@ -59,7 +59,7 @@ class CarriedState(msgspec.Struct, frozen=True, omit_defaults=True):
     """State of a schedule that its message carries when it is stored again."""
 
     revision: int
-    set_aside: str | None = None  # why
+    parked: str | None = msgspec.field(name="set_aside", default=None)  # why
 
 
 _NEW = CarriedState(revision=1)
@@ -91,8 +91,8 @@ def with_delay(
     )
 
 
-def put_off(message: Message, now_ms: int) -> Message:
-    """The message as it lies in a delay topic; one without a noted delay as it is."""
+def delay(message: Message, now_ms: int) -> Message:
+    """Move a message with a noted delay to the delay topic; others stay as they are."""
     given = message.system
     if properties.SCHEDULE_ID not in given:
         return message
@@ -106,11 +106,11 @@ def put_off(message: Message, now_ms: int) -> Message:
         return msgspec.structs.replace(
             message, queue=queue, system={**given, **real, DUE_MS: str(due_ms)}
         )
-    delay = given.get(properties.TIMER_DELAY_MS)
+    delay_ms = given.get(properties.TIMER_DELAY_MS)
     due_ms = (
         int(given[properties.TIMER_DELIVER_MS])
-        if delay is None
-        else min(now_ms + int(delay), LAST_DUE_MS)
+        if delay_ms is None
+        else min(now_ms + int(delay_ms), LAST_DUE_MS)
     )
     times = {
         properties.TIMER_DELIVER_MS: str(due_ms),
@@ -163,11 +163,11 @@ def due_ms_at(message: Message, stored_at_ms: int) -> int:
         if _is_number(noted):
             return min(int(noted), LAST_DUE_MS)
         return deliver_at_ms(system.get(DELAY_LEVEL, ""), stored_at_ms)
-    delay = system.get(properties.TIMER_DELAY_MS, "")
-    if properties.SCHEDULE_ID in system and _is_number(delay):
+    delay_ms = system.get(properties.TIMER_DELAY_MS, "")
+    if properties.SCHEDULE_ID in system and _is_number(delay_ms):
         # From before it was left out: due so long after it was stored, as it was answered and is in
         # the timer files.
-        return min(stored_at_ms + int(delay), LAST_DUE_MS)
+        return min(stored_at_ms + int(delay_ms), LAST_DUE_MS)
     deliver, slot = (
         system.get(properties.TIMER_DELIVER_MS, ""),
         system.get(properties.TIMER_OUT_MS, ""),
@@ -219,7 +219,7 @@ def is_brokers(message: StoredMessage) -> bool:
 def entry_of(message: StoredMessage) -> DueEntry:
     """As it stands in the index before anything was changed there."""
     so_far = so_far_of(message)
-    due_ms = due_ms_of(message) + (NEVER_MS if so_far.set_aside is not None else 0)
+    due_ms = due_ms_of(message) + (NEVER_MS if so_far.parked is not None else 0)
     place = place_of(message.queue, message.queue_offset)
     return DueEntry(due_ms, place, so_far.revision, label_of(real_topic(message)))
 

@@ -18,7 +18,7 @@ from txn.transaction import Transaction
 
 log = structlog.get_logger()
 
-_RETRY_MS = 60_000  # one that was set aside is looked at again
+_RETRY_MS = 60_000  # a parked transaction is tried again
 _TOGETHER = 500  # transactions whose checks are ended at once: one sync serves them all
 
 
@@ -34,7 +34,7 @@ class Checkback:
         self._is_stopping = False
         self._started_ms = 0
         self._exhausted: dict[str, Transaction] = {}  # found at any look, ended by the sweep
-        self._set_aside: dict[str, str] = {}  # transaction id to why its checks cannot be ended
+        self._parked: dict[str, str] = {}  # transaction id to why its checks cannot be ended
 
     def reopen(self) -> None:
         """After a start: what was being asked is asked again, under the same id."""
@@ -58,7 +58,7 @@ class Checkback:
             some = exhausted[at : at + _TOGETHER]
             acted += sum(
                 await asyncio.gather(
-                    *[self._end_or_set_aside(transaction, now_ms) for transaction in some]
+                    *[self._end_or_park(transaction, now_ms) for transaction in some]
                 )
             )
         return acted
@@ -88,14 +88,14 @@ class Checkback:
     def set_aside(self) -> dict[str, str]:
         """Undecided transactions whose checks cannot be ended, and why."""
         table = self._table
-        self._set_aside = {
+        self._parked = {
             id_: reason
-            for id_, reason in self._set_aside.items()
+            for id_, reason in self._parked.items()
             if (found := table.get(id_)) is not None and found.state is TxnState.PREPARED
         }
-        return self._set_aside
+        return self._parked
 
-    async def _end_or_set_aside(self, transaction: Transaction, now_ms: int) -> bool:
+    async def _end_or_park(self, transaction: Transaction, now_ms: int) -> bool:
         """One that cannot be ended is looked at again after a while, and the others go on.
 
         Was it ended?
@@ -109,12 +109,12 @@ class Checkback:
             raise
         except Exception as error:
             log.exception("transaction_set_aside", transaction_id=transaction_id)
-            self._set_aside[transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
+            self._parked[transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
             self._table.look_again(transaction, now_ms + _RETRY_MS)
             self._exhausted.pop(transaction_id, None)
             return False
         self._exhausted.pop(transaction_id, None)
-        self._set_aside.pop(transaction_id, None)
+        self._parked.pop(transaction_id, None)
         return True
 
     async def receive(

@@ -52,11 +52,10 @@ class TransactionCoordinator:
         identifiers: Identifiers,
         options: TransactionOptions,
         *,
-        put_off: Callable[[Message, int], Message] = lambda final, now_ms: final,
+        delay: Callable[[Message, int], Message] = lambda final, now_ms: final,
         on_decided: Callable[[TxnState, Resolver], None] = lambda state, by: None,
     ) -> None:
-        """`put_off`: the final message as it is to lie in the log from now on, elsewhere when it is
-        a delayed one.
+        """`delay`: moves a final message with a delay to where it waits; others stay as they are.
 
         `on_decided` is called with each decision that is made, and with its resolver.
         """
@@ -66,7 +65,7 @@ class TransactionCoordinator:
         )
         self._locks = KeyedLocks()
         self._begins = Begins(self._journal, self._locks, options)
-        self._decisions = Decisions(self._journal, self._locks, put_off)
+        self._decisions = Decisions(self._journal, self._locks, delay)
         self._checkback = Checkback(self._journal, self._locks)
         self._put_back = PutBack(self._journal, self._locks)
         self.plain = (

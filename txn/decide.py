@@ -27,12 +27,12 @@ class Decisions:
     """Commits and rolls back, once each. Event loop only."""
 
     def __init__(
-        self, journal: Journal, locks: KeyedLocks, put_off: Callable[[Message, int], Message]
+        self, journal: Journal, locks: KeyedLocks, delay: Callable[[Message, int], Message]
     ) -> None:
         self._journal = journal
         self._store = journal.store
         self._locks = locks
-        self._put_off = put_off
+        self._delay = delay
         self._unreadable: dict[str, str] = {}  # transaction id to why it could not be committed
 
     def set_aside(self) -> dict[str, str]:
@@ -101,7 +101,7 @@ class Decisions:
             finals_from: list[int] = []
             if state is TxnState.COMMITTED:
                 halves, now_ms = await self._read_halves(transaction), self._journal.clock.wall_ms()
-                finals = [self._put_off(half_message.unwrap_final(half), now_ms) for half in halves]
+                finals = [self._delay(half_message.unwrap_final(half), now_ms) for half in halves]
                 finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
             op = self._journal.op(
                 transaction, state, by, reason, finals_from=tuple(finals_from), answer=answer

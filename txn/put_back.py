@@ -34,19 +34,19 @@ class PutBack:
         self._journal = journal
         self._locks = locks
         # transaction id to why its messages cannot be written again
-        self._set_aside: dict[str, str] = {}
+        self._parked: dict[str, str] = {}
 
     def set_aside(self) -> dict[str, str]:
         """Undecided transactions whose messages are damaged or gone with a segment, and why: they
         can only be rolled back.
         """
         table = self._journal.table
-        self._set_aside = {
+        self._parked = {
             id_: reason
-            for id_, reason in self._set_aside.items()
+            for id_, reason in self._parked.items()
             if (found := table.get(id_)) is not None and not found.state.is_decided
         }
-        return self._set_aside
+        return self._parked
 
     async def run(self, first_kept: Mapping[QueueId, int]) -> int:
         border = first_kept.get(HALF_QUEUE, 0)
@@ -69,15 +69,15 @@ class PutBack:
             except (CorruptRecord, OffsetExpired) as error:
                 # It could never be committed. The others must not wait for it: neither now nor
                 # when, at the next drop, what was damaged is gone.
-                if transaction.transaction_id not in self._set_aside:
+                if transaction.transaction_id not in self._parked:
                     log.error(
                         "not_put_back", transaction_id=transaction.transaction_id, reason=str(error)
                     )
-                    self._set_aside[transaction.transaction_id] = (
-                        f"{type(error).__name__}: {error}"[:1_000]
-                    )
+                    self._parked[transaction.transaction_id] = f"{type(error).__name__}: {error}"[
+                        :1_000
+                    ]
                 return
-            self._set_aside.pop(transaction.transaction_id, None)
+            self._parked.pop(transaction.transaction_id, None)
             so_far = transaction.so_far
             facts = Facts(
                 message_count=len(halves),

@@ -294,7 +294,7 @@ def _build_entries(
                 depth=BATCH_DEPTH,
                 traceparent=traceparent,
             )
-            messages[index] = scheduled_message.put_off(built, now_ms)
+            messages[index] = scheduled_message.delay(built, now_ms)
         except ChecksPending as one:
             pending += one.checks
         except MessagingError as error:
@@ -416,7 +416,7 @@ async def _send_one(
             raw_body=raw_body,
             traceparent=traceparent,
         )
-        return scheduled_message.put_off(built, now_ms)
+        return scheduled_message.delay(built, now_ms)
 
     make = await call.ahead(make)
     if not services.topics.knows(topic.name):

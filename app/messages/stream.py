@@ -264,7 +264,7 @@ class _Stream:
             if is_malformed(error):
                 raise
             raise under(error, "/message") from error
-        return scheduled_message.put_off(built, now_ms)
+        return scheduled_message.delay(built, now_ms)
 
     # ----------------------------------------------------------------------------------------------
     # without key

@@ -190,7 +190,7 @@ class Mover:
                     message, group, attempts=one.attempt, generation=leases.retries.generation
                 )
                 delayed = scheduled_message.with_delay(copy, delay_ms=one.delay_ms, again=True)
-                copies.append(scheduled_message.put_off(delayed, now_ms))
+                copies.append(scheduled_message.delay(delayed, now_ms))
             elif kind is NackOutcome.DEAD_LETTER:
                 reason = one.reason or ""
                 copies.append(

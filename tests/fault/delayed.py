@@ -54,7 +54,7 @@ async def put_off(
     """`note` is told before anything is asked for."""
     randomness, now_ms = world.randomness, world.clock.wall_ms()
     delay_ms = randomness.choice([1, 5, 30, 1_000, 40 * DAY_MS])
-    given = scheduled.put_off(scheduled.with_delay(message, due_ms=now_ms + delay_ms), now_ms)
+    given = scheduled.delay(scheduled.with_delay(message, due_ms=now_ms + delay_ms), now_ms)
     one = Delayed(message, {scheduled.due_ms_at(given, now_ms)})
     delayed.append(one)
     note()

@@ -117,7 +117,7 @@ async def _house(world: World) -> tuple[House, TransactionCoordinator]:
         world.clock,
         world.identifiers,
         TransactionOptions(decided_kept=1),
-        put_off=scheduled_message.put_off,
+        delay=scheduled_message.delay,
     )
     await coordinator.start()
     return house, coordinator
@@ -140,7 +140,7 @@ async def _make(world: World) -> None:
         put_off = scheduled_message.with_delay(
             message(name.encode(), queue=BILLS, message_id=name), **delay
         )
-        await store.append([scheduled_message.put_off(put_off, house.now_ms)])
+        await store.append([scheduled_message.delay(put_off, house.now_ms)])
     await house.schedules.run_once(house.now_ms)
     for number in range(4):
         half = message(b"half", queue=BILLS, message_id=f"half-{number}", key="shop")

@@ -269,7 +269,7 @@ def _messages(name: str) -> list[Message]:
 
 def _delayed(world: World, name: str) -> Message:
     given = message(name.encode(), queue=ORDERS, message_id=name)
-    return scheduled_message.put_off(
+    return scheduled_message.delay(
         scheduled_message.with_delay(given, delay_ms=DUE_MS), world.clock.wall_ms()
     )
 

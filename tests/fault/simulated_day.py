@@ -217,7 +217,7 @@ class Day:
             else {"due_ms": now_ms + delay_ms}
         )
         given = [
-            scheduled_message.put_off(scheduled_message.with_delay(_message(name), **how), now_ms)
+            scheduled_message.delay(scheduled_message.with_delay(_message(name), **how), now_ms)
             for name in names
         ]
         await service.store.append(given)
@@ -490,7 +490,7 @@ class Service:
             clock,
             world.identifiers,
             TransactionOptions(decided_kept=20, dedup_window_ms=WINDOW_MS),
-            put_off=scheduled_message.put_off,
+            delay=scheduled_message.delay,
         )
         self.cron = CronService(
             store,

@@ -75,7 +75,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         for _ in range(count):
             name = f"m{len(self.model) + len(given):02}"
             one = message(name.encode(), queue=ORDERS, message_id=name)
-            given.append(scheduled.put_off(scheduled.with_delay(one, **delay), now_ms))
+            given.append(scheduled.delay(scheduled.with_delay(one, **delay), now_ms))
         places = self.world.call(self.store.append(given))
         for one, place in zip(given, places, strict=True):
             self.model[one.message_id] = Waiting(scheduled.due_ms_at(one, place.stored_at_ms))

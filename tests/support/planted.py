@@ -23,7 +23,7 @@ def changed(message: Message, **fields: object) -> Message:
 def _delayed(shop: Transactions, halves: Begun) -> list[Message]:
     """The finals as they lie in the delay topic."""
     return [
-        scheduled_message.put_off(
+        scheduled_message.delay(
             scheduled_message.with_delay(final, delay_ms=5_000), shop.log.now_ms
         )
         for final in shop.finals(halves)

@@ -56,7 +56,7 @@ class Story:
             key=f"k{number}",
         )
         if delay:
-            message = scheduled_message.put_off(
+            message = scheduled_message.delay(
                 scheduled_message.with_delay(message, **delay), self.log.now_ms
             )
         return self.log.append(message)[0]
@@ -113,7 +113,7 @@ class Story:
         self, message: StoredMessage, lease: int, attempt: int, *, is_stored: bool = True
     ) -> StoredMessage:
         copy = retry_message.retry_copy(message, GROUP, attempts=attempt, generation=0)
-        waiting = scheduled_message.put_off(
+        waiting = scheduled_message.delay(
             scheduled_message.with_delay(copy, delay_ms=10_000, again=True), self.log.now_ms
         )
         event = events.Retried(group=GROUP, runs=self.run_of(message, lease), waiting={})

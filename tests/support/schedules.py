@@ -43,7 +43,7 @@ class House:
     async def put_off(self, *names: str, queue: QueueId = ORDERS, **delay: int) -> int:
         """When they are due. A schedule has the name of its message, behind `sch_`."""
         given = [
-            scheduled.put_off(
+            scheduled.delay(
                 scheduled.with_delay(message(name.encode(), queue=queue, message_id=name), **delay),
                 self.now_ms,
             )

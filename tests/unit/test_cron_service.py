@@ -494,7 +494,7 @@ async def test_one_that_is_a_riddle_is_set_aside_with_the_reason_and_tried_again
 
     riddle = house.service.get("riddle")
     assert (riddle.state, riddle.reason) == (
-        CronState.SET_ASIDE,
+        CronState.PARKED,
         "ZeroDivisionError: a mistake of ours",
     )
     assert house.service.table.set_aside_count == 1
@@ -519,7 +519,7 @@ def test_one_whose_time_zone_is_gone_is_set_aside_at_the_start_and_the_others_fi
 
     async def after(house):
         lost = house.service.get("lost")
-        assert (lost.state, "Atlantis/City" in lost.reason) == (CronState.SET_ASIDE, True)
+        assert (lost.state, "Atlantis/City" in lost.reason) == (CronState.PARKED, True)
         assert await house.run(MINUTE) == ["good 60"]
 
         await house.service.change(

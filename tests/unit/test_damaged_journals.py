@@ -272,7 +272,7 @@ def test_timers_that_are_made_again_park_a_damaged_message_unless_it_was_deliver
         without_tables(disk)
 
     async def look(house: Schedules) -> None:
-        (parked,) = await house.listed(ScheduleState.SET_ASIDE)
+        (parked,) = await house.listed(ScheduleState.PARKED)
         assert (parked.schedule_id, house.service.counts.waiting) == ("sch_T0-1", 0)
         assert await house.deliver() == ["delivered"]
 

@@ -134,10 +134,10 @@ async def test_messages_that_wait_under_one_id_are_told_apart_by_their_places(ho
     )
     await house.store.create_topic("%RETRY%shop", queue_count=1)
     await house.store.append(
-        [scheduled.put_off(scheduled.with_delay(given, delay_ms=77), house.now_ms)]
+        [scheduled.delay(scheduled.with_delay(given, delay_ms=77), house.now_ms)]
     )
     for _ in range(9):
-        await house.store.append([scheduled.put_off(retry, house.now_ms)])
+        await house.store.append([scheduled.delay(retry, house.now_ms)])
 
     assert (await house.service.get("sch_a")).topic == "orders"
     assert (await house.service.get("sch_T0-3")).topic == "%RETRY%shop"

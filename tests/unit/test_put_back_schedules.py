@@ -47,7 +47,7 @@ class House:
         given = message(
             name.encode(), queue=queue, message_id=name, key="key", tag="tag", properties={"a": "b"}
         )
-        delayed = scheduled.put_off(
+        delayed = scheduled.delay(
             scheduled.with_delay(given, delay_ms=delay_ms), self.world.clock.wall_ms()
         )
         (place,) = await self.store.append([delayed])
@@ -135,7 +135,7 @@ def test_a_delayed_message_outlives_its_segment_and_comes_once_at_its_time(resta
 
     async def deliver(house):
         nowhere = await house.service.get("sch_nowhere")
-        assert nowhere.state is ScheduleState.SET_ASIDE
+        assert nowhere.state is ScheduleState.PARKED
         assert "unknown" in nowhere.reason
         assert house.service.counts == (3, 1)
         for name in sorted(due, key=due.__getitem__):

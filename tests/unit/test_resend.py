@@ -59,7 +59,7 @@ def halves() -> list[Prioritised]:
 
 def waiting() -> Prioritised:
     return stored(
-        scheduled_message.put_off(scheduled_message.with_delay(GIVEN, delay_ms=5_000), NOW_MS)
+        scheduled_message.delay(scheduled_message.with_delay(GIVEN, delay_ms=5_000), NOW_MS)
     )
 
 

@@ -116,7 +116,7 @@ async def test_large_messages_are_delivered_in_appends_that_fit(house):
     for number in range(6):
         given = message(b"x" * 400_000, queue=ORDERS, message_id=f"m{number}")
         await house.store.append(
-            [scheduled.put_off(scheduled.with_delay(given, delay_ms=3), house.now_ms)]
+            [scheduled.delay(scheduled.with_delay(given, delay_ms=3), house.now_ms)]
         )
 
     assert len(await house.deliver(50)) == 6
@@ -198,7 +198,7 @@ def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_deli
         await house.deliver(1_000)  # what is as old as that last one belongs to the backlog
 
         assert "nowhere" in (await house.service.get("sch_lost")).reason
-        assert (await house.service.get("sch_T0-3")).state is ScheduleState.SET_ASIDE
+        assert (await house.service.get("sch_T0-3")).state is ScheduleState.PARKED
         assert house.service.counts.never == 2
 
     async def later(house):
@@ -312,7 +312,7 @@ async def test_a_delivery_whose_sweep_was_cancelled_is_still_one_delivery(house)
 
 @with_house()
 async def test_a_message_that_is_not_yet_durable_is_not_delivered_before_it_is(house):
-    given = scheduled.put_off(
+    given = scheduled.delay(
         scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1), house.now_ms
     )
     await house.store.append([given], durability=Durability.BUFFERED)
@@ -334,7 +334,7 @@ async def test_a_delivered_message_that_waits_for_a_retry_is_still_delivered_and
     again = scheduled.with_delay(
         message(b"a", queue=ORDERS, message_id="a"), delay_ms=1_000, again=True
     )
-    (place,) = await house.store.append([scheduled.put_off(again, house.now_ms)])
+    (place,) = await house.store.append([scheduled.delay(again, house.now_ms)])
 
     assert await house.state("sch_a") is ScheduleState.DELIVERED
     with pytest.raises(AlreadyDelivered):

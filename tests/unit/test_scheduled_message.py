@@ -1,10 +1,11 @@
 """How a message waits: RocketMQ's two delay topics, their exact layouts, and the way back."""
 
+import msgspec
 import pytest
 
 from scheduler import marks
 from scheduler import scheduled_message as scheduled
-from scheduler.marks import Cancelled, Delivered, Moved, SetAside
+from scheduler.marks import Cancelled, Delivered, Moved, Parked
 from storage.errors import NotADelayedMessage
 from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage, TransactionBits
 from tests.support.builders import ORDERS, message
@@ -19,7 +20,7 @@ def stored(given: Message, *, at_ms: int = NOW_MS, queue_offset: int = 7) -> Sto
 
 
 def put_off(now_ms: int = NOW_MS, **delay: int) -> Message:
-    return scheduled.put_off(
+    return scheduled.delay(
         scheduled.with_delay(message(b"x", queue=QueueId("orders", 2)), **delay), now_ms
     )
 
@@ -97,7 +98,7 @@ def test_what_is_delivered_is_what_was_put_off(delay):
         transaction=TransactionBits.COMMIT,
         prepared_log_offset=712,
     )
-    waiting = scheduled.put_off(scheduled.with_delay(given, **delay), NOW_MS)
+    waiting = scheduled.delay(scheduled.with_delay(given, **delay), NOW_MS)
 
     delivered = scheduled.unwrap(stored(waiting))
 
@@ -107,7 +108,7 @@ def test_what_is_delivered_is_what_was_put_off(delay):
 
 
 def test_a_message_without_a_delay_is_not_put_off():
-    assert scheduled.put_off(message(b"x"), NOW_MS) == message(b"x")
+    assert scheduled.delay(message(b"x"), NOW_MS) == message(b"x")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ ENTRY = DueEntry(NOW_MS, 712, 3, 9)
         Delivered((ENTRY, DueEntry(5, 6, 7, 8))),
         Cancelled("a", ENTRY),
         Moved("a", ENTRY, 5),
-        SetAside("a", ENTRY, "why"),
+        Parked("a", ENTRY, "why"),
     ],
 )
 def test_a_mark_is_read_as_it_was_written(mark):
@@ -164,7 +165,7 @@ def test_a_mark_is_read_as_it_was_written(mark):
 def test_a_mark_says_which_entries_end_and_which_come_in_their_place():
     assert (Cancelled("a", ENTRY).taken, Cancelled("a", ENTRY).added) == ((ENTRY,), ())
     assert Moved("a", ENTRY, 5).added == (DueEntry(5, 712, 4, 9),)
-    (aside,) = SetAside("a", ENTRY, "why").added
+    (aside,) = Parked("a", ENTRY, "why").added
     assert (aside.due_ms >= NEVER_MS, marks.shown_due_ms(aside), aside.revision) == (
         True,
         NOW_MS,
@@ -211,3 +212,9 @@ def test_topics_of_the_house_have_no_label_and_all_others_one():
 def test_the_place_of_a_waiting_message_is_no_place_of_its_topic():
     assert scheduled.is_delayed(put_off(delay_ms=5))
     assert not scheduled.is_delayed(message(queue=ORDERS))
+
+
+def test_a_carried_state_has_the_same_names_in_the_log_as_in_older_versions():
+    state = scheduled.CarriedState(revision=2, parked="why")
+
+    assert msgspec.json.decode(msgspec.json.encode(state)) == {"revision": 2, "set_aside": "why"}
