@@ -1,6 +1,5 @@
 """Consuming under leases. Handlers over plain values; any lane may call them."""
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -21,6 +20,7 @@ from app.consume.schemas import (
     SettleResults,
 )
 from app.exchange import Call, Reply, reply, size_of
+from app.messages.payload import CONTROL
 from app.messages.schemas import PayloadForm
 from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
@@ -37,8 +37,6 @@ from storage.formats.stored_record import Found, StoredRecord
 _HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
 _PROBLEMS = ["group_not_found", "reserved_topic", *WRITING]
 
-
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 REPLY_BY = properties.REPLY_BY.encode()
 _EXPIRED: Problem = document(LeaseExpired())
 

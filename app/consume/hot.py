@@ -10,13 +10,13 @@ from msgspec import UNSET
 
 from app import codec
 from app.consume.handlers import (
-    CONTROL,
     REPLY_BY,
     acknowledged,
     all_acknowledged,
     begin_of_received,
 )
 from app.consume.schemas import AckInput, ReceiveInput
+from app.messages.payload import CONTROL
 from app.messages.view import joined
 from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services

@@ -37,7 +37,7 @@ LINE_DEPTH = 2  # and in a stream
 _BASE64_PIECE = 1 << 20
 _MAX_TEXT = 4_096  # characters of a field beside the body that are passed on
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CONTROL_OR_SPACE = re.compile(r"[\x00-\x20\x7f-\x9f]")
 _PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}")
 
@@ -113,7 +113,7 @@ def check_text(value: str, pointer: str, *, spaces: bool = True) -> str:
     # What can be printed has no control characters: that is asked first, as it costs a tenth of the
     # search.
     is_plain = value.isprintable() and (spaces or " " not in value)
-    if not is_plain and (_CONTROL if spaces else _CONTROL_OR_SPACE).search(value):
+    if not is_plain and (CONTROL if spaces else _CONTROL_OR_SPACE).search(value):
         what = "control characters" if spaces else "spaces or control characters"
         raise invalid_field(pointer, "invalid_format", f"must be without {what}")
     # one character is at most four bytes
@@ -139,7 +139,7 @@ def properties_of(given: PayloadInput) -> dict[str, str]:
             )
         if properties.is_reserved(name):
             raise invalid_field(place, "not_allowed", "the property name is reserved")
-        if _CONTROL.search(value):
+        if CONTROL.search(value):
             raise invalid_field(place, "invalid_format", "must be without control characters")
     return given.properties
 

@@ -18,7 +18,7 @@ from app.operations import operation
 from app.parking import Waiting
 from app.problems import FieldError, Refusal
 from app.services import Services
-from delivery.filters.filtered_read import read_records_by_tag
+from delivery.filters.filtered_read import MAX_SCANNED, read_records_by_tag
 from delivery.filters.filters import Filter, compile_filter
 from delivery.offset_by_time import find_offset_by_time
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
@@ -29,7 +29,6 @@ from storage.store import MessageStore
 MEDIA_TYPES = (JSON, frames.MEDIA_TYPE)
 BEGIN_OF_PAGE = b'{"messages":['
 _VARIES = {"Vary": "Accept"}
-_SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 
 
 @operation(
@@ -161,7 +160,7 @@ async def _read(
             queue,
             at,
             wanted,
-            max_scanned=_SCAN_CODES,
+            max_scanned=MAX_SCANNED,
             max_messages=query.max_messages,
             max_bytes=max_bytes,
         )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from storage.option_checks import require_at_least
+
 # an extension of the ASGI scope: call it, and the client sees its connection reset
 CUT = "escrowmq.cut"
 
@@ -13,5 +15,4 @@ class ControlOptions:
     clock_ahead_ms: int = 0  # where the clock of an earlier start was
 
     def __post_init__(self) -> None:
-        if self.clock_ahead_ms < 0:
-            raise ValueError(f"clock_ahead_ms must be at least 0, got {self.clock_ahead_ms}")
+        require_at_least(0, self, ["clock_ahead_ms"])

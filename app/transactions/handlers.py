@@ -1,6 +1,5 @@
 """Transactions over HTTP: from JSON to the coordinator, and back."""
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -10,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import build
-from app.messages.payload import check_text
+from app.messages.payload import CONTROL, check_text
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import Refusal, invalid_field, under
 from app.registry.payload_schema import ChecksPending
@@ -56,7 +55,6 @@ _DECIDING = (
 
 
 _MESSAGE_DEPTH = 4  # of the value of a `json` field in a begin
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @operation(
@@ -495,7 +493,7 @@ def _build(
 def _reason(given: str | UnsetType) -> str | None:
     if given is UNSET or not given:
         return None
-    if _CONTROL.search(given):
+    if CONTROL.search(given):
         raise invalid_field("/reason", "invalid_format", "must be without control characters")
     return given
 

@@ -9,6 +9,7 @@ from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore, Scanned, ScannedRecords, TagCodes, read_records
 
+MAX_SCANNED = 16_000  # messages that a filter may skip in one read by the hash of their tag
 _TURN_LENGTH = 64 << 10  # of conditions that are evaluated before others have their turn: some 5 ms
 _AT_ONCE = 100  # read in one go where all must be looked at
 

@@ -8,7 +8,7 @@ what has had all its attempts is given up; what cannot be read is kept as a dead
 
 from collections.abc import Sequence
 
-from delivery.filters.filtered_read import read_matching
+from delivery.filters.filtered_read import MAX_SCANNED, read_matching
 from delivery.filters.filters import Filter
 from delivery.groups import GroupRules, filter_of
 from delivery.leases import retry_message
@@ -26,7 +26,6 @@ from delivery.settle.lease_ends import LeaseEnds
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull
 from storage.message import StoredMessage
 
-_SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
 _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
 # Of one queue of an ordered group, behind which nothing is looked at: messages that wait for their
@@ -208,7 +207,7 @@ class MessageSelector:
                 queue.queue,
                 slots.cursor,
                 wanted,
-                max_scanned=_SCAN_CODES,
+                max_scanned=MAX_SCANNED,
                 max_messages=count,
                 max_bytes=max(1, claim.left_bytes),
             )

@@ -721,7 +721,7 @@ async def test_a_long_poll_behind_many_that_wait_for_their_key_waits_too(house, 
 
 @with_house(given=rules(subscriptions=(Subscription("orders", "tag", "yes"),)))
 async def test_no_long_poll_sleeps_in_front_of_what_nobody_has_looked_at(house, monkeypatch):
-    monkeypatch.setattr(select, "_SCAN_CODES", 100)
+    monkeypatch.setattr(select, "MAX_SCANNED", 100)
     monkeypatch.setattr(select, "_SCAN_READS", 2)
     # its watcher stands at the beginning
     parked = asyncio.ensure_future(house.long_poll(for_ms=20_000))
