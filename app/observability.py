@@ -305,7 +305,7 @@ class _ReadLoops:
         for report in self._reports():
             lag.add_metric([report.loop], report.lag_ms / 1000)
             failures.add_metric([report.loop], report.failures)
-            set_aside.add_metric([report.loop], report.set_aside.total)
+            set_aside.add_metric([report.loop], report.parked.total)
         yield from (lag, failures, set_aside)
 
 

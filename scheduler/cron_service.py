@@ -129,7 +129,7 @@ class CronService:
             raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
         return item
 
-    def set_aside(self) -> dict[str, str]:
+    def parked(self) -> dict[str, str]:
         """The schedules whose times cannot be worked out, and why."""
         return {
             item.schedule_id: item.reason or ""

@@ -74,7 +74,7 @@ class CronTable:
         return sum(item.state is not CronState.CANCELLED for item in self)
 
     @property
-    def set_aside_count(self) -> int:
+    def parked_count(self) -> int:
         return sum(item.state is CronState.PARKED for item in self)
 
     def get(self, schedule_id: str) -> CronItem | None:

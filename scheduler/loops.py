@@ -30,7 +30,7 @@ class LoopReport(NamedTuple):
     lag_ms: int
     failures: int
     last_error: str | None
-    set_aside: ParkedItems = ParkedItems()
+    parked: ParkedItems = ParkedItems()
     waits_for: str | None = None
 
 
@@ -41,7 +41,7 @@ class Loop(NamedTuple):
     run_once: Callable[[], Awaitable[object]]
     interval_ms: int
     check: str
-    set_aside: Callable[[], ParkedItems] = ParkedItems
+    parked: Callable[[], ParkedItems] = ParkedItems
     waits_for: Callable[[], str | None] = lambda: None
     longest_wait_ms: int = LONGEST_WAIT_MS
 
@@ -84,7 +84,7 @@ class Loops:
                 ticker.lag_ms(),
                 ticker.failures,
                 ticker.last_error,
-                loop.set_aside(),
+                loop.parked(),
                 loop.waits_for(),
             )
 

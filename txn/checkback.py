@@ -85,7 +85,7 @@ class Checkback:
                 self._table.look_again(transaction, plan.look_again_ms)
         return offered
 
-    def set_aside(self) -> dict[str, str]:
+    def parked(self) -> dict[str, str]:
         """Undecided transactions whose checks cannot be ended, and why."""
         table = self._table
         self._parked = {

@@ -115,7 +115,7 @@ class TransactionCoordinator:
         """Undecided transactions whose messages could not be written again, and why: they can only
         be rolled back.
         """
-        return self._put_back.set_aside()
+        return self._put_back.parked()
 
     async def save_snapshot(self) -> int:
         """Keep the table, so that a start replays only what came later; how many bytes, 0 where
@@ -252,11 +252,11 @@ class TransactionCoordinator:
         """
         return await self._checkback.sweep(now_ms)
 
-    def set_aside(self) -> dict[str, str]:
+    def parked(self) -> dict[str, str]:
         """Undecided transactions whose checks cannot be ended, or whose messages cannot be read to
         be published, and why.
         """
-        return self._decisions.set_aside() | self._checkback.set_aside()
+        return self._decisions.parked() | self._checkback.parked()
 
     async def receive_checks(
         self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int

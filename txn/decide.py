@@ -35,7 +35,7 @@ class Decisions:
         self._delay = delay
         self._unreadable: dict[str, str] = {}  # transaction id to why it could not be committed
 
-    def set_aside(self) -> dict[str, str]:
+    def parked(self) -> dict[str, str]:
         """Undecided transactions whose commit found their messages damaged, and why: they can only
         be rolled back.
         """

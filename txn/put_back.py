@@ -36,7 +36,7 @@ class PutBack:
         # transaction id to why its messages cannot be written again
         self._parked: dict[str, str] = {}
 
-    def set_aside(self) -> dict[str, str]:
+    def parked(self) -> dict[str, str]:
         """Undecided transactions whose messages are damaged or gone with a segment, and why: they
         can only be rolled back.
         """

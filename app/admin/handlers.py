@@ -333,8 +333,6 @@ def _view(report: LoopReport) -> Loop:
         failures=report.failures,
         last_error=report.last_error or UNSET,
         waits_for=report.waits_for or UNSET,
-        set_aside=report.set_aside.total,
-        set_aside_items=[
-            SetAsideItem(id=id_, reason=reason) for id_, reason in report.set_aside.some
-        ],
+        set_aside=report.parked.total,
+        set_aside_items=[SetAsideItem(id=id_, reason=reason) for id_, reason in report.parked.some],
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import structlog
 
 from app.component import Component, Gauge
-from app.components.loop_kinds import parked, patient_loop, saving_loop
+from app.components.loop_kinds import parked_items, patient_loop, saving_loop
 from app.registry.consumer_groups import ConsumerGroups
 from delivery.leases.message_states import State
 from delivery.options import DeliveryOptions, RequestOptions
@@ -54,7 +54,7 @@ class DeliveryComponent(Component):
             dead_letters.run_once,
             interval_ms=self._options.sweep_interval_ms,
             check="leases",
-            set_aside=lambda: parked(dead_letters.set_aside()),
+            parked=lambda: parked_items(dead_letters.parked()),
         )
         yield saving_loop(
             "lease_snapshots",

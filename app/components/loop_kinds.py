@@ -21,11 +21,11 @@ def patient_loop(
     *,
     interval_ms: int,
     check: str,
-    set_aside: Callable[[], ParkedItems] = ParkedItems,
+    parked: Callable[[], ParkedItems] = ParkedItems,
 ) -> Loop:
     """A loop that does not fail where the store is unavailable or full: its items wait."""
     patient = _ToleratesUnavailable(run_once)
-    return Loop(name, patient, interval_ms, check, set_aside, patient.reason)
+    return Loop(name, patient, interval_ms, check, parked, patient.reason)
 
 
 def saving_loop(
@@ -40,7 +40,7 @@ def saving_loop(
     return Loop(name, RateLimitedSave(save, clock).run_once, interval_ms, check)
 
 
-def parked(reasons: Mapping[str, str]) -> ParkedItems:
+def parked_items(reasons: Mapping[str, str]) -> ParkedItems:
     """The number of these items, and the first of them with their reasons."""
     return ParkedItems(len(reasons), list(islice(reasons.items(), _SHOWN)))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from app.component import Component
-from app.components.loop_kinds import parked
+from app.components.loop_kinds import parked_items
 from app.retention import expire
 from app.services import Services
 from scheduler.loops import Loop
@@ -26,6 +26,6 @@ class RetentionComponent(Component):
             lambda: expire(self._services, self._store),
             interval_ms=_INTERVAL_MS,
             check="store",
-            set_aside=lambda: parked(self._services.transactions.not_put_back()),
+            parked=lambda: parked_items(self._services.transactions.not_put_back()),
             longest_wait_ms=_LONGEST_WAIT_MS,
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import structlog
 
 from app.component import Component, Gauge, events_left_out
-from app.components.loop_kinds import parked, patient_loop, saving_loop
+from app.components.loop_kinds import parked_items, patient_loop, saving_loop
 from scheduler.cron_service import CronService
 from scheduler.loops import Loop, ParkedItems
 from scheduler.options import ScheduleOptions
@@ -37,7 +37,7 @@ class SchedulesComponent(Component):
             lambda: self._schedules.run_once(self._clock.wall_ms()),
             interval_ms=self._options.sweep_interval_ms,
             check="scheduler",
-            set_aside=lambda: ParkedItems(self._schedules.counts.never),
+            parked=lambda: ParkedItems(self._schedules.counts.never),
         )
         yield saving_loop(
             "schedule_snapshots",
@@ -90,7 +90,7 @@ class CronComponent(Component):
             lambda: self._cron.run_once(self._clock.wall_ms()),
             interval_ms=self._options.sweep_interval_ms,
             check="scheduler",
-            set_aside=lambda: parked(self._cron.set_aside()),
+            parked=lambda: parked_items(self._cron.parked()),
         )
         yield saving_loop(
             "cron_snapshots",
@@ -108,6 +108,6 @@ class CronComponent(Component):
         yield Gauge(
             "escrowmq_cron_set_aside",
             "Cron schedules whose times cannot be worked out",
-            table.set_aside_count,
+            table.parked_count,
         )
         yield events_left_out(self._cron.count_left_out())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import structlog
 
 from app.component import Component, Gauge, events_left_out
-from app.components.loop_kinds import parked, patient_loop, saving_loop
+from app.components.loop_kinds import parked_items, patient_loop, saving_loop
 from app.idempotency import IdempotencyKeys
 from scheduler.loops import Loop
 from storage.clock import Clock
@@ -50,7 +50,7 @@ class TransactionsComponent(Component):
             lambda: self._transactions.run_once(self._clock.wall_ms()),
             interval_ms=self._options.sweep_interval_ms,
             check="checker",
-            set_aside=lambda: parked(self._transactions.set_aside()),
+            parked=lambda: parked_items(self._transactions.parked()),
         )
         yield saving_loop(
             "snapshots",

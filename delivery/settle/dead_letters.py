@@ -215,7 +215,7 @@ class DeadLetters:
                 await self._end(task, TaskState.CANCELLED)
         return task
 
-    def set_aside(self) -> dict[str, str]:
+    def parked(self) -> dict[str, str]:
         """The tasks whose last turn failed, and why; they are tried again."""
         return self._failing
 

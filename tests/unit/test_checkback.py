@@ -518,7 +518,7 @@ def test_a_transaction_whose_checks_cannot_be_ended_is_set_aside_and_keeps_no_ot
         await house.run_for(600)
 
         assert (await house.look(transaction_id)).state is TxnState.HELD
-        ((aside, reason),) = house.coordinator.set_aside().items()
+        ((aside, reason),) = house.coordinator.parked().items()
         assert aside == poison.transaction_id
         assert reason
         assert poison.state is TxnState.PREPARED

@@ -497,7 +497,7 @@ async def test_one_that_is_a_riddle_is_set_aside_with_the_reason_and_tried_again
         CronState.PARKED,
         "ZeroDivisionError: a mistake of ours",
     )
-    assert house.service.table.set_aside_count == 1
+    assert house.service.table.parked_count == 1
 
     async def build(schedule: CronSchedule, _: int) -> Message:
         body = f"{schedule.schedule_id} again".encode()

@@ -251,11 +251,11 @@ async def test_a_task_that_fails_keeps_no_later_one_from_its_turn_and_is_said_to
     house.store.append = fail
     await house.delivery.dead_letters.run_once()
     assert (first.state, second.state) == (TaskState.RUNNING, TaskState.DONE)
-    assert house.delivery.dead_letters.set_aside() == {first.task_id: "RuntimeError: out of order"}
+    assert house.delivery.dead_letters.parked() == {first.task_id: "RuntimeError: out of order"}
     house.store.append = append
     await house.delivery.dead_letters.run_once()
 
-    assert (first.state, first.done, house.delivery.dead_letters.set_aside()) == (
+    assert (first.state, first.done, house.delivery.dead_letters.parked()) == (
         TaskState.DONE,
         1,
         {},

@@ -327,7 +327,7 @@ def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either()
     async def expired(house):
         with pytest.raises(CorruptRecord):
             await house.coordinator.commit("damaged")
-        assert "CorruptRecord" in house.coordinator.set_aside()["damaged"]
+        assert "CorruptRecord" in house.coordinator.parked()["damaged"]
         await house.expire_all()
         (reason,) = house.coordinator.not_put_back().values()
         assert "CorruptRecord" in reason
@@ -338,7 +338,7 @@ def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either()
         await coordinator.commit("whole")
         assert await bodies(house.store, ORDERS) == [b"order"]
         await coordinator.rollback("damaged")
-        assert coordinator.not_put_back() == coordinator.set_aside() == {}
+        assert coordinator.not_put_back() == coordinator.parked() == {}
 
     disk = in_lives(begun)
     first_segment = disk.open(ROOT / "commitlog" / "0".zfill(20))

@@ -184,7 +184,7 @@ def test_what_a_loop_went_past_and_loops_that_others_run_are_told_too():
     async def main(world, loops):
         aside = ParkedItems(12, [("a", "why")])
         loops.add(
-            Loop("job", Job(world).run_once, interval_ms=100, check="any", set_aside=lambda: aside)
+            Loop("job", Job(world).run_once, interval_ms=100, check="any", parked=lambda: aside)
         )
         loops.add(
             WatchedLoop(lambda: LoopReport("foreign", None, 7, 1, "OSError: full"), check="store")
@@ -192,7 +192,7 @@ def test_what_a_loop_went_past_and_loops_that_others_run_are_told_too():
 
         ours, foreign = loops.reports()
 
-        assert (ours.set_aside, foreign.lag_ms, loops.failing("store")) == (aside, 7, ["foreign"])
+        assert (ours.parked, foreign.lag_ms, loops.failing("store")) == (aside, 7, ["foreign"])
 
     in_loops(main)
 
