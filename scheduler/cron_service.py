@@ -31,6 +31,7 @@ from storage.errors import (
     CorruptRecord,
     LimitReached,
     RejectedError,
+    UnavailableError,
     UnknownSchedule,
 )
 from storage.idempotency import check_fingerprint
@@ -88,6 +89,7 @@ class CronService:
         self._by_key: dict[str, str] = {}  # idempotency key to schedule id
         self._turn = asyncio.Lock()  # a sweep and a change wait for one another
         self._retried_ms = clock.monotonic_ms()
+        self._delayed: set[str] = set()  # schedules whose message could not be checked for now
         self._swept_ms: int | None = None  # by the wall clock
 
     # ----------------------------------------------------------------------------------------------
@@ -277,6 +279,7 @@ class CronService:
         fired = 0
         async with self._turn:
             self._retry_parked()
+            self._retry_delayed()
             await self._look_for_wrong_clock(now_ms)
             while due := self.table.due(now_ms):
                 steps: list[Step] = []
@@ -333,6 +336,15 @@ class CronService:
         for item in [item for item in self.table if item.state is CronState.PARKED]:
             self.table.put(item.schedule)
 
+    def _retry_delayed(self) -> None:
+        """Have the schedules due again whose message could not be checked in the last sweep."""
+        for schedule_id in list(self._delayed):
+            item = self.table.get(schedule_id)
+            if item is not None and item.state is CronState.PARKED:
+                self.table.put(item.schedule)
+            else:
+                self._delayed.discard(schedule_id)
+
     async def _steps(self, item: CronItem, now_ms: int) -> list[Step]:
         schedule, line, first_ms = item.schedule, item.line, item.next_ms
         assert line is not None
@@ -343,10 +355,17 @@ class CronService:
                 grace_ms=self._options.cron_grace_ms
             )  # fmt: skip
             steps = [await self._firing(item, moment_ms) for moment_ms in planned.fire]
+        except UnavailableError as error:  # of what checks the message, and of this schedule alone
+            if item.schedule_id not in self._delayed:
+                log.warning("cron_delayed", schedule_id=item.schedule_id, reason=str(error))
+            self._delayed.add(item.schedule_id)
+            self.table.park(item, f"{type(error).__name__}: {error}"[:1_000])
+            return []
         except Exception as error:  # any other defect of one schedule must not stop the others
             log.exception("cron_set_aside", schedule_id=item.schedule_id)
             self.table.park(item, f"{type(error).__name__}: {error}"[:1_000])
             return []
+        self._delayed.discard(item.schedule_id)
         if planned.skip is not None:
             since_ms, until_ms = planned.skip
             skipped = Skipped(schedule_id=item.schedule_id, settled_ms=until_ms, since_ms=since_ms)

@@ -75,7 +75,7 @@ class PayloadSchema:
             )
 
     async def errors_by_process(self, body: bytes) -> list[FieldError]:
-        """The errors of a document. Raises Refusal overloaded."""
+        """The errors of a document. Raises Backpressure."""
         return await self._process.errors(self._text, body)
 
 

@@ -15,7 +15,8 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from app.problems import FieldError, Refusal
+from app.problems import FieldError
+from storage.errors import Backpressure
 
 CPU_SECONDS = 2
 MEMORY_BYTES = 2 << 30
@@ -44,12 +45,10 @@ class SchemaProcess:
         """The errors of a document, none where it is right; one of code limit_reached where the
         check was over a limit.
 
-        Raises Refusal overloaded where many checks wait or the process ended for another reason.
+        Raises Backpressure where many checks wait or the process ended for another reason.
         """
         if self._waiting >= _MAX_WAITING:
-            raise Refusal(
-                "overloaded", f"{self._waiting} documents wait to be checked against schemas"
-            )
+            raise Backpressure(f"{self._waiting} documents wait to be checked against schemas")
         self._waiting += 1
         try:
             async with self._turn:
@@ -84,8 +83,8 @@ class SchemaProcess:
                     f"to check the document against the topic's schema takes more than {limits}"
                 )
                 return [FieldError("", "limit_reached", detail)]
-            raise Refusal(
-                "overloaded", "the process that checks documents against schemas has ended"
+            raise Backpressure(
+                "the process that checks documents against schemas has ended"
             ) from None
         # the client has left: an answer that is still to come is not the next one's
         except BaseException:

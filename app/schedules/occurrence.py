@@ -53,7 +53,8 @@ def builder(
 
         try:
             return await until_checked(build_once)
-        # the topic is not any more what it was when the schedule was made
+        # The topic is not any more what it was when the schedule was made. A check that cannot be
+        # made now is no Refusal: the schedule is tried again.
         except Refusal as refusal:
             raise InvalidMessage(refusal.detail) from None
 

@@ -23,6 +23,7 @@ from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from storage.errors import (
     AlreadyCancelled,
+    Backpressure,
     IdempotencyKeyReused,
     InvalidMessage,
     LimitReached,
@@ -77,6 +78,7 @@ class House:
         self.store = store
         self.registry = registry
         self.events: list[tuple[str, int]] = []
+        self.is_busy = False  # what checks the messages for one of the topics
         self.service = CronService(
             store,
             registry,
@@ -93,6 +95,8 @@ class House:
     async def build(self, schedule: CronSchedule, moment_ms: int) -> Message:
         if schedule.topic == "refused":
             raise InvalidMessage("too large by now")
+        if schedule.topic == "busy" and self.is_busy:
+            raise Backpressure("many documents wait to be checked")
         if schedule.topic == "broken":
             raise ZeroDivisionError("a mistake of ours")
         body = f"{schedule.schedule_id} {(moment_ms - BEGIN_MS) // 1_000}".encode()
@@ -481,6 +485,23 @@ async def test_an_occurrence_that_is_refused_is_set_aside_and_the_others_fire(ho
     assert await house.run(MINUTE) == ["good 60", "good 120"]
     (sent,) = await house.store.read(QueueId("nobody-made-it", 0), 0, **EVERYTHING)
     assert sent.body == b"gone 120"
+
+
+@with_house()
+async def test_an_occurrence_that_cannot_be_built_for_now_is_sent_later(house):
+    await house.store.create_topic("busy", queue_count=1)
+    await house.make("good")
+    await house.make("late", topic="busy")
+    house.is_busy = True
+    assert await house.run(MINUTE) == ["good 60"]
+    assert house.service.get("late").reason == "Backpressure: many documents wait to be checked"
+
+    house.is_busy = False
+    await house.run()
+
+    (sent,) = await house.store.read(QueueId("busy", 0), 0, **EVERYTHING)
+    assert sent.body == b"late 60"
+    assert not [mark for mark in await house.marks() if isinstance(mark, CronParked)]
 
 
 @with_house()

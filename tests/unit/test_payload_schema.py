@@ -11,9 +11,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from app.problems import Refusal
+from app.problems import Refusal, as_refusal
 from app.registry.payload_schema import ChecksPending, PayloadSchema, RefusedSchema, until_checked
 from app.registry.schema_process import SchemaProcess
+from storage.errors import MessagingError
 
 
 def compiled(schema: object) -> PayloadSchema:
@@ -132,8 +133,9 @@ async def checked(schema: PayloadSchema, body: bytes) -> list[tuple[str, str]]:
 
     try:
         await until_checked(build)
-    except Refusal as refused:
-        return [(error.pointer, error.code) for error in refused.errors] or [("", refused.code)]
+    except MessagingError as error:
+        refused = as_refusal(error)
+        return [(one.pointer, one.code) for one in refused.errors] or [("", refused.code)]
     return []
 
 
