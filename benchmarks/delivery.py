@@ -10,7 +10,8 @@ import httpx
 
 from benchmarks.report import Figure, seconds, show
 from delivery.groups import GroupRules, Subscription
-from delivery.leases.message_states import QueueSlots, State
+from delivery.leases.message_states import Event
+from delivery.leases.queue_slots import QueueSlots
 from delivery.receive.receive import Request
 from delivery.service import Delivery
 from storage.clock import SystemClock
@@ -154,7 +155,7 @@ def _memory() -> Figure:
     tracemalloc.start()
     slots = QueueSlots(0)
     for offset in range(UNSETTLED):
-        slots.put(offset, 1, State.LEASED, attempt=1, lease=offset + 1, deadline_ms=1)
+        slots.put(offset, 1, Event.LEASE, attempt=1, lease=offset + 1, deadline_ms=1)
         slots.advance_to(offset + 1)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from delivery.leases import retry_message
 from delivery.leases.journal import LeaseJournal
-from delivery.leases.message_states import Slot, State
+from delivery.leases.message_states import State
 from delivery.leases.queue import QueueLeases
+from delivery.leases.queue_slots import Slot
 from storage.errors import CorruptRecord, OffsetOutOfRange, UnknownTopic
 from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 from delivery.leases.attempts import Attempts
 from delivery.leases.due_wheel import DueWheel
-from delivery.leases.message_states import LEASED, QueueSlots, State
+from delivery.leases.message_states import HELD, LEASE, Event, State
 from delivery.leases.queue import QueueLeases
+from delivery.leases.queue_slots import QueueSlots
 from delivery.leases.retries import Retries
 from storage.message import QueueId
 from storage.offset_set import OffsetSet
@@ -124,7 +125,7 @@ class GroupLeases:
         deadline_ms: int,
     ) -> None:
         """Lease these messages, one behind another, until then, for this attempt."""
-        queue.slots.put(first, count, LEASED, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
+        queue.slots.put(first, count, LEASE, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
         self.wheel.add(deadline_ms, queue.index, first, count)
 
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
@@ -133,6 +134,7 @@ class GroupLeases:
         A later one is entered in the wheel when the one before is due: once, however often.
         """
         is_later = deadline_ms >= queue.slots.get(offset).deadline_ms
+        queue.slots.move(offset, Event.EXTEND)
         queue.slots.set_deadline(offset, deadline_ms)
         if is_later:
             self._put_off.add((queue.index, offset))
@@ -141,7 +143,7 @@ class GroupLeases:
 
     def wait(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
         """A message that is held is handed out again, where it lies, at that moment."""
-        queue.slots.set_state(offset, State.WAITING)
+        queue.slots.move(offset, Event.WAIT)
         self._look_at(queue, offset, deadline_ms)
 
     def end_due(self, now_ms: int) -> list[Ended]:
@@ -156,14 +158,14 @@ class GroupLeases:
                 is_put_off = (index, offset) in self._put_off
                 if is_put_off:
                     self._put_off.discard((index, offset))
-                if slot.state in (State.SETTLED, State.OPEN):
+                if slot.state not in HELD:
                     continue
                 if slot.deadline_ms > now_ms:
                     if is_put_off:
                         self.wheel.add(slot.deadline_ms, index, offset, 1)
                     continue
                 if slot.state == State.LEASED:
-                    queue.slots.set_state(offset, State.MOVING)
+                    queue.slots.move(offset, Event.MOVE)
                     ended.append(Ended(queue, offset, slot.attempt, slot.lease))
                 elif slot.state == State.WAITING:
                     queue.reopen(offset)
@@ -174,7 +176,7 @@ class GroupLeases:
     def hold_again(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
         """Lease a message again whose change could not be written, until that time."""
         if queue.slots.state(offset) in (State.ACKING, State.MOVING):
-            queue.slots.set_state(offset, State.LEASED)
+            queue.slots.move(offset, Event.FAIL)
             self._look_at(queue, offset, deadline_ms)
 
     def _look_at(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:

@@ -1,369 +1,114 @@
-"""What became of each message of one queue for one group: compact, so that a million unsettled ones
-fit. Pure.
+"""The states of a message for one group, with the table of what moves it. Pure.
 
-A queue's offsets fall into three parts: all below `prefix` are settled, those from `cursor` on have
-not been looked at, and in between each has a slot: 19 bytes in arrays, 512 of them a chunk. A chunk
-that holds nothing unsettled any more is dropped, so one message that is stuck does not keep the
-memory of all that were settled behind it.
+    UNSCANNED ──lease──> LEASED ──ack───> ACKING ──settle──> SETTLED
+        │                ↑   ↑ └──move──> MOVING ──settle──────↑
+        └─leave_open─> OPEN  └────fail──────┘ └──reopen, wait──> OPEN, WAITING
+
+A lease ends with an append: of an acknowledgement (ACKING), or of what follows a rejection or the
+end of its time (MOVING). The event in the log moves the message on; a failed append leaves it
+leased. Settled is final: only `QueueSlots.restart` begins again, with messages that have no state.
 """
 
-from array import array
-from collections.abc import Collection, Iterator, Mapping
 from enum import IntEnum
-from types import MappingProxyType
-from typing import NamedTuple
-
-import msgspec
-
-_BITS = 9
-CHUNK = 1 << _BITS
-_MASK = CHUNK - 1
 
 
 class State(IntEnum):
-    SETTLED = 0  # or passed over by the group's filter
-    OPEN = 1  # to be handed out again, or, in an ordered group, once its key is free
+    """The numbers are stored: a snapshot has a byte for each message."""
+
+    SETTLED = 0  # or not for the group
+    OPEN = 1  # may be leased; in an ordered group as soon as its key is free
     LEASED = 2
     ACKING = 3  # its acknowledgement is being appended
-    MOVING = 4  # it is being moved to a retry or dead-letter topic
-    WAITING = 5  # in an ordered group: for its retry
+    MOVING = 4  # what follows its rejection or the end of its lease is being appended
+    WAITING = 5  # for its retry, in its queue
+    UNSCANNED = 6  # at the cursor or behind it; not stored, since the cursor is
 
 
-HELD = (State.LEASED, State.ACKING, State.MOVING, State.WAITING)
+class Event(IntEnum):
+    """A change of one message."""
 
-# For what each receive and acknowledgement asks: Python 3.11 calls a function for each member that
+    LEAVE_OPEN = 0  # it was scanned, and is left for a later receive
+    LEASE = 1
+    EXTEND = 2
+    ACK = 3
+    MOVE = 4
+    FAIL = 5  # the append of its acknowledgement or its move failed, or was cut off by a crash
+    WAIT = 6
+    REOPEN = 7
+    SETTLE = 8
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.UNSCANNED, Event.LEAVE_OPEN): State.OPEN,
+    (State.UNSCANNED, Event.LEASE): State.LEASED,
+    (State.UNSCANNED, Event.SETTLE): State.SETTLED,
+    (State.OPEN, Event.LEAVE_OPEN): State.OPEN,  # after a scan that failed behind it
+    (State.OPEN, Event.LEASE): State.LEASED,
+    (State.OPEN, Event.MOVE): State.MOVING,  # its attempts are used up
+    (State.OPEN, Event.REOPEN): State.OPEN,  # a receive looked at it and had no room
+    (State.OPEN, Event.SETTLE): State.SETTLED,  # skipped, cancelled, damaged or expired
+    # Leased again: in a replay, since the end of the lease before need not be in the log.
+    (State.LEASED, Event.LEASE): State.LEASED,
+    (State.LEASED, Event.EXTEND): State.LEASED,
+    (State.LEASED, Event.ACK): State.ACKING,
+    (State.LEASED, Event.MOVE): State.MOVING,
+    # In a replay, which knows no appends under way; or the undo of a claim.
+    (State.LEASED, Event.REOPEN): State.OPEN,
+    (State.LEASED, Event.WAIT): State.WAITING,
+    (State.LEASED, Event.SETTLE): State.SETTLED,
+    (State.ACKING, Event.FAIL): State.LEASED,
+    (State.ACKING, Event.SETTLE): State.SETTLED,
+    (State.MOVING, Event.FAIL): State.LEASED,
+    (State.MOVING, Event.REOPEN): State.OPEN,
+    (State.MOVING, Event.WAIT): State.WAITING,
+    (State.MOVING, Event.SETTLE): State.SETTLED,
+    (State.WAITING, Event.REOPEN): State.OPEN,
+    (State.WAITING, Event.SETTLE): State.SETTLED,  # a reset ends it, or the log has lost it
+    # In a replay: the end of a wait is no event, and an event may be applied once more.
+    (State.WAITING, Event.LEASE): State.LEASED,
+    (State.WAITING, Event.EXTEND): State.WAITING,
+    (State.WAITING, Event.WAIT): State.WAITING,
+    (State.SETTLED, Event.SETTLE): State.SETTLED,
+}
+
+# For what each receive and acknowledgement needs: Python 3.11 calls a function for each member that
 # is looked up in its class.
-OPEN, LEASED, _SETTLED = State.OPEN, State.LEASED, State.SETTLED
+OPEN, LEASED, SETTLED, UNSCANNED = State.OPEN, State.LEASED, State.SETTLED, State.UNSCANNED
+LEASE, ACK, SETTLE = Event.LEASE, Event.ACK, Event.SETTLE
+
+HELD = (State.LEASED, State.ACKING, State.MOVING, State.WAITING)  # not to be leased
 
 
-class Slot(NamedTuple):
-    """One unsettled message. `deadline_ms`: on the monotonic clock, of the lease or of the wait."""
-
-    offset: int
-    state: int
-    attempt: int
-    lease: int
-    deadline_ms: int
+def next_state(state: State, event: Event) -> State:
+    """Raises AssertionError where the table has no such pair: a mistake of the service."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise refused(state, event) from None
 
 
-class _Chunk:
-    __slots__ = ("attempts", "deadlines", "leases", "states", "unsettled")
-
-    def __init__(self) -> None:
-        self.states = bytearray(CHUNK)
-        self.attempts = array("H", bytes(2 * CHUNK))
-        self.leases = array("Q", bytes(8 * CHUNK))
-        self.deadlines = array("q", bytes(8 * CHUNK))
-        self.unsettled = 0
+def refused(state: int, event: Event) -> AssertionError:
+    return AssertionError(f"{event.name} of a message that is {State(state).name}")
 
 
-class QueueSlots:
-    """The owner's. Who calls keeps to what is possible: settled is final, until `restart`."""
+# ----------------------------------------------------------------------------------------------
+# compiled, for `bytes.translate`: by event the next state of each stored byte
 
-    def __init__(self, position: int) -> None:
-        self._chunks: dict[int, _Chunk] = {}
-        self.prefix = self.cursor = position
-        self.counts = [0] * len(State)
+REFUSED = 0xFF
 
-    def restart(self, position: int) -> None:
-        """Everything below is settled, nothing from there on has been looked at."""
-        self._chunks.clear()
-        self.prefix = self.cursor = position
-        self.counts = [0] * len(State)
 
-    def advance_to(self, end: int) -> None:
-        """Everything below `end` has been looked at; what has no slot is settled."""
-        before, self.cursor = self.cursor >> _BITS, end
-        if end >> _BITS != before:
-            chunk = self._chunks.get(before)
-            if chunk is not None and not chunk.unsettled:
-                del self._chunks[before]
-        self._move_prefix()
-
-    # ----------------------------------------------------------------------------------------------
-    # reading
-
-    def get(self, offset: int) -> Slot:
-        chunk = self._chunks.get(offset >> _BITS)
-        if chunk is None:
-            return Slot(offset, State.SETTLED, 0, 0, 0)
-        at = offset & _MASK
-        return Slot(
-            offset, chunk.states[at], chunk.attempts[at], chunk.leases[at], chunk.deadlines[at]
+def _compiled(zero: State) -> tuple[bytes, ...]:
+    """`zero`: the state of a message whose byte is 0."""
+    states = {**{int(state): state for state in State}, 0: zero}
+    del states[State.UNSCANNED]
+    return tuple(
+        bytes(
+            TRANSITIONS.get((states[byte], event), REFUSED) if byte in states else REFUSED
+            for byte in range(256)
         )
-
-    def state(self, offset: int) -> int:
-        chunk = self._chunks.get(offset >> _BITS)
-        return State.SETTLED if chunk is None else chunk.states[offset & _MASK]
-
-    def is_leased(self, offset: int, lease: int, now_ms: int) -> bool:
-        """Does this lease hold the message now?"""
-        chunk = self._chunks.get(offset >> _BITS)
-        at = offset & _MASK
-        return (
-            chunk is not None
-            and chunk.leases[at] == lease
-            and chunk.states[at] == LEASED
-            and chunk.deadlines[at] > now_ms
-        )
-
-    def __iter__(self) -> Iterator[Slot]:
-        """The unsettled messages, by offset."""
-        for number in sorted(self._chunks):
-            chunk = self._chunks[number]
-            if chunk.unsettled:
-                base = number << _BITS
-                for at, state in enumerate(chunk.states):
-                    if state:
-                        yield Slot(
-                            base + at,
-                            state,
-                            chunk.attempts[at],
-                            chunk.leases[at],
-                            chunk.deadlines[at],
-                        )
-
-    def in_states(self, states: Collection[State], begin: int) -> Iterator[Slot]:
-        """The messages in one of these states, by offset, from `begin` on."""
-        first, end = begin >> _BITS, (self.cursor >> _BITS) + 1
-        # A search that begins near the end does not look through all chunks.
-        is_near = end - first < len(self._chunks)
-        numbers = (
-            range(first, end)
-            if is_near
-            else sorted(number for number in self._chunks if number >= first)
-        )
-        for number in [number for number in numbers if number in self._chunks]:
-            chunk = self._chunks[number]
-            if not any(state in chunk.states for state in states):
-                continue
-            base = number << _BITS
-            for at, state in enumerate(chunk.states):
-                if state in states and base + at >= begin:
-                    yield Slot(
-                        base + at, state, chunk.attempts[at], chunk.leases[at], chunk.deadlines[at]
-                    )
-
-    def unsettled_runs(self, first: int, count: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of the unsettled ones among these messages, neighbours together."""
-        begin = at = first
-        while at < first + count:
-            if self.state(at) == State.SETTLED:
-                if begin < at:
-                    yield begin, at - begin
-                begin = at + 1
-            at += 1
-        if begin < at:
-            yield begin, at - begin
-
-    def runs_not_of_others(self, first: int, count: int, lease: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of these messages without those that another lease holds, neighbours
-        together.
-        """
-        chunk, at = self._chunks.get(first >> _BITS), first & _MASK
-        if at + count <= CHUNK and (
-            chunk is None or chunk.leases[at : at + count].count(lease) == count
-        ):
-            yield first, count  # as nearly always
-            return
-        begin = first
-        for offset in range(first, first + count):
-            slot = self.get(offset)
-            if slot.state in HELD and slot.lease != lease:
-                if begin < offset:
-                    yield begin, offset - begin
-                begin = offset + 1
-        if begin < first + count:
-            yield begin, first + count - begin
-
-    def is_settled(self, offset: int) -> bool:
-        return offset < self.cursor and self.state(offset) == State.SETTLED
-
-    def which_settled(self, first: int, count: int) -> list[bool]:
-        """`is_settled` of each of these neighbours."""
-        chunk = self._chunks.get(first >> _BITS)
-        at = first & _MASK
-        is_here = first + count <= self.cursor and at + count <= CHUNK
-        if is_here and (chunk is None or chunk.states.count(_SETTLED, at, at + count) == count):
-            return [True] * count
-        return [self.is_settled(offset) for offset in range(first, first + count)]
-
-    @property
-    def chunk_count(self) -> int:
-        """The number of chunks, of 10 KB of memory each."""
-        return len(self._chunks)
-
-    @property
-    def unsettled(self) -> int:
-        return sum(self.counts) - self.counts[_SETTLED]
-
-    # ----------------------------------------------------------------------------------------------
-    # changes
-
-    def put(
-        self,
-        first: int,
-        count: int,
-        state: State,
-        *,
-        attempt: int,
-        lease: int = 0,
-        deadline_ms: int = 0,
-    ) -> None:
-        """These messages, one behind another, are unsettled, and in this state."""
-        counts = self.counts
-        while count:
-            number, at = first >> _BITS, first & _MASK
-            chunk = self._chunks.get(number)
-            if chunk is None:
-                chunk = self._chunks[number] = _Chunk()
-            size = min(count, CHUNK - at)
-            end = at + size
-            for old, old_count in _counted(chunk.states[at:end]):
-                counts[old] -= old_count
-                if not old:
-                    chunk.unsettled += old_count
-            counts[state] += size
-            chunk.states[at:end] = bytes((state,)) * size
-            chunk.attempts[at:end] = array("H", (attempt,)) * size
-            chunk.leases[at:end] = array("Q", (lease,)) * size
-            chunk.deadlines[at:end] = array("q", (deadline_ms,)) * size
-            first += size
-            count -= size
-        self.counts[_SETTLED] = 0
-
-    def set_state(self, offset: int, state: State) -> None:
-        """Of an unsettled message; not to SETTLED."""
-        chunk = self._chunks[offset >> _BITS]
-        at = offset & _MASK
-        self.counts[chunk.states[at]] -= 1
-        self.counts[state] += 1
-        chunk.states[at] = state
-
-    def take_leased(self, first: int, count: int, lease: int, now_ms: int, state: State) -> bool:
-        """Put neighbours into a state, not SETTLED, where this lease holds all of them now.
-
-        False: nothing was changed.
-        """
-        chunk = self._chunks.get(first >> _BITS)
-        at = first & _MASK
-        end = at + count
-        if chunk is None or end > CHUNK or chunk.states.count(LEASED, at, end) != count:
-            return False
-        if chunk.leases[at:end].count(lease) != count or min(chunk.deadlines[at:end]) <= now_ms:
-            return False
-        chunk.states[at:end] = bytes((state,)) * count
-        self.counts[LEASED] -= count
-        self.counts[state] += count
-        return True
-
-    def set_deadline(self, offset: int, deadline_ms: int) -> None:
-        """Of an unsettled message."""
-        self._chunks[offset >> _BITS].deadlines[offset & _MASK] = deadline_ms
-
-    def settle(self, first: int, count: int) -> None:
-        """These messages are done with. Those that are already stay so."""
-        counts = self.counts
-        begin = first
-        while count:
-            number, at = first >> _BITS, first & _MASK
-            size = min(count, CHUNK - at)
-            chunk = self._chunks.get(number)
-            if chunk is not None:
-                end = at + size
-                for old, old_count in _counted(chunk.states[at:end]):
-                    if old:
-                        counts[old] -= old_count
-                        chunk.unsettled -= old_count
-                chunk.states[at:end] = bytes(size)
-                if not chunk.unsettled and number != self.cursor >> _BITS:
-                    del self._chunks[number]
-            first += size
-            count -= size
-        if begin <= self.prefix:
-            self._move_prefix()
-
-    def _move_prefix(self) -> None:
-        at = self.prefix
-        while at < self.cursor:
-            chunk = self._chunks.get(at >> _BITS)
-            if chunk is not None and chunk.unsettled:
-                piece = chunk.states[at & _MASK :]
-                left = piece.lstrip(b"\0")
-                if left:
-                    at += len(piece) - len(left)
-                    break
-            at = (at | _MASK) + 1
-        self.prefix = min(at, self.cursor)
-
-    # ----------------------------------------------------------------------------------------------
-    # snapshots
-
-    def dump(self, unlogged: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> "SlotsDump":
-        """`unlogged`: (lease, attempt before) by offset, of messages leased in memory alone: the
-        dump has them open.
-        """
-        states = {
-            number: bytearray(chunk.states)
-            for number, chunk in self._chunks.items()
-            if chunk.unsettled
-        }
-        attempts = {number: self._chunks[number].attempts for number in states}
-        for number in {offset >> _BITS for offset in unlogged} & states.keys():
-            attempts[number] = array("H", attempts[number])
-        for offset, (lease, attempt) in unlogged.items():
-            number, at = offset >> _BITS, offset & _MASK
-            if self.is_leased(offset, lease, -1):
-                states[number][at] = State.OPEN
-                attempts[number][at] = attempt
-        chunks = [
-            (
-                number,
-                bytes(states[number]),
-                attempts[number].tobytes(),
-                self._chunks[number].leases.tobytes(),
-                self._chunks[number].deadlines.tobytes(),
-            )
-            for number in states
-        ]
-        return SlotsDump(self.prefix, self.cursor, chunks)
-
-    @classmethod
-    def load(cls, dump: "SlotsDump", *, later_ms: int) -> "QueueSlots":
-        """`later_ms`: how much the monotonic clock of now shows more, for the same moments."""
-        slots = cls(dump.prefix)
-        slots.cursor = dump.cursor
-        for number, states, attempts, leases, deadlines in dump.chunks:
-            chunk = slots._chunks[number] = _Chunk()
-            chunk.states[:] = states
-            chunk.attempts = array("H", attempts)
-            chunk.leases = array("Q", leases)
-            chunk.deadlines = array(
-                "q", [deadline + later_ms for deadline in array("q", deadlines)]
-            )
-            for at, state in enumerate(states):
-                if state in (State.ACKING, State.MOVING):
-                    # What was being appended is in the log or is not; the replay tells.
-                    chunk.states[at] = state = State.LEASED
-                if state:
-                    slots.counts[state] += 1
-                    chunk.unsettled += 1
-        return slots
+        for event in Event
+    )
 
 
-def _counted(states: bytearray) -> list[tuple[int, int]]:
-    """(state, how many have it)."""
-    first = states[0]
-    if states.count(first) == len(states):
-        return [(first, len(states))]  # as nearly always
-    return [(state, count) for state in State if (count := states.count(state))]
-
-
-class SlotsDump(msgspec.Struct, frozen=True, array_like=True):
-    """The slots of a queue as bytes of this machine's order; `chunks`: number, states, attempts,
-    leases, deadlines.
-    """
-
-    prefix: int
-    cursor: int
-    chunks: list[tuple[int, bytes, bytes, bytes, bytes]]
+AFTER = _compiled(zero=State.SETTLED)
+AFTER_UNSCANNED = _compiled(zero=State.UNSCANNED)  # at the cursor or behind it

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from delivery.leases.events import Run
 from delivery.leases.key_order import KeyOrder
-from delivery.leases.message_states import HELD, OPEN, QueueSlots, State
+from delivery.leases.message_states import HELD, OPEN, Event, State
+from delivery.leases.queue_slots import QueueSlots
 from delivery.leases.receipt_handle import queue_hash
 from storage.formats import names
 from storage.message import QueueId
@@ -54,7 +55,7 @@ class QueueLeases:
         self.order = KeyOrder()
         for offset, key in keys:
             state = self.slots.state(offset)
-            if state != State.SETTLED:
+            if state == OPEN or state in HELD:
                 self.order.note(offset, key, is_held=state in HELD)
 
     @property
@@ -100,12 +101,12 @@ class QueueLeases:
 
     def reopen(self, offset: int) -> None:
         """A message that was taken, or held, is open."""
-        self.slots.set_state(offset, State.OPEN)
+        self.slots.move(offset, Event.REOPEN)
         self._note_open(offset)
 
     def take_back(self, offset: int, attempt: int) -> None:
         """Undo a lease whose response was never sent: it is open again, at this attempt."""
-        self.slots.put(offset, 1, State.OPEN, attempt=attempt)
+        self.slots.put(offset, 1, Event.REOPEN, attempt=attempt)
         self._note_open(offset)
 
     def settle_claimed(self, offset: int) -> None:
@@ -171,7 +172,7 @@ class QueueLeases:
         """
         cursor = self.slots.cursor
         if cursor < end:
-            self.slots.put(cursor, end - cursor, State.OPEN, attempt=0)
+            self.slots.put(cursor, end - cursor, Event.LEAVE_OPEN, attempt=0)
             self.slots.advance_to(end)
 
     def drop_below(self, first: int) -> None:

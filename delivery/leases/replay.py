@@ -12,7 +12,7 @@ from delivery.leases.attempts import Attempt
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import AnyLeaseEvent, Run
 from delivery.leases.group import GroupLeases
-from delivery.leases.message_states import State
+from delivery.leases.message_states import Event
 
 _SETTLING = (events.Acked, events.DeadLettered, events.Discarded)
 
@@ -111,7 +111,7 @@ def _apply_scan(leases: GroupLeases, scan: events.Scan, event: events.Leased) ->
                 min(run.first + run.count, scan.end),
             )
             if first < end:
-                slots.put(first, end - first, State.OPEN, attempt=run.attempt)
+                slots.put(first, end - first, Event.LEAVE_OPEN, attempt=run.attempt)
     slots.advance_to(scan.end)
 
 

@@ -4,7 +4,8 @@ import msgspec
 
 from delivery.leases.attempts import Attempt
 from delivery.leases.group import GroupLeases
-from delivery.leases.message_states import QueueSlots, SlotsDump, State
+from delivery.leases.message_states import State
+from delivery.leases.queue_slots import QueueSlots, SlotsDump
 from delivery.leases.retries import Retries
 from delivery.leases.tasks import Task
 from storage.message import QueueId

@@ -16,7 +16,7 @@ from delivery.leases.claim import Claim, ClaimedMessage
 from delivery.leases.damage import KeepingDamage, Unreadable
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
-from delivery.leases.message_states import State
+from delivery.leases.message_states import Event, State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_reader import QueueReader
 from delivery.receive.cancelled_requests import CancelledRequests
@@ -119,7 +119,7 @@ class MessageSelector:
                     continue
                 elif slot.attempt >= rules.max_attempts:
                     exhausted.append(ClaimedMessage(queue, offset, slot.attempt, message))
-                    queue.slots.set_state(offset, State.MOVING)
+                    queue.slots.move(offset, Event.MOVE)
                     continue
                 elif not claim.fits(message):
                     continue
@@ -134,7 +134,7 @@ class MessageSelector:
             is_kept = await self._keep(claim, rules, unreadable)
         finally:
             for offset in left:
-                if queue.slots.state(offset) != State.SETTLED:
+                if queue.slots.state(offset) in (State.OPEN, State.MOVING):
                     queue.reopen(offset)
         if exhausted:
             await self._ends.give_up(claim.leases, rules, exhausted)
@@ -228,7 +228,7 @@ class MessageSelector:
             key = message.ordering_key or ""
             is_ours = (queue.index, key) in claim.keys
             if order is not None and order.is_blocked(key) and (order.has_open(key) or not is_ours):
-                slots.put(offset, 1, State.OPEN, attempt=0)
+                slots.put(offset, 1, Event.LEAVE_OPEN, attempt=0)
                 order.note(offset, key, is_held=False)
                 continue
             claim.add(queue, offset, self._first_attempt(claim, queue, message), message)

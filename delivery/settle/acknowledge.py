@@ -12,7 +12,7 @@ from delivery.leases.events import Acked
 from delivery.leases.group import GroupLeases
 from delivery.leases.handles import HeldRun, find_held, find_held_runs
 from delivery.leases.journal import LeaseJournal
-from delivery.leases.message_states import State
+from delivery.leases.message_states import ACK, State
 from delivery.leases.waiters import Waiters
 from storage.errors import CorruptRecord, OffsetOutOfRange, UnknownTopic
 from storage.message import Appended, Durability, Message
@@ -55,7 +55,7 @@ class Acknowledger:
         accepted = [self._was_acked(handle) for handle in handles]
         held: list[HeldRun] = []
         for run in find_held_runs(leases, handles):
-            if run.queue.slots.take_leased(run.first, run.length, run.lease, now_ms, State.ACKING):
+            if run.queue.slots.move_leased(run.first, run.length, run.lease, now_ms, ACK):
                 held.append(run)
             else:
                 held += self._taken_of(run, now_ms)
@@ -101,9 +101,7 @@ class Acknowledger:
             return None
         now_ms = self._clock.monotonic_ms()
         for number, run in enumerate(held):
-            if not run.queue.slots.take_leased(
-                run.first, run.length, run.lease, now_ms, State.ACKING
-            ):
+            if not run.queue.slots.move_leased(run.first, run.length, run.lease, now_ms, ACK):
                 self._hold_again(leases, held[:number])
                 return None
         return HeldAck(leases, handles, held)
@@ -159,7 +157,7 @@ class Acknowledger:
         slots, begin = run.queue.slots, 0
         for at in range(run.length):
             offset = run.first + at
-            if slots.take_leased(offset, 1, run.lease, now_ms, State.ACKING):
+            if slots.move_leased(offset, 1, run.lease, now_ms, ACK):
                 continue
             # One that is under way is acknowledged once more: when this is on disk, so is the
             # first.
@@ -187,9 +185,7 @@ class Acknowledger:
             if found is None:
                 continue
             queue, offset, lease = found
-            if not queue.slots.take_leased(
-                offset, 1, lease, self._clock.monotonic_ms(), State.ACKING
-            ):
+            if not queue.slots.move_leased(offset, 1, lease, self._clock.monotonic_ms(), ACK):
                 continue
             held = HeldRun(0, queue, offset, 1, lease)
             try:

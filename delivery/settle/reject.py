@@ -9,7 +9,7 @@ from typing import NamedTuple
 from delivery.groups import GroupRules
 from delivery.leases.handles import find_held
 from delivery.leases.journal import LeaseJournal
-from delivery.leases.message_states import State
+from delivery.leases.message_states import Event
 from delivery.leases.queue import QueueLeases
 from delivery.settle.move import Move, Mover
 from delivery.settle.retry_policy import NackOutcome, backoff_ms, nack_outcome
@@ -84,7 +84,7 @@ class Rejecter:
                 results[entry] = LeaseExpired()
                 continue
             moves.append(move(entry, one, *found))
-            found.queue.slots.set_state(found.offset, State.MOVING)
+            found.queue.slots.move(found.offset, Event.MOVE)
         if leases is not None and moves:
             failed = await self._journal.changes.shielded(self._mover.move(leases, rules, moves))
             for one_move, error in failed:

@@ -14,7 +14,8 @@ from delivery.leases.clock_reading import ClockReading
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.key_order import KeyOrder
-from delivery.leases.message_states import QueueSlots, State
+from delivery.leases.message_states import State
+from delivery.leases.queue_slots import QueueSlots
 from delivery.leases.table import LeaseTable
 from delivery.receive.select import MessageSelector
 from storage.message import Durability, Message

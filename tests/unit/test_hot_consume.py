@@ -7,7 +7,7 @@ from typing import Any
 
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, read_event
-from delivery.leases.message_states import QueueSlots
+from delivery.leases.queue_slots import QueueSlots
 from delivery.leases.table import LeaseTable
 from delivery.settle.acknowledge import HeldAck
 from storage.message import QueueId

@@ -1,7 +1,7 @@
 """The leases of a group, listed by place, a piece at a time."""
 
 from delivery.lease_list import Lease, Place
-from delivery.leases.message_states import CHUNK
+from delivery.leases.queue_slots import CHUNK
 from storage.errors import CorruptRecord
 from storage.message import QueueId
 from tests.support.delivery import GROUP, ORDERS, House, rules, with_house
