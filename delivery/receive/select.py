@@ -129,9 +129,9 @@ class MessageSelector:
                     claim.keys.add((queue.index, message.ordering_key or ""))
                 del left[offset]
             await self._skipper.skip(claim.leases, queue, skipped)
+            is_kept = await self._keep(claim, rules, unreadable)
             for one in exhausted:
                 del left[one.offset]
-            is_kept = await self._keep(claim, rules, unreadable)
         finally:
             for offset in left:
                 if queue.slots.state(offset) in (State.OPEN, State.MOVING):

@@ -9,7 +9,7 @@ from delivery.groups import Subscription
 from delivery.leases.events import LEASE_QUEUE, Damaged, read_event
 from delivery.leases.tasks import Wanted
 from delivery.settle.dead_letters import Redrive
-from storage.errors import OffsetExpired, StorageError, StorageFull
+from storage.errors import Backpressure, OffsetExpired, StorageError, StorageFull
 from storage.files.simulated import SimulatedDisk
 from storage.message import Message, OffsetRange, QueueId, StoredMessage
 from tests.support.delivery import (
@@ -168,6 +168,36 @@ def test_of_what_a_receive_had_taken_before_the_damage_nothing_is_lost_with_the_
         assert await stubs(house) == [("damaged_orders_0_1", 0)]
 
     in_house(send, receive_and_lose_the_grant, after_a_kill, between=spoiled)
+
+
+def test_a_damaged_message_that_cannot_be_recorded_strands_none_that_is_to_be_given_up():
+    spoiled = Spoiled()
+
+    async def receive(house: House) -> None:
+        await house.send("first", "second")
+        assert len(await house.receive()) == 2
+        await spoiled.choose(house, ORDERS, 1)
+
+    async def give_up_beside_it(house: House) -> None:
+        await house.pass_time(1_100)
+        house.rules = rules(max_attempts=1)
+        append = house.store.append
+
+        async def later(messages: list[Message], **how: object):
+            raise Backpressure("later")
+
+        house.store.append = later  # type: ignore[method-assign, assignment]
+        with pytest.raises(Backpressure):
+            await house.receive()
+        house.store.append = append  # type: ignore[method-assign]
+
+        assert await house.receive() == []
+        assert sorted(one.message_id for one in await house.dead_letters()) == [
+            "damaged_orders_0_1",
+            "first",
+        ]
+
+    in_house(receive, give_up_beside_it, between=spoiled)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
