@@ -1,16 +1,18 @@
 """The messages that one receive claims: first those that are open again, then those that were never
 scanned.
 
-The pure part of a receive: it is given messages that were read, marks them in the table as leased,
-and can undo all of it.
+The pure part of a receive: it is given messages that were read, and leases them in the table. The
+caller appends the event within the claim, which is undone where that raises.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import TracebackType
 
 import msgspec
 
 from delivery.leases import retry_message
-from delivery.leases.events import LeasedRun, Scan
+from delivery.leases.clock_reading import ClockReading
+from delivery.leases.events import Leased, LeasedRun, Scan
 from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import OPEN
 from delivery.leases.queue import QueueLeases
@@ -39,22 +41,32 @@ class ClaimedMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claim:
-    """`lease`: the number of the lease of all its messages; `deadline_ms`: its end, on the
-    monotonic clock.
+    """Leases messages in the table, ahead of the log: no other receive must choose them meanwhile.
+
+    A context manager, left with the event in the log, or with no message claimed. Where an
+    exception leaves it, a cancellation too, the claim is undone: its response was never sent.
+
+    `lease`: the number of the lease of all its messages. Its end is `until_ms` (wall), and
+    `deadline_ms` on the monotonic clock.
     """
 
     def __init__(
         self,
         leases: GroupLeases,
+        now: ClockReading,
         *,
         lease: int,
-        deadline_ms: int,
+        lease_ms: int,
         max_messages: int,
         max_bytes: int,
+        undone: Callable[[], None],
     ) -> None:
+        """`undone`: called after an undo; others may claim the messages then."""
         self.leases = leases
         self.lease = lease
-        self.deadline_ms = deadline_ms
+        self.lease_ms = lease_ms
+        self.until_ms = now.wall_ms + lease_ms
+        self.deadline_ms = now.monotonic_ms + lease_ms
         self.left = max_messages
         self.left_bytes = max_bytes
         self.messages: list[ClaimedMessage] = []
@@ -62,7 +74,22 @@ class Claim:
         # of an ordered group: those that this one holds, by queue
         self.keys: set[tuple[int, str]] = set()
         self.held_up: StorageFull | None = None  # what keeps a queue's damage from being recorded
-        leases.unlogged[lease] = self
+        self._undone = undone
+
+    def __enter__(self) -> "Claim":
+        self.leases.unlogged[self.lease] = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del self.leases.unlogged[self.lease]
+        if kind is not None:
+            self.leases.undo(self)
+            self._undone()
 
     @property
     def places(self) -> Iterator[tuple[QueueLeases, int, int]]:
@@ -98,26 +125,21 @@ class Claim:
         self.left -= len(records)
         self.left_bytes -= sum([record.body_bytes for record in records])
 
-    def mark_logged(self) -> None:
-        """The log has it, or there is nothing to tell."""
-        self.leases.unlogged.pop(self.lease, None)
-
-    def take_back(self) -> None:
-        """Undo the claim: its response was never sent."""
-        self.mark_logged()
-        for one in self.messages:
-            if one.queue.slots.is_leased(one.offset, self.lease, -1):
-                one.queue.take_back(one.offset, one.attempt_before)
-        self.leases.retries.note_waiting(self.arrived)
-
-    # ----------------------------------------------------------------------------------------------
-    # for the event
-
-    def runs(self) -> list[LeasedRun]:
-        return list(_runs((one.queue, one.offset, one.attempt) for one in self.messages))
-
-    def scans(self) -> tuple[list[Scan], list[LeasedRun]]:
-        return scans_of(self.leases)
+    def event(self, *, worker: str | None, attempt_id: str | None) -> Leased:
+        """The event for the log; it names what was scanned, which no later one does."""
+        scans, passed = scans_of(self.leases)
+        return Leased(
+            group=self.leases.group,
+            lease=self.lease,
+            until_ms=self.until_ms,
+            lease_ms=self.lease_ms,
+            runs=list(_runs((one.queue, one.offset, one.attempt) for one in self.messages)),
+            scans=scans,
+            passed=passed,
+            arrived=self.arrived,
+            worker=worker,
+            attempt_id=attempt_id if self.messages else None,
+        )
 
     def _note(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
         self.messages.append(ClaimedMessage(queue, offset, attempt, message))

@@ -128,6 +128,13 @@ class GroupLeases:
         queue.slots.put(first, count, LEASE, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
         self.wheel.add(deadline_ms, queue.index, first, count)
 
+    def undo(self, claim: UnloggedLeases) -> None:
+        """Undo leases whose event is not in the log."""
+        for queue, offset, attempt in claim.places:
+            if queue.slots.is_leased(offset, claim.lease, -1):
+                queue.take_back(offset, attempt)
+        self.retries.note_waiting(claim.arrived)
+
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
         """Set the deadline of a leased message.
 

@@ -71,9 +71,7 @@ class Grant:
     def take_back(self) -> None:
         """Undo the leases: their response was never sent."""
         self.mark_logged()
-        for offset in self._offsets:
-            if self._queue.slots.is_leased(offset, self.lease, -1):
-                self._queue.take_back(offset, 0)
+        self._leases.undo(self)
 
 
 class PlainReceiver:

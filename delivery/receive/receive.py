@@ -8,6 +8,7 @@ count of attempts goes back, none is lost.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,6 @@ from delivery.groups import GroupRules
 from delivery.leases import receipt_handle, retry_message
 from delivery.leases.attempts import Attempt
 from delivery.leases.claim import Claim, ClaimedMessage
-from delivery.leases.events import Leased
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue_reader import QueueReader
@@ -150,53 +150,34 @@ class Receiver:
     # granting
 
     async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
-        async with self.claim_lock(group):
-            now = self._journal.now()
-            claim = Claim(
-                self._journal.table.group(group),
-                lease=self._randomness.getrandbits(63) or 1,
-                deadline_ms=now.monotonic_ms + request.lease_ms,
-                max_messages=request.max_messages,
-                max_bytes=request.max_bytes,
-            )
-            try:
+        with ExitStack() as claims:  # the claim outlasts the lock
+            async with self.claim_lock(group):
+                claim = claims.enter_context(self._claim(group, request))
                 await self._selector.select(claim, rules)
-            except BaseException:
-                claim.take_back()
-                self._waiters.wake(group)
-                raise
-        if not claim.messages and not claim.arrived:
-            claim.mark_logged()
-            return []
-        attempt_id = request.attempt_id if claim.messages else None
-        until_ms = now.wall_ms + request.lease_ms
-        scans, passed = claim.scans()
-        event = Leased(
-            group=group,
-            lease=claim.lease,
-            until_ms=until_ms,
-            lease_ms=request.lease_ms,
-            runs=claim.runs(),
-            scans=scans,
-            passed=passed,
-            arrived=claim.arrived,
-            worker=request.worker,
-            attempt_id=attempt_id,
-        )
-        try:
+            if not claim.messages and not claim.arrived:
+                return []
+            event = claim.event(worker=request.worker, attempt_id=request.attempt_id)
             await self._journal.append([], [event], Durability.BUFFERED, applies=False)
-        except BaseException:
-            claim.take_back()
-            self._waiters.wake(group)
-            raise
-        claim.mark_logged()
-        if attempt_id is not None:
+        if event.attempt_id is not None:
             places = [(one.queue.index, one.offset) for one in claim.messages]
-            attempt = Attempt(claim.lease, until_ms, claim.deadline_ms, places)
-            claim.leases.attempts.note(attempt_id, attempt, now.monotonic_ms)
+            attempt = Attempt(claim.lease, claim.until_ms, claim.deadline_ms, places)
+            claim.leases.attempts.note(
+                event.attempt_id, attempt, claim.deadline_ms - request.lease_ms
+            )
         if claim.is_full:
             self._waiters.wake(group)  # there may be more
-        return self._leased(claim.messages, claim.lease, until_ms)
+        return self._leased(claim.messages, claim.lease, claim.until_ms)
+
+    def _claim(self, group: str, request: Request) -> Claim:
+        return Claim(
+            self._journal.table.group(group),
+            self._journal.now(),
+            lease=self._randomness.getrandbits(63) or 1,
+            lease_ms=request.lease_ms,
+            max_messages=request.max_messages,
+            max_bytes=request.max_bytes,
+            undone=lambda: self._waiters.wake(group),
+        )
 
     def _leased(
         self, taken: list[ClaimedMessage], lease: int, until_ms: int

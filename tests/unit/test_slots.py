@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from delivery.leases.claim import Claim
+from delivery.leases.claim import scans_of
 from delivery.leases.events import LeasedRun, Scan
 from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import TRANSITIONS, Event, State
@@ -117,7 +117,7 @@ def test_telling_of_a_scan_costs_what_is_open_in_it():
     queue.slots.put(5, 1, Event.LEAVE_OPEN, attempt=2)
     queue.slots.advance_to(10**12)
 
-    told = Claim(leases, lease=7, deadline_ms=0, max_messages=1, max_bytes=1).scans()
+    told = scans_of(leases)
 
     assert told == ([Scan("orders", 0, 0, 10**12)], [LeasedRun("orders", 0, 5, 1, 2)])
 
