@@ -14,6 +14,7 @@ from delivery.leases.events import AnyLeaseEvent, Run
 from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import Event
 
+_NO_TIME_MS = -1
 _SETTLING = (events.Acked, events.DeadLettered, events.Discarded)
 
 
@@ -65,7 +66,8 @@ def apply_leased(leases: GroupLeases, event: events.Leased, now: ClockReading) -
     leases.retries.note_arrived(event.arrived)
     if event.attempt_id is not None:
         attempt = Attempt(event.lease, event.until_ms, deadline_ms, places)
-        leases.attempts.note(event.attempt_id, attempt, now.monotonic_ms)
+        # No lease is over by its time yet: a later event may extend it.
+        leases.attempts.note(event.attempt_id, attempt, _NO_TIME_MS)
 
 
 def apply_reset(leases: GroupLeases, event: events.Reset) -> None:

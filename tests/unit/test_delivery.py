@@ -558,6 +558,23 @@ def test_attempts_that_hold_nothing_are_forgotten_though_an_older_one_holds_its_
     in_house(first_life, *([second_life] if restarts else []))
 
 
+def test_an_attempt_whose_lease_was_extended_is_known_after_kill_9_when_it_would_have_ended():
+    handles = []
+
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        (one,) = await house.receive(1, attempt_id="first")
+        await house.receive(1, attempt_id="second")
+        assert await house.extend(one, 60_000)
+        handles.append(one.handle)
+
+    async def second_life(house: House) -> None:
+        again = await house.receive(1, attempt_id="first")
+        assert [one.handle for one in again] == handles
+
+    in_house(first_life, second_life, down_ms=2_000)
+
+
 def test_an_attempt_is_known_after_kill_9():
     kept: list[LeasedMessage] = []
 
