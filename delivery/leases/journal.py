@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from delivery.leases import replay
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, event_message, event_row, read_event
-from delivery.leases.snapshot import TableDump
+from delivery.leases.snapshot import TableDump, dump_table, load_table
 from delivery.leases.table import LeaseTable
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
@@ -47,8 +48,8 @@ class LeaseJournal:
         *,
         applies: bool = True,
     ) -> list[Appended]:
-        """Append messages and events as one unit, and apply the events; not where the table has
-        them already (`applies`). Where the messages went.
+        """Append messages and events as one unit, and apply the events; not where they were applied
+        before (`applies`; `replay.py` has the reasons). Where the messages went.
 
         Events alone are appended from the reserve: a full disk keeps no consumer from settling its
         messages. On disk on return where `durability` says so. Raises what `MessageStore.append`
@@ -61,7 +62,7 @@ class LeaseJournal:
         )
         now = self.now()
         for event in events if applies else ():
-            self.table.apply(event, now)
+            replay.apply(self.table, event, now)
         self._log.count(appended[len(messages) :])
         return appended[: len(messages)]
 
@@ -119,7 +120,7 @@ class LeaseJournal:
             try:
                 now = self.now()
                 for event in events if applies else ():
-                    self.table.apply(event, now)
+                    replay.apply(self.table, event, now)
                 self._log.count_offsets(LEASE_QUEUE, placed.queue_offsets)
             except Exception as error:  # noqa: BLE001 - reported to the caller
                 failed(error)
@@ -143,10 +144,10 @@ class LeaseJournal:
         await self.store.create_topic(LEASE_QUEUE.topic, queue_count=1)
         data = await self._log.load()
         if data is not None:
-            self.table.load(_dump_decoder.decode(data), self.now())
+            load_table(self.table, _dump_decoder.decode(data), self.now())
         count = 0
         async for event in self._log.replay(LEASE_QUEUE, read_event):
-            self.table.apply(event, self.now())
+            replay.apply(self.table, event, self.now())
             count += 1
         return count
 
@@ -159,6 +160,6 @@ class LeaseJournal:
         def encode() -> Iterator[bytes]:
             # In one piece, so that the table is of one time: a million unsettled messages are 20 MB
             # of arrays to copy.
-            yield msgspec.msgpack.encode(self.table.dump(self.now()))
+            yield msgspec.msgpack.encode(dump_table(self.table, self.now()))
 
         return await self._log.save_snapshot(encode)

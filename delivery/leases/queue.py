@@ -115,11 +115,6 @@ class QueueLeases:
             self.order.settle(offset)
         self.slots.settle(offset, 1)
 
-    def is_held_by(self, offset: int, lease: int) -> bool:
-        """Does this lease hold the message, its end or what settles it still to come?"""
-        slot = self.slots.get(offset)
-        return slot.lease == lease and slot.state in HELD
-
     def _note_open(self, offset: int) -> None:
         if self.order is not None:
             self.order.release(offset)

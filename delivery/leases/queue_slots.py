@@ -106,6 +106,11 @@ class QueueSlots:
             and chunk.deadlines[at] > now_ms
         )
 
+    def is_held_by(self, offset: int, lease: int) -> bool:
+        """Does this lease hold the message, its end or what settles it still to come?"""
+        chunk, at = self._chunks.get(offset >> _BITS), offset & _MASK
+        return chunk is not None and chunk.leases[at] == lease and chunk.states[at] in HELD
+
     def __iter__(self) -> Iterator[Slot]:
         """The unsettled messages, by offset."""
         for number in sorted(self._chunks):

@@ -1,8 +1,16 @@
-"""What each lease event does to its group: the same when it has just been written and when the log
-is replayed. Pure.
+"""Applies lease events to the table: the one way of a change that is in the log, whether it has
+just been appended or is read at a start. Pure.
 
-Telling a group what it reflects already changes nothing: what is settled stays so, and a lease that
-another has followed is not spoken of any more.
+Three kinds of events are applied before they are appended, and not again after:
+
+    Leased    so that no other receive claims the messages meanwhile; where the append fails, the
+              claim is undone. What comes next depends on what is leased, so `claim.py` does here
+              step by step what `apply_leased` does: `GroupLeases.lease` of each run.
+    Extended  so that the lease does not end meanwhile.
+    Expired   since the lease is over, though the log may take no event for now.
+
+An event that the table reflects already changes nothing: what is settled stays so, and an event of
+a lease that another one has followed has no effect.
 """
 
 from collections.abc import Sequence
@@ -13,25 +21,37 @@ from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import AnyLeaseEvent, Run
 from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import Event
+from delivery.leases.retries import Retries
+from delivery.leases.table import LeaseTable
+from delivery.leases.tasks import Task, TaskState
+from storage.offset_set import OffsetSet
 
 _NO_TIME_MS = -1
 _SETTLING = (events.Acked, events.DeadLettered, events.Discarded)
 
 
-def apply(leases: GroupLeases, event: AnyLeaseEvent, now: ClockReading) -> None:
-    """Any event of the group but that it was deleted."""
+def apply(table: LeaseTable, event: AnyLeaseEvent, now: ClockReading) -> None:
+    """Apply any event."""
     if isinstance(event, _SETTLING):  # most often
-        _settle(leases, event.runs)
-    elif isinstance(event, events.Leased):
+        _settle(table.group(event.group), event.runs)
+    elif isinstance(event, events.Deleted):
+        _apply_deleted(table, event, now)
+    elif isinstance(event, events.TaskBegun):
+        table.tasks.add(Task(**{name: getattr(event, name) for name in event.__struct_fields__}))
+    elif isinstance(event, events.TaskEnded):
+        table.tasks.end(event.task_id, event.state, event.ended_at_ms, event.stubs)
+    elif isinstance(event, events.Redriven):
+        _apply_redriven(table, event)
+    else:
+        _apply_to_group(table.group(event.group), event, now)
+
+
+def _apply_to_group(leases: GroupLeases, event: AnyLeaseEvent, now: ClockReading) -> None:
+    if isinstance(event, events.Leased):
         apply_leased(leases, event, now)
     elif isinstance(event, events.Retried):
         if _settle(leases, event.runs):
             leases.retries.note_put_off(event.waiting, event.generation)
-    elif isinstance(event, events.Redriven):
-        if event.offsets[0] not in leases.dead_letters_gone:
-            leases.retries.note_waiting(event.waiting)
-        for offset in event.offsets:
-            leases.dead_letters_gone.add(offset)
     elif isinstance(event, events.Purged):
         leases.dead_letters_gone.add_below(event.before)
     elif isinstance(event, events.Skipped):
@@ -80,6 +100,29 @@ def apply_reset(leases: GroupLeases, event: events.Reset) -> None:
             queue.settle(run.first, run.count)
     for position in event.positions:
         leases.open(position.queue_id, position.offset).restart(position.offset)
+
+
+def _apply_deleted(table: LeaseTable, event: events.Deleted, now: ClockReading) -> None:
+    retries = Retries(
+        generation=event.generation, void_before=event.generation, start=event.retry_end
+    )
+    created = GroupLeases(event.group, retries)
+    created.dead_letters_gone = OffsetSet(event.dead_letter_end)
+    table.put(created)
+    for task in table.tasks.running:
+        if task.group == event.group:
+            table.tasks.end(task.task_id, TaskState.CANCELLED, now.wall_ms)
+
+
+def _apply_redriven(table: LeaseTable, event: events.Redriven) -> None:
+    """Applied once more, it changes nothing: the dead letters have gone."""
+    leases, task = table.group(event.group), table.tasks.get(event.task_id)
+    if event.offsets[0] not in leases.dead_letters_gone:
+        leases.retries.note_waiting(event.waiting)
+        if task is not None:
+            task.note_done(event.message_ids)
+    for offset in event.offsets:
+        leases.dead_letters_gone.add(offset)
 
 
 def _apply_topic_deleted(leases: GroupLeases, event: events.TopicDeleted) -> None:
@@ -141,7 +184,7 @@ def _apply_expired(leases: GroupLeases, runs: Sequence[Run]) -> None:
     for run in runs:
         queue = leases.find(run.queue_id)
         for offset in range(run.first, run.first + run.count):
-            if queue is not None and queue.is_held_by(offset, run.lease):
+            if queue is not None and queue.slots.is_held_by(offset, run.lease):
                 queue.reopen(offset)
 
 
@@ -150,7 +193,7 @@ def _apply_returned(
 ) -> None:
     for message in messages:
         queue = leases.find(message.queue_id)
-        if queue is None or not queue.is_held_by(message.offset, message.lease):
+        if queue is None or not queue.slots.is_held_by(message.offset, message.lease):
             continue
         if message.due_ms <= now.wall_ms:
             queue.reopen(message.offset)
@@ -163,7 +206,7 @@ def _apply_extended(
 ) -> None:
     for message in messages:
         queue = leases.find(message.queue_id)
-        if queue is not None and queue.is_held_by(message.offset, message.lease):
+        if queue is not None and queue.slots.is_held_by(message.offset, message.lease):
             leases.extend(queue, message.offset, now.monotonic(message.until_ms, message.lease_ms))
 
 

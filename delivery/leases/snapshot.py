@@ -3,10 +3,12 @@
 import msgspec
 
 from delivery.leases.attempts import Attempt
+from delivery.leases.clock_reading import ClockReading
 from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import State
 from delivery.leases.queue_slots import QueueSlots, SlotsDump
 from delivery.leases.retries import Retries
+from delivery.leases.table import LeaseTable
 from delivery.leases.tasks import Task
 from storage.message import QueueId
 from storage.offset_set import OffsetSet
@@ -36,6 +38,27 @@ class TableDump(msgspec.Struct, frozen=True, kw_only=True):
     monotonic_ms: int
     groups: list[GroupDump]
     tasks: list[Task]
+
+
+def dump_table(table: LeaseTable, now: ClockReading) -> TableDump:
+    return TableDump(
+        wall_ms=now.wall_ms,
+        monotonic_ms=now.monotonic_ms,
+        groups=[dump_group(group) for group in table],
+        tasks=list(table.tasks),
+    )
+
+
+def load_table(table: LeaseTable, dump: TableDump, now: ClockReading) -> None:
+    """Put what a snapshot has into an empty table."""
+    # The time since then counts as the wall clock shows it; a clock that was turned back makes
+    # no lease longer.
+    passed_ms = max(0, now.wall_ms - dump.wall_ms)
+    later_ms = now.monotonic_ms - dump.monotonic_ms - passed_ms
+    for group in dump.groups:
+        table.put(load_group(group, now_ms=now.monotonic_ms, later_ms=later_ms))
+    for task in dump.tasks:
+        table.tasks.add(task)
 
 
 def dump_group(leases: GroupLeases) -> GroupDump:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from delivery.groups import GroupRules
+from delivery.leases import replay
 from delivery.leases.claim import ClaimedMessage
 from delivery.leases.events import Expired, Extended, ExtendedMessage
 from delivery.leases.group import GroupLeases
@@ -49,12 +50,11 @@ class LeaseEnds:
             messages.append(
                 ExtendedMessage(*queue.queue, offset, lease, now.wall_ms + lease_ms, lease_ms)
             )
-            leases.extend(queue, offset, now.monotonic_ms + lease_ms)
             until.append(now.wall_ms + lease_ms)
         if messages:
-            await self._journal.append(
-                [], [Extended(group=group, messages=messages)], Durability.BUFFERED, applies=False
-            )
+            event = Extended(group=group, messages=messages)
+            replay.apply(self._journal.table, event, now)
+            await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         return until
 
     async def give_up(
@@ -87,24 +87,25 @@ class LeaseEnds:
 
     async def end_due(self, leases: GroupLeases, rules: GroupRules) -> int:
         """End the leases whose time is up, and the waits; how many leases."""
-        now_ms = self._clock.monotonic_ms()
+        now = self._journal.now()
         due_ms = leases.wheel.next_ms()
-        if due_ms is None or due_ms > now_ms:
+        if due_ms is None or due_ms > now.monotonic_ms:
             return 0
-        ended = leases.end_due(now_ms)
+        ended = leases.end_due(now.monotonic_ms)
         last: list[Move] = []
         again: list[Held] = []
         for one in ended:
             if nack_outcome(rules, one.attempt) is NackOutcome.AGAIN:
-                one.queue.reopen(one.offset)
                 again.append(Held(one.queue, one.offset, one.lease))
             else:
                 last.append(self._last_move(rules, one.queue, one.offset))
+        if again:
+            event = Expired(group=leases.group, runs=runs_of(again))
+            replay.apply(self._journal.table, event, now)
         self._waiters.wake(leases.group)
         if again:
-            # For those who read the log; the table does not need it, so it may fail.
+            # A start ends the leases by their deadlines, with the event or without it.
             with suppress(UnavailableError, StorageFull):
-                event = Expired(group=leases.group, runs=runs_of(again))
                 await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         if last:
             await self._journal.changes.shielded(

@@ -138,15 +138,15 @@ def test_a_withdrawn_message_that_is_handed_out_is_found(monkeypatch):
 
 
 def test_a_deleted_group_whose_retries_go_on_is_found(monkeypatch):
-    apply = LeaseTable.apply
+    apply = replay.apply
 
-    def forgetful(self: LeaseTable, event: events.AnyLeaseEvent, now: ClockReading) -> None:
-        apply(self, event, now)
+    def forgetful(table: LeaseTable, event: events.AnyLeaseEvent, now: ClockReading) -> None:
+        apply(table, event, now)
         if isinstance(event, events.Deleted):
-            retries = self.group(event.group).retries
+            retries = table.group(event.group).retries
             retries.generation = retries.void_before = retries.start = 0
 
-    monkeypatch.setattr(LeaseTable, "apply", forgetful)
+    monkeypatch.setattr(replay, "apply", forgetful)
 
     assert model_finds()
 

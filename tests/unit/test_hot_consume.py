@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from delivery.leases import replay
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, read_event
 from delivery.leases.queue_slots import QueueSlots
@@ -144,7 +145,7 @@ def test_receives_of_one_turn_get_different_messages_and_the_log_gives_their_lea
         for message in await way.services.store.read(
             LEASE_QUEUE, 0, max_messages=100, max_bytes=1 << 20
         ):
-            replayed.apply(read_event(message), ClockReading(0, 0))
+            replay.apply(replayed, read_event(message), ClockReading(0, 0))
 
         assert leased(replayed) == leased(way.services.delivery.table)
         assert [offset for offset, *_ in leased(replayed)] == [2, 3, 5, 6, 7]
