@@ -312,7 +312,7 @@ class Positions:
         self, leases: GroupLeases, queues: Container[QueueId]
     ) -> dict[QueueId, list[Run]]:
         """Messages of these queues in the retry topic that the group has begun with."""
-        retries = leases.find(retry_message.retry_queue(leases.group))
+        retries = leases.find(leases.retry_queue)
         found: dict[QueueId, list[Run]] = {}
         for slot in [] if retries is None else list(retries.slots):
             assert retries is not None

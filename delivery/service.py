@@ -23,10 +23,10 @@ from delivery.leases.position_limit import PositionLimit
 from delivery.leases.waiters import Waiters
 from delivery.options import DeliveryOptions
 from delivery.positions import Move, Positions, QueueLag
-from delivery.receive.cancelled_requests import NONE_CANCELLED, CancelledRequests
 from delivery.receive.group_queues import GroupQueues
 from delivery.receive.plain_receive import PlainReceiver
 from delivery.receive.receive import LeasedMessage, Receiver, Request
+from delivery.receive.select import NONE_CANCELLED, CancelledRequests
 from delivery.settle.acknowledge import Acknowledger, HeldAck
 from delivery.settle.dead_letters import DeadLetters
 from delivery.settle.lease_ends import LeaseEnds

@@ -23,7 +23,7 @@ from app.parking import Waiting
 from app.server.hot import HotAnswer, HotParts
 from app.server.request import STATUS_LINES
 from app.services import Services
-from delivery.filters.filters import compile_filter
+from delivery.filters.filters import EVERYTHING, compile_filter
 from storage.errors import MessagingError
 from storage.formats.record_block import RecordBlock
 from storage.message import OffsetRange
@@ -163,7 +163,7 @@ def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
         wanted = compile_filter("tag", query.tag)
     except MessagingError:
         return None
-    if query.offset is not UNSET or query.from_ is not UNSET or not wanted.is_everything:
+    if query.offset is not UNSET or query.from_ is not UNSET or wanted is not EVERYTHING:
         return None
     return _Wanted(
         query.max_messages, query.max_bytes, query.wait_ms, query.payload in ("auto", "utf8")

@@ -4,7 +4,7 @@ hashes reads no others.
 
 import asyncio
 
-from delivery.filters.filters import Filter
+from delivery.filters.filters import EVERYTHING, Filter
 from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore, Scanned, ScannedRecords, TagCodes, read_records
@@ -31,7 +31,7 @@ async def read_matching(
     Less is looked at where the answer is full, or where a message behind the first is damaged: who
     reads on meets the damage.
     """
-    if wanted.is_everything:
+    if wanted is EVERYTHING:
         messages = await store.read(
             queue, queue_offset, max_messages=min(max_messages, max_scanned), max_bytes=max_bytes
         )

@@ -33,10 +33,6 @@ class Filter(NamedTuple):
     length: int = 0
     tags: frozenset[str] | None = None
 
-    @property
-    def is_everything(self) -> bool:
-        return self is EVERYTHING
-
 
 EVERYTHING = Filter(lambda message: True)
 

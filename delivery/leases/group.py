@@ -1,22 +1,51 @@
-"""One consumer group: its queues, its leases and their ends, and what is due when they end. Pure.
+"""The table of leases, group by group. Pure.
 
-Two things live in memory only: what is being appended (states ACKING and MOVING), and how far a
-queue was looked at without finding anything for the group.
+It is derived from the lease events (`replay.py`), from a snapshot on (`snapshot.py`). Two things
+are in memory only: what is being appended (states ACKING and MOVING), and how far a queue was
+scanned without finding anything for the group.
 """
 
+import heapq
+from array import array
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from delivery.leases.attempts import Attempts
-from delivery.leases.due_wheel import DueWheel
 from delivery.leases.message_states import HELD, LEASE, Event, State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_slots import QueueSlots
 from delivery.leases.retries import Retries
+from delivery.leases.retry_message import retry_queue
+from delivery.leases.tasks import Tasks
 from storage.message import QueueId
 from storage.offset_set import OffsetSet
 
+_BUCKET_BITS = 4
 _LOOK_AGAIN_MS = 1_000  # at a message that was being appended when its lease ended
+
+
+class LeaseTable:
+    """The leases of all groups."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, GroupLeases] = {}
+        self.tasks = Tasks()
+
+    def __iter__(self) -> "Iterator[GroupLeases]":
+        return iter(self._groups.values())
+
+    def find(self, group: str) -> "GroupLeases | None":
+        return self._groups.get(group)
+
+    def group(self, group: str) -> "GroupLeases":
+        known = self._groups.get(group)
+        if known is None:
+            known = self._groups[group] = GroupLeases(group)
+        return known
+
+    def put(self, leases: "GroupLeases") -> None:
+        """Replace what is known of the group."""
+        self._groups[leases.group] = leases
 
 
 class Ended(NamedTuple):
@@ -48,6 +77,7 @@ class GroupLeases:
 
     def __init__(self, group: str, retries: Retries | None = None) -> None:
         self.group = group
+        self.retry_queue = retry_queue(group)
         self.queues: list[QueueLeases] = []
         self.wheel = DueWheel()
         self.attempts = Attempts(self.queues)
@@ -153,6 +183,11 @@ class GroupLeases:
         queue.slots.move(offset, Event.WAIT)
         self._look_at(queue, offset, deadline_ms)
 
+    def has_due(self, now_ms: int) -> bool:
+        """Is there a lease or a wait whose time may be up?"""
+        due_ms = self.wheel.next_ms()
+        return due_ms is not None and due_ms <= now_ms
+
     def end_due(self, now_ms: int) -> list[Ended]:
         """End what is due: waits, which are open then, and leases, which stay with the caller
         (in state MOVING).
@@ -189,3 +224,39 @@ class GroupLeases:
     def _look_at(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
         queue.slots.set_deadline(offset, deadline_ms)
         self.wheel.add(deadline_ms, queue.index, offset, 1)
+
+
+class DueWheel:
+    """When to look at which leases: runs of messages by their time, in buckets of 16 ms.
+
+    A bucket is an array of numbers, 24 bytes a run. What was extended or settled meanwhile is found
+    in its old bucket too: the caller looks whether the deadline is still the same.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, array[int]] = {}
+        self._order: list[int] = []
+
+    def add(self, due_ms: int, queue_index: int, first: int, count: int) -> None:
+        """`due_ms`: on the monotonic clock.
+
+        It is taken then, or up to 16 ms later, never earlier.
+        """
+        number = (due_ms >> _BUCKET_BITS) + 1
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = array("q")
+            heapq.heappush(self._order, number)
+        bucket.extend((queue_index, first, count))
+
+    def take(self, now_ms: int) -> Iterator[tuple[int, int, int]]:
+        """(queue_index, first, count) of what is due, in the order of time; each comes once."""
+        until = now_ms >> _BUCKET_BITS
+        while self._order and self._order[0] <= until:
+            bucket = self._buckets.pop(heapq.heappop(self._order))
+            for at in range(0, len(bucket), 3):
+                yield bucket[at], bucket[at + 1], bucket[at + 2]
+
+    def next_ms(self) -> int | None:
+        """When there is something to take."""
+        return self._order[0] << _BUCKET_BITS if self._order else None

@@ -12,8 +12,8 @@ import msgspec
 from delivery.leases import replay
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, event_message, event_row, read_event
+from delivery.leases.group import LeaseTable
 from delivery.leases.snapshot import TableDump, dump_table, load_table
-from delivery.leases.table import LeaseTable
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import MessagingError

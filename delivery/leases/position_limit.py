@@ -5,8 +5,8 @@ them, and of all together, since each is kept in memory.
 from collections.abc import Callable, Iterable
 
 from delivery.groups import GroupRules
+from delivery.leases.group import LeaseTable
 from delivery.leases.retry_message import retry_queue
-from delivery.leases.table import LeaseTable
 from delivery.options import DeliveryOptions
 from storage.errors import LimitReached, UnknownTopic
 from storage.message import QueueId

@@ -36,24 +36,6 @@ class QueueReader:
             await self.check_expired(queue, offset, expired)
             return []
 
-    async def read_records(
-        self, queue: QueueId, offset: int, count: int, max_bytes: int
-    ) -> list[StoredRecord]:
-        """As `read`, the records."""
-        try:
-            found = await read_records(
-                self._store,
-                queue,
-                offset,
-                max_scanned=count,
-                max_messages=count,
-                max_bytes=max(1, max_bytes),
-            )
-        except OffsetExpired as expired:
-            await self.check_expired(queue, offset, expired)
-            return []
-        return found.records
-
     async def check_expired(self, queue: QueueId, offset: int, expired: OffsetExpired) -> None:
         """Raises StorageError where the message cannot have expired: it must not be passed over
         then.
@@ -68,10 +50,15 @@ class QueueReader:
     async def read_one(self, queue: QueueId, offset: int) -> StoredRecord | None:
         """The message; None where it has expired or is damaged."""
         try:
-            found = await self.read_records(queue, offset, 1, 1)
+            found = await read_records(
+                self._store, queue, offset, max_scanned=1, max_messages=1, max_bytes=1
+            )
         except CorruptRecord:
             return None
-        return found[0] if found else None
+        except OffsetExpired as expired:
+            await self.check_expired(queue, offset, expired)
+            return None
+        return found.records[0] if found.records else None
 
     async def damage_from(self, queue: QueueId, offset: int, end: int) -> list[CorruptRecord]:
         """The damage of the messages from this offset on, up to the first whole one.

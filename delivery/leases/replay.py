@@ -19,10 +19,9 @@ from delivery.leases import events
 from delivery.leases.attempts import Attempt
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import AnyLeaseEvent, Run
-from delivery.leases.group import GroupLeases
+from delivery.leases.group import GroupLeases, LeaseTable
 from delivery.leases.message_states import Event
 from delivery.leases.retries import Retries
-from delivery.leases.table import LeaseTable
 from delivery.leases.tasks import Task, TaskState
 from storage.offset_set import OffsetSet
 

@@ -4,11 +4,10 @@ import msgspec
 
 from delivery.leases.attempts import Attempt
 from delivery.leases.clock_reading import ClockReading
-from delivery.leases.group import GroupLeases
+from delivery.leases.group import GroupLeases, LeaseTable
 from delivery.leases.message_states import State
 from delivery.leases.queue_slots import QueueSlots, SlotsDump
 from delivery.leases.retries import Retries
-from delivery.leases.table import LeaseTable
 from delivery.leases.tasks import Task
 from storage.message import QueueId
 from storage.offset_set import OffsetSet

@@ -5,7 +5,6 @@ is open in the others.
 from array import array
 
 from delivery.groups import GroupRules, Start
-from delivery.leases import retry_message
 from delivery.leases.events import Position, Reset
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
@@ -29,8 +28,7 @@ class GroupQueues:
 
     async def of(self, leases: GroupLeases, rules: GroupRules) -> list[QueueLeases]:
         """Those that the group reads, its retry queue the first. Raises LimitReached."""
-        retries = retry_message.retry_queue(leases.group)
-        found = [leases.find(retries) or leases.open(retries, leases.retries.start)]
+        found = [leases.open(leases.retry_queue, leases.retries.start)]
         for topic in dict.fromkeys([one.topic for one in rules.subscriptions]):
             try:
                 queues = await self._store.queues(topic)

@@ -9,15 +9,16 @@ withdrawn or damaged, and a receive that has a name.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from delivery.filters.filters import EVERYTHING
 from delivery.groups import GroupRules, filter_of
-from delivery.leases import receipt_handle, retry_message
+from delivery.leases import receipt_handle
 from delivery.leases.claim import scans_of
 from delivery.leases.events import Leased, LeasedRun
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
 from delivery.leases.waiters import Waiters
-from delivery.receive.cancelled_requests import CancelledRequests
+from delivery.receive.select import CancelledRequests
 from storage.formats.record_block import RecordBlock
 from storage.identifiers import Random
 from storage.message import Durability, QueueId
@@ -115,16 +116,15 @@ class PlainReceiver:
             or not self._journal.writes_at_once
         ):
             return None
-        due_ms = leases.wheel.next_ms()
-        if due_ms is not None and due_ms <= now.monotonic_ms:
+        if leases.has_due(now.monotonic_ms):
             return None
         for topic in queues:
-            if not filter_of(
-                rules.subscriptions, topic
-            ).is_everything or self._cancelled_requests.has_cancelled_request(topic):
+            if filter_of(rules.subscriptions, topic) is not EVERYTHING:
+                return None
+            if self._cancelled_requests.has_cancelled_request(topic):
                 return None
         known: list[QueueLeases] = []
-        for of_topic in ((retry_message.retry_queue(group),), *queues.values()):
+        for of_topic in ((leases.retry_queue,), *queues.values()):
             for one in of_topic:
                 queue = leases.find(one)
                 if queue is None or not queue.has_only_new:

@@ -21,9 +21,8 @@ from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue_reader import QueueReader
 from delivery.leases.waiters import Waiters
-from delivery.receive.cancelled_requests import CancelledRequests
 from delivery.receive.group_queues import GroupQueues
-from delivery.receive.select import MessageSelector, has_passed_many
+from delivery.receive.select import CancelledRequests, MessageSelector, has_passed_many
 from delivery.settle.lease_ends import LeaseEnds
 from storage.formats.stored_record import Found, message_of
 from storage.identifiers import Random
@@ -85,7 +84,8 @@ class Receiver:
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
         """Lease the messages that are there now, if any. Raises what `append` and `read` raise."""
         leases = self._journal.table.group(group)
-        await self._ends.end_due(leases, rules)
+        if leases.has_due(self._clock.monotonic_ms()):
+            await self._ends.end_due(leases, rules)
         if request.attempt_id is None:
             return await self._grant(group, rules, request)
         return await self._receive_once(leases, rules, request, request.attempt_id)

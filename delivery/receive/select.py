@@ -7,9 +7,10 @@ what has had all its attempts is given up; what cannot be read is kept as a dead
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from delivery.filters.filtered_read import MAX_SCANNED, read_matching
-from delivery.filters.filters import Filter
+from delivery.filters.filters import EVERYTHING, Filter
 from delivery.groups import GroupRules, filter_of
 from delivery.leases import retry_message
 from delivery.leases.claim import Claim, ClaimedMessage
@@ -19,12 +20,12 @@ from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import Event, State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_reader import QueueReader
-from delivery.receive.cancelled_requests import CancelledRequests
 from delivery.receive.group_queues import GroupQueues
 from delivery.receive.skip import Skipper, Why, why_skipped
 from delivery.settle.lease_ends import LeaseEnds
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull
-from storage.message import StoredMessage
+from storage.message import Message, StoredMessage
+from storage.store import read_records
 
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
 _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
@@ -33,6 +34,26 @@ _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their ke
 # they do not.
 _MOST_PASSED = 1_000_000
 _MOST_CHUNKS = 10_000
+
+
+class CancelledRequests(Protocol):
+    """Knows the messages of cancelled requests, which stay in their topics, undelivered."""
+
+    def is_cancelled_request(self, message: Message) -> bool: ...
+
+    def has_cancelled_request(self, topic: str) -> bool:
+        """False: none of the topic's is."""
+
+
+class _Nothing:
+    def is_cancelled_request(self, message: Message) -> bool:
+        return False
+
+    def has_cancelled_request(self, topic: str) -> bool:
+        return False
+
+
+NONE_CANCELLED = _Nothing()
 
 
 class MessageSelector:
@@ -142,7 +163,7 @@ class MessageSelector:
 
     async def _claim_new(self, claim: Claim, queue: QueueLeases, rules: GroupRules) -> None:
         slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
-        is_plain = wanted.is_everything and not rules.ordered and not queue.is_retry
+        is_plain = wanted is EVERYTHING and not rules.ordered and not queue.is_retry
         is_plain = is_plain and not self._cancelled_requests.has_cancelled_request(
             queue.queue.topic
         )
@@ -185,12 +206,21 @@ class MessageSelector:
     async def _claim_plain(self, claim: Claim, queue: QueueLeases) -> None:
         """All as they come."""
         slots = queue.slots
-        found = await self._reader.read_records(
-            queue.queue, slots.cursor, claim.left, claim.left_bytes
-        )
-        if found and claim.fits(found[0]):
-            claim.add_run(queue, slots.cursor, found)
-            slots.advance_to(slots.cursor + len(found))
+        try:
+            found = await read_records(
+                self._store,
+                queue.queue,
+                slots.cursor,
+                max_scanned=claim.left,
+                max_messages=claim.left,
+                max_bytes=max(1, claim.left_bytes),
+            )
+        except OffsetExpired as expired:
+            await self._reader.check_expired(queue.queue, slots.cursor, expired)
+            return
+        if found.records and claim.fits(found.records[0]):
+            claim.add_run(queue, slots.cursor, found.records)
+            slots.advance_to(slots.cursor + len(found.records))
 
     async def _take_chosen(
         self, claim: Claim, queue: QueueLeases, wanted: Filter, most: int

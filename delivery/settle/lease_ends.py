@@ -88,8 +88,7 @@ class LeaseEnds:
     async def end_due(self, leases: GroupLeases, rules: GroupRules) -> int:
         """End the leases whose time is up, and the waits; how many leases."""
         now = self._journal.now()
-        due_ms = leases.wheel.next_ms()
-        if due_ms is None or due_ms > now.monotonic_ms:
+        if not leases.has_due(now.monotonic_ms):
             return 0
         ended = leases.end_due(now.monotonic_ms)
         last: list[Move] = []

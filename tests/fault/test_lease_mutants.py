@@ -11,12 +11,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from delivery.leases import events, replay, retry_message, snapshot
 from delivery.leases.clock_reading import ClockReading
-from delivery.leases.group import GroupLeases
+from delivery.leases.group import GroupLeases, LeaseTable
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.key_order import KeyOrder
 from delivery.leases.message_states import State
 from delivery.leases.queue_slots import QueueSlots
-from delivery.leases.table import LeaseTable
 from delivery.receive.select import MessageSelector
 from storage.message import Durability, Message
 from tests.property.test_lease_model import LeaseMachine

@@ -8,8 +8,8 @@ from typing import Any
 from delivery.leases import replay
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, read_event
+from delivery.leases.group import LeaseTable
 from delivery.leases.queue_slots import QueueSlots
-from delivery.leases.table import LeaseTable
 from delivery.settle.acknowledge import HeldAck
 from storage.message import QueueId
 from tests.support.two_ways import Way

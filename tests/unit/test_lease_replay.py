@@ -6,10 +6,10 @@ import pytest
 
 from delivery.leases import replay
 from delivery.leases.events import LEASE_QUEUE, read_event
+from delivery.leases.group import LeaseTable
 from delivery.leases.message_states import State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_slots import Slot
-from delivery.leases.table import LeaseTable
 from delivery.receive.receive import LeasedMessage
 from storage.message import QueueId
 from tests.support.delivery import EVERYTHING, GROUP, House, in_house, rules
