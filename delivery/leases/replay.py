@@ -3,9 +3,9 @@ just been appended or is read at a start. Pure.
 
 Three kinds of events are applied before they are appended, and not again after:
 
-    Leased    so that no other receive claims the messages meanwhile; where the append fails, the
-              claim is undone. What comes next depends on what is leased, so `claim.py` does here
-              step by step what `apply_leased` does: `GroupLeases.lease` of each run.
+    Leased    so that no other receive claims the messages meanwhile. Which message is next depends
+              on those leased so far: a receive leases step by step what `apply_leased` leases at a
+              start, both by `GroupLeases.lease`. A failed append undoes it.
     Extended  so that the lease does not end meanwhile.
     Expired   since the lease is over, though the log may take no event for now.
 
