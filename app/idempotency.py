@@ -33,7 +33,7 @@ from storage.formats import parts
 from storage.formats.names import IDEMPOTENCY_TOPIC
 from storage.idempotency import KeysInProgress, check_fingerprint, lookup_key
 from storage.message import Appended, Message, QueueId, StoredMessage
-from storage.store import KeyLookup, MessageStore, SyncedPosition, find_message
+from storage.store import MessageStore, find_message
 
 SNAPSHOT = "sent_keys"
 _SNAPSHOT_SLICE = 5_000
@@ -109,8 +109,6 @@ class IdempotencyKeys:
 
     async def _recall(self, request: KeyedRequest, from_ms: int) -> StoredResponse | None:
         """Look up a response in the log that memory has forgotten."""
-        if not isinstance(self._store, KeyLookup):
-            return None
         marks = await self._store.find_messages(
             lookup_key(request.scope, request.key),
             topics=[IDEMPOTENCY_TOPIC],
@@ -163,9 +161,7 @@ class IdempotencyKeys:
                 raise IdempotencyInProgress(
                     f"message {message.message_id} is stored, but cannot be read yet"
                 )
-            durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(
-                stored.log_offset
-            )
+            durable = self._store.is_durable(stored.log_offset)
             place = Appended(
                 queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable
             )
@@ -179,7 +175,7 @@ class IdempotencyKeys:
             is_before = from_offset < (await self._store.offsets(queue)).first
         except UnknownQueue:
             is_before = True
-        if is_before and isinstance(self._store, KeyLookup):
+        if is_before:
             # Its topic may have been deleted and created again: the request was carried out all the
             # same.
             found = await self._store.find_messages(

@@ -25,7 +25,7 @@ from prometheus_client.core import (
 )
 
 from scheduler.loops import LoopReport
-from storage.store import SYNC_BUCKETS_MS, SyncStatistics
+from storage.store_status import SYNC_BUCKETS_MS, SyncStatistics
 
 _LATENCY_BUCKETS = (
     0.0005,

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from app.services import Services
 from storage.message import QueueId
-from storage.store import Retention, SegmentInfo
+from storage.store_admin import StoreAdmin
+from storage.store_status import SegmentInfo
 
 
-async def expire(services: Services, store: Retention, *, at_any_hour: bool = False) -> int:
+async def expire(services: Services, admin: StoreAdmin, *, at_any_hour: bool = False) -> int:
     """Drop some of what has expired, in the hours of deletion or at any; return how many
     segments.
     """
@@ -19,13 +20,13 @@ async def expire(services: Services, store: Retention, *, at_any_hour: bool = Fa
         await services.schedules.put_back(first_kept)
 
     keep_ms = services.topics.longest_retention_ms()
-    return await store.expire(
+    return await admin.expire(
         services.clock.wall_ms(), put_back, keep_ms=keep_ms, at_any_hour=at_any_hour
     )
 
 
-async def expired_segments(services: Services, store: Retention) -> list[SegmentInfo]:
+async def expired_segments(services: Services, admin: StoreAdmin) -> list[SegmentInfo]:
     """Segments that `expire` may drop at any hour, the oldest first."""
-    return await store.expired_segments(
+    return await admin.expired_segments(
         services.clock.wall_ms(), keep_ms=services.topics.longest_retention_ms()
     )

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from app.body_thread import BodyThread
 from app.connections import Connections
@@ -26,9 +25,11 @@ from scheduler.cron_service import CronService
 from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
+from storage.errors import NotSupportedByEngine
 from storage.identifiers import Identifiers
 from storage.message import Durability
-from storage.store import BlockReads, MessageStore, RowAppends
+from storage.store import MessageStore
+from storage.store_admin import StoreAdmin
 from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
 
@@ -66,25 +67,15 @@ class Services:
     body_thread: BodyThread
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @cached_property
-    def row_store(self) -> RowAppends | None:
-        """The store, where it appends rows.
+    @property
+    def admin(self) -> StoreAdmin:
+        """The store's files as operators see them.
 
-        Kept: to ask whether a class fits a protocol takes 6 microseconds.
+        Raises NotSupportedByEngine where the engine has none of its own.
         """
-        return self.store if isinstance(self.store, RowAppends) else None
-
-    @cached_property
-    def block_store(self) -> BlockReads | None:
-        """The store, where it gives blocks of records. Kept as `row_store`."""
-        return self.store if isinstance(self.store, BlockReads) else None
-
-    @cached_property
-    def before_write(self) -> Callable[[Callable[[], None]], object]:
-        """As `RowAppends.before_write`."""
-        if self.row_store is None:
-            return asyncio.get_running_loop().call_soon
-        return self.row_store.before_write
+        if self.store.admin is None:
+            raise NotSupportedByEngine("the engine has no files of its own")
+        return self.store.admin
 
     @property
     def is_stopping(self) -> bool:

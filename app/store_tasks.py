@@ -11,7 +11,7 @@ import structlog
 
 from delivery.leases.tasks import TaskState
 from storage.clock import Clock
-from storage.store import Finding
+from storage.store_status import Finding
 
 _ENDED_KEPT = 100
 _MOST_FINDINGS = 1_000

@@ -25,7 +25,6 @@ from scheduler.schedule_lookup import ListPosition, Wanted
 from scheduler.schedule_service import ScheduleService
 from storage.errors import (
     AlreadyDelivered,
-    NotSupportedByEngine,
     StorageFull,
     TopicInUse,
     TransactionConflict,
@@ -34,7 +33,7 @@ from storage.errors import (
     UnknownTransaction,
 )
 from storage.keyed_locks import ShieldedTasks
-from storage.store import MessageStore, TopicDeletion
+from storage.store import MessageStore
 from txn.coordinator import TransactionCoordinator
 from txn.states import Resolver, TxnState
 from txn.transaction import Transaction
@@ -114,8 +113,6 @@ class TopicDeletions:
         await self._changes.drain()
 
     async def _delete(self, name: str, *, force: bool, check: Callable[[Topic], None]) -> None:
-        if not isinstance(self.store, TopicDeletion):
-            raise NotSupportedByEngine("this engine cannot delete topics")
         async with self._deleting:
             if name not in self.topics.being_deleted():
                 use = TopicUse(name, 0, 0, 0, 0, 0)
@@ -138,7 +135,6 @@ class TopicDeletions:
             await self._finish(name)
 
     async def _finish(self, name: str) -> None:
-        assert isinstance(self.store, TopicDeletion)
         await self.store.delete_topic(name)
         transactions = await self._transactions_of(name)
         for at in range(0, len(transactions), _TOGETHER):

@@ -19,7 +19,7 @@ from rich.progress import (
 
 from storage.files.vfs import ReadOnlyVfs
 from storage.local.verify.verification import StoreVerification
-from storage.store import Finding
+from storage.store_status import Finding
 
 _LINE_SECONDS = 5.0
 _SHOWN = 100

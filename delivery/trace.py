@@ -13,7 +13,7 @@ from delivery.leases import events, retry_message
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, read_event
 from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
-from storage.store import KeyLookup, MessageStore
+from storage.store import MessageStore
 
 _READ_MESSAGES = 128
 _READ_BYTES = 4 << 20
@@ -80,7 +80,7 @@ async def trace_leases(
             if not _is_about(event, message, places, {one.group for one in found}):
                 continue
             found.append(_happened(event, piece.stored_at_ms, places))
-            if isinstance(event, events.Retried | events.Redriven) and isinstance(store, KeyLookup):
+            if isinstance(event, events.Retried | events.Redriven):
                 retries = retry_message.retry_queue(event.group)
                 if retries not in places:
                     names.add(retries.topic.encode())

@@ -16,7 +16,7 @@ from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import CorruptRecord
 from storage.message import Durability, Message
-from storage.store import KeyLookup, MessageStore
+from storage.store import MessageStore
 
 SNAPSHOT = "cron"
 
@@ -93,11 +93,7 @@ class CronLog:
         return await self._log.save_snapshot(encode)
 
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
-        """The last things that came of a schedule, newest first; none where the engine does not
-        find messages by their key.
-        """
-        if not isinstance(self._store, KeyLookup):
-            return []
+        """The last outcomes of a schedule, newest first."""
         found = await self._store.find_messages(
             schedule_id, topics=[CRON_QUEUE.topic], max_messages=count
         )

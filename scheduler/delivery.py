@@ -20,7 +20,7 @@ from scheduler.under_way import UnderWay
 from storage.clock import Clock
 from storage.errors import CorruptRecord, RejectedError
 from storage.message import DueEntry, Durability, Message, StoredMessage
-from storage.store import MessageStore, read_each
+from storage.store import MessageStore
 
 log = structlog.get_logger()
 
@@ -189,7 +189,7 @@ class Delivery:
         ready: list[_Ready] = []
         at = 0
         while at < len(entries):
-            found = await read_each(self._store, places[at:], max_bytes=_READ_BYTES)
+            found = await self._store.read_each(places[at:], max_bytes=_READ_BYTES)
             for entry, message in zip(entries[at:], found, strict=False):
                 schedule_id = scheduled_message.schedule_id_at(*places[at])
                 at += 1

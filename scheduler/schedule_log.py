@@ -23,7 +23,7 @@ from scheduler.progress import Progress
 from scheduler.schedule import ScheduleState
 from scheduler.scheduled_message import LEVEL_COUNT, TIMER_QUEUE
 from storage.clock import Clock
-from storage.errors import CorruptRecord, NotSupportedByEngine, UnknownTopic
+from storage.errors import CorruptRecord, UnknownTopic
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.journal import Replay, leave_out, read_event
 from storage.message import (
@@ -35,18 +35,7 @@ from storage.message import (
     QueueId,
     StoredMessage,
 )
-from storage.store import (
-    ANY_LABEL,
-    DelayProgress,
-    DueCounts,
-    DueIndex,
-    DuePage,
-    KeyLookup,
-    MessageStore,
-    Snapshot,
-    Snapshots,
-    SyncedPosition,
-)
+from storage.store import ANY_LABEL, DueCounts, DuePage, MessageStore, Snapshot
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -66,10 +55,7 @@ class ScheduleLog:
     """The delayed messages in the log. Event loop only; `start` before anything else."""
 
     def __init__(self, store: MessageStore, clock: Clock, options: ScheduleOptions) -> None:
-        if not isinstance(store, DueIndex):
-            raise NotSupportedByEngine("this engine does not keep what is due when")
         self._store = store
-        self._index: DueIndex = store
         self._clock = clock
         self._near_ms = options.near_ms
         self._finished_kept = options.finished_kept
@@ -88,7 +74,7 @@ class ScheduleLog:
 
     @property
     def counts(self) -> DueCounts:
-        return self._index.due_counts()
+        return self._store.due_counts()
 
     async def start(self) -> int:
         """Read on from where the index is; the number of messages read."""
@@ -97,7 +83,7 @@ class ScheduleLog:
             *await self._queues_of(TIMER_QUEUE.topic, 1),
         ]
         await self._queues_of(MARK_QUEUE.topic, 1)
-        kept = self._index.due_positions()
+        kept = self._store.due_positions()
         self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **kept}
         await self._recall_progress()
         if not kept:
@@ -105,12 +91,9 @@ class ScheduleLog:
         else:
             await self._recall_finished()
             count = await self.follow()
-        if isinstance(self._store, DelayProgress):
-            for queue, queue_offset in self._store.delay_progress_by_others().items():
-                self._progress.note_done_before(
-                    queue, min(queue_offset, self._positions.get(queue, 0))
-                )
-            self._tell_progress()
+        for queue, queue_offset in self._store.delay_progress_by_others().items():
+            self._progress.note_done_before(queue, min(queue_offset, self._positions.get(queue, 0)))
+        self._tell_progress()
         return count
 
     @property
@@ -157,7 +140,7 @@ class ScheduleLog:
         """
         if self._progress.is_done(place):
             return True
-        if not scheduled_message.is_brokers(message) or not isinstance(self._store, KeyLookup):
+        if not scheduled_message.is_brokers(message):
             return False
         topics, from_ms = [scheduled_message.real_topic(message)], message.stored_at_ms
         by_id = self._store.find_messages(
@@ -168,7 +151,7 @@ class ScheduleLog:
     async def save_snapshot(self) -> int:
         """Of what is done, and not in order; how many bytes, 0 where nothing is new."""
         position = self._positions[MARK_QUEUE]
-        if not isinstance(self._store, Snapshots) or position == self._saved_position:
+        if position == self._saved_position:
             return 0
         self._saved_position = position
         snapshot = Snapshot((self._progress.dump(),), {MARK_QUEUE: position})
@@ -176,7 +159,7 @@ class ScheduleLog:
         return snapshot.size_bytes
 
     async def _wait_durable(self, place: Appended) -> None:
-        if not place.durable and isinstance(self._store, SyncedPosition):
+        if not place.durable:
             await self._store.wait_durable(place)
 
     async def _make_anew(self) -> int:
@@ -201,15 +184,14 @@ class ScheduleLog:
         return count
 
     def _tell_progress(self) -> None:
-        if isinstance(self._store, DelayProgress):
-            done_before = {
-                queue: self._progress.done_before(queue)
-                for queue in self.delay_queues
-                if self._positions[queue]
-            }
-            if done_before != self._told:
-                self._told = done_before
-                self._store.keep_delay_progress(done_before)
+        done_before = {
+            queue: self._progress.done_before(queue)
+            for queue in self.delay_queues
+            if self._positions[queue]
+        }
+        if done_before != self._told:
+            self._told = done_before
+            self._store.keep_delay_progress(done_before)
 
     async def _read_on(self, queue: QueueId) -> int:
         bounds = await self._store.offsets(queue)
@@ -226,7 +208,7 @@ class ScheduleLog:
             else:
                 added, taken = note(messages)
                 at += len(messages)
-            self._index.change_due(added, taken, {queue: at})
+            self._store.change_due(added, taken, {queue: at})
             self.window.change(added, taken)
             self._positions[queue] = at
             await asyncio.sleep(0)
@@ -304,14 +286,14 @@ class ScheduleLog:
             if not window.has_room or window.end >= before(now_ms + self._near_ms // 2):
                 return False
             until_ms = now_ms + self._near_ms
-            page = await self._index.read_due(
+            page = await self._store.read_due(
                 window.end, until_ms=until_ms, max_entries=window.room
             )
             if page.end is not None:
                 window.extend(page.entries, page.end, later_ms=page.end.due_ms)
                 return True
             end = before(until_ms)
-            behind = await self._index.read_due(end, until_ms=NEVER_MS, max_entries=1)
+            behind = await self._store.read_due(end, until_ms=NEVER_MS, max_entries=1)
             window.extend(
                 page.entries, end, later_ms=behind.entries[0].due_ms if behind.entries else None
             )
@@ -326,7 +308,7 @@ class ScheduleLog:
         async def read() -> list[DueEntry]:
             window = self.window
             until_ms = window.overdue_until_ms(now_ms)
-            page = await self._index.read_due(
+            page = await self._store.read_due(
                 window.overdue_after, until_ms=until_ms, max_entries=max_entries
             )
             window.overdue_after = page.end or max(window.overdue_after, before(until_ms))
@@ -336,14 +318,14 @@ class ScheduleLog:
 
     async def count_overdue(self, now_ms: int) -> int:
         return await self._exclusively(
-            lambda: self._index.count_due(until_ms=self.window.overdue_until_ms(now_ms))
+            lambda: self._store.count_due(until_ms=self.window.overdue_until_ms(now_ms))
         )
 
     async def read_due(
         self, after: DueEntry, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
     ) -> DuePage:
         return await self._exclusively(
-            lambda: self._index.read_due(
+            lambda: self._store.read_due(
                 after, until_ms=until_ms, max_entries=max_entries, labels=labels
             )
         )
@@ -351,7 +333,7 @@ class ScheduleLog:
     async def is_due(self, entry: DueEntry) -> bool:
         """Is it still to be delivered, or parked, as it stands there?"""
         return self.window.is_waiting(entry) or await self._exclusively(
-            lambda: self._index.holds_due(entry)
+            lambda: self._store.holds_due(entry)
         )
 
     async def _exclusively(self, read: Callable[[], Awaitable[T]]) -> T:
@@ -366,7 +348,7 @@ class ScheduleLog:
                     at=damage.physical_offset,
                     reason=damage.reason,
                 )
-                await self._index.forget_due()
+                await self._store.forget_due()
                 self.window.clear()
                 self.finished.clear()
                 self._positions = dict.fromkeys(self._positions, 0)
@@ -380,11 +362,7 @@ class ScheduleLog:
         """As it was when the index was kept, or later: the marks that are followed then may say the
         same again.
         """
-        snapshot = (
-            await self._store.load_snapshot(SNAPSHOT)
-            if isinstance(self._store, Snapshots)
-            else None
-        )
+        snapshot = await self._store.load_snapshot(SNAPSHOT)
         at = (await self._store.offsets(MARK_QUEUE)).first
         if snapshot is not None:
             try:

@@ -17,10 +17,10 @@ from scheduler.marks import MARK_QUEUE, Change, Parked, shown_due_ms
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import Finished, ScheduleLog
 from scheduler.scheduled_message import TIMER_QUEUE
-from storage.errors import CorruptRecord, NotSupportedByEngine, RejectedError, UnknownSchedule
+from storage.errors import CorruptRecord, RejectedError, UnknownSchedule
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.message import NEVER_MS, DueEntry, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, KeyLookup, MessageStore, read_each
+from storage.store import ANY_LABEL, LAST_MS, MessageStore
 
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_QUEUE.topic)
 _LARGEST = (1 << 31) - 1
@@ -68,7 +68,7 @@ class ScheduleLookup:
         """The schedule as it was made, whatever became of it. Raises UnknownSchedule."""
         by_place = scheduled_message.place_by_id(schedule_id)
         if by_place is not None:
-            (found,) = await read_each(self._store, [by_place], max_bytes=_READ_BYTES)
+            (found,) = await self._store.read_each([by_place], max_bytes=_READ_BYTES)
             if (
                 isinstance(found, StoredMessage)
                 and scheduled_message.schedule_id_of(found) == schedule_id
@@ -126,7 +126,7 @@ class ScheduleLookup:
         retries.
         """
         older_than: int | None = None
-        while found := await self._lookup.find_messages(
+        while found := await self._store.find_messages(
             message_id,
             topics=_DELAY_TOPICS,
             by_id=True,
@@ -138,19 +138,13 @@ class ScheduleLookup:
             older_than = found[-1].log_offset
 
     async def _last_change(self, schedule_id: str) -> Change | None:
-        for message in await self._lookup.find_messages(
+        for message in await self._store.find_messages(
             schedule_id, topics=[MARK_QUEUE.topic], max_messages=1
         ):
             mark = marks.decode(message)
             assert isinstance(mark, Change)
             return mark
         return None
-
-    @property
-    def _lookup(self) -> KeyLookup:
-        if not isinstance(self._store, KeyLookup):
-            raise NotSupportedByEngine("this engine cannot look schedules up")
-        return self._store
 
     # ----------------------------------------------------------------------------------------------
     # lists
@@ -225,7 +219,7 @@ class ScheduleLookup:
         places = [scheduled_message.message_at(one.entry.place) for one in found]
         messages: list[StoredMessage | RejectedError | CorruptRecord] = []
         while len(messages) < len(places):
-            messages += await read_each(self._store, places[len(messages) :], max_bytes=_READ_BYTES)
+            messages += await self._store.read_each(places[len(messages) :], max_bytes=_READ_BYTES)
         schedules = []
         for (entry, state), place, message in zip(found, places, messages, strict=True):
             if isinstance(message, StoredMessage):

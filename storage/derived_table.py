@@ -14,7 +14,7 @@ from typing import TypeVar
 from storage.journal import Replay
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.offset_set import OffsetSet
-from storage.store import MessageStore, Snapshot, Snapshots, SyncedPosition
+from storage.store import MessageStore, Snapshot
 
 T = TypeVar("T")
 
@@ -55,11 +55,7 @@ class DerivedTable:
 
     async def load(self) -> bytes | None:
         """Read the last snapshot; None if there is none."""
-        snapshot = (
-            await self.store.load_snapshot(self._name)
-            if isinstance(self.store, Snapshots)
-            else None
-        )
+        snapshot = await self.store.load_snapshot(self._name)
         if snapshot is None:
             return None
         for queue, queue_offset in snapshot.positions.items():
@@ -101,11 +97,7 @@ class DerivedTable:
         appended = await self.store.append(
             messages, durability=durability, from_reserve=from_reserve
         )
-        if (
-            durability is Durability.SYNCED
-            and not appended[-1].durable
-            and isinstance(self.store, SyncedPosition)
-        ):
+        if durability is Durability.SYNCED and not appended[-1].durable:
             # The sync takes longer than the engine's limit, and a decision is not answered before
             # it is on disk.
             await self.store.wait_durable(appended[-1])
@@ -136,7 +128,7 @@ class DerivedTable:
         meanwhile is replayed again.
         """
         positions = self.positions()
-        if not isinstance(self.store, Snapshots) or positions == self._saved:
+        if positions == self._saved:
             return 0
         pieces = []
         for piece in encode():

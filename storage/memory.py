@@ -1,6 +1,6 @@
 """The reference engine: everything in dicts, nothing on disk.
 
-What the other engines are compared with; what demos run on.
+Tests compare the other engine with it, and run the packages above on it.
 """
 
 import asyncio
@@ -9,16 +9,19 @@ from itertools import accumulate
 
 from storage.clock import Clock
 from storage.errors import (
+    CorruptRecord,
     InvalidRequest,
     OffsetBeyondEnd,
     OffsetExpired,
+    RejectedError,
     StoreClosed,
     UnknownQueue,
     UnknownTopic,
 )
 from storage.formats import record as records
-from storage.formats import unit
+from storage.formats import stored_record, unit
 from storage.formats.queue_entry import tag_hash
+from storage.formats.record_block import RecordBlock
 from storage.message import (
     NEVER_MS,
     Appended,
@@ -31,13 +34,12 @@ from storage.message import (
     Row,
     StoredMessage,
 )
-from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, Snapshot
+from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, ScannedRecords, Snapshot
 
 
 class MemoryMessageStore:
-    """A `MessageStore` that forgets everything when it is dropped.
-
-    What it answers is as durable as it will ever be.
+    """A `MessageStore` that forgets everything when it is dropped: every message that it stores is
+    as durable as it will ever be.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -54,9 +56,21 @@ class MemoryMessageStore:
         self._stored_at_ms = 0
         self._log_end = 0
         self._arrival = asyncio.Event()
-        # of those who wait for an arrival
+        # of readers that wait for an arrival
         self._calls: dict[QueueId, dict[Callable[[], None], None]] = {}
         self._is_closed = False
+        self._waits = True  # readers may wait
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self.stop_waiting()
+
+    @property
+    def admin(self) -> None:
+        """None: it has no files."""
+
+    # ----------------------------------------------------------------------------------------------
+    # topics
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
         known = self._counts.get(topic, 0)
@@ -70,10 +84,20 @@ class MemoryMessageStore:
             self._first[queue] = len(self._queues[queue])
         self._counts[topic] = queue_count
 
+    async def queues(self, topic: str) -> tuple[QueueId, ...]:
+        if topic not in self._counts:
+            raise UnknownTopic(f"topic {topic} does not exist")
+        return tuple(QueueId(topic, number) for number in range(self._counts[topic]))
+
+    async def topics(self) -> Mapping[str, int]:
+        return {
+            topic: count
+            for topic, count in self._counts.items()
+            if any(self._queues[q] for q in await self.queues(topic))
+        }
+
     async def delete_topic(self, topic: str) -> None:
-        """TopicDeletion."""
-        if self._is_closed:
-            raise StoreClosed
+        self._check_open()
         for number in range(self._counts.pop(topic, 0)):
             queue = QueueId(topic, number)
             self._deleted[queue] = self._queues.pop(queue)
@@ -82,13 +106,10 @@ class MemoryMessageStore:
         self._wake()
 
     def deleted_queues(self) -> int:
-        """TopicDeletion."""
         return len(self._deleted)
 
-    async def queues(self, topic: str) -> tuple[QueueId, ...]:
-        if topic not in self._counts:
-            raise UnknownTopic(f"topic {topic} does not exist")
-        return tuple(QueueId(topic, number) for number in range(self._counts[topic]))
+    # ----------------------------------------------------------------------------------------------
+    # appends
 
     async def append(
         self,
@@ -115,7 +136,7 @@ class MemoryMessageStore:
         written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
-        """RowAppends. They become messages as they do for a reader of the log."""
+        """They become messages as they do for a reader of the log."""
         if not rows:
             raise InvalidRequest("no messages in one append")
         units = [
@@ -126,12 +147,266 @@ class MemoryMessageStore:
         asyncio.get_running_loop().call_soon(done, placed)
 
     def before_write(self, call: Callable[[], None]) -> None:
-        """RowAppends. Nothing is collected here."""
+        """Call it later: appends are not collected."""
         asyncio.get_running_loop().call_soon(call)
 
+    def set_reserve(self, owed_bytes: int) -> None:
+        """Do nothing: its space does not run out."""
+
+    def pressure(self) -> float:
+        return 0.0
+
+    # ----------------------------------------------------------------------------------------------
+    # durability
+
+    def stored_offset(self) -> int:
+        return self._log_end
+
+    def synced_offset(self) -> int:
+        return self._log_end
+
+    async def flush(self) -> int:
+        self._check_open()
+        return self._log_end
+
+    def is_durable(self, log_offset: int | None) -> bool:
+        return True
+
+    async def wait_durable(self, appended: Appended) -> None:
+        """Return at once: everything is as durable as it will be."""
+
+    # ----------------------------------------------------------------------------------------------
+    # reads
+
+    async def offsets(self, queue: QueueId) -> OffsetRange:
+        return self.bounds(queue)
+
+    def bounds(self, queue: QueueId) -> OffsetRange:
+        messages = self._queue(queue)
+        return OffsetRange(self._first[queue], len(messages))
+
+    async def read(
+        self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
+    ) -> list[StoredMessage]:
+        messages = self._readable(queue, queue_offset)
+        found: list[StoredMessage] = []
+        left_bytes = max_bytes
+        for message in messages[queue_offset : queue_offset + max_messages]:
+            left_bytes -= len(message.body)
+            if left_bytes < 0 and found:
+                break
+            found.append(message)
+        return found
+
+    async def read_tagged(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int],
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Scanned:
+        return self._scan(queue, queue_offset, tag_codes, max_scanned, max_messages, max_bytes)
+
+    async def read_records(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int] | None = None,
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> ScannedRecords:
+        found = self._scan(queue, queue_offset, tag_codes, max_scanned, max_messages, max_bytes)
+        return ScannedRecords(
+            [stored_record.of_message(message) for message in found.messages], found.next_offset
+        )
+
+    async def read_each(
+        self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        found: list[StoredMessage | RejectedError | CorruptRecord] = []
+        left_bytes = max(1, max_bytes)
+        for queue, queue_offset in places:
+            if left_bytes <= 0:
+                break
+            try:
+                messages = self._readable(queue, queue_offset)
+                if queue_offset == len(messages):
+                    raise OffsetBeyondEnd(requested=queue_offset, available=self.bounds(queue))
+            except RejectedError as error:
+                found.append(error)
+            else:
+                found.append(messages[queue_offset])
+                left_bytes -= len(messages[queue_offset].body)
+        return found
+
+    def block_now(
+        self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int
+    ) -> RecordBlock | None:
+        """None: its messages are not kept as records."""
+        self._readable(queue, queue_offset)
+        return None
+
+    # ----------------------------------------------------------------------------------------------
+    # arrivals
+
+    async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
+        messages = self._queue(queue)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while (
+                    len(messages) <= queue_offset
+                    and self._waits
+                    and self._queues.get(queue) is messages
+                ):
+                    await self._arrival.wait()
+        except TimeoutError:
+            pass
+        return len(messages) > queue_offset
+
+    def call_on_arrival(self, queue: QueueId, queue_offset: int, call: Callable[[], None]) -> None:
+        if len(self._queue(queue)) > queue_offset or not self._waits:
+            call()
+        else:
+            self._calls.setdefault(queue, {})[call] = None
+
+    def forget_call(self, queue: QueueId, call: Callable[[], None]) -> None:
+        self._calls.get(queue, {}).pop(call, None)
+
+    def stop_waiting(self) -> None:
+        self._waits = False
+        self._wake()
+
+    # ----------------------------------------------------------------------------------------------
+    # committed offsets
+
+    async def committed_offset(self, group: str, queue: QueueId) -> int | None:
+        self._queue(queue)
+        return self._offsets.get((group, queue))
+
+    async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
+        end = len(self._queue(queue))
+        self._check_open()
+        if not 0 <= queue_offset <= end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=(0, end))
+        self._offsets[group, queue] = queue_offset
+
+    async def forget_offsets(self, group: str) -> None:
+        self._check_open()
+        self._offsets = {at: offset for at, offset in self._offsets.items() if at[0] != group}
+
+    def committed_queues(self, group: str) -> list[QueueId]:
+        return [queue for name, queue in self._offsets if name == group]
+
+    def committed_count(self) -> int:
+        return len(self._offsets)
+
+    # ----------------------------------------------------------------------------------------------
+    # messages by their keys
+
+    async def find_messages(
+        self,
+        key: str,
+        *,
+        topics: Collection[str],
+        by_id: bool = False,
+        from_ms: int = 0,
+        to_ms: int = LAST_MS,
+        older_than: int | None = None,
+        with_deleted: bool = False,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> list[StoredMessage]:
+        self._check_open()
+        queues = {**self._queues, **self._deleted} if with_deleted else self._queues
+        found = [
+            message
+            for queue, messages in queues.items()
+            if queue.topic in topics
+            for message in (messages if with_deleted else messages[self._first[queue] :])
+            if (key == message.message_id if by_id else key in (message.key or "").split(" "))
+            and from_ms <= message.stored_at_ms <= to_ms
+            and (older_than is None or _place(message) < older_than)
+        ]
+        found = sorted(found, key=_place, reverse=True)[:max_messages]
+        if max_bytes is not None:
+            sizes = accumulate(len(message.body) for message in found)
+            found = found[: max(2, 1 + sum(size <= max_bytes for size in sizes))]
+        return found
+
+    # ----------------------------------------------------------------------------------------------
+    # snapshots of derived tables
+
+    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        self._snapshots[name] = snapshot
+
+    async def load_snapshot(self, name: str) -> Snapshot | None:
+        self._check_open()
+        return self._snapshots.get(name)
+
+    # ----------------------------------------------------------------------------------------------
+    # index of times
+
+    def due_positions(self) -> Mapping[QueueId, int]:
+        return dict(self._due_positions)
+
+    def change_due(
+        self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
+    ) -> None:
+        self._due.update(dict.fromkeys(added))
+        for entry in taken:
+            self._due.pop(entry, None)
+        self._due_positions.update(positions)
+
+    async def read_due(
+        self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
+    ) -> DuePage:
+        self._check_open()
+        found = sorted(
+            entry
+            for entry in self._due
+            if (after is None or entry > after)
+            and entry.due_ms < until_ms
+            and entry.label in labels
+        )
+        return DuePage(
+            found[:max_entries], found[max_entries - 1] if len(found) > max_entries else None
+        )
+
+    async def holds_due(self, entry: DueEntry) -> bool:
+        self._check_open()
+        return entry in self._due
+
+    async def count_due(self, *, until_ms: int) -> int:
+        self._check_open()
+        return sum(entry.due_ms < until_ms for entry in self._due)
+
+    def due_counts(self) -> DueCounts:
+        never = sum(entry.due_ms >= NEVER_MS for entry in self._due)
+        return DueCounts(len(self._due) - never, never)
+
+    async def forget_due(self) -> None:
+        self._due.clear()
+        self._due_positions.clear()
+
+    # ----------------------------------------------------------------------------------------------
+    # progress of the delay queues
+
+    def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
+        """Do nothing: no other server goes on with it."""
+
+    def delay_progress_by_others(self) -> Mapping[QueueId, int]:
+        return {}
+
+    # ----------------------------------------------------------------------------------------------
+    # helpers
+
     def _store(self, messages: Sequence[Message]) -> Placed:
-        if self._is_closed:
-            raise StoreClosed
+        self._check_open()
         queues = [self._queue(message.queue) for message in messages]
         self._stored_at_ms = max(self._stored_at_ms, self._clock.wall_ms())
         log_offsets = range(self._log_end, self._log_end + len(messages))
@@ -151,162 +426,31 @@ class MemoryMessageStore:
         self._wake()
         return Placed(queue_offsets, log_offsets, self._stored_at_ms, durable=True)
 
-    async def read(
-        self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
-    ) -> list[StoredMessage]:
-        messages = self._queue(queue)
-        if self._is_closed:
-            raise StoreClosed
-        if queue_offset < self._first[queue]:
-            raise OffsetExpired(
-                requested=queue_offset, available=(self._first[queue], len(messages))
-            )
+    def _readable(self, queue: QueueId, queue_offset: int) -> list[StoredMessage]:
+        """All messages of the queue, which can be read from this offset on. Raises as `read`."""
+        self._check_open()
+        messages, first = self._queue(queue), self._first[queue]
+        if queue_offset < first:
+            raise OffsetExpired(requested=queue_offset, available=(first, len(messages)))
         if queue_offset > len(messages):
-            raise OffsetBeyondEnd(requested=queue_offset, available=(0, len(messages)))
-        found: list[StoredMessage] = []
-        left_bytes = max_bytes
-        for message in messages[queue_offset : queue_offset + max_messages]:
-            left_bytes -= len(message.body)
-            if left_bytes < 0 and found:
-                break
-            found.append(message)
-        return found
+            raise OffsetBeyondEnd(requested=queue_offset, available=(first, len(messages)))
+        return messages
 
-    def bounds(self, queue: QueueId) -> OffsetRange:
-        """RowAppends."""
-        messages = self._queue(queue)
-        return OffsetRange(self._first[queue], len(messages))
-
-    async def offsets(self, queue: QueueId) -> OffsetRange:
-        return self.bounds(queue)
-
-    async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
-        messages = self._queue(queue)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while (
-                    len(messages) <= queue_offset
-                    and not self._is_closed
-                    and self._queues.get(queue) is messages
-                ):
-                    await self._arrival.wait()
-        except TimeoutError:
-            pass
-        return len(messages) > queue_offset
-
-    def call_on_arrival(self, queue: QueueId, queue_offset: int, call: Callable[[], None]) -> None:
-        if len(self._queue(queue)) > queue_offset or self._is_closed:
-            call()
-        else:
-            self._calls.setdefault(queue, {})[call] = None
-
-    def forget_call(self, queue: QueueId, call: Callable[[], None]) -> None:
-        self._calls.get(queue, {}).pop(call, None)
-
-    async def committed_offset(self, group: str, queue: QueueId) -> int | None:
-        self._queue(queue)
-        return self._offsets.get((group, queue))
-
-    async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
-        end = len(self._queue(queue))
-        if self._is_closed:
-            raise StoreClosed
-        if not 0 <= queue_offset <= end:
-            raise OffsetBeyondEnd(requested=queue_offset, available=(0, end))
-        self._offsets[group, queue] = queue_offset
-
-    async def forget_offsets(self, group: str) -> None:
-        if self._is_closed:
-            raise StoreClosed
-        self._offsets = {at: offset for at, offset in self._offsets.items() if at[0] != group}
-
-    def committed_queues(self, group: str) -> list[QueueId]:
-        return [queue for name, queue in self._offsets if name == group]
-
-    def committed_count(self) -> int:
-        return len(self._offsets)
-
-    async def aclose(self) -> None:
-        self._is_closed = True
-        self._wake()
-
-    async def topics(self) -> Mapping[str, int]:
-        """TopicListing."""
-        return {
-            topic: count
-            for topic, count in self._counts.items()
-            if any(self._queues[q] for q in await self.queues(topic))
-        }
-
-    def is_durable(self, log_offset: int | None) -> bool:
-        """SyncedPosition."""
-        return True
-
-    def stored_offset(self) -> int:
-        """SyncedPosition."""
-        return self._log_end
-
-    def synced_offset(self) -> int:
-        """SyncedPosition."""
-        return self._log_end
-
-    async def flush(self) -> int:
-        """SyncedPosition."""
-        return self._log_end
-
-    async def wait_durable(self, appended: Appended) -> None:
-        """SyncedPosition."""
-
-    async def find_messages(
-        self,
-        key: str,
-        *,
-        topics: Collection[str],
-        by_id: bool = False,
-        from_ms: int = 0,
-        to_ms: int = LAST_MS,
-        older_than: int | None = None,
-        with_deleted: bool = False,
-        max_messages: int,
-        max_bytes: int | None = None,
-    ) -> list[StoredMessage]:
-        """KeyLookup."""
-        if self._is_closed:
-            raise StoreClosed
-        queues = {**self._queues, **self._deleted} if with_deleted else self._queues
-        found = [
-            message
-            for queue, messages in queues.items()
-            if queue.topic in topics
-            for message in (messages if with_deleted else messages[self._first[queue] :])
-            if (key == message.message_id if by_id else key in (message.key or "").split(" "))
-            and from_ms <= message.stored_at_ms <= to_ms
-            and (older_than is None or _place(message) < older_than)
-        ]
-        found = sorted(found, key=_place, reverse=True)[:max_messages]
-        if max_bytes is not None:
-            sizes = accumulate(len(message.body) for message in found)
-            found = found[: max(2, 1 + sum(size <= max_bytes for size in sizes))]
-        return found
-
-    async def read_tagged(
+    def _scan(
         self,
         queue: QueueId,
         queue_offset: int,
-        *,
-        tag_codes: Collection[int],
+        tag_codes: Collection[int] | None,
         max_scanned: int,
         max_messages: int,
         max_bytes: int,
     ) -> Scanned:
-        """TagCodes."""
+        messages = self._readable(queue, queue_offset)
         found: list[StoredMessage] = []
         left_bytes = max_bytes
         at = queue_offset
-        for message in await self.read(
-            queue, queue_offset, max_messages=max_scanned, max_bytes=1 << 62
-        ):
-            if tag_hash(message.tag) in tag_codes:
+        for message in messages[queue_offset : queue_offset + max_scanned]:
+            if tag_codes is None or tag_hash(message.tag) in tag_codes:
                 left_bytes -= len(message.body)
                 if found and (left_bytes < 0 or len(found) == max_messages):
                     break
@@ -314,59 +458,9 @@ class MemoryMessageStore:
             at += 1
         return Scanned(found, at)
 
-    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """Snapshots."""
-        self._snapshots[name] = snapshot
-
-    async def load_snapshot(self, name: str) -> Snapshot | None:
-        """Snapshots."""
-        return self._snapshots.get(name)
-
-    def due_positions(self) -> Mapping[QueueId, int]:
-        """DueIndex."""
-        return dict(self._due_positions)
-
-    def change_due(
-        self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
-    ) -> None:
-        """DueIndex."""
-        self._due.update(dict.fromkeys(added))
-        for entry in taken:
-            self._due.pop(entry, None)
-        self._due_positions.update(positions)
-
-    async def read_due(
-        self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
-    ) -> DuePage:
-        """DueIndex."""
-        found = sorted(
-            entry
-            for entry in self._due
-            if (after is None or entry > after)
-            and entry.due_ms < until_ms
-            and entry.label in labels
-        )
-        return DuePage(
-            found[:max_entries], found[max_entries - 1] if len(found) > max_entries else None
-        )
-
-    async def holds_due(self, entry: DueEntry) -> bool:
-        """DueIndex."""
-        return entry in self._due
-
-    async def count_due(self, *, until_ms: int) -> int:
-        """DueIndex."""
-        return sum(entry.due_ms < until_ms for entry in self._due)
-
-    def due_counts(self) -> DueCounts:
-        """DueIndex."""
-        never = sum(entry.due_ms >= NEVER_MS for entry in self._due)
-        return DueCounts(len(self._due) - never, never)
-
-    async def forget_due(self) -> None:
-        """DueIndex."""
-        self._due.clear()
-        self._due_positions.clear()
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosed
 
     def _queue(self, queue: QueueId) -> list[StoredMessage]:
         try:
@@ -381,7 +475,7 @@ class MemoryMessageStore:
         )
 
     def _wake(self) -> None:
-        """Everybody looks again; a wake-up carries no data."""
+        """Call every waiting reader; it carries no data."""
         self._arrival.set()
         self._arrival = asyncio.Event()
         calls, self._calls = self._calls, {}

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from storage.clock import Clock
-from storage.errors import NotSupportedByEngine, OffsetExpired, UnknownTransaction
+from storage.errors import OffsetExpired, UnknownTransaction
 from storage.identifiers import Identifiers
 from storage.keyed_locks import KeyedLocks
 from storage.message import Message, QueueId, StoredMessage
-from storage.store import KeyLookup, MessageStore, RowAppends
+from storage.store import MessageStore
 from txn import half_message, history, recall
 from txn.begin import Begin, Begins, Outcome
 from txn.checkback import Checkback
@@ -68,11 +68,7 @@ class TransactionCoordinator:
         self._decisions = Decisions(self._journal, self._locks, delay)
         self._checkback = Checkback(self._journal, self._locks)
         self._put_back = PutBack(self._journal, self._locks)
-        self.plain = (
-            PlainTransactions(self._journal, self._locks, options, store)
-            if isinstance(store, RowAppends)
-            else None
-        )
+        self.plain = PlainTransactions(self._journal, self._locks, options)
         self.table = self._journal.table
         self._is_stopping = False
 
@@ -200,7 +196,7 @@ class TransactionCoordinator:
     async def as_of(self, transaction_id: str, at_ms: int) -> Transaction:
         """How it stood at that moment, in wall milliseconds.
 
-        Raises as `get`, NotSupportedByEngine.
+        Raises as `get`.
         """
         transaction = await self.get(transaction_id)
         found = await recall.as_of(self._store, transaction, at_ms)
@@ -211,11 +207,9 @@ class TransactionCoordinator:
     async def history(self, transaction_id: str) -> list[Event]:
         """The transaction's events, oldest first.
 
-        Raises UnknownTransaction, TransactionExpired, NotSupportedByEngine.
+        Raises UnknownTransaction, TransactionExpired.
         """
         transaction = await self._journal.find(transaction_id)
-        if not isinstance(self._store, KeyLookup):
-            raise NotSupportedByEngine("the engine does not find messages by their key")
         find = self._store.find_messages
         found = await find(
             transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS

@@ -16,7 +16,7 @@ from storage.formats import parts
 from storage.identifiers import Identifiers
 from storage.keyed_conditions import KeyedConditions
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
-from storage.store import MessageStore, Reserve
+from storage.store import MessageStore
 from txn import half_message, recall
 from txn.half_message import (
     CHECK_QUEUE,
@@ -58,10 +58,6 @@ class Journal:
         self.table = TransactionTable(decided_kept=decided_kept)
         self.checks = OpenChecks(clock)
         self.conditions = KeyedConditions()
-        # A commit writes all of its transaction again: that much is to be kept free.
-        self._set_reserve = (
-            store.set_reserve if isinstance(store, Reserve) else lambda owed_bytes: None
-        )
         # Held marks and check events only tell how far the checking has come: without one a
         # producer is checked once more.
         self.log = DerivedTable(
@@ -128,8 +124,10 @@ class Journal:
         self.log.count_offsets(queue, queue_offsets)
 
     def set_reserve(self) -> None:
-        """Tell the store what the commits of all undecided transactions would take."""
-        self._set_reserve(self.table.open_bytes)
+        """Give the store the bytes that the commits of all undecided transactions would take: a
+        commit writes all of its transaction again.
+        """
+        self.store.set_reserve(self.table.open_bytes)
 
     def begun(self, transaction: Transaction) -> None:
         """Its half messages were appended."""
@@ -287,4 +285,4 @@ class Journal:
 
     def replayed(self) -> None:
         """The table reflects all of the log."""
-        self._set_reserve(self.table.open_bytes)
+        self.set_reserve()

@@ -17,7 +17,6 @@ from storage.errors import MessagingError
 from storage.formats import check_pass, properties, queue_entry
 from storage.keyed_locks import KeyedLocks
 from storage.message import Appended, Durability, Placed, QueueId, Row, TransactionBits
-from storage.store import RowAppends, SyncedPosition
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import (
     DECIDED_BY,
@@ -83,16 +82,14 @@ class Kept(NamedTuple):
 
 
 class PlainTransactions:
-    """Event loop only. `store` is the journal's."""
+    """Begins and decides plain transactions. Event loop only."""
 
-    def __init__(
-        self, journal: Journal, locks: KeyedLocks, options: TransactionOptions, store: RowAppends
-    ) -> None:
+    def __init__(self, journal: Journal, locks: KeyedLocks, options: TransactionOptions) -> None:
         self._journal = journal
         self._table = journal.table
         self._locks = locks
         self._options = options
-        self._store = store
+        self._store = journal.store
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._kept_bytes = 0
 
@@ -113,7 +110,7 @@ class PlainTransactions:
     ) -> None:
         """Store the half messages; then `done` or `failed`.
 
-        Raises what `RowAppends.append_rows` raises at once.
+        Raises what `MessageStore.append_rows` raises at once.
         """
         journal = self._journal
         now_ms = journal.clock.wall_ms()
@@ -228,8 +225,7 @@ class PlainTransactions:
         """Commit or roll back, for their producers, what `take` has taken; then `done` or `failed`,
         and others have their turn.
 
-        Raises at once what `RowAppends.append_rows` raises, and UnknownTopic; nothing is given back
-        then.
+        Raises at once what `append_rows` raises, and UnknownTopic; nothing is given back then.
         """
         now_ms = self._journal.clock.wall_ms()
         rows: list[Row] = []
@@ -272,8 +268,7 @@ class PlainTransactions:
                 durable=False,
             )
             try:
-                if isinstance(self._store, SyncedPosition):
-                    await self._store.wait_durable(last)
+                await self._store.wait_durable(last)
             except MessagingError as error:
                 refused(error)
             else:

@@ -2,9 +2,9 @@
 forgotten, and how one stood.
 """
 
-from storage.errors import NotSupportedByEngine, OffsetExpired
+from storage.errors import OffsetExpired
 from storage.message import StoredMessage
-from storage.store import KeyLookup, MessageStore
+from storage.store import MessageStore
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
 from txn.table import TransactionTable
@@ -16,15 +16,13 @@ _READ_BYTES = 8 << 20
 
 
 async def by_id(store: MessageStore, transaction_id: str) -> Transaction | None:
-    """None where there is none, or the engine cannot look anything up."""
+    """The decided transaction of this id; None where there is none."""
     found = await _by_key_of_op(store, transaction_id, most=1)
     return found[0] if found else None
 
 
 async def was_decided(store: MessageStore, transaction_id: str) -> bool:
     """Is there a decision of this transaction, whether or not its messages are still there?"""
-    if not isinstance(store, KeyLookup):
-        return False
     return bool(await store.find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=1))
 
 
@@ -41,18 +39,12 @@ async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Trans
 
 
 async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Transaction | None:
-    """How it stood at that moment, in wall milliseconds; None before it was begun.
-
-    Raises NotSupportedByEngine.
-    """
+    """The transaction as it was then, in wall milliseconds; None before it was begun."""
     if at_ms < transaction.prepared_at_ms:
         return None
     if transaction.resolved_at_ms is not None and transaction.resolved_at_ms <= at_ms:
         return transaction  # nothing changes a decided one any more
-    if not isinstance(store, KeyLookup):
-        raise NotSupportedByEngine("the engine does not find messages by their key")
-    find = store.find_messages
-    checks = await find(
+    checks = await store.find_messages(
         transaction.transaction_id,
         topics=[CHECK_QUEUE.topic],
         to_ms=at_ms,
@@ -80,14 +72,12 @@ def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) ->
 
 async def _by_key_of_op(store: MessageStore, key: str, *, most: int) -> list[Transaction]:
     """Those of the newest ops, newest first, whose halves are still there."""
-    if not isinstance(store, KeyLookup):
-        return []
     ops = await store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=most)
-    found = [await _rebuilt(store, store, half_message.read_op(op)) for op in ops]
+    found = [await _rebuilt(store, half_message.read_op(op)) for op in ops]
     return [transaction for transaction in found if transaction is not None]
 
 
-async def _rebuilt(store: MessageStore, lookup: KeyLookup, op: Op) -> Transaction | None:
+async def _rebuilt(store: MessageStore, op: Op) -> Transaction | None:
     assert op.transaction_id is not None
     halves: list[StoredMessage] = []
     for half_offset in op.half_offsets:
@@ -100,7 +90,7 @@ async def _rebuilt(store: MessageStore, lookup: KeyLookup, op: Op) -> Transactio
         facts = half_message.facts_of(halves[0])
         if facts is not None and len(halves) == facts.message_count:
             break  # behind them the op names those of which they are copies
-    checks = await lookup.find_messages(
+    checks = await store.find_messages(
         op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
     )
     table = TransactionTable(decided_kept=1)

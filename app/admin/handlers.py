@@ -37,17 +37,7 @@ from app.store_tasks import StoreTask
 from app.tasks.handlers import view_own
 from app.tasks.schemas import StoreFinding, Task
 from scheduler.loops import LoopReport
-from storage.errors import NotSupportedByEngine
-from storage.store import (
-    Recovery,
-    RecoveryReport,
-    Retention,
-    Scrubbing,
-    ScrubStatus,
-    Status,
-    SyncedPosition,
-    Verifiable,
-)
+from storage.store_status import RecoveryReport, ScrubStatus
 
 log = structlog.get_logger()
 
@@ -71,9 +61,7 @@ async def get_disk(services: Services, _: Call) -> Reply:
     are rejected. `writable` says whether new messages are accepted, and `projected_full_at` when
     that ends at the present rate.
     """
-    if not isinstance(services.store, Retention):
-        raise NotSupportedByEngine("the engine has no disk of its own")
-    usage = services.store.disk_usage()
+    usage = services.admin.disk_usage()
     full_at_ms = usage.projected_full_at_ms
     return reply(
         200,
@@ -99,9 +87,8 @@ async def list_loops(services: Services, _: Call) -> Reply:
 @operation("GET", "/v1/admin/store", "getStore", tag="admin", answers={200: Store})
 async def get_store(services: Services, _: Call) -> Reply:
     """Get metrics of the store."""
-    if not isinstance(services.store, Status):
-        raise NotSupportedByEngine("the engine does not say how it is in numbers")
-    status = services.store.status()
+    admin = services.admin
+    status = admin.status()
     transactions = services.transactions.table
     return reply(
         200,
@@ -118,9 +105,7 @@ async def get_store(services: Services, _: Call) -> Reply:
             connections=Descriptors(
                 open=len(services.connections), limit=services.connections.limit
             ),
-            scrub=_scrub(services.store.scrub_status())
-            if isinstance(services.store, Scrubbing)
-            else UNSET,
+            scrub=_scrub(admin.scrub_status()),
             dispatch_lag_bytes=max(0, status.durable_end - status.visible_end),
             replay_bytes=status.replay_backlog_bytes,
             queued_bytes=status.queued_bytes,
@@ -143,7 +128,7 @@ async def get_store(services: Services, _: Call) -> Reply:
 async def flush_store(services: Services, _: Call) -> Reply:
     """Sync everything stored so far to disk. The response is sent when it is on disk."""
     begun_ms = services.clock.monotonic_ms()
-    synced_offset = await _synced_position(services).flush()
+    synced_offset = await services.store.flush()
     return reply(
         200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms)
     )
@@ -161,13 +146,11 @@ async def verify_store(services: Services, _: Call) -> Reply:
     """Verify every file of the store, as a task. While the task runs, another request returns the
     same task.
     """
-    store = services.store
-    if not isinstance(store, Verifiable):
-        raise NotSupportedByEngine("the engine has no files that could be verified")
+    admin = services.admin
 
     async def verify(task: StoreTask) -> None:
         task.note_findings(())
-        running = await store.begin_verification()
+        running = await admin.begin_verification()
         try:
             while (step := await running.step()) is not None:
                 task.total, task.done = running.total_bytes, task.done + step.read_bytes
@@ -202,24 +185,22 @@ async def run_retention(services: Services, _: Call, given: RetentionInput) -> R
     Unexpired segments stay. `dry_run` lists the expired ones. Undecided transactions and scheduled
     messages in them are stored again first, as in scheduled runs.
     """
-    store = services.store
-    if not isinstance(store, Retention):
-        raise NotSupportedByEngine("the engine drops nothing by itself")
+    admin = services.admin
 
     async def expired_bytes() -> int:
         return sum(
-            segment.end - segment.begin for segment in await expired_segments(services, store)
+            segment.end - segment.begin for segment in await expired_segments(services, admin)
         )
 
     async def run(task: StoreTask) -> None:
         task.total = left = await expired_bytes()
-        while left and await expire(services, store, at_any_hour=True):
+        while left and await expire(services, admin, at_any_hour=True):
             left = await expired_bytes()
             task.done = max(task.done, task.total - left)
         log.info("retention_run", task_id=task.task_id, dropped_bytes=task.done)
 
     if given.dry_run:
-        segments = await expired_segments(services, store)
+        segments = await expired_segments(services, admin)
         names = [segment.name for segment in segments]
         length = sum(segment.end - segment.begin for segment in segments)
         preview = RetentionPreview(
@@ -243,11 +224,9 @@ async def get_recovery_report(services: Services, _: Call) -> Reply:
 
     Whether the last stop was clean, how much was cut, and how long it took.
     """
-    if not isinstance(services.store, Recovery):
-        raise NotSupportedByEngine("the engine does not say what its start found")
-    store = services.store
-    earlier = [StartView(**_start(report)) for report in store.earlier_recoveries]
-    return reply(200, RecoveryView(**_start(store.recovery), earlier=earlier))
+    admin = services.admin
+    earlier = [StartView(**_start(report)) for report in admin.earlier_recoveries]
+    return reply(200, RecoveryView(**_start(admin.recovery), earlier=earlier))
 
 
 @operation("GET", "/v1/admin/config", "getConfig", tag="admin", answers={200: Config})
@@ -278,7 +257,7 @@ async def get_durability(services: Services, call: Call, query: DurabilityQuery)
     With `wait_ms` the response waits until the given offset is synced, so that a buffered message
     becomes a synced one.
     """
-    store = _synced_position(services)
+    store = services.store
     stored_end = store.stored_offset()
     offset = stored_end - 1 if query.offset is UNSET else query.offset
     if query.wait_ms and store.synced_offset() <= offset < stored_end:
@@ -317,12 +296,6 @@ def _scrub(status: ScrubStatus) -> Scrub:
         findings=[StoreFinding.of(finding) for finding in status.findings[:_MOST_FINDINGS]],
         findings_omitted=max(0, len(status.findings) - _MOST_FINDINGS),
     )
-
-
-def _synced_position(services: Services) -> SyncedPosition:
-    if not isinstance(services.store, SyncedPosition):
-        raise NotSupportedByEngine("the engine does not say what is on disk")
-    return services.store
 
 
 def _view(report: LoopReport) -> Loop:

@@ -22,13 +22,11 @@ from app.services import Services
 from audit.verdicts import FAIL_ON, FLAGS, VERDICTS, verdict
 from storage.errors import (
     Backpressure,
-    NotSupportedByEngine,
     OffsetBeyondEnd,
     OffsetExpired,
     TransactionExpired,
 )
 from storage.message import StoredMessage, TransactionBits
-from storage.store import KeyLookup, SegmentListing, Status
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE
 from txn.recall import MOST_CHECKS
@@ -51,9 +49,7 @@ async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
 
     It needs no Spark.
     """
-    if not isinstance(services.store, KeyLookup):
-        raise NotSupportedByEngine("this engine cannot look messages up")
-    evidence = await _evidence(services, services.store, transaction_id)
+    evidence = await _evidence(services, transaction_id)
     facts = proof.facts_of(evidence, log_begin=_log_begin(services))
     found = verdict(facts)
     assert found is not None, facts
@@ -84,12 +80,11 @@ async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
 )
 async def list_segments(services: Services, _: Call, query: ListAuditSegmentsQuery) -> Reply:
     """List the segments of the log."""
-    if not isinstance(services.store, SegmentListing):
-        raise NotSupportedByEngine("the log of this engine does not lie in files of ours")
+    admin = services.admin
     after = (
         -1 if query.page_token is UNSET else pages.decode_number_token("segments", query.page_token)
     )
-    found = [segment for segment in await services.store.segments() if segment.begin > after]
+    found = [segment for segment in await admin.segments() if segment.begin > after]
     page = LogSegmentPage(
         items=[
             LogSegment(
@@ -109,14 +104,13 @@ async def list_segments(services: Services, _: Call, query: ListAuditSegmentsQue
     return reply(200, page)
 
 
-async def _evidence(services: Services, lookup: KeyLookup, transaction_id: str) -> Evidence:
+async def _evidence(services: Services, transaction_id: str) -> Evidence:
     """Raises UnknownTransaction, Backpressure while its messages are not on disk, CorruptRecord."""
+    find_messages = services.store.find_messages
     places: set[int] = set()
     with suppress(TransactionExpired):  # its decision is left, and says so
         places |= (await services.transactions.get(transaction_id)).half_offsets
-    ops = await lookup.find_messages(
-        transaction_id, topics=[OP_QUEUE.topic], max_messages=_MOST_OPS
-    )
+    ops = await find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=_MOST_OPS)
     for op in ops:
         places |= set(half_message.read_op(op).half_offsets)
     halves = [half for place in sorted(places) for half in await _half(services, place)]
@@ -126,10 +120,10 @@ async def _evidence(services: Services, lookup: KeyLookup, transaction_id: str) 
         half.message_id: half_message.real_queue(half).topic for half in halves
     }.items():
         topics = {topic, *DELAY_TOPICS}
-        finals += await lookup.find_messages(
+        finals += await find_messages(
             message_id, topics=topics, by_id=True, with_deleted=True, max_messages=_MOST_FINALS
         )  # fmt: skip
-    checks = await lookup.find_messages(
+    checks = await find_messages(
         transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
     )
     return Evidence(
@@ -152,7 +146,8 @@ async def _half(services: Services, queue_offset: int) -> list[StoredMessage]:
 
 
 def _log_begin(services: Services) -> int:
-    return services.store.status().first_offset if isinstance(services.store, Status) else 0
+    admin = services.store.admin
+    return 0 if admin is None else admin.status().first_offset
 
 
 def _record(message: StoredMessage) -> AuditRecord:

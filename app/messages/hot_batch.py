@@ -52,7 +52,7 @@ class HotBatches:
             entries = _decode(memoryview(data)[body_at:]).entries
         except (MessagingError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
-        if services.row_store is None or len(entries) * ENTRY_COST_BYTES > LOOP_BYTES:
+        if len(entries) * ENTRY_COST_BYTES > LOOP_BYTES:
             return False
         entry_ids = [entry.id for entry in entries]
         given_ids = [entry_id for entry_id in entry_ids if entry_id is not UNSET]
@@ -79,12 +79,11 @@ class HotBatches:
 
     def _append(self, services: Services, taken: list[_Taken], begun: float) -> None:
         """Each batch is an append of its own, which is refused by itself; the writer joins them."""
-        assert services.row_store is not None
         for one in taken:
             answer = self._turn.ending([one], partial(self._answer, services, one, begun))
             refuse = self._turn.ending([one], partial(self._refuse, services, one, begun))
             try:
-                services.row_store.append_rows(
+                services.store.append_rows(
                     one.rows, durability=one.durability, done=answer, failed=refuse
                 )
             except Exception as error:  # noqa: BLE001

@@ -96,9 +96,7 @@ class HotPulls:
         block = None
         try:
             services = self._parts.get_services() if waited is None else waited.services
-            store = services.block_store
-            if store is None:
-                return None
+            store = services.store
             queue = services.topics.get(topic_name.decode("ascii")).queue(int(number))
             bounds = store.bounds(queue)
             count = min(wanted.max_messages, bounds.end - offset)
@@ -114,9 +112,7 @@ class HotPulls:
                     again = partial(
                         self._answer, media_type, has_gzip, data, _Waited(services, until_ms, begun)
                     )
-                    return services.parking.wait_for_arrival(
-                        services.store, queue, offset, until_ms, again
-                    )
+                    return services.parking.wait_for_arrival(store, queue, offset, until_ms, again)
             if count:
                 if waited is not None and not self._parts.bodies.has_plenty(wanted.max_bytes):
                     return None

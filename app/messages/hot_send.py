@@ -78,9 +78,8 @@ class HotSends:
             if rows is None:
                 self._append_each(services, taken, begun)
                 return
-            assert services.row_store is not None
             answers = _Answers(services, self._turn, taken, ids, rows, durability, begun)
-            services.row_store.append_rows(
+            services.store.append_rows(
                 rows,
                 durability=durability,
                 done=self._turn.ending(taken, answers.send),

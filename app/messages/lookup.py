@@ -28,14 +28,13 @@ from storage.errors import (
     CorruptRecord,
     InvalidRequest,
     MessageGone,
-    NotSupportedByEngine,
     UnknownSchedule,
 )
 from storage.formats import names, properties
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.identifiers import made_at_ms
 from storage.message import StoredMessage
-from storage.store import LAST_MS, KeyLookup, Retention
+from storage.store import LAST_MS
 
 _FIND_PROBLEMS = (
     "message_not_found",
@@ -73,7 +72,7 @@ async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Re
     topic = services.topics.get(query.topic)
     token = query.page_token
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
-    found = await _lookup(services).find_messages(
+    found = await services.store.find_messages(
         query.key,
         topics=[topic.name],
         from_ms=0 if query.from_ is UNSET else codec.parse_time(query.from_, "/query/from"),
@@ -225,7 +224,7 @@ async def _find(services: Services, message_id: str) -> StoredMessage:
         )
     topics = [topic.name for topic in services.topics.all()]
     try:
-        found = await _lookup(services).find_messages(
+        found = await services.store.find_messages(
             message_id, topics=topics, by_id=True, max_messages=1
         )
         if not found and await _has_expired(services, message_id):
@@ -277,21 +276,15 @@ async def _has_expired(services: Services, message_id: str) -> bool:
 
     Not so of a message which waits for its time or its decision.
     """
-    made_ms = made_at_ms(message_id, "msg")
-    if made_ms is None or not isinstance(services.store, Retention):
+    made_ms, admin = made_at_ms(message_id, "msg"), services.store.admin
+    if made_ms is None or admin is None:
         return False
-    oldest_ms = await services.store.oldest_stored_at_ms()
+    oldest_ms = await admin.oldest_stored_at_ms()
     if oldest_ms is None or made_ms >= oldest_ms:
         return False
-    return not await _lookup(services).find_messages(
+    return not await services.store.find_messages(
         message_id, topics=_WAITING, by_id=True, max_messages=1
     )
-
-
-def _lookup(services: Services) -> KeyLookup:
-    if not isinstance(services.store, KeyLookup):
-        raise NotSupportedByEngine("this engine cannot look messages up")
-    return services.store
 
 
 def _range(header: str, length: int) -> range | None:

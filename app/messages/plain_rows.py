@@ -20,7 +20,7 @@ from app.problems import Refusal
 from app.registry.topics import Topic
 from storage.formats import queue_entry
 from storage.message import Durability, Placed, Row, TransactionBits
-from storage.store import RowAppends
+from storage.store import MessageStore
 
 T = TypeVar("T")
 BodyOf = Callable[[Any, Raw | UnsetType, int], bytes | None]
@@ -127,7 +127,7 @@ def body_of(payload: Any, json: Raw | UnsetType, depth: int) -> bytes | None:
 
 
 async def append_rows(
-    store: RowAppends, rows: Sequence[Row], *, durability: Durability | None
+    store: MessageStore, rows: Sequence[Row], *, durability: Durability | None
 ) -> Placed:
     """Append rows as `MessageStore.append` does messages, with what that raises."""
     answer: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()

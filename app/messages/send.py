@@ -526,14 +526,10 @@ async def _send_plain_batch(
     services: Services, call: Call, topic: Topic, batch: PlainBatch
 ) -> Reply | None:
     """Append the batch and answer; None where it is not plain after all, and nothing was done."""
-    store, entries = services.row_store, batch.entries
+    entries = batch.entries
     entry_ids = [entry.id for entry in entries]
     given_ids = [entry_id for entry_id in entry_ids if entry_id is not UNSET]
-    if (
-        store is None
-        or not services.topics.knows(topic.name)
-        or len(set(given_ids)) < len(given_ids)
-    ):
+    if not services.topics.knows(topic.name) or len(set(given_ids)) < len(given_ids):
         return None
     messages = [entry.message for entry in entries]
     message_ids = services.identifiers.many("msg", len(entries))
@@ -557,7 +553,7 @@ async def _send_plain_batch(
     if rows is None:
         return None
     durability = strongest_of(messages)
-    placed = await plain_rows.append_rows(store, rows, durability=durability)
+    placed = await plain_rows.append_rows(services.store, rows, durability=durability)
     services.metrics.messages_in.inc(len(rows))
     status = 202 if is_late(services, placed.durable, durability) else 201
     body = plain_rows.answer_of(entry_ids, message_ids, rows, placed, status=status)

@@ -129,7 +129,7 @@ class _Stream:
     def __init__(self, services: Services, call: Call, form: Form, topic: Topic) -> None:
         self.pieces: asyncio.Queue[_Piece | None] = asyncio.Queue()
         self._services = services
-        self._store = services.row_store
+        self._store = services.store
         self._call = call
         self._form = form
         self._topic = topic
@@ -271,7 +271,7 @@ class _Stream:
 
     def _plain(self, lines: Sequence[bytes | None], size: int) -> _Plain | None:
         """The lines, where all are plain."""
-        if size > THREAD_BYTES or self._store is None:
+        if size > THREAD_BYTES:
             return None
         entries: list[PlainEntry] = []
         for line in lines:
@@ -300,7 +300,6 @@ class _Stream:
         services = self._services
         entry_ids, message_ids, rows, durability = plain
         try:
-            assert self._store is not None
             placed = await plain_rows.append_rows(self._store, rows, durability=durability)
         except RejectedError:
             return await _as_lines(self._append_together(await self._build_all(lines, size)))

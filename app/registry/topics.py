@@ -1,7 +1,7 @@
 """The topics: rows in SQL, all of them in memory too, and made known to the store."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal
 
@@ -27,7 +27,7 @@ from storage.errors import (
 )
 from storage.formats import names
 from storage.message import QueueId
-from storage.store import MessageStore, TopicDeletion, TopicListing
+from storage.store import MessageStore
 
 log = structlog.get_logger()
 
@@ -168,10 +168,7 @@ class Topics:
                 settings, schema, created_at_ms=created_at_ms, revision=revision
             )
             await self._store.create_topic(settings.topic, queue_count=settings.queues)
-        stored: Mapping[str, int] = (
-            await self._store.topics() if isinstance(self._store, TopicListing) else {}
-        )
-        for name, queue_count in stored.items():
+        for name, queue_count in (await self._store.topics()).items():
             if (
                 name not in self._topics
                 and name not in self._deleting
@@ -341,9 +338,8 @@ class Topics:
         known = sum(
             [topic.settings.queues for topic in (*self._topics.values(), *self._deleting.values())]
         )
-        deleted = self._store.deleted_queues() if isinstance(self._store, TopicDeletion) else 0
         check_limit(
-            known + deleted + more,
+            known + self._store.deleted_queues() + more,
             self._limits.max_queues,
             "queues of all topics",
             pointer="/queues",

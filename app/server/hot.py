@@ -164,7 +164,7 @@ class HotTurn(Generic[T]):
         byte_count = len(taken.data)
         if not self._newest or self._newest_bytes + byte_count > _MAX_TURN_BYTES:
             self._newest, self._newest_bytes = [], 0
-            services.before_write(partial(self._end, services, self._newest, perf_counter()))
+            services.store.before_write(partial(self._end, services, self._newest, perf_counter()))
         self._parts.bodies.used_bytes += byte_count
         self._newest_bytes += byte_count
         self._newest.append(taken)

@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import Timestamp
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
-from storage.store import Finding
+from storage.store_status import Finding
 
 
 class TaskFailure(msgspec.Struct, kw_only=True, gc=False):

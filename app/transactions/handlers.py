@@ -1,7 +1,6 @@
 """Transactions over HTTP: from JSON to the coordinator, and back."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,7 +34,7 @@ from app.transactions.schemas import (
     TransactionPage,
     TransactionSummary,
 )
-from storage.errors import MessagingError, NotSupportedByEngine, TransactionConflict
+from storage.errors import MessagingError, TransactionConflict
 from storage.formats import names
 from storage.message import Message
 from txn import transaction as txn
@@ -248,9 +247,7 @@ async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
     """Explain a transaction in words. Its state, the reason for it, and the next step."""
     transactions = services.transactions
     transaction = await transactions.get(transaction_id)
-    events: list[Event] = []
-    with suppress(NotSupportedByEngine):
-        events = await transactions.history(transaction_id)
+    events = await transactions.history(transaction_id)
     group = services.producer_groups.find(transaction.producer_group)
     known = Known(
         transaction=transaction,

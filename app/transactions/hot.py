@@ -75,7 +75,7 @@ class HotBegins:
             return False
         plain = services.transactions.plain
         message = plain_of(one.message, topic, "transactional", depth=_MESSAGE_DEPTH)
-        if group is None or plain is None or message is None or not self._turn.has_room(data):
+        if group is None or message is None or not self._turn.has_room(data):
             return False
         if not plain.may_begin(len(self._turn) + 1) or not services.topics.begin_use(topic.name):
             return False
@@ -121,10 +121,8 @@ class HotBegins:
             )
             for one, message_id, transaction_id in zip(taken, message_ids, ids, strict=True)
         ]
-        plain = services.transactions.plain
-        assert plain is not None
         turn = self._turn
-        plain.begin(
+        services.transactions.plain.begin(
             asked, _POLICY, done=turn.ending(taken, answer), failed=turn.ending(taken, refuse)
         )
 
@@ -182,10 +180,8 @@ class HotDecisions:
         except MessagingError:
             return False
         (transaction_id,) = asked.parts
-        kept = (
-            None if plain is None or not self._turn.has_room(data) else plain.take(transaction_id)
-        )
-        if plain is None or kept is None:
+        kept = plain.take(transaction_id) if self._turn.has_room(data) else None
+        if kept is None:
             return False
         self._turn.add(services, _TakenDecision(connection, asked, data, plain, kept))
         return True

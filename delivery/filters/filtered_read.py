@@ -1,5 +1,5 @@
-"""Reads of a queue what a filter lets pass; where some tags are wanted, an engine that keeps their
-hashes reads no others.
+"""Reads of a queue what a filter lets pass; where some tags are wanted, the engine reads only
+messages with their hashes.
 """
 
 import asyncio
@@ -7,7 +7,7 @@ import asyncio
 from delivery.filters.filters import EVERYTHING, Filter
 from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
-from storage.store import MessageStore, Scanned, ScannedRecords, TagCodes, read_records
+from storage.store import MessageStore, Scanned, ScannedRecords
 
 MAX_SCANNED = 16_000  # messages that a filter may skip in one read by the hash of their tag
 _TURN_LENGTH = 64 << 10  # of conditions that are evaluated before others have their turn: some 5 ms
@@ -36,7 +36,7 @@ async def read_matching(
             queue, queue_offset, max_messages=min(max_messages, max_scanned), max_bytes=max_bytes
         )
         return Scanned(messages, queue_offset + len(messages))
-    if wanted.tag_codes is not None and isinstance(store, TagCodes):
+    if wanted.tag_codes is not None:
         scanned = await store.read_tagged(
             queue,
             queue_offset,
@@ -65,8 +65,7 @@ async def read_records_by_tag(
 ) -> ScannedRecords:
     """As `read_matching`, by a filter of tags, and the records of the messages."""
     tags = wanted.tags
-    records, next_offset = await read_records(
-        store,
+    records, next_offset = await store.read_records(
         queue,
         queue_offset,
         tag_codes=wanted.tag_codes,

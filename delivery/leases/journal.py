@@ -19,7 +19,7 @@ from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import MessagingError
 from storage.keyed_locks import ShieldedTasks
 from storage.message import Appended, Durability, Message, Placed
-from storage.store import MessageStore, RowAppends, SyncedPosition
+from storage.store import MessageStore
 
 SNAPSHOT = "leases"
 
@@ -35,7 +35,6 @@ class LeaseJournal:
         self.table = LeaseTable()
         self._log = DerivedTable(store, SNAPSHOT, {LEASE_QUEUE: OnDamage.REFUSE})
         self.changes = ShieldedTasks()
-        self._row_store = store if isinstance(store, RowAppends) else None
 
     def now(self) -> ClockReading:
         return ClockReading(self.clock.wall_ms(), self.clock.monotonic_ms())
@@ -66,11 +65,6 @@ class LeaseJournal:
         self._log.count(appended[len(messages) :])
         return appended[: len(messages)]
 
-    @property
-    def writes_at_once(self) -> bool:
-        """Can `write` be used?"""
-        return self._row_store is not None
-
     def write(
         self,
         events: Sequence[AnyLeaseEvent],
@@ -83,25 +77,20 @@ class LeaseJournal:
         """As `append` of events, at least one, without a coroutine: `done` or `failed` is called
         later.
 
-        Raises at once what `RowAppends.append_rows` raises at once.
+        Raises at once what `MessageStore.append_rows` raises at once.
         """
-        assert self._row_store is not None, "writes_at_once is asked before"
         now_ms = self.clock.wall_ms()
         rows = [event_row(event, now_ms=now_ms) for event in events]
 
         def written(placed: Placed) -> None:
-            if (
-                durability is Durability.SYNCED
-                and not placed.durable
-                and isinstance(self.store, SyncedPosition)
-            ):
-                self.changes.start(wait(self.store, placed))
+            if durability is Durability.SYNCED and not placed.durable:
+                self.changes.start(wait(placed))
             else:
                 apply(placed)
 
-        async def wait(store: SyncedPosition, placed: Placed) -> None:
+        async def wait(placed: Placed) -> None:
             try:
-                await store.wait_durable(
+                await self.store.wait_durable(
                     Appended(
                         LEASE_QUEUE,
                         placed.queue_offsets[-1],
@@ -131,7 +120,7 @@ class LeaseJournal:
             self.changes.end_many(1)
             failed(error)
 
-        self._row_store.append_rows(
+        self.store.append_rows(
             rows, durability=durability, done=written, failed=refuse, from_reserve=True
         )
         self.changes.begin_many(1)

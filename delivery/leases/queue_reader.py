@@ -9,7 +9,7 @@ from itertools import takewhile
 from storage.errors import CorruptRecord, OffsetExpired, StorageError
 from storage.formats.stored_record import StoredRecord
 from storage.message import QueueId, StoredMessage
-from storage.store import MessageStore, read_each, read_records
+from storage.store import MessageStore
 
 _READ_BYTES = 8 << 20
 _READ_MESSAGES = 512
@@ -50,8 +50,8 @@ class QueueReader:
     async def read_one(self, queue: QueueId, offset: int) -> StoredRecord | None:
         """The message; None where it has expired or is damaged."""
         try:
-            found = await read_records(
-                self._store, queue, offset, max_scanned=1, max_messages=1, max_bytes=1
+            found = await self._store.read_records(
+                queue, offset, max_scanned=1, max_messages=1, max_bytes=1
             )
         except CorruptRecord:
             return None
@@ -66,7 +66,7 @@ class QueueReader:
         Only a few are looked at.
         """
         places = [(queue, at) for at in range(offset, min(end, offset + _PROBED_MESSAGES))]
-        found = await read_each(self._store, places, max_bytes=_PROBED_BYTES)
+        found = await self._store.read_each(places, max_bytes=_PROBED_BYTES)
         damaged = takewhile(lambda one: isinstance(one, CorruptRecord), found)
         return list(damaged)  # type: ignore[arg-type]
 

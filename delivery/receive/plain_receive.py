@@ -22,7 +22,6 @@ from delivery.receive.select import CancelledRequests
 from storage.formats.record_block import RecordBlock
 from storage.identifiers import Random
 from storage.message import Durability, QueueId
-from storage.store import BlockReads
 
 
 class PlainReceive(NamedTuple):
@@ -86,7 +85,7 @@ class PlainReceiver:
         cancelled_requests: CancelledRequests,
     ) -> None:
         self._journal = journal
-        self._store = journal.store if isinstance(journal.store, BlockReads) else None
+        self._store = journal.store
         self._waiters = waiters
         self._randomness = randomness
         self._cancelled_requests = cancelled_requests
@@ -105,16 +104,11 @@ class PlainReceiver:
         """The messages to lease; None where the receive is not plain.
 
         `queues`: of each topic that the rules name. `max_bytes`: of records. The caller has made
-        sure that no other receive claims messages of the group. Raises what `BlockReads` raises.
+        sure that no other receive claims messages of the group. Raises what `block_now` of the
+        store raises.
         """
         leases, store, now = self._journal.table.find(group), self._store, self._journal.now()
-        if (
-            leases is None
-            or store is None
-            or rules.ordered
-            or rules.may_skip
-            or not self._journal.writes_at_once
-        ):
+        if leases is None or rules.ordered or rules.may_skip:
             return None
         if leases.has_due(now.monotonic_ms):
             return None
@@ -182,7 +176,7 @@ class PlainReceiver:
         """Note the leases in the log, in one append; then `done`, or `failed`, and nothing is
         leased then.
 
-        Raises at once what `RowAppends.append_rows` raises at once; what was leased stays so then.
+        Raises at once what `append_rows` raises at once; what was leased stays so then.
         """
 
         def noted() -> None:

@@ -25,7 +25,6 @@ from delivery.receive.skip import Skipper, Why, why_skipped
 from delivery.settle.lease_ends import LeaseEnds
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull
 from storage.message import Message, StoredMessage
-from storage.store import read_records
 
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
 _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
@@ -207,8 +206,7 @@ class MessageSelector:
         """All as they come."""
         slots = queue.slots
         try:
-            found = await read_records(
-                self._store,
+            found = await self._store.read_records(
                 queue.queue,
                 slots.cursor,
                 max_scanned=claim.left,

@@ -22,7 +22,7 @@ from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import UnknownRequest
 from storage.keyed_conditions import KeyedConditions
 from storage.message import Appended, Durability, Message
-from storage.store import KeyLookup, MessageStore
+from storage.store import MessageStore
 
 SNAPSHOT = "requests"
 _MOST_EVENTS = 8  # that one request has: opened, timed out, replied late
@@ -123,8 +123,6 @@ class RequestJournal:
         """A closed request that memory has forgotten, by its id or its key, from its events in the
         log.
         """
-        if not isinstance(self.store, KeyLookup):
-            return None
         found = await self.store.find_messages(
             sought, topics=[REQUEST_QUEUE.topic], max_messages=_MOST_EVENTS
         )

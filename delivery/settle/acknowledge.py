@@ -94,7 +94,7 @@ class Acknowledger:
         None where a handle is not of a lease that lasts: nothing was changed.
         """
         leases = self._journal.table.find(group)
-        if leases is None or not self._journal.writes_at_once:
+        if leases is None:
             return None
         held = find_held_runs(leases, handles)
         if sum([run.length for run in held]) != len(handles):
@@ -121,7 +121,7 @@ class Acknowledger:
         """Acknowledge, in one append, what `take` has taken; then `done`, with what `ack` returns
         of each, or `failed`.
 
-        Raises at once what `RowAppends.append_rows` raises at once; nothing is given back then.
+        Raises at once what `MessageStore.append_rows` raises at once; nothing is given back then.
         """
 
         def settled() -> None:

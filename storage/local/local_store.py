@@ -45,21 +45,9 @@ from storage.message import (
     Row,
     StoredMessage,
 )
-from storage.store import (
-    ANY_LABEL,
-    LAST_MS,
-    DiskUsage,
-    DueCounts,
-    DuePage,
-    PutBack,
-    RecoveryReport,
-    Scanned,
-    ScannedRecords,
-    ScrubStatus,
-    SegmentInfo,
-    Snapshot,
-    StoreStatus,
-)
+from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, ScannedRecords, Snapshot
+from storage.store_admin import PutBack, StoreAdmin
+from storage.store_status import DiskUsage, RecoveryReport, ScrubStatus, SegmentInfo, StoreStatus
 
 
 class LocalMessageStore:
@@ -129,7 +117,7 @@ class LocalMessageStore:
         self._arrivals = engine.arrivals
         self._preparer = engine.preparer
         self._writer = engine.writer
-        self.before_write = engine.writer.before_write  # RowAppends
+        self.before_write = engine.writer.before_write
         self._flusher = engine.flusher
         self._deriver = engine.deriver
         self._reader = engine.reader
@@ -139,8 +127,18 @@ class LocalMessageStore:
         self._scrub = engine.scrub
         self._deletion = engine.deletion
 
+    async def aclose(self) -> None:
+        if self._closing is None:
+            self._writer.close(StoreClosed())
+            self._closing = asyncio.ensure_future(self._engine.close())
+        await asyncio.shield(self._closing)
+
+    @property
+    def admin(self) -> StoreAdmin:
+        return self
+
     # ----------------------------------------------------------------------------------------------
-    # MessageStore
+    # topics
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
         known = self._queues.count(topic)
@@ -155,6 +153,25 @@ class LocalMessageStore:
         if not count:
             raise UnknownTopic(f"topic {topic} does not exist")
         return tuple(QueueId(topic, number) for number in range(count))
+
+    async def topics(self) -> Mapping[str, int]:
+        return {
+            topic: count
+            for topic, count in self._queues.counts.items()
+            if self._queues.holds_messages(topic)
+        }
+
+    async def delete_topic(self, topic: str) -> None:
+        self._check_readable()
+        answer: asyncio.Future[Placed] = self._loop.create_future()
+        if self._deletion.begin(topic, answering(answer), failing(answer)):
+            await self._engine.wait_placed(await answer)
+
+    def deleted_queues(self) -> int:
+        return self._queues.deleted_count
+
+    # ----------------------------------------------------------------------------------------------
+    # appends
 
     async def append(
         self,
@@ -181,6 +198,65 @@ class LocalMessageStore:
             map(Appended, queues, placed.queue_offsets, placed.log_offsets, stored_at_ms, durable)
         )
 
+    def append_rows(
+        self,
+        rows: Sequence[Row],
+        *,
+        durability: Durability | None,
+        done: Callable[[Placed], None],
+        failed: Callable[[Exception], None],
+        written: Callable[[Placed], None] | None = None,
+        from_reserve: bool = False,
+    ) -> None:
+        if self._retention.refuses_new and not from_reserve:
+            raise StorageFull
+        if not 0 < len(rows) <= unit.MAX_RECORDS:
+            raise InvalidRequest(f"{len(rows)} messages in one append, not 1 to {unit.MAX_RECORDS}")
+        self._writer.add(
+            rows,
+            durability=durability,
+            done=done,
+            failed=failed,
+            written=written,
+            from_reserve=from_reserve,
+        )
+
+    def set_reserve(self, owed_bytes: int) -> None:
+        self._preparer.set_reserve(owed_bytes)
+
+    def pressure(self) -> float:
+        return self._writer.pressure
+
+    # ----------------------------------------------------------------------------------------------
+    # durability
+
+    def stored_offset(self) -> int:
+        return self._writer.written_end
+
+    def synced_offset(self) -> int:
+        return self._flusher.durable_end
+
+    async def flush(self) -> int:
+        self._check_readable()
+        await self._engine.wait_synced(self._writer.written_end - 1)
+        return self._flusher.durable_end
+
+    def is_durable(self, log_offset: int | None) -> bool:
+        return log_offset is not None and log_offset < self._flusher.durable_end
+
+    async def wait_durable(self, appended: Appended) -> None:
+        if not appended.durable and appended.log_offset is not None:
+            await self._engine.wait_synced(appended.log_offset)
+
+    # ----------------------------------------------------------------------------------------------
+    # reads
+
+    async def offsets(self, queue: QueueId) -> OffsetRange:
+        return self._queues[queue].bounds
+
+    def bounds(self, queue: QueueId) -> OffsetRange:
+        return self._queues[queue].bounds
+
     async def read(
         self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
     ) -> list[StoredMessage]:
@@ -189,12 +265,60 @@ class LocalMessageStore:
             queue, queue_offset, max_messages=max_messages, max_bytes=max_bytes
         )
 
-    def bounds(self, queue: QueueId) -> OffsetRange:
-        """RowAppends."""
-        return self._queues[queue].bounds
+    async def read_tagged(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int],
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Scanned:
+        self._check_readable()
+        return await self._reader.read_tagged(
+            queue,
+            queue_offset,
+            tag_codes=tag_codes,
+            max_scanned=max_scanned,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
 
-    async def offsets(self, queue: QueueId) -> OffsetRange:
-        return self._queues[queue].bounds
+    async def read_records(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int] | None = None,
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> ScannedRecords:
+        self._check_readable()
+        return await self._reader.read_records(
+            queue,
+            queue_offset,
+            tag_codes=tag_codes,
+            max_scanned=max_scanned,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
+
+    async def read_each(
+        self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        self._check_readable()
+        return await self._reader.read_each(places, max_bytes=max_bytes)
+
+    def block_now(
+        self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int
+    ) -> RecordBlock | None:
+        self._check_readable()
+        return self._reader.block_now(queue, queue_offset, count, max_bytes=max_bytes)
+
+    # ----------------------------------------------------------------------------------------------
+    # arrivals
 
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
         found = self._queues[queue]
@@ -225,6 +349,13 @@ class LocalMessageStore:
     def forget_call(self, queue: QueueId, call: Callable[[], None]) -> None:
         self._arrivals.forget(queue, call)
 
+    def stop_waiting(self) -> None:
+        """Every reader that waits, or will, returns at once: the service stops."""
+        self._engine.stop_waiting()
+
+    # ----------------------------------------------------------------------------------------------
+    # committed offsets
+
     async def committed_offset(self, group: str, queue: QueueId) -> int | None:
         self._queues[queue]
         return self._offsets.get(group, queue)
@@ -244,122 +375,8 @@ class LocalMessageStore:
     def committed_count(self) -> int:
         return len(self._offsets)
 
-    def stop_waiting(self) -> None:
-        """Every reader that waits, or will, returns at once: the service stops."""
-        self._engine.stop_waiting()
-
-    async def aclose(self) -> None:
-        if self._closing is None:
-            self._writer.close(StoreClosed())
-            self._closing = asyncio.ensure_future(self._engine.close())
-        await asyncio.shield(self._closing)
-
     # ----------------------------------------------------------------------------------------------
-    # extras
-
-    def append_rows(
-        self,
-        rows: Sequence[Row],
-        *,
-        durability: Durability | None,
-        done: Callable[[Placed], None],
-        failed: Callable[[Exception], None],
-        written: Callable[[Placed], None] | None = None,
-        from_reserve: bool = False,
-    ) -> None:
-        """RowAppends."""
-        if self._retention.refuses_new and not from_reserve:
-            raise StorageFull
-        if not 0 < len(rows) <= unit.MAX_RECORDS:
-            raise InvalidRequest(f"{len(rows)} messages in one append, not 1 to {unit.MAX_RECORDS}")
-        self._writer.add(
-            rows,
-            durability=durability,
-            done=done,
-            failed=failed,
-            written=written,
-            from_reserve=from_reserve,
-        )
-
-    async def topics(self) -> Mapping[str, int]:
-        """TopicListing."""
-        return {
-            topic: count
-            for topic, count in self._queues.counts.items()
-            if self._queues.holds_messages(topic)
-        }
-
-    async def delete_topic(self, topic: str) -> None:
-        """TopicDeletion."""
-        self._check_readable()
-        answer: asyncio.Future[Placed] = self._loop.create_future()
-        if self._deletion.begin(topic, answering(answer), failing(answer)):
-            await self._engine.wait_placed(await answer)
-
-    def deleted_queues(self) -> int:
-        """TopicDeletion."""
-        return self._queues.deleted_count
-
-    def is_durable(self, log_offset: int | None) -> bool:
-        """SyncedPosition."""
-        return log_offset is not None and log_offset < self._flusher.durable_end
-
-    async def expire(
-        self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False
-    ) -> int:
-        """Retention."""
-        async with self._expiring:  # the loop and an operator
-            self._check_readable()
-            try:
-                return await self._retention.run_once(
-                    now_ms, put_back, keep_ms=keep_ms, at_any_hour=at_any_hour
-                )
-            except LogTakenAway as error:
-                # what is acknowledged from now on would be gone with the process
-                self._engine.fail(error)
-                raise
-
-    async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> list[SegmentInfo]:
-        """Retention."""
-        self._check_readable()
-        return await self._retention.expired_segments(now_ms, keep_ms=keep_ms)
-
-    async def oldest_stored_at_ms(self) -> int | None:
-        """Retention."""
-        return await self._in_lane(Lane.READ, self._retention.oldest_stored_at_ms)
-
-    async def segments(self) -> list[SegmentInfo]:
-        """SegmentListing."""
-        self._check_readable()
-        sealed_end = min(self._flusher.durable_end, self._writer.written_end)
-        return await self._in_lane(Lane.READ, lambda: self._retention.segments(sealed_end))
-
-    def disk_usage(self) -> DiskUsage:
-        """Retention."""
-        return self._retention.usage()
-
-    def set_reserve(self, owed_bytes: int) -> None:
-        """Reserve."""
-        self._preparer.set_reserve(owed_bytes)
-
-    async def wait_durable(self, appended: Appended) -> None:
-        """SyncedPosition."""
-        if not appended.durable and appended.log_offset is not None:
-            await self._engine.wait_synced(appended.log_offset)
-
-    def stored_offset(self) -> int:
-        """SyncedPosition."""
-        return self._writer.written_end
-
-    def synced_offset(self) -> int:
-        """SyncedPosition."""
-        return self._flusher.durable_end
-
-    async def flush(self) -> int:
-        """SyncedPosition."""
-        self._check_readable()
-        await self._engine.wait_synced(self._writer.written_end - 1)
-        return self._flusher.durable_end
+    # messages by their keys
 
     async def find_messages(
         self,
@@ -374,75 +391,20 @@ class LocalMessageStore:
         max_messages: int,
         max_bytes: int | None = None,
     ) -> list[StoredMessage]:
-        """KeyLookup."""
         self._check_readable()
         visible_end = self._writer.visible_end
         log_end = visible_end if older_than is None else min(older_than, visible_end)
         wanted = Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end, with_deleted)
         return await self._lookup.find(wanted, max_messages=max_messages, max_bytes=max_bytes)
 
-    async def read_each(
-        self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
-    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """ScatteredReads."""
-        self._check_readable()
-        return await self._reader.read_each(places, max_bytes=max_bytes)
-
-    async def read_tagged(
-        self,
-        queue: QueueId,
-        queue_offset: int,
-        *,
-        tag_codes: Collection[int],
-        max_scanned: int,
-        max_messages: int,
-        max_bytes: int,
-    ) -> Scanned:
-        """TagCodes."""
-        self._check_readable()
-        return await self._reader.read_tagged(
-            queue,
-            queue_offset,
-            tag_codes=tag_codes,
-            max_scanned=max_scanned,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-        )
-
-    async def read_records(
-        self,
-        queue: QueueId,
-        queue_offset: int,
-        *,
-        tag_codes: Collection[int] | None = None,
-        max_scanned: int,
-        max_messages: int,
-        max_bytes: int,
-    ) -> ScannedRecords:
-        """RecordReads."""
-        self._check_readable()
-        return await self._reader.read_records(
-            queue,
-            queue_offset,
-            tag_codes=tag_codes,
-            max_scanned=max_scanned,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-        )
-
-    def block_now(
-        self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int
-    ) -> RecordBlock | None:
-        """BlockReads."""
-        self._check_readable()
-        return self._reader.block_now(queue, queue_offset, count, max_bytes=max_bytes)
+    # ----------------------------------------------------------------------------------------------
+    # snapshots of derived tables
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """Snapshots. Written with the next thorough round; nothing waits for it."""
+        """Written with the next thorough round; nothing waits for it."""
         self._deriver.keep(name, snapshot)
 
     async def load_snapshot(self, name: str) -> Snapshot | None:
-        """Snapshots."""
         if self._engine.is_closed:
             raise StoreClosed
         waiting = self._deriver.waiting_snapshot(name)
@@ -452,20 +414,21 @@ class LocalMessageStore:
             Lane.READ, lambda: self._files.load_snapshot(name, self._queues.bounds_of)
         )
 
+    # ----------------------------------------------------------------------------------------------
+    # index of times
+
     def due_positions(self) -> Mapping[QueueId, int]:
-        """DueIndex."""
         return dict(self._due_index.positions)
 
     def change_due(
         self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
     ) -> None:
-        """DueIndex. It becomes files with the next thorough round; nothing waits for it."""
+        """It becomes files with the next thorough round; nothing waits for it."""
         self._due_index.change(added, taken, positions)
 
     async def read_due(
         self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
     ) -> DuePage:
-        """DueIndex."""
         self._check_readable()
         read = self._due_index.reading(
             after, until_ms=until_ms, max_entries=max_entries, labels=labels
@@ -473,7 +436,6 @@ class LocalMessageStore:
         return await self._in_lane(Lane.READ, read)
 
     async def holds_due(self, entry: DueEntry) -> bool:
-        """DueIndex."""
         self._check_readable()
         said = self._due_index.says_of(entry)
         return (
@@ -481,45 +443,31 @@ class LocalMessageStore:
         )
 
     async def count_due(self, *, until_ms: int) -> int:
-        """DueIndex."""
         self._check_readable()
         return await self._in_lane(Lane.READ, self._due_index.counting(until_ms=until_ms))
 
     def due_counts(self) -> DueCounts:
-        """DueIndex."""
         return self._due_index.counts
 
     async def forget_due(self) -> None:
-        """DueIndex."""
         surplus = self._due_index.forget()
         await self._in_lane(Lane.DERIVE, lambda: None)  # it may be making a file of them
         await self._in_lane(Lane.READ, self._due_index.dispose(surplus))
 
+    # ----------------------------------------------------------------------------------------------
+    # progress of the delay queues
+
     def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
-        """DelayProgress. Written with the next thorough round."""
+        """Written with the next thorough round."""
         self._deriver.keep_delay_progress(done_before)
 
     def delay_progress_by_others(self) -> Mapping[QueueId, int]:
-        """DelayProgress."""
         return self._files.delay_files.by_broker
 
-    @property
-    def is_prepared(self) -> bool:
-        """Has the log all the space ahead of its writer that it is to have?"""
-        return self._preparer.is_idle
-
-    @property
-    def recovery(self) -> RecoveryReport:
-        """Recovery."""
-        return self._files.recovered.report
-
-    @property
-    def earlier_recoveries(self) -> Sequence[RecoveryReport]:
-        """Recovery."""
-        return self._files.earlier_recoveries
+    # ----------------------------------------------------------------------------------------------
+    # StoreAdmin
 
     def status(self) -> StoreStatus:
-        """Status."""
         return StoreStatus(
             first_offset=self._log.first_offset,
             written_end=self._writer.written_end,
@@ -538,12 +486,44 @@ class LocalMessageStore:
             rebuilt_index_files=self._files.key_index.rebuilt_files,
         )
 
-    def pressure(self) -> float:
-        """Status."""
-        return self._writer.pressure
+    @property
+    def recovery(self) -> RecoveryReport:
+        return self._files.recovered.report
+
+    @property
+    def earlier_recoveries(self) -> Sequence[RecoveryReport]:
+        return self._files.earlier_recoveries
+
+    async def segments(self) -> list[SegmentInfo]:
+        self._check_readable()
+        sealed_end = min(self._flusher.durable_end, self._writer.written_end)
+        return await self._in_lane(Lane.READ, lambda: self._retention.segments(sealed_end))
+
+    def disk_usage(self) -> DiskUsage:
+        return self._retention.usage()
+
+    async def expire(
+        self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False
+    ) -> int:
+        async with self._expiring:  # the loop and an operator
+            self._check_readable()
+            try:
+                return await self._retention.run_once(
+                    now_ms, put_back, keep_ms=keep_ms, at_any_hour=at_any_hour
+                )
+            except LogTakenAway as error:
+                # what is acknowledged from now on would be gone with the process
+                self._engine.fail(error)
+                raise
+
+    async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> list[SegmentInfo]:
+        self._check_readable()
+        return await self._retention.expired_segments(now_ms, keep_ms=keep_ms)
+
+    async def oldest_stored_at_ms(self) -> int | None:
+        return await self._in_lane(Lane.READ, self._retention.oldest_stored_at_ms)
 
     async def begin_verification(self) -> RunningStoreVerification:
-        """Verifiable."""
         self._check_readable()
         directory = self._files.directory
         made = await self._in_lane(
@@ -561,10 +541,13 @@ class LocalMessageStore:
         )
 
     async def scrub(self) -> int:
-        """Scrubbing."""
         self._check_readable()
         return await self._scrub.run_once()
 
     def scrub_status(self) -> ScrubStatus:
-        """Scrubbing."""
         return self._scrub.status()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Has the log all the space ahead of its writer that it is to have?"""
+        return self._preparer.is_idle

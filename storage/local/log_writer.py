@@ -244,7 +244,7 @@ class LogWriter:
         )
 
     def before_write(self, call: Callable[[], None]) -> None:
-        """As `RowAppends.before_write`."""
+        """As `MessageStore.before_write`."""
         self._schedule_turn()
         self._before_write.append(call)
 

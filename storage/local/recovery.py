@@ -29,7 +29,8 @@ from storage.local.key_index import KeyIndex
 from storage.local.replay import Replay
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import OffsetRange, QueueId
-from storage.store import RecoveryReport, Snapshot
+from storage.store import Snapshot
+from storage.store_status import RecoveryReport
 
 QUEUES_SNAPSHOT = "consume_queues"
 _FIRST_WINDOW_BYTES = 1 << 20  # after a clean stop it holds nothing but zeros

@@ -12,7 +12,7 @@ import structlog
 from storage.files import durable
 from storage.files.vfs import Vfs, is_disk_full
 from storage.local.data_directory import DataDirectory
-from storage.store import RecoveryReport
+from storage.store_status import RecoveryReport
 
 FILE_NAME = "recovery-reports.json"
 _KEPT = 20

@@ -38,7 +38,8 @@ from storage.local.retention_plan import (
 from storage.local.runner import Lane
 from storage.local.store_files import StoreFiles
 from storage.message import Message, QueueId
-from storage.store import DiskUsage, PutBack, SegmentInfo
+from storage.store_admin import PutBack
+from storage.store_status import DiskUsage, SegmentInfo
 
 _SAMPLE_MS = 60_000
 _SAMPLES = 60

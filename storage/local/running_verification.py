@@ -6,14 +6,14 @@ from storage.local.rate_limit import RateLimit
 from storage.local.retention import InLane
 from storage.local.runner import Lane
 from storage.local.verify.verification import StoreVerification
-from storage.store import VerifyStep
+from storage.store_status import VerifyStep
 
 WINDOW_BYTES = 1 << 20  # for so long at most a read waits behind it in the lane
 _LEAST_STEP_BYTES = 4_096  # of the limit: a step that reads little takes its time too
 
 
 class RunningStoreVerification:
-    """A `RunningVerification`. Event loop only."""
+    """A verification in progress, step by step. Event loop only."""
 
     def __init__(
         self,

@@ -22,7 +22,8 @@ from storage.local.runner import Lane
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.verify.log_pass import LogWalk, Piece
 from storage.local.verify.scope import Scope, SegmentFile
-from storage.store import Finding, ScrubStatus, Snapshot
+from storage.store import Snapshot
+from storage.store_status import Finding, ScrubStatus
 
 log = structlog.get_logger()
 

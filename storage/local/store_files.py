@@ -25,7 +25,8 @@ from storage.local.recovery import Progress, Recovered, recover
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
 from storage.message import OffsetRange, QueueId
-from storage.store import RecoveryReport, Snapshot
+from storage.store import Snapshot
+from storage.store_status import RecoveryReport
 
 _QUEUE_FILES = 512  # open at once where the settings leave it to us
 

@@ -11,7 +11,7 @@ import structlog
 
 from storage.clock import Clock
 from storage.local.runner import Runner
-from storage.store import SYNC_BUCKETS_MS, SyncStatistics
+from storage.store_status import SYNC_BUCKETS_MS, SyncStatistics
 
 log = structlog.get_logger()
 

@@ -1,11 +1,6 @@
-"""What every engine that keeps times promises behind the seam (storage/store.py, `DueIndex`), and
-how many are read at once.
-"""
+"""The promises of every engine about its index of times (storage/store.py)."""
 
-from storage.errors import OffsetBeyondEnd, UnknownTopic
-from storage.message import NEVER_MS, DueEntry, QueueId, StoredMessage
-from storage.store import DueIndex, read_each
-from tests.support.builders import message, messages
+from storage.message import NEVER_MS, DueEntry, QueueId
 
 ORDERS = QueueId("orders", 0)
 EVERYTHING = {"until_ms": 1 << 62, "max_entries": 1_000}
@@ -20,7 +15,6 @@ async def read(store, after: DueEntry | None = None, **given) -> list[DueEntry]:
 
 
 async def test_what_is_due_comes_by_its_time_whatever_the_order_in_which_it_was_added(store):
-    assert isinstance(store, DueIndex)
     store.change_due([due(30), due(10, 2), due(20)], [], {ORDERS: 1})
     store.change_due([due(10, 1)], [], {ORDERS: 2})
 
@@ -96,28 +90,3 @@ async def test_what_is_forgotten_is_gone_with_what_it_reflected(store):
     assert (await read(store), store.due_positions(), store.due_counts()) == ([], {}, (0, 0))
     store.change_due([due(5)], [], {ORDERS: 1})
     assert await read(store) == [due(5)]
-
-
-async def test_messages_that_lie_anywhere_are_read_together_each_or_the_reason_why_it_is_not_to_be_had(
-    store,
-):
-    await store.append(messages(5))
-    await store.append([message(b"other", queue=QueueId("orders", 1))])
-    places = [
-        (ORDERS, 4),
-        (QueueId("orders", 1), 0),
-        (ORDERS, 5),
-        (ORDERS, 0),
-        (ORDERS, 1),
-        (QueueId("nowhere", 0), 0),
-    ]
-
-    found = await read_each(store, places, max_bytes=1 << 20)
-
-    one_by_one = [
-        (await store.read(*place, max_messages=1, max_bytes=1))[0]
-        for place in places
-        if place[0].topic == "orders" and place[1] < 5
-    ]
-    assert [one for one in found if isinstance(one, StoredMessage)] == one_by_one
-    assert [type(found[2]), type(found[5])] == [OffsetBeyondEnd, UnknownTopic]

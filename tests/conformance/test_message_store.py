@@ -15,20 +15,17 @@ from storage.errors import (
 )
 from storage.formats.queue_entry import tag_hash
 from storage.formats.row import rows_of
-from storage.message import Durability, OffsetRange, Placed, QueueId, Row, TransactionBits
-from storage.store import (
-    KeyLookup,
-    RecordReads,
-    RowAppends,
-    Snapshot,
-    Snapshots,
-    SyncedPosition,
-    TagCodes,
-    TopicDeletion,
-    TopicListing,
-    find_message,
-    read_records,
+from storage.message import (
+    DueEntry,
+    Durability,
+    OffsetRange,
+    Placed,
+    QueueId,
+    Row,
+    StoredMessage,
+    TransactionBits,
 )
+from storage.store import MessageStore, Snapshot, find_message
 from tests.support.builders import message, messages
 
 FIRST = QueueId("orders", 0)
@@ -54,7 +51,7 @@ async def test_what_was_appended_is_read_with_every_field(store):
     for field in sent.__struct_fields__:
         assert getattr(found, field) == getattr(sent, field), field
     assert found.ordering_key == "customer"
-    (record,), _ = await read_records(store, FIRST, 0, max_scanned=1, **EVERYTHING)
+    (record,), _ = await store.read_records(FIRST, 0, max_scanned=1, **EVERYTHING)
     assert msgspec.structs.replace(record.message(), log_offset=found.log_offset) == found
     assert (found.queue, found.queue_offset, found.stored_at_ms) == (
         appended.queue,
@@ -65,7 +62,7 @@ async def test_what_was_appended_is_read_with_every_field(store):
 
 
 async def append_rows(
-    store: RowAppends, rows: list[Row], *, durability: Durability | None = None
+    store: MessageStore, rows: list[Row], *, durability: Durability | None = None
 ) -> Placed:
     answer = asyncio.get_running_loop().create_future()
     store.append_rows(
@@ -327,7 +324,6 @@ async def test_a_call_that_is_forgotten_is_not_made(store):
 async def test_who_is_called_on_an_arrival_is_called_when_the_store_closes_and_when_the_topic_is_deleted(
     store,
 ):
-    assert isinstance(store, TopicDeletion)
     await store.create_topic("gone", queue_count=1)
     called: list[str] = []
     store.call_on_arrival(QueueId("gone", 0), 0, lambda: called.append("gone"))
@@ -387,6 +383,142 @@ async def test_a_closed_store_takes_nothing_and_gives_nothing(store):
         await store.commit_offset("group", FIRST, 0)
 
 
+async def test_a_closed_store_answers_no_read_and_takes_no_change(store):
+    await store.append([message(tag="a", key="k")])
+    await store.commit_offset("group", FIRST, 1)
+    await store.aclose()
+    scan, entry = {"max_scanned": 1, **EVERYTHING}, DueEntry(1, 2, 3)
+
+    for refused in (
+        lambda: store.read(FIRST, 0, **EVERYTHING),
+        lambda: store.read_tagged(FIRST, 0, tag_codes={97}, **scan),
+        lambda: store.read_records(FIRST, 0, **scan),
+        lambda: store.read_each([(FIRST, 0)], max_bytes=1),
+        lambda: store.find_messages("k", topics=["orders"], max_messages=1),
+        lambda: store.load_snapshot("table"),
+        lambda: store.read_due(None, until_ms=9, max_entries=1),
+        lambda: store.holds_due(entry),
+        lambda: store.count_due(until_ms=9),
+        lambda: store.flush(),
+        lambda: store.delete_topic("orders"),
+        lambda: store.forget_offsets("group"),
+        lambda: append_rows(store, rows_of([message()])),
+    ):
+        with pytest.raises(StoreClosed):
+            await refused()
+    with pytest.raises(StoreClosed):
+        store.block_now(FIRST, 0, count=1, max_bytes=1 << 20)
+
+
+async def test_messages_that_lie_anywhere_are_read_together_each_or_the_reason_why_it_is_not_to_be_had(
+    store,
+):
+    await store.append(messages(5))
+    await store.append([message(b"other", queue=SECOND)])
+    places = [
+        (FIRST, 4),
+        (SECOND, 0),
+        (FIRST, 5),
+        (FIRST, 0),
+        (FIRST, 1),
+        (QueueId("nowhere", 0), 0),
+    ]
+
+    found = await store.read_each(places, max_bytes=1 << 20)
+
+    one_by_one = [
+        (await store.read(*place, max_messages=1, max_bytes=1))[0]
+        for place in places
+        if place[0].topic == "orders" and place[1] < 5
+    ]
+    assert [one for one in found if isinstance(one, StoredMessage)] == one_by_one
+    assert [type(found[2]), type(found[5])] == [OffsetBeyondEnd, UnknownTopic]
+
+
+async def test_the_bounds_of_a_queue_are_its_offsets(store):
+    await store.append(messages(3))
+
+    assert store.bounds(FIRST) == await store.offsets(FIRST) == (0, 3)
+    with pytest.raises(UnknownTopic):
+        store.bounds(QueueId("nothing", 0))
+    with pytest.raises(UnknownQueue):
+        store.bounds(QueueId("orders", 2))
+
+
+async def test_a_block_has_the_records_of_its_messages_or_is_left_to_an_ordinary_read(store):
+    await store.append(messages(5))
+    await store.flush()
+
+    block = store.block_now(FIRST, 1, count=3, max_bytes=1 << 20)
+
+    records, _ = await store.read_records(FIRST, 1, max_scanned=3, **EVERYTHING)
+    assert block is None or block.data == b"".join(record.data for record in records)
+    with pytest.raises(UnknownTopic):
+        store.block_now(QueueId("nothing", 0), 0, count=1, max_bytes=1 << 20)
+    with pytest.raises(UnknownQueue):
+        store.block_now(QueueId("orders", 2), 0, count=1, max_bytes=1 << 20)
+
+
+async def test_space_can_be_reserved_and_is_used_by_appends_from_the_reserve(store):
+    store.set_reserve(1 << 14)
+
+    (appended,) = await store.append([message()], from_reserve=True)
+
+    assert appended.queue_offset == 0
+    assert 0 <= store.pressure() <= 1
+
+
+async def test_a_call_before_the_write_is_made_later_and_the_rows_that_it_appends_are_stored(store):
+    stored = asyncio.get_running_loop().create_future()
+    called: list[bool] = []
+
+    def append() -> None:
+        called.append(True)
+        store.append_rows(
+            rows_of([message()]),
+            durability=None,
+            done=stored.set_result,
+            failed=stored.set_exception,
+        )
+
+    store.before_write(append)
+
+    assert called == []
+    assert list((await stored).queue_offsets) == [0]
+    assert called == [True]
+
+
+async def test_no_reader_waits_once_the_service_stops_and_messages_are_still_stored(store):
+    waiting = asyncio.ensure_future(store.wait_for_arrival(FIRST, 0, timeout_ms=60_000))
+    called: list[str] = []
+    store.call_on_arrival(FIRST, 0, lambda: called.append("before"))
+    await asyncio.sleep(0)
+
+    store.stop_waiting()
+
+    assert await waiting is False
+    assert await store.wait_for_arrival(FIRST, 0, timeout_ms=60_000) is False
+    store.call_on_arrival(FIRST, 0, lambda: called.append("after"))
+    assert called == ["before", "after"]
+    await store.append([message()])
+    assert len(await store.read(FIRST, 0, **EVERYTHING)) == 1
+
+
+async def test_the_progress_of_delays_by_another_server_is_empty_where_there_was_none(store):
+    store.keep_delay_progress({FIRST: 3})
+
+    assert store.delay_progress_by_others() == {}
+
+
+async def test_an_engine_with_files_of_its_own_reports_them_and_another_has_none(store):
+    await store.append([message()])
+    await store.flush()
+
+    if store.admin is not None:
+        assert store.admin.status().durable_end == store.synced_offset()
+        assert [one.begin for one in await store.admin.segments()][:1] == [0]
+
+
 async def test_a_message_is_found_from_where_it_is_expected(store):
     await store.append(messages(150))
 
@@ -397,8 +529,7 @@ async def test_a_message_is_found_from_where_it_is_expected(store):
     assert await find_message(store, FIRST, 0, "no such id") is None
 
 
-async def test_engines_that_list_topics_list_those_with_messages(store):
-    assert isinstance(store, TopicListing)
+async def test_topics_with_messages_are_listed_and_others_are_not(store):
     await store.create_topic("empty", queue_count=1)
     await store.append([message()])
 
@@ -408,8 +539,7 @@ async def test_engines_that_list_topics_list_those_with_messages(store):
     assert "empty" not in listed
 
 
-async def test_engines_that_know_what_is_durable_wait_for_it(store):
-    assert isinstance(store, SyncedPosition)
+async def test_a_buffered_message_is_durable_after_a_wait_for_it(store):
     (appended,) = await store.append([message()], durability=Durability.BUFFERED)
 
     await store.wait_durable(appended)
@@ -418,7 +548,6 @@ async def test_engines_that_know_what_is_durable_wait_for_it(store):
 
 
 async def test_after_a_flush_all_that_was_stored_before_is_durable(store):
-    assert isinstance(store, SyncedPosition)
     (appended,) = await store.append([message()], durability=Durability.BUFFERED)
 
     synced_offset = await store.flush()
@@ -427,8 +556,7 @@ async def test_after_a_flush_all_that_was_stored_before_is_durable(store):
     assert store.is_durable(appended.log_offset)
 
 
-async def test_engines_that_keep_snapshots_give_the_last_one_back(store):
-    assert isinstance(store, Snapshots)
+async def test_the_last_snapshot_of_a_name_is_given_back(store):
     await store.append(messages(3))
 
     await store.save_snapshot("table", Snapshot((b"old",), {FIRST: 1}))
@@ -441,11 +569,10 @@ async def test_engines_that_keep_snapshots_give_the_last_one_back(store):
 
 
 # --------------------------------------------------------------------------------------------------
-# KeyLookup
+# messages by their keys
 
 
 async def ids_of(store, key, **given) -> list[str]:
-    assert isinstance(store, KeyLookup)
     return [
         found.message_id
         for found in await store.find_messages(
@@ -542,7 +669,6 @@ async def test_a_closed_store_finds_nothing_any_more(store):
 
 
 async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looked_at_is_said(store):
-    assert isinstance(store, TagCodes)
     tags = ["a", None, "b", "a", "b", "AaAa", "BBBB", "c"]
     await store.append([message(message_id=f"m{n}", tag=tag) for n, tag in enumerate(tags)])
 
@@ -551,15 +677,8 @@ async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looke
         given = {"tag_codes": codes, "max_scanned": 1_000, **EVERYTHING, **limits}
         found = await store.read_tagged(FIRST, at, **given)
         offsets = [one.queue_offset for one in found.messages]
-        if isinstance(store, RecordReads):
-            found_records = await store.read_records(FIRST, at, **given)
-            assert (
-                [one.queue_offset for one in found_records.records],
-                found_records.next_offset,
-            ) == (
-                offsets,
-                found.next_offset,
-            )
+        records, next_offset = await store.read_records(FIRST, at, **given)
+        assert ([one.queue_offset for one in records], next_offset) == (offsets, found.next_offset)
         return offsets, found.next_offset
 
     assert await read(0, "a", "c") == ([0, 3, 7], 8)
@@ -574,7 +693,6 @@ async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looke
 async def test_a_read_by_tag_ends_before_the_bytes_are_too_many_but_not_before_its_first_message(
     store,
 ):
-    assert isinstance(store, TagCodes)
     await store.append(
         [message(b"x" * 100, message_id=f"m{n}", tag="ab"[n % 2]) for n in range(10)]
     )
@@ -596,7 +714,6 @@ async def test_a_read_by_tag_ends_before_the_bytes_are_too_many_but_not_before_i
 
 
 async def test_a_read_by_tag_spans_what_is_in_memory_and_what_is_in_files(store):
-    assert isinstance(store, TagCodes)
     for start in range(0, 2_000, 100):
         await store.append(
             [
@@ -614,7 +731,6 @@ async def test_a_read_by_tag_spans_what_is_in_memory_and_what_is_in_files(store)
 
 
 async def test_a_read_by_tag_asks_for_what_is_there(store):
-    assert isinstance(store, TagCodes)
     await store.append([message(tag="a")])
 
     with pytest.raises(OffsetBeyondEnd):
@@ -630,8 +746,6 @@ async def test_a_read_by_tag_asks_for_what_is_there(store):
 
 
 async def test_what_a_deleted_topic_had_can_neither_be_read_nor_looked_up(store):
-    assert isinstance(store, TopicDeletion)
-    assert isinstance(store, KeyLookup)
     await store.append([message(b"1", queue=FIRST, key="k")])
     await store.commit_offset("billing", FIRST, 1)
 
@@ -653,8 +767,6 @@ async def test_what_a_deleted_topic_had_can_neither_be_read_nor_looked_up(store)
 async def test_what_a_deleted_topic_had_is_found_where_it_is_asked_for_though_the_topic_exists_again(
     store,
 ):
-    assert isinstance(store, TopicDeletion)
-    assert isinstance(store, KeyLookup)
     await store.append([message(b"1", queue=FIRST, key="k")])
     await store.delete_topic("orders")
     gone = await store.find_messages("k", topics=["orders"], with_deleted=True, max_messages=9)
@@ -667,13 +779,13 @@ async def test_what_a_deleted_topic_had_is_found_where_it_is_asked_for_though_th
 
 
 async def test_a_topic_created_under_the_name_of_a_deleted_one_goes_on_at_its_offsets(store):
-    assert isinstance(store, TopicDeletion)
-    assert isinstance(store, KeyLookup)
     await store.append([message(queue=FIRST, key="k"), message(queue=FIRST)])
     await store.commit_offset("billing", FIRST, 1)
 
     await store.delete_topic("orders")
+    assert store.deleted_queues() == 1  # the other has no end to be remembered
     await store.create_topic("orders", queue_count=3)
+    assert store.deleted_queues() == 0
     (appended, other) = await store.append(
         [message(b"new", queue=FIRST, key="k"), message(queue=SECOND)]
     )
@@ -692,7 +804,6 @@ async def test_a_topic_created_under_the_name_of_a_deleted_one_goes_on_at_its_of
 
 
 async def test_appends_taken_before_a_deletion_are_answered_and_do_not_outlive_it(store):
-    assert isinstance(store, TopicDeletion)
     taken = [asyncio.ensure_future(store.append([message(queue=FIRST)])) for _ in range(5)]
     await asyncio.sleep(0)
 
@@ -705,7 +816,6 @@ async def test_appends_taken_before_a_deletion_are_answered_and_do_not_outlive_i
 
 
 async def test_a_reader_that_waits_in_a_topic_is_woken_when_it_is_deleted(store):
-    assert isinstance(store, TopicDeletion)
     waiting = asyncio.ensure_future(store.wait_for_arrival(FIRST, 0, timeout_ms=60_000))
     await asyncio.sleep(0)
 

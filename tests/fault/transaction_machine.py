@@ -492,7 +492,6 @@ class TransactionMachine(RuleBasedStateMachine):
             0,
         )
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        assert self.coordinator.plain is not None
         self.coordinator.plain.begin(
             [asked],
             txn.policy,
@@ -529,7 +528,6 @@ class TransactionMachine(RuleBasedStateMachine):
 
     async def _decide(self, txn: Txn, decision: TxnEvent, by: Resolver) -> Call:
         plain = self.coordinator.plain
-        assert plain is not None
         kept = plain.take(txn.transaction_id) if by is Resolver.PRODUCER else None
         if kept is not None:
             return await self._asked(
@@ -544,7 +542,6 @@ class TransactionMachine(RuleBasedStateMachine):
 
     async def _decide_plainly(self, kept: Kept, state: TxnState) -> Outcome:
         decided: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        assert self.coordinator.plain is not None
         self.coordinator.plain.decide(
             [kept],
             state,

@@ -120,7 +120,6 @@ def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in
 
         ids = [await begin() for _ in range(3)]
         plain = way.services.transactions.plain
-        assert plain is not None
         kept = plain.take(ids[-1])
         assert kept is not None
         ids += [await begin() for _ in range(4)]
@@ -169,7 +168,8 @@ def fates(do: Callable[[HotTurn[Taken], list[Taken]], None]) -> tuple[list[list[
 
     async def run() -> tuple[list[list[str]], int]:
         bodies = BodyBudget(1 << 20)
-        services = SimpleNamespace(before_write=asyncio.get_running_loop().call_soon)
+        store = SimpleNamespace(before_write=asyncio.get_running_loop().call_soon)
+        services = SimpleNamespace(store=store)
         parts = HotParts(lambda: services, bodies, Metrics(), list)
         turn = HotTurn[Taken](
             parts, "sendMessage", lambda _, taken, begun: do(turn, taken), tells_pressure=False

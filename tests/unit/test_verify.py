@@ -24,7 +24,8 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.verify.verification import StoreVerification
 from storage.message import DueEntry, QueueId
-from storage.store import Finding, Snapshot
+from storage.store import Snapshot
+from storage.store_status import Finding
 from tests.support.builders import message
 
 SEGMENT_BYTES = 32_768

@@ -18,7 +18,7 @@ from storage.formats.key_scan import Keys
 from storage.local.verify import scope as scopes
 from storage.local.verify.log_pass import Piece
 from storage.local.verify.scope import KEY_INDEX, Scope
-from storage.store import Finding
+from storage.store_status import Finding
 
 _AT_ONCE = 1 << 15  # entries
 _SLOTS_AT_ONCE = 1 << 18

@@ -14,7 +14,7 @@ from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.scan import Scan, Stop
 from storage.local.verify.scope import Scope, SegmentFile
-from storage.store import Finding
+from storage.store_status import Finding
 
 # what is said to be longer is damaged; the largest request makes a quarter of that
 _MOST_UNIT_BYTES = 128 << 20

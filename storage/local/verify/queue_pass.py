@@ -20,7 +20,7 @@ from storage.local.verify import scope as scopes
 from storage.local.verify.log_pass import Piece
 from storage.local.verify.scope import CONSUME_QUEUES, Scope
 from storage.message import OffsetRange, QueueId
-from storage.store import Finding
+from storage.store_status import Finding
 
 _MOST_PENDING = 50_000  # entries in memory
 _MOST_SUSPECTS = 1_000  # of one queue: what is wrong beyond is not looked at again

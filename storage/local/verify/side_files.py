@@ -18,7 +18,7 @@ from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import listed_files
 from storage.local.verify import scope as scopes
 from storage.local.verify.scope import CHECKPOINT, COMMIT_LOG, CONFIG, SNAPSHOTS, TIMERS, Scope
-from storage.store import Finding, VerifyStep
+from storage.store_status import Finding, VerifyStep
 
 _READ_BYTES = 4 << 20
 _LOOKS = 3  # at what a running service may be writing

@@ -13,13 +13,13 @@ from storage.local.verify.index_pass import IndexPass
 from storage.local.verify.log_pass import LogWalk, Piece
 from storage.local.verify.queue_pass import QueuePass
 from storage.local.verify.scope import Scope
-from storage.store import VerifyStep
+from storage.store_status import VerifyStep
 
 WINDOW_BYTES = 4 << 20
 
 
 class StoreVerification:
-    """A `Verification`.
+    """One walk over all files of a store.
 
     Reads through handles of its own and owns nothing of the store: any thread may run the steps.
     """
