@@ -37,6 +37,13 @@ def test_an_interface_says_how_many_methods_it_has(name):
     ]
 
 
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md"])
+def test_the_documents_say_how_many_methods_an_engine_has(page):
+    counts = [str(len(interface(name)[1] - {"admin"})) for name in INTERFACES]
+
+    assert re.findall(r"(\d+)\s+methods", (ROOT / page).read_text("utf-8")) == counts
+
+
 def test_every_method_of_the_interface_is_asked_of_every_engine():
     called = {
         node.attr
