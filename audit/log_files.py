@@ -182,12 +182,6 @@ def find_folder(uri: str) -> Folder:
     )
 
 
-def read_store_file(uri: str, name: str) -> bytes | None:
-    """A file that a store has beside its log; None where there is none."""
-    filesystem, path = filesystem_of(uri)
-    return _read_if_there(filesystem, f"{path.rstrip('/')}/{name}")
-
-
 def _segments(uri: str, filesystem: fs.FileSystem, folder: str) -> list[Segment]:
     """By where they begin. Bytes are read rather than rows where a folder has both."""
     found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
