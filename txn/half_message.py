@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from storage.formats import check_pass, properties
+from storage.formats import properties
 from storage.formats.names import CHECK_TOPIC, HALF_TOPIC, HELD_TOPIC, OP_TOPIC
+from storage.formats.op_message import OP_TAG, half_offsets
 from storage.message import Message, QueueId, StoredMessage, TransactionBits, resend
 from txn.checkback_plan import CheckbackPolicy
 from txn.states import Resolver, TxnState
@@ -295,7 +296,7 @@ def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
         body=body,
         born_at_ms=op.resolved_at_ms,
         key=keys,
-        tag=check_pass.OP_TAG,
+        tag=OP_TAG,
         system=system,
     )
 
@@ -310,7 +311,7 @@ def read_op(message: StoredMessage) -> Op:
     system = message.system
     decision, answer = system.get(DECISION), system.get(CHECK_ANSWER)
     return Op(
-        half_offsets=check_pass.half_offsets(message.body),
+        half_offsets=half_offsets(message.body),
         transaction_id=system.get(properties.TRANSACTION_ID),
         state=_STATES.get(decision) if decision is not None else None,
         resolved_by=Resolver(system.get(DECIDED_BY, Resolver.PRODUCER)),

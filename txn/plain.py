@@ -14,7 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from storage.errors import MessagingError
-from storage.formats import check_pass, properties, queue_entry
+from storage.formats import properties, queue_entry
+from storage.formats.op_message import OP_TAG
 from storage.keyed_locks import KeyedLocks
 from storage.message import Appended, Durability, Placed, QueueId, Row, TransactionBits
 from txn.checkback_plan import CheckbackPolicy
@@ -35,7 +36,7 @@ from txn.transaction import RECORD_BYTES, Transaction, TxnMessage
 _KEPT_BYTES = 32 << 20  # of messages of undecided transactions
 _KEPT_COST_BYTES = 1 << 10  # of one, beside its body
 _NONE, _COMMIT = int(TransactionBits.NONE), int(TransactionBits.COMMIT)
-_OP_CODE = queue_entry.tag_hash(check_pass.OP_TAG)
+_OP_CODE = queue_entry.tag_hash(OP_TAG)
 _WORDS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
 
 
@@ -232,7 +233,7 @@ class PlainTransactions:
         for one in taken:
             transaction_id = one.transaction.transaction_id
             own = (
-                f"KEYS\x01{transaction_id}\x02TAGS\x01{check_pass.OP_TAG}\x02"
+                f"KEYS\x01{transaction_id}\x02TAGS\x01{OP_TAG}\x02"
                 f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
                 f"{DECISION}\x01{_WORDS[state]}\x02{DECIDED_BY}\x01{Resolver.PRODUCER}\x02"
             )

@@ -16,7 +16,7 @@ from audit.decode.hashes import hash_of, hashes
 from audit.log_files import LogReader
 from audit.walk import Piece, What
 from scheduler import scheduled_message
-from storage.formats import check_pass, index_file, names, properties
+from storage.formats import index_file, names, op_message, properties
 from storage.formats import record as records
 from storage.formats.record import Record
 from storage.message import StoredMessage, TransactionBits
@@ -65,7 +65,7 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         kind in ("delayed", "delayed_again") and message.transaction is TransactionBits.COMMIT
     )
     transaction_id = own.get("__transactionId__") or (own.get("UNIQ_KEY") if is_of_one else None)
-    half_offsets = list(check_pass.half_offsets(record.body)) if kind == "op" else None
+    half_offsets = list(op_message.half_offsets(record.body)) if kind == "op" else None
     facts = own.get("__transaction", "")
     return {
         "segment": segment,

@@ -21,7 +21,7 @@ import pytest
 
 from app.idempotency import IdempotencyKeys, KeyedRequest
 from storage.files.vfs import OsVfs
-from storage.formats import check_pass, checkpoint, names, scan, unit
+from storage.formats import checkpoint, names, scan, unit
 from storage.formats import record as records
 from storage.formats.record import Record
 from storage.formats.row import rows_of
@@ -30,6 +30,7 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import Message, QueueId, StoredMessage, TransactionBits
 from tests.golden import write_own_store
+from tests.support import check_pass
 from tests.support.clock import ManualClock
 from tests.support.message_json import assert_both_ways_are_equal
 from txn import half_message

@@ -30,15 +30,16 @@ from scheduler.schedule_service import ScheduleService
 from storage.clock import SystemClock
 from storage.errors import UnknownQueue, UnknownTopic
 from storage.files.vfs import OsVfs
-from storage.formats import check_pass, names, properties, queue_entry, scan
+from storage.formats import names, properties, queue_entry, scan
 from storage.formats import record as records
-from storage.formats.check_pass import Half, OpMessage
 from storage.formats.queue_entry import ENTRY_BYTES
 from storage.formats.record import Record
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import Message, OffsetRange, QueueId, StoredMessage
+from tests.support import check_pass
+from tests.support.check_pass import Half, OpMessage
 from tests.support.message_json import assert_both_ways_are_equal
 from txn import half_message
 from txn.coordinator import TransactionCoordinator

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from storage.formats import check_pass, names, properties, scan, unit
+from storage.formats import names, op_message, properties, scan, unit
 from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.record import DamagedRecord
@@ -170,7 +170,7 @@ def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
         if topic == names.HALF_TOPIC:
             found[_id(message)].halves.append(message)
         elif topic == names.OP_TOPIC:
-            halves = check_pass.half_offsets(message.body)
+            halves = op_message.half_offsets(message.body)
             for number in halves if own_id is None else ():
                 key = of_half.get(number, f"half number {number}")
                 found[key].decisions.append((message.log_offset or 0, None))

@@ -2,17 +2,17 @@
 
 import pytest
 
-from storage.formats.check_pass import (
+from storage.formats.op_message import half_offsets
+from storage.message import QueueId, StoredMessage
+from tests.support.check_pass import (
     CheckPass,
     Half,
     OpMessage,
     check_pass,
     decided_transactions,
     half_of,
-    half_offsets,
     op_of,
 )
-from storage.message import QueueId, StoredMessage
 from txn.half_message import HALF_QUEUE, OP_QUEUE
 
 

@@ -15,11 +15,12 @@ from storage.errors import (
     UnknownTransaction,
 )
 from storage.files.simulated import SimulatedDisk
-from storage.formats import check_pass, properties
+from storage.formats import properties
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from storage.store import MessageStore
+from tests.support import check_pass
 from tests.support.builders import message
 from tests.support.check_pass import transactions_by_check_pass
 from tests.support.lives import one_life, run_lives

@@ -1,0 +1,17 @@
+"""The tag and the body of an op message: the half messages that it decides.
+
+Source: RocketMQ TransactionalMessageServiceImpl#fillOpRemoveMap.
+"""
+
+OP_TAG = "d"  # a message of the op topic without it decides nothing
+
+
+def half_offsets(body: bytes) -> tuple[int, ...]:
+    """The queue offsets of the halves that an op's body names: one number, or several with commas
+    between or behind.
+    """
+    return tuple(
+        int(number)
+        for number in body.decode("ascii", "replace").split(",")
+        if number.isascii() and number.isdigit()
+    )
