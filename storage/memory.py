@@ -289,10 +289,10 @@ class MemoryMessageStore:
         return self._offsets.get((group, queue))
 
     async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
-        end = len(self._queue(queue))
+        bounds = self.bounds(queue)
         self._check_open()
-        if not 0 <= queue_offset <= end:
-            raise OffsetBeyondEnd(requested=queue_offset, available=(0, end))
+        if not 0 <= queue_offset <= bounds.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=bounds)
         self._offsets[group, queue] = queue_offset
 
     async def forget_offsets(self, group: str) -> None:
@@ -429,12 +429,12 @@ class MemoryMessageStore:
     def _readable(self, queue: QueueId, queue_offset: int) -> list[StoredMessage]:
         """All messages of the queue, which can be read from this offset on. Raises as `read`."""
         self._check_open()
-        messages, first = self._queue(queue), self._first[queue]
-        if queue_offset < first:
-            raise OffsetExpired(requested=queue_offset, available=(first, len(messages)))
-        if queue_offset > len(messages):
-            raise OffsetBeyondEnd(requested=queue_offset, available=(first, len(messages)))
-        return messages
+        bounds = self.bounds(queue)
+        if queue_offset < bounds.first:
+            raise OffsetExpired(requested=queue_offset, available=bounds)
+        if queue_offset > bounds.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=bounds)
+        return self._queues[queue]
 
     def _scan(
         self,
