@@ -5,14 +5,13 @@ no more for it: a trace looks through them, from where the message was stored on
 caller allows.
 """
 
-import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from delivery.leases import events, retry_message
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, read_event
-from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
+from storage.queue_scan import scan
 from storage.store import MessageStore
 
 _READ_MESSAGES = 128
@@ -62,24 +61,24 @@ async def trace_leases(
     places = {message.queue: {message.queue_offset}}
     names = {message.queue.topic.encode(), message.message_id.encode()}
     found: list[LeaseTraceEvent] = []
-    at, at_ms, end = begin, message.stored_at_ms, begin + most_events
-    while at < end:
-        try:
-            pieces = await store.read(
-                LEASE_QUEUE, at, max_messages=min(_READ_MESSAGES, end - at), max_bytes=_READ_BYTES
-            )
-        except CorruptRecord:
-            at += 1  # What it told is lost; the rest is not.
-            continue
-        if not pieces:
-            return LeaseTrace(found, None)
-        for piece in pieces:
-            if not any(name in piece.body for name in names):
+    at, at_ms = begin, message.stored_at_ms
+    async for piece in scan(
+        store,
+        LEASE_QUEUE,
+        begin,
+        begin + most_events,
+        max_messages=_READ_MESSAGES,
+        max_bytes=_READ_BYTES,
+    ):
+        at = piece.end
+        for stored in piece.messages:  # none where the event is damaged: the others are known
+            at_ms = stored.stored_at_ms
+            if not any(name in stored.body for name in names):
                 continue
-            event = read_event(piece)
+            event = read_event(stored)
             if not _is_about(event, message, places, {one.group for one in found}):
                 continue
-            found.append(_happened(event, piece.stored_at_ms, places))
+            found.append(_happened(event, stored.stored_at_ms, places))
             if isinstance(event, events.Retried | events.Redriven):
                 retries = retry_message.retry_queue(event.group)
                 if retries not in places:
@@ -91,8 +90,6 @@ async def trace_leases(
                         max_messages=_MOST_COPIES,
                     )
                     places[retries] = {copy.queue_offset for copy in copies}
-        at, at_ms = at + len(pieces), pieces[-1].stored_at_ms
-        await asyncio.sleep(0)
     is_over = at >= (await store.offsets(LEASE_QUEUE)).end
     return LeaseTrace(found, None if is_over else at_ms)
 

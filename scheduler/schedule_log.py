@@ -23,25 +23,25 @@ from scheduler.progress import Progress
 from scheduler.schedule import ScheduleState
 from scheduler.scheduled_message import LEVEL_COUNT, TIMER_QUEUE
 from storage.clock import Clock
+from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import CorruptRecord, UnknownTopic
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.journal import Replay, leave_out, read_event
+from storage.journal import leave_out, read_event
 from storage.message import (
     NEVER_MS,
-    Appended,
     DueEntry,
     Durability,
     Message,
     QueueId,
     StoredMessage,
 )
-from storage.store import ANY_LABEL, DueCounts, DuePage, MessageStore, Snapshot
+from storage.queue_scan import scan
+from storage.store import ANY_LABEL, DueCounts, DuePage, MessageStore
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
-_READ_MESSAGES = 512
-_READ_BYTES = 8 << 20
+_RECALLED_MARKS = 512  # read together
 _MARK_WAIT_MS = 10_000
 SNAPSHOT = "schedule_progress"
 
@@ -62,13 +62,13 @@ class ScheduleLog:
         self.window = DueWindow(max_entries=options.near_kept)
         self.finished: deque[Finished] = deque(maxlen=options.finished_kept)  # the newest last
         self._progress = Progress()
+        # The progress, which only a broker asks for, may lack a damaged mark.
+        self._table = DerivedTable(store, SNAPSHOT, {MARK_QUEUE: OnDamage.LEAVE_OUT})
         self._told: dict[QueueId, int] = {}  # how far the engine knows the delay queues to be done
-        self._saved_position = 0  # in the mark queue: what the last snapshot reflects
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
         self.put_backs = 0  # since then a message may lie elsewhere
         self._begins: dict[QueueId, int] | None = None  # during a rebuild of the index
         self._parked: set[int] = set()  # damaged, found during a rebuild of the index
-        self.left_out = 0  # damaged marks that the replay of the progress left out
         # who reads the index for the window must not miss what is followed meanwhile
         self._lock = asyncio.Lock()
 
@@ -97,6 +97,11 @@ class ScheduleLog:
         return count
 
     @property
+    def left_out(self) -> int:
+        """Damaged marks that the replay of the progress left out."""
+        return self._table.left_out
+
+    @property
     def delay_queues(self) -> list[QueueId]:
         return [queue for queue in self._positions if queue != MARK_QUEUE]
 
@@ -117,18 +122,16 @@ class ScheduleLog:
         noted = marks.encode(mark, now_ms=self._clock.wall_ms())
         # A change is taken when nothing else is; what is due can wait.
         from_reserve = not isinstance(mark, Delivered)
-        appended = await self._store.append(
+        appended = await self._table.append(
             [*messages, noted], durability=durability, from_reserve=from_reserve
         )
         place = appended[-1]
-        if durability is Durability.SYNCED:
-            await self._wait_durable(place)
         # The sync may take longer than the engine's limit: nothing is delivered twice while the
         # mark is pending.
         if not await self._store.wait_for_arrival(
             MARK_QUEUE, place.queue_offset, timeout_ms=_MARK_WAIT_MS
         ):
-            await self._wait_durable(place)
+            await self._store.wait_durable(place)
         if self._positions[MARK_QUEUE] <= place.queue_offset:
             await self.follow()
 
@@ -149,18 +152,8 @@ class ScheduleLog:
         return bool(await by_id)
 
     async def save_snapshot(self) -> int:
-        """Of what is done, and not in order; how many bytes, 0 where nothing is new."""
-        position = self._positions[MARK_QUEUE]
-        if position == self._saved_position:
-            return 0
-        self._saved_position = position
-        snapshot = Snapshot((self._progress.dump(),), {MARK_QUEUE: position})
-        await self._store.save_snapshot(SNAPSHOT, snapshot)
-        return snapshot.size_bytes
-
-    async def _wait_durable(self, place: Appended) -> None:
-        if not place.durable:
-            await self._store.wait_durable(place)
+        """Save what is done, and not in order; how many bytes, 0 where nothing is new."""
+        return await self._table.save_snapshot(lambda: [self._progress.dump()])
 
     async def _make_anew(self) -> int:
         """Marks outlive the messages that they are about by a while.
@@ -197,21 +190,15 @@ class ScheduleLog:
         bounds = await self._store.offsets(queue)
         begin = at = max(self._positions[queue], bounds.first)
         note = self._note_marks if queue == MARK_QUEUE else self._note_delayed
-        while at < bounds.end:
-            try:
-                messages = await self._store.read(
-                    queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES
-                )
-            except CorruptRecord as damage:
-                added, taken = self._note_damaged(queue, at, damage)
-                at += 1
+        async for piece in scan(self._store, queue, begin, bounds.end):
+            at = piece.end
+            if piece.damage is not None:
+                added, taken = self._note_damaged(queue, piece.begin, piece.damage)
             else:
-                added, taken = note(messages)
-                at += len(messages)
+                added, taken = note(piece.messages)
             self._store.change_due(added, taken, {queue: at})
             self.window.change(added, taken)
             self._positions[queue] = at
-            await asyncio.sleep(0)
         self._positions[queue] = at
         if queue != MARK_QUEUE:
             self._progress.note_done_before(queue, bounds.first)  # those have been dropped
@@ -227,6 +214,7 @@ class ScheduleLog:
         """
         if queue == MARK_QUEUE:
             leave_out(queue, queue_offset, damage, may_leave_out=False)
+            self._table.count_offsets(MARK_QUEUE, [queue_offset])
             return [], []
         log.error(
             "schedule_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage)
@@ -249,6 +237,7 @@ class ScheduleLog:
             self.finished.extend(_finished(mark))
             self.put_backs += isinstance(mark, PutBack)
         self._note_progress(read)
+        self._table.count_offsets(MARK_QUEUE, [message.queue_offset for message in messages])
         added = [entry for mark in read for entry in mark.added]
         taken = [self._in_the_index(entry) for mark in read for entry in mark.taken]
         return [*filter(self._counts, added)], [*filter(self._counts, taken)]
@@ -362,40 +351,28 @@ class ScheduleLog:
         """As it was when the index was kept, or later: the marks that are followed then may say the
         same again.
         """
-        snapshot = await self._store.load_snapshot(SNAPSHOT)
-        at = (await self._store.offsets(MARK_QUEUE)).first
-        if snapshot is not None:
-            try:
-                self._progress.restore(snapshot.data)
-                at = self._saved_position = snapshot.positions[MARK_QUEUE]
-            except msgspec.DecodeError:
-                log.warning("progress_made_anew")
-        # The index reflects these marks; the progress, which only a broker asks for, may lack some.
-        replay = Replay(self._store, MARK_QUEUE, at, marks.decode, may_leave_out=True)
+        data = await self._table.load()
+        try:
+            if data is not None:
+                self._progress.restore(data)
+        except msgspec.DecodeError:
+            log.warning("progress_made_anew")
+            self._table.forget()
+        # The index reflects these marks.
         end = self._positions[MARK_QUEUE]
-        async for message, mark in replay:
-            if message.queue_offset >= end:
-                break
+        async for mark in self._table.replay(MARK_QUEUE, marks.decode, before=end):
             self._note_progress([mark])
-        self.left_out = replay.left_out
 
     async def _recall_finished(self) -> None:
         """The newest ones that the index has let go of: from the last marks it knows."""
         bounds = await self._store.offsets(MARK_QUEUE)
         at = min(self._positions[MARK_QUEUE], bounds.end)
         while at > bounds.first and len(self.finished) < self._finished_kept:
-            begin = max(bounds.first, at - _READ_MESSAGES)
+            begin = max(bounds.first, at - _RECALLED_MARKS)
             found: list[Finished] = []
-            reading = begin
-            while reading < at:
-                try:
-                    messages = await self._store.read(
-                        MARK_QUEUE, reading, max_messages=at - reading, max_bytes=_READ_BYTES
-                    )  # fmt: skip
-                except CorruptRecord:
-                    messages = []
-                found += [one for message in messages for one in _finished(marks.decode(message))]
-                reading += max(1, len(messages))
+            async for piece in scan(self._store, MARK_QUEUE, begin, at):
+                for message in piece.messages:
+                    found += _finished(marks.decode(message))
             self.finished.extendleft(reversed(found[-(self._finished_kept - len(self.finished)) :]))
             at = begin
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from storage.journal import Replay
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.offset_set import OffsetSet
+from storage.queue_scan import LAST_OFFSET
 from storage.store import MessageStore, Snapshot
 
 T = TypeVar("T")
@@ -63,9 +64,16 @@ class DerivedTable:
         self._saved = self.positions()
         return snapshot.data
 
-    async def replay(self, queue: QueueId, read: Callable[[StoredMessage], T]) -> AsyncIterator[T]:
-        """Read the events that the table does not reflect; each counts as applied when the next one
-        is requested.
+    def forget(self) -> None:
+        """Reflect nothing: the snapshot that was loaded cannot be read."""
+        self._applied = {queue: OffsetSet() for queue in self._applied}
+        self._saved = self.positions()
+
+    async def replay(
+        self, queue: QueueId, read: Callable[[StoredMessage], T], *, before: int = LAST_OFFSET
+    ) -> AsyncIterator[T]:
+        """Read the events that the table does not reflect, up to the offset `before`; each counts
+        as applied when the next one is requested.
 
         Raises CorruptRecord and UnknownFormat for a damaged event that must not be left out.
         """
@@ -76,6 +84,7 @@ class DerivedTable:
             queue,
             begin,
             read,
+            before=before,
             may_leave_out=self._on_damage[queue] is OnDamage.LEAVE_OUT,
         )
         async for message, event in replay:

@@ -15,13 +15,11 @@ import structlog
 
 from storage.errors import CorruptRecord, StorageError, UnknownFormat
 from storage.message import QueueId, StoredMessage
+from storage.queue_scan import LAST_OFFSET, scan
 from storage.store import MessageStore
 
 T = TypeVar("T")
 log = structlog.get_logger()
-
-_READ_MESSAGES = 512
-_READ_BYTES = 8 << 20
 
 
 class Replay(Generic[T]):
@@ -38,28 +36,24 @@ class Replay(Generic[T]):
         begin: int,
         read: Callable[[StoredMessage], T],
         *,
+        before: int = LAST_OFFSET,
         may_leave_out: bool = False,
     ) -> None:
+        """`before`: the offset of the first event that is not replayed."""
         self.end = begin
         self.left_out = 0
         self._store = store
         self._queue = queue
         self._read = read
+        self._before = before
         self._may_leave_out = may_leave_out
 
     async def __aiter__(self) -> AsyncIterator[tuple[StoredMessage, T]]:
         """Raises CorruptRecord and UnknownFormat where an event must not be left out."""
-        while True:
-            try:
-                messages = await self._store.read(
-                    self._queue, self.end, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES
-                )
-            except CorruptRecord as damage:
-                self._leave_out(damage)
-                continue
-            if not messages:
-                return
-            for message in messages:
+        async for piece in scan(self._store, self._queue, self.end, self._before):
+            if piece.damage is not None:
+                self._leave_out(piece.damage)
+            for message in piece.messages:
                 try:
                     event = read_event(message, self._read)
                 except UnknownFormat as unknown:

@@ -27,6 +27,7 @@ from storage.errors import (
 from storage.idempotency import check_fingerprint
 from storage.message import Durability, OffsetRange, StoredMessage
 from storage.offset_set import OffsetSet
+from storage.queue_scan import Piece, scan
 
 _READ_MESSAGES = 1_000
 _READ_BYTES = 1 << 20
@@ -352,20 +353,19 @@ class DeadLetters:
             bounds = await self._store.offsets(queue)
         except UnknownTopic:
             return
-        at = max(begin, gone.prefix, bounds.first)
+        begin = max(begin, gone.prefix, bounds.first)
         end = bounds.end if end is None else min(end, bounds.end)
-        while at < end:
-            try:
-                messages = await self._store.read(
-                    queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES
-                )
-            except CorruptRecord as damage:
-                messages = [self._unreadable(group, at, damage)]
-            for message in messages:
-                if message.queue_offset not in gone and message.queue_offset < end:
+        async for piece in scan(
+            self._store, queue, begin, end, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES
+        ):
+            for message in self._letters(group, piece):
+                if message.queue_offset not in gone:
                     yield message
-            at += max(1, len(messages))
-            await asyncio.sleep(0)
+
+    def _letters(self, group: str, piece: Piece) -> list[StoredMessage]:
+        if piece.damage is not None:
+            return [self._unreadable(group, piece.begin, piece.damage)]
+        return piece.messages
 
     def _unreadable(self, group: str, queue_offset: int, damage: CorruptRecord) -> StoredMessage:
         """The entry listed for a dead letter whose own record is damaged; it cannot be redriven

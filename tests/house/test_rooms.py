@@ -58,6 +58,7 @@ _FOR_THE_FLOORS_ABOVE = {
     "storage/derived_table.py",
     "storage/keyed_locks.py",
     "storage/keyed_conditions.py",
+    "storage/queue_scan.py",
 }
 KNOW_ASYNCIO = {
     "storage/memory.py",

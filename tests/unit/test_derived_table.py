@@ -117,6 +117,29 @@ async def test_an_event_that_is_applied_while_the_table_is_encoded_is_replayed_a
     assert await Words(store).start() == 1
 
 
+async def test_a_replay_ends_before_the_offset_that_it_is_given(store):
+    table = Words(store)
+    await table.append("one", "two", "three")
+
+    replayed = [word async for word in table.log.replay(EVENTS, read, before=2)]
+
+    assert replayed == ["one", "two"]
+    assert table.log.positions() == {EVENTS: 2}
+
+
+async def test_a_table_whose_snapshot_cannot_be_read_is_rebuilt_from_all_events(store):
+    before = Words(store)
+    await before.add("one", "two")
+    await before.log.save_snapshot(before.encode)
+    table = Words(store)
+    await table.log.load()
+
+    table.log.forget()
+
+    assert [word async for word in table.log.replay(EVENTS, read)] == ["one", "two"]
+    assert await table.log.save_snapshot(before.encode) > 0
+
+
 async def test_a_damaged_event_refuses_the_start(store):
     await Words(store).add("one", "?", "three")
 
