@@ -1,1 +1,1 @@
-"""The door: HTTP, JSON, the SQL registry, settings, wiring."""
+"""The door: HTTP, JSON, the SQL registry, settings, life cycle."""

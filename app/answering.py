@@ -16,8 +16,8 @@ import structlog
 from app import codec
 from app.body_budget import BodyShare
 from app.exchange import Call, FileReply, Reply, RequestLimit, content_length
+from app.long_polls import Waiting
 from app.operations import Handler, Operation
-from app.parking import Waiting
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_field
 from app.registry.payload_schema import until_checked
 from app.services import Services, while_there
@@ -85,7 +85,7 @@ async def until_answered(
 
 async def _until_resumed(incoming: Incoming, waiting: Waiting) -> None:
     resumed = asyncio.Event()
-    waiting.park(lambda _: resumed.set())
+    waiting.suspend(lambda _: resumed.set())
     try:
         async with while_there(incoming.until_gone):
             await resumed.wait()

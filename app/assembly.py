@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from app.body_thread import BodyThread
-from app.component import Component, LifeCycle
+from app.component import CallbackComponent, Component
 from app.components.delivery import DeliveryComponent, RequestsComponent
 from app.components.registry import RegistryComponent
 from app.components.retention import RetentionComponent
@@ -17,8 +17,8 @@ from app.components.schedules import CronComponent, SchedulesComponent
 from app.components.transactions import CheckSenderComponent, TransactionsComponent
 from app.connections import Connections
 from app.idempotency import IdempotencyKeys
+from app.long_polls import LongPolls
 from app.observability import Metrics
-from app.parking import Parking
 from app.registry.audit_reports import AuditReportRows
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.cron_schedules import CronSchedules
@@ -109,7 +109,7 @@ def services_of(base: Base) -> Services:
         effective_settings=effective(settings),
         has_keys=bool(settings.api_keys),
         connections=base.connections,
-        parking=_parking(base),
+        long_polls=_long_polls(base),
         max_line_bytes=settings.http.max_body_bytes,
         max_body_values=settings.http.max_body_values,
         body_thread=BodyThread(),
@@ -128,14 +128,16 @@ def components_of(base: Base, services: Services) -> list[Component]:
         RequestsComponent(services.requests, clock, settings.request),
         SchedulesComponent(services.schedules, clock, settings.schedule),
         CronComponent(services.cron, clock, settings.schedule),
-        LifeCycle(stop=services.webhooks.aclose),
+        CallbackComponent(stop=services.webhooks.aclose),
         TransactionsComponent(services.transactions, services.idempotency, clock, settings.txn),
         CheckSenderComponent(services.sender, settings.txn),
-        LifeCycle(stop=services.idempotency.drain),
-        LifeCycle(start=services.reports.open, stop=services.reports.stop),
-        LifeCycle(start=services.topic_deletions.finish_all, stop=services.topic_deletions.drain),
-        LifeCycle(stop=services.body_thread.aclose),
-        LifeCycle(stop=services.store_tasks.stop),
+        CallbackComponent(stop=services.idempotency.drain),
+        CallbackComponent(start=services.reports.open, stop=services.reports.stop),
+        CallbackComponent(
+            start=services.topic_deletions.finish_all, stop=services.topic_deletions.drain
+        ),
+        CallbackComponent(stop=services.body_thread.aclose),
+        CallbackComponent(stop=services.store_tasks.stop),
     ]
 
 
@@ -259,9 +261,9 @@ def _own_program() -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "cli")
 
 
-def _parking(base: Base) -> Parking:
+def _long_polls(base: Base) -> LongPolls:
     most = base.settings.http.waiting_limit
-    return Parking(base.clock, most=most, on_changed=base.metrics.long_polls.set)
+    return LongPolls(base.clock, most=most, on_changed=base.metrics.long_polls.set)
 
 
 def _durability(settings: Settings) -> Durability:

@@ -1,4 +1,4 @@
-"""The interface between the wiring and each component of the service.
+"""The interface between the life cycle of the service and each component of the service.
 
 A component gives a part of the service its place in it: when the part starts and stops, how often
 its loops run, the names of these loops and of its metrics. The part itself knows none of them.
@@ -56,7 +56,7 @@ async def _nothing() -> None:
     """The default of a start and of a stop."""
 
 
-class LifeCycle(Component):
+class CallbackComponent(Component):
     """A component of a start and a stop alone."""
 
     def __init__(

@@ -24,6 +24,7 @@ from app.dead_letters import handlers as dead_letters
 from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
+from app.lifecycle import ServiceLifecycle
 from app.messages import lookup, pull, send, stream
 from app.messages.hot_batch import HotBatches
 from app.messages.hot_pull import HotPulls
@@ -50,7 +51,6 @@ from app.testing.faults import FaultSwitches, kill_this_process
 from app.topics import handlers as topics
 from app.transactions import handlers as transactions
 from app.transactions.hot import HotBegins, HotDecisions
-from app.wiring import Wiring
 from storage.clock import Clock
 from txn.states import TxnState
 
@@ -136,13 +136,13 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     """The service for these settings. It opens its store when the application starts up."""
     metrics = Metrics()
     controls = Controls(settings.testing) if settings.testing.enabled else None
-    wiring = Wiring(settings, metrics, clock=clock, controls=controls)
+    lifecycle = ServiceLifecycle(settings, metrics, clock=clock, controls=controls)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        wiring.start()
+        lifecycle.start()
         yield
-        await wiring.close()
+        await lifecycle.close()
 
     operations = [one for module in RESOURCES for one in operations_of(module)]
     app = Application(
@@ -158,10 +158,10 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         # One flat table: a router that is included is asked twice for every request.
         routes=[*map(OperationRoute, operations), *health.router.routes],
     )
-    app.state.wiring = wiring
+    app.state.lifecycle = lifecycle
     app.state.metrics = metrics
-    app.state.get_services = wiring.get_services
-    app.state.get_readiness = wiring.get_readiness
+    app.state.get_services = lifecycle.get_services
+    app.state.get_readiness = lifecycle.get_readiness
     app.mount("/docs/assets", health.ASSETS)
     # What the routes raise passes through to the middleware, which answers; the framework's own
     # errors become refusals here.
@@ -192,7 +192,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         admission=admission,
         bodies=bodies,
         metrics=metrics,
-        get_services=wiring.get_services,
+        get_services=lifecycle.get_services,
         is_off=lambda: faults is not None and bool(faults.armed),
     )
     return app
@@ -203,9 +203,9 @@ def http_server(app: FastAPI) -> HttpServer:
 
     Called on the event loop.
     """
-    wiring: Wiring = app.state.wiring
+    lifecycle: ServiceLifecycle = app.state.lifecycle
     lane: OperationLane = app.state.lane
-    settings = wiring.settings
+    settings = lifecycle.settings
 
     def answer(request: Request) -> Awaitable[None]:
         asked = lane.take(request)
@@ -213,9 +213,9 @@ def http_server(app: FastAPI) -> HttpServer:
             return lane.answer(asked)
         return asgi.answer(app, request, can_cut=settings.testing.enabled)
 
-    http = HttpServer(settings.http, wiring.connections, answer, take=lane.take_bytes)
+    http = HttpServer(settings.http, lifecycle.connections, answer, take=lane.take_bytes)
     parts = HotParts(
-        wiring.get_services,
+        lifecycle.get_services,
         lane.bodies,
         lane.metrics,
         lambda: http.default_lines,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from app.exchange import Call, FileReply, Reply, RequestLimit
-from app.parking import Waiting
+from app.long_polls import Waiting
 from app.services import Services
 
 ALWAYS = (

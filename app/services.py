@@ -1,4 +1,4 @@
-"""What an endpoint may ask for. Filled by the wiring once the store is open."""
+"""What an endpoint may ask for. Filled by `lifecycle.py` once the store is open."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -9,8 +9,8 @@ from app.body_thread import BodyThread
 from app.connections import Connections
 from app.exchange import Call, ClientGone
 from app.idempotency import IdempotencyKeys
+from app.long_polls import LongPolls
 from app.observability import Metrics
-from app.parking import Parking
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
@@ -61,7 +61,7 @@ class Services:
     effective_settings: Mapping[str, str]  # by their variables, without secrets
     has_keys: bool  # only who has an API key gets in
     connections: Connections
-    parking: Parking
+    long_polls: LongPolls
     max_line_bytes: int  # of a stream
     max_body_values: int  # of JSON in a request
     body_thread: BodyThread
@@ -91,17 +91,17 @@ class Services:
         return self.identifiers.new("sch")
 
     @asynccontextmanager
-    async def parked(self, call: Call) -> AsyncIterator[None]:
+    async def long_poll(self, call: Call) -> AsyncIterator[None]:
         """Around a long poll, which ends when the client leaves.
 
         Raises TooManyWaiting, ClientGone.
         """
-        self.parking.enter()
+        self.long_polls.enter()
         try:
             async with while_there(call.until_gone):
                 yield
         finally:
-            self.parking.exit()
+            self.long_polls.exit()
 
 
 @asynccontextmanager

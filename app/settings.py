@@ -63,7 +63,7 @@ class HttpOptions:
     stream_idle_ms: int = 60_000
     # a client that takes nothing of its answer for so long is cut off
     unread_timeout_ms: int = 30_000
-    max_waiting: int = 0  # long polls parked at once; 0: seven of eight connections
+    max_waiting: int = 0  # long polls at once; 0: seven of eight connections
     stop_timeout_ms: int = 8_000  # for requests in progress, once the service is asked to stop
     # Names, with or without a port, beside the loopback ones; used where there are no API keys.
     allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 
 from app import exit_codes, file_budget
 from app.acceptor import Acceptor
+from app.lifecycle import ServiceLifecycle
 from app.main import create_app, http_server
 from app.observability import configure_logging
 from app.open_files import raise_limit
 from app.server.connection import Connection, HttpServer
 from app.settings import ConfigurationError, Settings
-from app.wiring import Wiring
 from storage.local.options import FlushPolicy
 
 _BACKLOG = 2048
@@ -46,7 +46,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
-        self._wiring: Wiring = app.state.wiring
+        self._wiring: ServiceLifecycle = app.state.lifecycle
         self._http: HttpServer | None = None
         self._acceptor: Acceptor | None = None
         self._wiring.on_fatal = self._end
@@ -115,7 +115,7 @@ def run(settings: Settings) -> int:
         },
     )
     app = create_app(settings)
-    wiring: Wiring = app.state.wiring
+    lifecycle: ServiceLifecycle = app.state.lifecycle
     config = uvicorn.Config(
         app,
         http=Connection,  # made by the acceptor
@@ -131,7 +131,7 @@ def run(settings: Settings) -> int:
     gc.freeze()
     gc.enable()
     _Server(config, app).run(sockets=[listener])
-    return wiring.exit_code
+    return lifecycle.exit_code
 
 
 def _give_memory_back() -> None:

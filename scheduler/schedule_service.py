@@ -9,7 +9,7 @@ begins.
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.carry_over import CarryOver
-from scheduler.delivery import Delivery
+from scheduler.due_delivery import DueDelivery
 from scheduler.marks import Cancelled, Change, Moved
 from scheduler.options import ScheduleOptions
 from scheduler.schedule import Schedule, ScheduleState
@@ -38,7 +38,7 @@ class ScheduleService:
         self._lookup = ScheduleLookup(store, self._log)
         self._under_way = UnderWay()
         self._carry_over = CarryOver(store, self._log, self._lookup, self._under_way)
-        self._delivery = Delivery(
+        self._delivery = DueDelivery(
             store, clock, options, self._log, self._under_way, on_delivered=on_delivered
         )
 

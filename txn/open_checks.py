@@ -177,20 +177,20 @@ class OpenChecks:
     async def wait(self, group: str) -> None:
         """Until something is offered to the group, or the service stops."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        parked = self._waiting.setdefault(group, [])
-        parked.append(waiting)
+        waiters = self._waiting.setdefault(group, [])
+        waiters.append(waiting)
         try:
             await waiting
         finally:
-            if waiting in parked:
-                parked.remove(waiting)
-                if not parked and self._waiting.get(group) is parked:
+            if waiting in waiters:
+                waiters.remove(waiting)
+                if not waiters and self._waiting.get(group) is waiters:
                     del self._waiting[group]
 
     def wake_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        for parked in waiting.values():
-            for one in parked:
+        for waiters in waiting.values():
+            for one in waiters:
                 if not one.done():
                     one.set_result(None)
 

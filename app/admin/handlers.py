@@ -261,7 +261,7 @@ async def get_durability(services: Services, call: Call, query: DurabilityQuery)
     stored_end = store.stored_offset()
     offset = stored_end - 1 if query.offset is UNSET else query.offset
     if query.wait_ms and store.synced_offset() <= offset < stored_end:
-        async with services.parked(call):
+        async with services.long_poll(call):
             with suppress(TimeoutError):
                 await asyncio.wait_for(store.flush(), query.wait_ms / 1000)
     synced_offset = store.synced_offset()

@@ -20,11 +20,11 @@ from app.consume.schemas import (
     SettleResults,
 )
 from app.exchange import Call, Reply, reply, size_of
+from app.long_polls import Waiting
 from app.messages.payload import CONTROL
 from app.messages.schemas import PayloadForm
 from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
-from app.parking import Waiting
 from app.problems import Problem, Refusal, document, invalid_field
 from app.services import Services
 from delivery.receive.receive import LeasedMessage, Request
@@ -95,7 +95,7 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     byte_count = sum([_size_of(one.found) for one in found])
     call.share.hold(byte_count)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
-        waiting = services.parking.wait(
+        waiting = services.long_polls.wait(
             deadline_ms, partial(_look, asked._replace(call=call.during_wait()))
         )
         waiting.undo = partial(services.delivery.end_wait, group)

@@ -15,11 +15,11 @@ from app import codec
 from app.answering import query_of
 from app.compression import MIN_BYTES, takes_gzip
 from app.exchange import JSON, preferred_by
+from app.long_polls import Waiting
 from app.messages import frames
 from app.messages.pull import BEGIN_OF_PAGE, MEDIA_TYPES, end_of_page
 from app.messages.schemas import PullQuery
 from app.messages.view import joined
-from app.parking import Waiting
 from app.server.hot import HotAnswer, HotParts
 from app.server.request import STATUS_LINES
 from app.services import Services
@@ -112,7 +112,9 @@ class HotPulls:
                     again = partial(
                         self._answer, media_type, has_gzip, data, _Waited(services, until_ms, begun)
                     )
-                    return services.parking.wait_for_arrival(store, queue, offset, until_ms, again)
+                    return services.long_polls.wait_for_arrival(
+                        store, queue, offset, until_ms, again
+                    )
             if count:
                 if waited is not None and not self._parts.bodies.has_plenty(wanted.max_bytes):
                     return None

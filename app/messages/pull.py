@@ -11,11 +11,11 @@ from msgspec import UNSET
 
 from app import codec
 from app.exchange import JSON, Call, Reply
+from app.long_polls import Waiting
 from app.messages import frames
 from app.messages.schemas import MessagePage, PayloadForm, PullQuery
 from app.messages.view import parts_of_list
 from app.operations import operation
-from app.parking import Waiting
 from app.problems import FieldError, Refusal
 from app.services import Services
 from delivery.filters.filtered_read import MAX_SCANNED, read_records_by_tag
@@ -93,7 +93,7 @@ async def _look(pull: _Pull, at: int) -> Reply | Waiting:
     found, at = await _read(services, call, queue, at, query, wanted)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
         again = partial(_look, pull._replace(call=call.during_wait()), at)
-        return services.parking.wait_for_arrival(services.store, queue, at, deadline_ms, again)
+        return services.long_polls.wait_for_arrival(services.store, queue, at, deadline_ms, again)
     bounds = await services.store.offsets(queue)
     services.metrics.messages_out.inc(len(found))
     result = "found" if found else "no_matched_message" if at > offset else "no_new_message"

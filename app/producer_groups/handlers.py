@@ -160,7 +160,7 @@ async def try_endpoint(services: Services, call: Call, name: str, _given: CheckT
             "unsupported_combination",
             "the endpoint said 410; put the producer group again to have it asked",
         )
-    async with services.parked(call):
+    async with services.long_poll(call):
         cases = await services.tester.run(name)
     found = [
         CheckTestCase(
@@ -198,7 +198,7 @@ async def receive_checks(
     receive = services.transactions.receive_checks
     checks = await receive(name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=0)
     if not checks and given.wait_ms:
-        async with services.parked(call):
+        async with services.long_poll(call):
             checks = await receive(
                 name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=given.wait_ms
             )

@@ -207,7 +207,7 @@ async def _wait_until_closed(
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if request.state is not RequestState.PENDING or left_ms <= 0 or services.is_stopping:
             return request
-        async with services.parked(call):
+        async with services.long_poll(call):
             await services.requests.wait(request, timeout_ms=left_ms)
 
 

@@ -86,7 +86,7 @@ async def _guarded(request: Request, answering: Awaitable[None]) -> None:
     except Exception:
         log.exception("answer_broken_off", path=request.path)
     finally:
-        if not request.is_answered and not request.is_gone and not request.is_parked:
+        if not request.is_answered and not request.is_gone and not request.is_suspended:
             request.break_off()
 
 
@@ -470,7 +470,7 @@ class Connection(asyncio.Protocol):
         request.write(body)
 
     def run(self, request: Request, answering: Awaitable[None]) -> None:
-        """Have the request answered, which was parked."""
+        """Have the request answered, which was suspended."""
         self.server.run(request, answering)
 
     def end_answer(self, request: Request) -> None:

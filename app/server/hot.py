@@ -17,8 +17,8 @@ import structlog
 
 from app import answering
 from app.body_budget import BodyBudget
+from app.long_polls import Waiting
 from app.observability import Metrics
-from app.parking import Waiting
 from app.server.request import STATUS_LINES, head_of
 from app.services import Services
 from storage.errors import MessagingError

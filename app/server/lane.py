@@ -22,9 +22,9 @@ from app.answering import Headers
 from app.body_budget import BodyBudget, BodyShare
 from app.compression import deflating, may_be_worth_it, takes_gzip
 from app.exchange import ClientGone, FileReply, Reply, content_length, headers_by_name
+from app.long_polls import Waiting
 from app.observability import Metrics
 from app.operations import Operation
-from app.parking import Waiting
 from app.server.connection import Connection
 from app.server.heads import KnownHeads, is_harmless
 from app.server.hot import Asked, HotAnswer, HotOperation, HotRead
@@ -136,16 +136,16 @@ class OperationLane:
             log.exception("hot_read_failed")
             return False
         if isinstance(answer, Waiting):
-            return self._park_held(connection, data, answer)
+            return self._suspend_held(connection, data, answer)
         if answer is None:
             return False
         connection.answer_now(answer)
         return True
 
-    def _park_held(self, connection: Connection, data: bytes, waiting: Waiting) -> bool:
+    def _suspend_held(self, connection: Connection, data: bytes, waiting: Waiting) -> bool:
         """Hold a request that waits, as its bytes. False: too many wait."""
         try:
-            waiting.park(partial(self._go_on, connection, data))
+            waiting.suspend(partial(self._go_on, connection, data))
         except TooManyWaiting:
             return False
         connection.hold(partial(self._leave, waiting, perf_counter()))
@@ -159,7 +159,7 @@ class OperationLane:
             log.exception("hot_read_failed")
             answer = None
         if isinstance(answer, Waiting):
-            if not self._park_held(connection, data, answer):
+            if not self._suspend_held(connection, data, answer):
                 connection.read_again(data)
         elif answer is None:
             connection.read_again(data)
@@ -203,9 +203,9 @@ class OperationLane:
         return OperationRequest(self, request, headers, *found)
 
     async def answer(self, asked: "OperationRequest", waited: Waiting | None = None) -> None:
-        """Have the operation answer the request, or park it.
+        """Have the operation answer the request, or suspend it.
 
-        `waited`: the wait that is over, where it was parked before.
+        `waited`: the wait that is over, where it was suspended before.
         """
         request, operation, headers = asked.request, asked.operation, asked.headers
         request_id = answering.request_id_of(headers)
@@ -226,7 +226,7 @@ class OperationLane:
                 if request.is_gone:
                     reply.forget()
                     raise ClientGone
-                reply.park(asked.resume)
+                reply.suspend(asked.resume)
                 self._learn(asked)
                 asked.begin_wait(reply)
                 return
@@ -240,7 +240,7 @@ class OperationLane:
                 raise
             status = await _refuse(error, request, headers, request_id)
         finally:
-            if not request.is_parked:
+            if not request.is_suspended:
                 self.end(asked, status)
 
     def end(self, asked: "OperationRequest", status: int) -> None:
@@ -355,12 +355,12 @@ class OperationRequest:
         self._waiting: Waiting | None = None
 
     def begin_wait(self, waiting: Waiting) -> None:
-        """The request is parked: it has no task until it is resumed."""
+        """The request is suspended: it has no task until it is resumed."""
         self._waiting = waiting
         self.headers = {
             name: self.headers[name] for name in _ANSWER_DEPENDS_ON if name in self.headers
         }
-        self.request.park(self._leave)
+        self.request.suspend(self._leave)
 
     def resume(self, waited: Waiting) -> None:
         """The wait is over."""

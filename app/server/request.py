@@ -54,7 +54,7 @@ class Wire(Protocol):
         """Return once the client has taken enough of what was written, or has left."""
 
     def run(self, request: "Request", answering: Awaitable[None]) -> None:
-        """Have the request answered, which was parked."""
+        """Have the request answered, which was suspended."""
 
     def end_answer(self, request: "Request") -> None:
         """The request is answered; the next one has its turn."""
@@ -110,7 +110,7 @@ class Request:
         self.path = unquote(path) if "%" in path else path
         self.has_more = True  # of the body
         self.is_gone = False
-        # called when the client leaves while the request is parked
+        # called when the client leaves while the request is suspended
         self._on_gone: Callable[[], None] | None = None
         self._expects_continue = any(
             name == b"expect" and value.lower() == b"100-continue" for name, value in headers
@@ -148,11 +148,11 @@ class Request:
             on_gone()
 
     @property
-    def is_parked(self) -> bool:
+    def is_suspended(self) -> bool:
         """Does it wait without a task?"""
         return self._on_gone is not None
 
-    def park(self, on_gone: Callable[[], None]) -> None:
+    def suspend(self, on_gone: Callable[[], None]) -> None:
         """Wait without a task, until it goes on; `on_gone` is called when the client leaves before.
 
         Lets go of the headers, which may be most of the memory that the request takes.

@@ -1,6 +1,4 @@
-"""What the wiring is handed where tests may control the service: the clocks, the faults, the travel
-through time.
-"""
+"""The parts that the service gets where tests may control it: clocks, faults, time travel."""
 
 from app.testing.clock import EngineClock, VirtualClock
 from app.testing.faults import Faults

@@ -211,7 +211,7 @@ async def get(
         )
     wait_ms = query.wait_ms
     if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
-        async with services.parked(call):
+        async with services.long_poll(call):
             await services.transactions.wait_until_not_prepared(transaction_id, timeout_ms=wait_ms)
     return reply(200, transaction_view(await services.transactions.get(transaction_id)))
 
@@ -339,7 +339,7 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
             ),
         )
     was = transaction.state
-    async with services.parked(call):
+    async with services.long_poll(call):
         outcome = await services.sender.ask_now(
             check_now(transaction, services.clock.wall_ms()), dry_run=dry_run
         )

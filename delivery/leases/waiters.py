@@ -3,8 +3,8 @@
 An arrival in one of its queues wakes them, a lease that ended, a reset.
 
 One arrival wakes one consumer; one who took all that he was allowed wakes the next. So a thousand
-parked requests cost nothing while nothing happens, and a message costs one wake-up. One watcher for
-each queue, however many wait.
+waiting requests cost nothing while nothing happens, and a message costs one wake-up. One watcher
+for each queue, however many wait.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ _WATCH_MS = 30_000  # after which a watcher looks whether a receive waits still
 _CALLED = "\0"  # no attempt id
 
 
-class _Parked:
+class _GroupWaiters:
+    """The receives of one group that wait, and the tasks that watch its queues for them."""
+
     def __init__(self) -> None:
         self.waiting: OrderedDict[Callable[[], None], str | None] = OrderedDict()
         self.watchers: dict[QueueId, asyncio.Task[None]] = {}
@@ -30,7 +32,7 @@ class Waiters:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self._groups: dict[str, _Parked] = {}
+        self._groups: dict[str, _GroupWaiters] = {}
         self._is_stopping = False
 
     def add(
@@ -48,12 +50,12 @@ class Waiters:
         if self._is_stopping:
             call()
             return
-        parked = self._groups.setdefault(group, _Parked())
-        parked.waiting[call] = attempt_id
+        waiters = self._groups.setdefault(group, _GroupWaiters())
+        waiters.waiting[call] = attempt_id
         for queue, offset in queues:
-            if queue not in parked.watchers:
-                parked.watchers[queue] = asyncio.create_task(
-                    self._watch(group, parked, queue, offset)
+            if queue not in waiters.watchers:
+                waiters.watchers[queue] = asyncio.create_task(
+                    self._watch(group, waiters, queue, offset)
                 )
 
     def remove(self, group: str, call: Callable[[], None]) -> None:
@@ -61,29 +63,31 @@ class Waiters:
 
         Where it was called, what it was called for is for another consumer.
         """
-        parked = self._groups.get(group)
-        if parked is None or parked.waiting.pop(call, _CALLED) is _CALLED:
+        waiters = self._groups.get(group)
+        if waiters is None or waiters.waiting.pop(call, _CALLED) is _CALLED:
             self.wake(group)
 
     def wake(self, group: str) -> None:
         """There is something for one who waits."""
-        parked = self._groups.get(group)
-        if parked is not None and parked.waiting:
-            call, _ = parked.waiting.popitem(last=False)
+        waiters = self._groups.get(group)
+        if waiters is not None and waiters.waiting:
+            call, _ = waiters.waiting.popitem(last=False)
             call()
 
     def wake_twins(self, group: str, attempt_id: str) -> None:
         """The same request, sent again because the first one seemed lost, waits in vain."""
-        parked = self._groups.get(group)
-        if parked is not None:
-            for call in [one for one, waits_as in parked.waiting.items() if waits_as == attempt_id]:
-                del parked.waiting[call]
+        waiters = self._groups.get(group)
+        if waiters is not None:
+            for call in [
+                one for one, waits_as in waiters.waiting.items() if waits_as == attempt_id
+            ]:
+                del waiters.waiting[call]
                 call()
 
     def wake_all(self, group: str) -> None:
         """The group is no longer what it was."""
-        parked = self._groups.get(group)
-        while parked is not None and parked.waiting:
+        waiters = self._groups.get(group)
+        while waiters is not None and waiters.waiting:
             self.wake(group)
 
     def stop(self) -> None:
@@ -96,17 +100,17 @@ class Waiters:
         """The watchers have ended on return."""
         self.stop()
         watchers = [
-            watcher for parked in self._groups.values() for watcher in parked.watchers.values()
+            watcher for waiters in self._groups.values() for watcher in waiters.watchers.values()
         ]
         for watcher in watchers:
             watcher.cancel()
         if watchers:
             await asyncio.wait(watchers)
 
-    async def _watch(self, group: str, parked: _Parked, queue: QueueId, offset: int) -> None:
+    async def _watch(self, group: str, waiters: _GroupWaiters, queue: QueueId, offset: int) -> None:
         """Wake one receive for each arrival, as long as any waits."""
         try:
-            while parked.waiting and not self._is_stopping:
+            while waiters.waiting and not self._is_stopping:
                 if await self._store.wait_for_arrival(queue, offset, timeout_ms=_WATCH_MS):
                     # Behind all that is there now: the receive that is woken claims it, or wakes
                     # the next.
@@ -115,4 +119,4 @@ class Waiters:
         except MessagingError:
             self.wake(group)  # its read raises the same
         finally:
-            del parked.watchers[queue]
+            del waiters.watchers[queue]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app import assembly, wiring
+from app import assembly, lifecycle
 from app.registry.database import Database
 from app.settings import load
 from app.topic_deletions import TopicDeletions
@@ -101,7 +101,7 @@ def _serve(directory: Path, port: int, failpoints: Failpoints) -> None:
 
     replacements: list[tuple[object, str, Any]] = [
         (Database, "run", watched_run),
-        (wiring, "OsVfs", lambda: Watched(OsVfs(), failpoints.reach_call)),
+        (lifecycle, "OsVfs", lambda: Watched(OsVfs(), failpoints.reach_call)),
         (assembly, "TopicDeletions", steps_of),
     ]
     for place, name, replacement in replacements:

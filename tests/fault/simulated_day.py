@@ -470,7 +470,7 @@ def _expect_each_moment(schedule_id: str, marks: list[AnyCronMark]) -> None:
 
 
 class Service:
-    """One life of it: the real parts and their tickers, as the wiring has them."""
+    """One life of it: the real parts and their tickers, as the service has them."""
 
     def __init__(self, world: World, day: Day) -> None:
         self.randomness = world.randomness

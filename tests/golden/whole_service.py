@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
+from app.lifecycle import Phase, ServiceLifecycle
 from app.main import create_app
 from app.services import Services
 from app.settings import Settings
-from app.wiring import Phase, Wiring
 from storage.local.options import LocalStoreOptions
 from tests.support.clock import ManualClock
 from tests.support.http import ok, reached
@@ -28,14 +28,16 @@ LOCAL = LocalStoreOptions(
 class WholeService:
     """A service that is open, and a client of its HTTP interface."""
 
-    def __init__(self, wiring: Wiring, api: httpx.AsyncClient, clock: ManualClock) -> None:
-        self.wiring = wiring
+    def __init__(
+        self, lifecycle: ServiceLifecycle, api: httpx.AsyncClient, clock: ManualClock
+    ) -> None:
+        self.lifecycle = lifecycle
         self.api = api
         self.clock = clock
 
     @property
     def services(self) -> Services:
-        return self.wiring.get_services()
+        return self.lifecycle.get_services()
 
     async def get(self, path: str, **query: Any) -> Any:
         return ok(await self.api.get(path, params=query))
@@ -104,9 +106,9 @@ async def whole_service(data_dir: Path, clock: ManualClock) -> AsyncIterator[Who
     """Stopped in order at the end, with its snapshots written."""
     app = create_app(Settings(data_dir=data_dir, local=LOCAL), clock=clock)
     async with app.router.lifespan_context(app):
-        wiring: Wiring = app.state.wiring
-        await reached(lambda: wiring.phase is not Phase.STARTING, "the service is open")
-        assert wiring.phase is Phase.READY
+        lifecycle: ServiceLifecycle = app.state.lifecycle
+        await reached(lambda: lifecycle.phase is not Phase.STARTING, "the service is open")
+        assert lifecycle.phase is Phase.READY
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as api:
-            yield WholeService(wiring, api, clock)
+            yield WholeService(lifecycle, api, clock)

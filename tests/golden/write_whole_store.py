@@ -190,8 +190,8 @@ class Writer:
             if cron.startswith("0 7"):
                 ok(await service.api.delete(f"/v1/schedules/{daily['schedule_id']}"))
         service.clock.advance(120_000)
-        await service.wiring.get_services().schedules.run_once(service.clock.wall_ms())
-        await service.wiring.get_services().cron.run_once(service.clock.wall_ms())
+        await service.lifecycle.get_services().schedules.run_once(service.clock.wall_ms())
+        await service.lifecycle.get_services().cron.run_once(service.clock.wall_ms())
         ok(await service.api.patch(f"/v1/schedules/{fires['schedule_id']}", json={"paused": True}))
         assert (await service.get(f"/v1/schedules/{comes}"))["state"] == "delivered"
         assert (await service.get(f"/v1/schedules/{waits}"))["state"] == "scheduled"

@@ -19,12 +19,12 @@ from typing import Any
 import httptools
 
 from app.connections import Connections
+from app.lifecycle import Phase
 from app.main import create_app, http_server
 from app.server import asgi
 from app.server.connection import Connection, HotTake, HttpServer
 from app.services import Services
 from app.settings import HttpOptions, Settings
-from app.wiring import Phase
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from tests.support.http import reached
 
@@ -129,8 +129,8 @@ class Way:
             self._server = HttpServer(
                 HttpOptions(), Connections(64), lambda request: asgi.answer(self._app, request)
             )
-        wiring = self._app.state.wiring
-        await reached(lambda: wiring.phase is Phase.READY, "the service is ready")
+        lifecycle = self._app.state.lifecycle
+        await reached(lambda: lifecycle.phase is Phase.READY, "the service is ready")
         return self
 
     @property

@@ -1,14 +1,14 @@
-"""The wiring starts, runs, measures and stops the components of its list, whatever they are."""
+"""The life cycle starts, runs, measures and stops the components of its list, whatever they are."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from app import exit_codes, wiring
+from app import exit_codes, lifecycle
 from app.component import Component, Gauge
+from app.lifecycle import Phase, ServiceLifecycle
 from app.observability import Metrics
 from app.settings import Settings
-from app.wiring import Phase, Wiring
 from scheduler.loops import Loop
 from tests.support.http import reached
 
@@ -54,9 +54,9 @@ def calls() -> list[str]:
 def listed(monkeypatch) -> list[Component]:
     """Components at the end of the list of the service."""
     more: list[Component] = []
-    components_of = wiring.components_of
+    components_of = lifecycle.components_of
     monkeypatch.setattr(
-        wiring, "components_of", lambda base, services: [*components_of(base, services), *more]
+        lifecycle, "components_of", lambda base, services: [*components_of(base, services), *more]
     )
     return more
 
@@ -64,7 +64,7 @@ def listed(monkeypatch) -> list[Component]:
 async def test_a_component_in_the_list_starts_runs_is_measured_and_stops(tmp_path, listed, calls):
     listed += [Recorder("first", calls), Recorder("second", calls)]
     metrics = Metrics()
-    service = Wiring(Settings(data_dir=tmp_path), metrics)
+    service = ServiceLifecycle(Settings(data_dir=tmp_path), metrics)
     service.start()
     await reached(lambda: service.phase is Phase.READY, "the service is open")
     await reached(lambda: "second run" in calls, "the loops have run")
@@ -89,7 +89,7 @@ async def test_where_a_component_cannot_start_those_before_it_stop(tmp_path, lis
         Recorder("second", calls, fails=True),
         Recorder("third", calls),
     ]
-    service = Wiring(Settings(data_dir=tmp_path), Metrics())
+    service = ServiceLifecycle(Settings(data_dir=tmp_path), Metrics())
     service.start()
     await reached(lambda: service.phase is Phase.FAILED, "the start has failed")
 

@@ -71,7 +71,7 @@ _OTHER_REGISTRY = (
 )
 
 
-class Wiring:
+class ServiceLifecycle:
     """One service, from its settings to its end."""
 
     def __init__(

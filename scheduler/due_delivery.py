@@ -39,7 +39,7 @@ class _Ready(NamedTuple):
     message: Message | None  # None: a broker has delivered it already
 
 
-class Delivery:
+class DueDelivery:
     """The event loop's; one run at a time."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.parking import Parking, Waiting
+from app.long_polls import LongPolls, Waiting
 from storage.clock import SystemClock
 from storage.errors import TooManyWaiting
 from tests.support.clock import ManualClock
@@ -23,12 +23,12 @@ class Waits:
     def __init__(self, clock: Any, most: int = 1_000_000) -> None:
         self.clock = clock
         self.counts = [0]
-        self.parking = Parking(clock, most=most, on_changed=self.counts.append)
+        self.long_polls = LongPolls(clock, most=most, on_changed=self.counts.append)
         self.resumed: list[Waiting] = []
 
     def begin(self, wait_ms: int = HOUR_MS) -> Waiting:
-        waiting = self.parking.wait(self.clock.monotonic_ms() + wait_ms, never_asked)
-        waiting.park(self.resumed.append)
+        waiting = self.long_polls.wait(self.clock.monotonic_ms() + wait_ms, never_asked)
+        waiting.suspend(self.resumed.append)
         return waiting
 
     @property
@@ -72,12 +72,12 @@ def test_who_is_woken_goes_on_once_however_often_he_is_woken():
     on_a_loop(work)
 
 
-def test_who_was_woken_before_he_is_parked_goes_on_later_and_not_within_the_call():
+def test_what_was_woken_before_it_is_suspended_goes_on_later_and_not_within_the_call():
     async def work(waits: Waits) -> None:
-        waiting = waits.parking.wait(HOUR_MS, never_asked)
+        waiting = waits.long_polls.wait(HOUR_MS, never_asked)
         waiting.wake()
 
-        waiting.park(waits.resumed.append)
+        waiting.suspend(waits.resumed.append)
 
         assert waits.resumed == []
         await until(lambda: bool(waits.resumed))
@@ -142,7 +142,7 @@ def test_a_wait_whose_time_is_up_goes_on_and_its_occasion_is_forgotten_first():
     on_a_loop(work, SystemClock())
 
 
-def test_who_was_woken_and_leaves_before_his_turn_gives_the_occasion_to_another():
+def test_what_was_woken_and_leaves_before_his_turn_gives_the_occasion_to_another():
     async def work(waits: Waits) -> None:
         waiting = [waits.begin() for _ in range(100)]
         forgotten: list[Waiting] = []
@@ -162,12 +162,12 @@ def test_who_was_woken_and_leaves_before_his_turn_gives_the_occasion_to_another(
 def test_one_more_than_may_wait_is_refused_and_what_would_wake_him_is_forgotten():
     async def work(waits: Waits) -> None:
         waiting = [waits.begin(), waits.begin()]
-        refused = waits.parking.wait(HOUR_MS, never_asked)
+        refused = waits.long_polls.wait(HOUR_MS, never_asked)
         forgotten: list[bool] = []
         refused.undo = lambda _: forgotten.append(True)
 
         with pytest.raises(TooManyWaiting):
-            refused.park(waits.resumed.append)
+            refused.suspend(waits.resumed.append)
 
         assert (waits.count, forgotten) == (2, [True])
         for one in waiting:

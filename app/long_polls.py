@@ -36,42 +36,42 @@ class Waiting:
     request, where it was for one alone.
     """
 
-    __slots__ = ("_again", "_is_woken", "_parking", "resume", "undo", "until_ms")
+    __slots__ = ("_again", "_is_woken", "_long_polls", "resume", "undo", "until_ms")
 
-    def __init__(self, parking: "Parking", until_ms: int, again: Again) -> None:
+    def __init__(self, long_polls: "LongPolls", until_ms: int, again: Again) -> None:
         """`until_ms`: the end of the wait, on the monotonic clock.
 
         `again`: asks again, and may return another wait.
         """
-        self._parking = parking
+        self._long_polls = long_polls
         self.until_ms = until_ms
         self._again = again
         self.undo: Callable[[Callable[[], None]], None] | None = None
-        self.resume: Callable[[Waiting], None] | None = None  # None unless the request is parked
+        self.resume: Callable[[Waiting], None] | None = None  # None unless the request is suspended
         self._is_woken = False
 
     def __lt__(self, other: "Waiting") -> bool:
         return self.until_ms < other.until_ms
 
-    def park(self, resume: Callable[["Waiting"], None]) -> None:
+    def suspend(self, resume: Callable[["Waiting"], None]) -> None:
         """Have `resume` called once, later, when `again` is to be called. Raises TooManyWaiting."""
         try:
-            self._parking.enter()
+            self._long_polls.enter()
         except TooManyWaiting:
             self.forget()
             raise
         self.resume = resume
         if self._is_woken:
-            self._parking.make_ready(self, at_once=False)
+            self._long_polls.make_ready(self, at_once=False)
         else:
-            self._parking.set_end(self)
+            self._long_polls.set_end(self)
 
     def wake(self) -> None:
         """It may be worth asking again. Only the first call counts."""
         if not self._is_woken:
             self._is_woken = True
             if self.resume is not None:
-                self._parking.make_ready(self)
+                self._long_polls.make_ready(self)
 
     def again(self) -> Any:
         """Ask again, once.
@@ -94,13 +94,13 @@ class Waiting:
 
     def leave(self) -> None:
         """The client has left: nothing is to be called any more."""
-        self._parking.drop(self)
+        self._long_polls.drop(self)
         self.forget()
         self._again = _nothing
 
 
-class Parking:
-    """Counts the requests that wait, and resumes those that are parked. Event loop only."""
+class LongPolls:
+    """Counts the requests that wait, and resumes those that are suspended. Event loop only."""
 
     def __init__(self, clock: Clock, *, most: int, on_changed: Callable[[int], None]) -> None:
         """`most`: requests that may wait at once. `on_changed`: gets how many do."""
@@ -129,13 +129,13 @@ class Parking:
         self._on_changed(self._count)
 
     def wait(self, until_ms: int, again: Again) -> Waiting:
-        """The wait of a request, which is to be parked."""
+        """The wait of a request, which is to be suspended."""
         return Waiting(self, until_ms, again)
 
     def wait_for_arrival(
         self, store: MessageStore, queue: QueueId, offset: int, until_ms: int, again: Again
     ) -> Waiting:
-        """The wait of a request for a message at this offset of a queue, which is to be parked."""
+        """The wait of a request for a message at this offset of a queue: to be suspended."""
         waiting = Waiting(self, until_ms, again)
         store.call_on_arrival(queue, offset, waiting.wake)
         waiting.undo = partial(store.forget_call, queue)
