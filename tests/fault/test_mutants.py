@@ -71,7 +71,7 @@ def test_answering_a_decision_before_its_sync_is_found_by_power_cuts(monkeypatch
 
 def test_trying_a_failed_sync_again_is_found_by_failed_syncs(monkeypatch):
     def try_again(self: Flusher, _: Exception) -> None:
-        self._is_busy = False
+        self.is_busy = False
         self._start()
 
     monkeypatch.setattr(Flusher, "_failed", try_again)
