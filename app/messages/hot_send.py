@@ -53,6 +53,9 @@ class HotSends:
 
     def _append(self, services: Services, taken: list[_Taken], begun: float) -> None:
         """The messages for one topic that ask for the same durability are one append."""
+        if len(taken) == 1:
+            self._append_together(services, taken, begun)
+            return
         together: dict[tuple[str, str | UnsetType], list[_Taken]] = {}
         for one in taken:
             together.setdefault((one.asked.parts[0], one.message.require_durability), []).append(

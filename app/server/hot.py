@@ -247,9 +247,11 @@ class HotTurn(Generic[T]):
 
     def send(self, taken: Sequence[T], status: int, answers: Iterable[bytes], begun: float) -> None:
         """Send each its answer, head and body."""
-        self._release(taken)
-        for one, answer in zip(taken, answers, strict=True):
-            one.connection.answer_held(answer)
+        try:
+            for one, answer in zip(taken, answers, strict=True):
+                one.connection.answer_held(answer)
+        finally:
+            self._release(taken)
         self._parts.metrics.requests.note(
             self._operation_id, status, perf_counter() - begun, len(taken)
         )

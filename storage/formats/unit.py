@@ -30,6 +30,7 @@ copy that a broker made of an older record (item intact), or is it damaged (item
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -232,6 +233,7 @@ def encode(
     return EncodedUnit(parts, places, entries, place)
 
 
+@lru_cache(maxsize=1_024)
 def _topic_field(topic: str) -> tuple[int, bytes]:
     raw = topic.encode("utf-8")
     if len(raw) <= V1_TOPIC_BYTES:
