@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from app.transactions.schemas import CheckInput
-from tests.house.source import ROOT
+from tests.house.import_graph import drawing
+from tests.house.source import PRODUCT, ROOT, modules
 from txn.checkback_plan import CheckbackPolicy
 
 DOCUMENTS = sorted(
@@ -77,6 +78,23 @@ def test_every_bare_test_file_that_the_architecture_names_exists():
 
     for name in re.findall(r"`(test_\w+\.py)`", (ROOT / "ARCHITECTURE.md").read_text("utf-8")):
         assert name in tests
+
+
+def test_every_file_and_folder_of_the_product_that_the_architecture_names_exists():
+    """`local/reader.py` or `reader.py`, where the sentence says in which package."""
+    files = [f"/{path}" for path in modules(*PRODUCT)]
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    named = [name for name in re.findall(r"`([\w/]+\.py)`", text) if "test" not in name]
+    folders = re.findall(r"`([\w/]+/)`", text)
+
+    assert len(named) > 100
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
+    assert [name for name in folders if not any(f"/{name}" in file for file in files)] == []
+
+
+def test_the_import_graph_of_the_architecture_is_that_of_the_code():
+    """`python -m tests.house.import_graph` prints the one of the code."""
+    assert f"```\n{drawing()}\n```" in (ROOT / "ARCHITECTURE.md").read_text("utf-8")
 
 
 def test_every_test_that_a_document_names_exists():
