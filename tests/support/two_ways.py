@@ -99,9 +99,10 @@ class Way:
         is_direct: bool,
         api_keys: Sequence[str] = (),
         max_queued_bytes: int = 64 << 20,
+        flush: FlushPolicy = FlushPolicy.INTERVAL,
     ) -> None:
         local = LocalStoreOptions(
-            flush=FlushPolicy.INTERVAL, segment_bytes=1 << 24, max_queued_bytes=max_queued_bytes
+            flush=flush, segment_bytes=1 << 24, max_queued_bytes=max_queued_bytes
         )
         settings = Settings(
             data_dir=directory,
