@@ -10,7 +10,6 @@ end the store is opened again, everything in it is read, and every promise that 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from enum import Enum
 from random import Random
 from typing import Any
 
@@ -24,7 +23,7 @@ from storage.message import Appended, Durability, Message, QueueId, StoredMessag
 from tests.fault import delayed
 from tests.fault.delayed import Delayed
 from tests.support.check_pass import transactions_by_check_pass
-from tests.support.simulation import ROOT, World
+from tests.support.simulation import ROOT, End, World
 from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
@@ -36,12 +35,6 @@ TOPICS = {"orders": 2, "emails": 1}
 QUEUES = [QueueId(topic, number) for topic, count in TOPICS.items() for number in range(count)]
 NEVER = CheckbackPolicy(first_after_ms=10_000_000)
 SOON = CheckbackPolicy(first_after_ms=10, interval_ms=10, max_answers=2)
-
-
-class End(Enum):
-    CUT = "power cut"
-    KILL = "kill"
-    CLOSE = "orderly close"
 
 
 @dataclass

@@ -28,7 +28,8 @@ from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
-from tests.fault.chain import End, Memory, live, verify
+from tests.fault.chain import Memory, live, verify
+from tests.support.simulation import End
 
 _SLOT_BYTES = 8 << 20
 _ANSWERED_PER_CYCLE = 5

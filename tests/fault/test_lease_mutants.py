@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from delivery.leases import events, replay, retry_message, snapshot
 from delivery.leases.clock_reading import ClockReading
@@ -19,6 +17,7 @@ from delivery.leases.queue_slots import QueueSlots
 from delivery.receive.select import MessageSelector
 from storage.message import Durability, Message
 from tests.property.test_lease_model import LeaseMachine
+from tests.support.model import first_failure
 
 pytestmark = pytest.mark.faults
 
@@ -29,27 +28,7 @@ SEEDS = range(1, 21)
 
 def model_finds() -> str:
     """The first broken promise of some runs: what one passes by another meets."""
-    return next(filter(None, map(_run, SEEDS)), "")
-
-
-def _run(number: int) -> str:
-    @seed(number)
-    class Machine(LeaseMachine):
-        pass
-
-    how = settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=30,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    try:
-        run_state_machine_as_test(Machine, settings=how)
-    except Exception as broken:
-        return f"{type(broken).__name__}: {broken}"
-    return ""
+    return first_failure(LeaseMachine, SEEDS, examples=EXAMPLES)
 
 
 def test_a_reset_that_ends_the_leases_of_the_whole_topic_is_found(monkeypatch):

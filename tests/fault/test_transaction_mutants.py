@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from scheduler.cron_log import CronLog
 from scheduler.schedule_log import ScheduleLog
@@ -18,6 +16,7 @@ from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message
 from tests.fault.simulated_day import Day
 from tests.fault.transaction_machine import TransactionMachine
+from tests.support.model import first_failure
 from txn import half_message, replay, states
 from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
@@ -39,23 +38,7 @@ DAYS = range(8)
 
 def transactions_find(seeds: Iterable[int] = SEEDS) -> str:
     """C9's first broken promise."""
-    return next(filter(None, map(_run_transactions, seeds)), "")
-
-
-def _run_transactions(number: int) -> str:
-    @seed(number)
-    class Machine(TransactionMachine):
-        pass
-
-    how = settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=50,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    return _found(lambda: run_state_machine_as_test(Machine, settings=how))
+    return first_failure(TransactionMachine, seeds, examples=EXAMPLES, steps=50)
 
 
 def days_find(days: Iterable[int] = DAYS) -> str:

@@ -6,12 +6,11 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from tests.fault.campaign_size import sized
 from tests.fault.decide_over_http import Campaign
 from tests.fault.transaction_machine import TransactionMachine
+from tests.support.model import run_model
 from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
@@ -26,21 +25,11 @@ KILLS = 4  # of the service, in each shard
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_sequence_of_requests_crashes_and_jumps_breaks_a_promise_about_a_transaction(shard):
-    @seed(shard)
     class Machine(TransactionMachine):
         tally: ClassVar[Counter[str]] = Counter()
 
     count = EXAMPLES // SHARDS
-    how = settings(
-        max_examples=count,
-        stateful_step_count=STEPS,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        print_blob=True,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(Machine, settings=how)
+    run_model(Machine, shard, examples=count, steps=STEPS, shrinks=True)
 
     for what in (
         "power cuts",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from storage.errors import (
     CheckNotOpen,
@@ -23,12 +23,13 @@ from storage.errors import (
     TransactionConflict,
     UnknownTransaction,
 )
-from storage.files.simulated import SimulatedDisk
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.options import FlushPolicy
 from storage.message import Message, QueueId
 from tests.support.check_pass import everything, transactions_by_check_pass
 from tests.support.linearizability import FOR_EVER, Call, states_after
-from tests.support.simulation import World
+from tests.support.lives import BEGIN_MS
+from tests.support.model import ModelMachine
+from tests.support.simulation import End
 from tests.support.transaction_spec import (
     BEGUN,
     DONE,
@@ -147,7 +148,7 @@ class Producer:
                 return Failed(Failure.UNREACHABLE, "refused", blames_host=True)
 
 
-class TransactionMachine(RuleBasedStateMachine):
+class TransactionMachine(ModelMachine):
     # of what has happened: a campaign in which little does proves nothing
     tally: ClassVar[Counter[str]] = Counter()
 
@@ -158,17 +159,6 @@ class TransactionMachine(RuleBasedStateMachine):
     )
     def begin_a_world(self, flush: FlushPolicy, decided_kept: int, segment: int) -> None:
         self.flush = flush
-        self.options = LocalStoreOptions(
-            index_slots=8,
-            index_file_entries=60,
-            segment_bytes=segment << 10,
-            queue_file_entries=20,
-            flush=flush,
-            flush_interval_ms=20,
-            prepare_ahead_bytes=8_192,
-            queue_flush_interval_ms=20,
-            snapshot_interval_ms=40,
-        )
         self.transaction_options = TransactionOptions(
             decided_kept=decided_kept, dedup_window_ms=DAY_MS
         )
@@ -177,14 +167,37 @@ class TransactionMachine(RuleBasedStateMachine):
         self.gone: set[str] = set()
         self.taken: list[tuple[Txn, LeasedCheck]] = []  # checks that were once handed out
         self.leases: dict[str, int] = {}  # check id -> until when, on the monotonic clock
-        self.serial = self.moment = self.lives = 0
-        self.wall_ms = self.first_wall_ms = self.last_wall_ms = 1_800_000_000_000
+        self.serial = self.moment = 0
+        self.first_wall_ms = self.last_wall_ms = BEGIN_MS
         self.producer = Producer(self)
-        self._start(SimulatedDisk())
+        self.begin_lives(
+            flush,
+            index_file_entries=60,
+            segment_bytes=segment << 10,
+            queue_file_entries=20,
+            prepare_ahead_bytes=8_192,
+            queue_flush_interval_ms=20,
+            snapshot_interval_ms=40,
+        )
 
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.end()
+    async def start(self) -> None:
+        self.leases.clear()
+        await self.store.create_topic("orders", queue_count=2)
+        await self.store.create_topic("emails", queue_count=1)
+        self.coordinator = TransactionCoordinator(
+            self.store, self.world.clock, self.world.identifiers, self.transaction_options
+        )
+        await self.coordinator.start()
+        self.started_ms = self.now_ms
+        self.sender = CheckSender(
+            self.coordinator, self.producer, self.world.clock, random=self.world.randomness.random
+        )
+
+    async def close(self) -> None:
+        await self.sender.stop()
+        await self.coordinator.drain()
+        await self.coordinator.save_snapshot()
+        await self.store.aclose()
 
     # ----------------------------------------------------------------------------------------------
     # one after another
@@ -197,7 +210,7 @@ class TransactionMachine(RuleBasedStateMachine):
     )
     def begin(self, count: int, policy: CheckbackPolicy, group: str, keyed: bool) -> None:
         txn = self._new(count, policy, group, keyed)
-        self._call(self._begin(txn))
+        self.call(self._begin(txn))
         assert txn.is_sure
         self._look([txn])
 
@@ -209,26 +222,23 @@ class TransactionMachine(RuleBasedStateMachine):
         """
         keyed = {txn.key: txn for txn in self.txns if txn.key is not None}
         txn = list(keyed.values())[at % len(keyed)]
-        counts = self.world.clock.wall_ms() - self._known(txn).prepared_at_ms <= DAY_MS
+        counts = self.now_ms - self._known(txn).prepared_at_ms <= DAY_MS
         again = self._new(1, POLICIES[0], POLLED, keyed=False)
         again.key = txn.key
-        replayed = self._call(self._begin(again))
+        replayed = self.call(self._begin(again))
         assert replayed is counts, (
             f"{txn.transaction_id} was begun again as {replayed=} while its key {counts=}"
         )
         if replayed:
             # With a clock that was set back, an older one of this key may count again, too.
-            assert (
-                again.transaction_id == txn.transaction_id
-                or self.world.clock.wall_ms() < self.last_wall_ms
-            )
+            assert again.transaction_id == txn.transaction_id or self.now_ms < self.last_wall_ms
             self._forget(again)
 
     @rule(at=which, decision=decisions, by=st.sampled_from([Resolver.PRODUCER, Resolver.OPERATOR]))
     @precondition(lambda self: self.txns)
     def decide(self, at: int, decision: TxnEvent, by: Resolver) -> None:
         txn = self._pick(at)
-        call = self._call(self._decide(txn, decision, by))
+        call = self.call(self._decide(txn, decision, by))
         assert call.answer is not None
         self._look([txn])
 
@@ -236,7 +246,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.txns)
     def resume(self, at: int) -> None:
         txn = self._pick(at)
-        self._call(self._resume(txn))
+        self.call(self._resume(txn))
         self._look([txn])
 
     @rule(
@@ -247,7 +257,7 @@ class TransactionMachine(RuleBasedStateMachine):
     )
     def come_for_checks(self, after_ms: int, word: TxnEvent, lease_ms: int, share: int) -> None:
         """Every undecided transaction whose check is due is handed out, or somebody else has it."""
-        self._call(asyncio.sleep(after_ms / 1000))
+        self.sleep(after_ms)
         now_ms = self.world.clock.monotonic_ms()
 
         async def poll() -> list[LeasedCheck]:
@@ -256,7 +266,7 @@ class TransactionMachine(RuleBasedStateMachine):
                     POLLED, max_checks=1_000, lease_ms=lease_ms, wait_ms=0
                 )
 
-        checks = self._call(poll())
+        checks = self.call(poll())
         by_id = {txn.transaction_id: txn for txn in self.txns}
         for check in checks:
             self.taken.append((by_id[check.transaction.transaction_id], check))
@@ -270,14 +280,14 @@ class TransactionMachine(RuleBasedStateMachine):
                 open_check = check_now(transaction, 0).check_id
                 assert open_check in out, f"{open_check} is due, and nobody gets it"
         for check in checks[:share]:
-            self._call(self._answer(by_id[check.transaction.transaction_id], check, word))
+            self.call(self._answer(by_id[check.transaction.transaction_id], check, word))
         self._look(self.txns)
 
     @rule(at=which, word=words)
     @precondition(lambda self: self.taken)
     def answer_a_check_of_some_time_ago(self, at: int, word: TxnEvent) -> None:
         txn, check = self.taken[-1 - at % len(self.taken)]
-        self._call(self._answer(txn, check, word))
+        self.call(self._answer(txn, check, word))
         self._look([txn])
 
     @rule(
@@ -295,11 +305,11 @@ class TransactionMachine(RuleBasedStateMachine):
 
         async def send() -> None:
             async with self._sweeping():
-                await self.coordinator.run_once(self.world.clock.wall_ms())
+                await self.coordinator.run_once(self.now_ms)
                 await self.sender.run_once()
                 await asyncio.sleep(wait_ms / 1000)
 
-        self._call(send())
+        self.call(send())
         self._look(self.txns)
 
     @rule(at=which, dry_run=st.booleans())
@@ -307,7 +317,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def ask_out_of_turn(self, at: int, dry_run: bool) -> None:
         asked = [txn for txn in self.txns if txn.group == ASKED]
         txn = asked[at % len(asked)]
-        check = check_now(self._known(txn), self.world.clock.wall_ms())
+        check = check_now(self._known(txn), self.now_ms)
 
         async def ask() -> None:
             try:
@@ -317,7 +327,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
         # Another check under way would be taken for this one.
         self.producer.is_on_trial = dry_run = dry_run and not self.sender.under_way
-        self._call(ask())
+        self.call(ask())
         self.producer.is_on_trial = False
         self._look([txn])
 
@@ -328,7 +338,7 @@ class TransactionMachine(RuleBasedStateMachine):
         ms=st.sampled_from([-30 * DAY_MS, -DAY_MS, -1_000, -1, 1, 1_000, DAY_MS + 1, 30 * DAY_MS])
     )
     def the_wall_clock_jumps(self, ms: int) -> None:
-        if 0 < self.world.clock.wall_ms() + ms < 4_000_000_000_000:
+        if 0 < self.now_ms + ms < 4_000_000_000_000:
             self.world.clock.jump(ms)
             self._note_wall()
 
@@ -337,14 +347,14 @@ class TransactionMachine(RuleBasedStateMachine):
         """Nobody is left unasked: a check is open, or is not due yet, or nobody is asked
         any more.
         """
-        self._call(asyncio.sleep(after_ms / 1000))
-        now_ms = self.world.clock.wall_ms()
+        self.sleep(after_ms)
+        now_ms = self.now_ms
 
         async def once() -> None:
             async with self._sweeping():
                 await self.coordinator.run_once(now_ms)
 
-        self._call(once())
+        self.call(once())
         for transaction in self.coordinator.table:
             if transaction.state is TxnState.PREPARED:
                 policy, asked_at_ms = transaction.policy, transaction.asked_at_ms
@@ -388,28 +398,37 @@ class TransactionMachine(RuleBasedStateMachine):
             disk.cut_after = None
             self._look(self.txns)
         else:
-            self._end_life(self.world.disk.after_power_cut(self.world.randomness), is_cut=True)
+            self.end_this_life(End.CUT)
 
     @rule()
     def keep_a_snapshot(self) -> None:
-        self._call(self.coordinator.save_snapshot())
+        self.call(self.coordinator.save_snapshot())
 
-    @rule(end=st.sampled_from(["power cut", "kill", "orderly close"]))
-    def end_this_life(self, end: str) -> None:
-        async def close() -> None:
-            await self.sender.stop()
-            await self.coordinator.drain()
-            await self.coordinator.save_snapshot()
-            await self.store.aclose()
-
-        if end == "orderly close":
-            self._call(close())
-        is_cut = end == "power cut"
-        disk = self.world.disk
-        self._end_life(
-            disk.after_power_cut(self.world.randomness) if is_cut else disk.after_kill(),
-            is_cut=is_cut,
+    @rule(end=st.sampled_from(End))
+    def end_this_life(self, end: End) -> None:
+        if end is End.CLOSE:
+            self.call(self.close())
+            end = End.KILL  # of a service that has nothing left to do
+        self._note_wall()
+        is_quiet = not self.world.disk.is_off and not self.sender.under_way
+        before = (
+            {
+                transaction.transaction_id: _facts(transaction)
+                for transaction in self.coordinator.table
+            }
+            if is_quiet
+            else {}
         )
+        is_cut = end is End.CUT
+        self.tally["power cuts" if is_cut else "kills"] += 1
+        self.tally.update([str(state) for txn in self.txns for state, _ in txn.states])
+        now = self._next_moment()
+        for txn in self.txns:
+            txn.webhook_decided = False
+            for call in txn.calls:
+                call.ended = min(call.ended, now)
+        self.restart(end, down_ms=0)
+        self._verify_after_a_start(before, is_cut=is_cut)
 
     # ----------------------------------------------------------------------------------------------
     # the acts
@@ -442,7 +461,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 await self.coordinator.save_snapshot()
             case _:
                 async with self._sweeping():
-                    await self.coordinator.run_once(self.world.clock.wall_ms())
+                    await self.coordinator.run_once(self.now_ms)
 
     def _new(self, count: int, policy: CheckbackPolicy, group: str, keyed: bool) -> Txn:
         self.serial += 1
@@ -451,13 +470,13 @@ class TransactionMachine(RuleBasedStateMachine):
                 queue=QUEUES[(self.serial + number) % 3],
                 message_id=f"msg_{self.serial}_{number}",
                 body=bytes([number]) * (7 * self.serial % 300),
-                born_at_ms=self.world.clock.wall_ms(),
+                born_at_ms=self.now_ms,
             )
             for number in range(count)
         ]
         # without one it can be begun as a plain one
         key = f"key-{self.serial}" if keyed and count > 1 else None
-        txn = Txn(f"txn_{self.serial}", given, group, policy, key, self.world.clock.wall_ms())
+        txn = Txn(f"txn_{self.serial}", given, group, policy, key, self.now_ms)
         self.txns.append(txn)
         return txn
 
@@ -510,10 +529,7 @@ class TransactionMachine(RuleBasedStateMachine):
             or txn is not [one for one in self.txns if one.key == txn.key][-1]
         ):
             return
-        if (
-            self.world.clock.wall_ms() - txn.begun_at_ms > DAY_MS // 2
-            or self.world.clock.wall_ms() < txn.begun_at_ms
-        ):
+        if self.now_ms - txn.begun_at_ms > DAY_MS // 2 or self.now_ms < txn.begun_at_ms:
             return
         request = Begin(txn.messages, txn.group, txn.policy, None, None, txn.key, "print")
         try:
@@ -523,7 +539,7 @@ class TransactionMachine(RuleBasedStateMachine):
         assert outcome.replayed
         assert (
             outcome.transaction.transaction_id == txn.transaction_id
-            or self.world.clock.wall_ms() < self.last_wall_ms
+            or self.now_ms < self.last_wall_ms
         )
 
     async def _decide(self, txn: Txn, decision: TxnEvent, by: Resolver) -> Call:
@@ -597,9 +613,7 @@ class TransactionMachine(RuleBasedStateMachine):
         known = self.coordinator.table.get(txn.transaction_id)
         if known is None:
             return True  # decided, and forgotten
-        until_ms = (
-            self.world.clock.wall_ms() if known.resolved_at_ms is None else known.resolved_at_ms
-        )
+        until_ms = self.now_ms if known.resolved_at_ms is None else known.resolved_at_ms
         return known.asked_at_ms is None and known.next_check_at_ms > until_ms
 
     @asynccontextmanager
@@ -697,8 +711,8 @@ class TransactionMachine(RuleBasedStateMachine):
             for txn in committed
             for message in txn.messages
         }
-        assert self._call(self._read_everything()) == promised
-        by_pass = self._call(transactions_by_check_pass(self.store))
+        assert self.call(self._read_everything()) == promised
+        by_pass = self.call(transactions_by_check_pass(self.store))
         assert {key for key, op in by_pass.items() if op is None} == {
             transaction.transaction_id
             for transaction in self.coordinator.table
@@ -741,7 +755,7 @@ class TransactionMachine(RuleBasedStateMachine):
         if known is not None:
             return known
         try:
-            return self._call(self.coordinator.get(txn.transaction_id))
+            return self.call(self.coordinator.get(txn.transaction_id))
         except UnknownTransaction:
             return None
 
@@ -749,61 +763,15 @@ class TransactionMachine(RuleBasedStateMachine):
         self.txns.remove(txn)
         self.taken = [(taken, check) for taken, check in self.taken if taken is not txn]
 
-    def _call(self, main: Any) -> Any:
-        return self.world.call(main)
-
     def _next_moment(self) -> int:
         self.moment += 1
         return self.moment
 
     def _note_wall(self) -> None:
-        now_ms = self.world.clock.wall_ms()
+        now_ms = self.now_ms
         self.first_wall_ms, self.last_wall_ms = (
             min(self.first_wall_ms, now_ms),
             max(self.last_wall_ms, now_ms),
-        )
-
-    def _end_life(self, disk: SimulatedDisk, *, is_cut: bool) -> None:
-        self._note_wall()
-        is_quiet = not self.world.disk.is_off and not self.sender.under_way
-        before = (
-            {
-                transaction.transaction_id: _facts(transaction)
-                for transaction in self.coordinator.table
-            }
-            if is_quiet
-            else {}
-        )
-        self.tally["power cuts" if is_cut else "kills"] += 1
-        self.tally.update([str(state) for txn in self.txns for state, _ in txn.states])
-        now = self._next_moment()
-        for txn in self.txns:
-            txn.webhook_decided = False
-            for call in txn.calls:
-                call.ended = min(call.ended, now)
-        self.wall_ms = self.world.clock.wall_ms()
-        self.world.end()
-        self._start(disk)
-        self._verify_after_a_start(before, is_cut=is_cut)
-
-    def _start(self, disk: SimulatedDisk) -> None:
-        self.lives += 1
-        self.leases.clear()
-        self.world = World(disk, seed=self.lives, wall_ms=self.wall_ms)
-
-        async def start() -> None:
-            self.store = await self.world.open_store(self.options)
-            await self.store.create_topic("orders", queue_count=2)
-            await self.store.create_topic("emails", queue_count=1)
-            self.coordinator = TransactionCoordinator(
-                self.store, self.world.clock, self.world.identifiers, self.transaction_options
-            )
-            await self.coordinator.start()
-
-        self._call(start())
-        self.started_ms = self.world.clock.wall_ms()
-        self.sender = CheckSender(
-            self.coordinator, self.producer, self.world.clock, random=self.world.randomness.random
         )
 
 

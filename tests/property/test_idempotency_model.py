@@ -2,21 +2,19 @@
 window, as a plain dict says.
 """
 
-import asyncio
 from typing import NamedTuple
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from app.idempotency import IdempotencyKeys, KeyedRequest
 from storage.errors import IdempotencyKeyReused
-from storage.files.simulated import SimulatedDisk
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.options import FlushPolicy
 from storage.message import QueueId
 from tests.fault.campaign_size import sized
 from tests.support.builders import message
-from tests.support.simulation import World
+from tests.support.model import ModelMachine, model_test
+from tests.support.simulation import End
 
 ORDERS = QueueId("orders", 0)
 WINDOW_MS = 10_000
@@ -30,41 +28,33 @@ class Answered(NamedTuple):
     message_ids: list[str]
 
 
-class IdempotencyMachine(RuleBasedStateMachine):
+class IdempotencyMachine(ModelMachine):
     """Drives the table over the embedded engine beside a dict of what was answered."""
 
     @initialize(flush=st.sampled_from(FlushPolicy))
     def begin(self, flush: FlushPolicy) -> None:
-        self.options = LocalStoreOptions(
-            index_slots=8,
-            index_file_entries=20,
-            segment_bytes=65_536,
-            flush=flush,
-            flush_interval_ms=20,
-            prepare_ahead_bytes=16_384,
-            queue_flush_interval_ms=5,
-            snapshot_interval_ms=20,
-        )
         self.model: dict[str, Answered] = {}
         self.sent = 0
-        self.starts = 0
-        self.wall_ms = 1_800_000_000_000
-        self.disk = SimulatedDisk()
-        self._start()
+        self.begin_lives(flush, index_file_entries=20)
 
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.end()
+    async def start(self) -> None:
+        await self.store.create_topic("orders", queue_count=1)
+        self.keys = IdempotencyKeys(self.store, self.world.clock, kept_bytes=KEPT_BYTES)
+        await self.keys.start()
+
+    async def close(self) -> None:
+        await self.keys.save_snapshot()
+        await self.store.aclose()
 
     @rule(key=keys, count=st.integers(1, 4), fingerprint=st.sampled_from(["one", "one", "other"]))
     def send(self, key: str, count: int, fingerprint: str) -> None:
-        now_ms = self.world.clock.wall_ms()
+        now_ms = self.now_ms
         known = self.model.get(key)
         if known is not None and abs(now_ms - known.at_ms - WINDOW_MS) < 200:
             return  # the sends themselves take time; what counts at the border is asked elsewhere
         if known is not None and now_ms - known.at_ms > WINDOW_MS:
             known = None
-        answer = self.world.call(self._send(key, count, fingerprint))
+        answer = self.call(self._send(key, count, fingerprint))
         if known is None:
             assert isinstance(answer, list)
             assert len(answer) == count
@@ -76,26 +66,23 @@ class IdempotencyMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 500, 4_000, WINDOW_MS + 500]))
     def pass_time(self, ms: int) -> None:
-        self.world.call(asyncio.sleep(ms / 1000))
+        self.sleep(ms)
 
     @rule()
     def keep_a_snapshot(self) -> None:
-        self.world.call(self.keys.save_snapshot())
+        self.call(self.keys.save_snapshot())
 
     @rule()
     def kill(self) -> None:
-        self._restart()
+        self.restart()
 
     @rule()
     def close_and_restart(self) -> None:
-        self.world.call(self.keys.save_snapshot())
-        self.world.call(self.store.aclose())
-        self._restart()
+        self.restart(End.CLOSE)
 
     @invariant()
     def each_request_is_stored_once(self) -> None:
-        if hasattr(self, "keys"):
-            assert self.world.call(self.store.offsets(ORDERS)).end == self.sent
+        assert self.call(self.store.offsets(ORDERS)).end == self.sent
 
     async def _send(
         self, key: str, count: int, fingerprint: str
@@ -114,30 +101,5 @@ class IdempotencyMachine(RuleBasedStateMachine):
         self.sent += count
         return [one.message_id for one in given]
 
-    def _start(self) -> None:
-        self.starts += 1
-        self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
-        self.store = self.world.call(self.world.open_store(self.options))
 
-        async def start() -> IdempotencyKeys:
-            await self.store.create_topic("orders", queue_count=1)
-            started = IdempotencyKeys(self.store, self.world.clock, kept_bytes=KEPT_BYTES)
-            await started.start()
-            return started
-
-        self.keys = self.world.call(start())
-
-    def _restart(self) -> None:
-        self.wall_ms = self.world.clock.wall_ms() + 1
-        self.world.end()
-        self.disk = self.world.disk.after_kill()
-        self._start()
-
-
-TestIdempotencyModel = IdempotencyMachine.TestCase
-TestIdempotencyModel.settings = settings(
-    max_examples=sized(ci=20, full=40),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestIdempotencyModel = model_test(IdempotencyMachine, examples=sized(ci=20, full=40), steps=40)

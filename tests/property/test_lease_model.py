@@ -11,21 +11,21 @@ is received, once each. tests/fault/test_lease_mutants.py plants mistakes that i
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from delivery.leases.retry_message import is_stub
 from delivery.receive.receive import LeasedMessage
 from storage.files.simulated import SimulatedDisk
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.options import FlushPolicy
 from storage.message import QueueId
 from tests.fault.campaign_size import sized
 from tests.support.delivery import GROUP, House, rules, spoil
-from tests.support.simulation import World
+from tests.support.model import ModelMachine, model_test
+from tests.support.simulation import End
 
 QUEUES = [QueueId("orders", 0), QueueId("orders", 1)]
 # that a lease may still hold a message after its end: the wheel's steps, and the time that a call
@@ -62,7 +62,7 @@ class Item:
         return self.queue, self.key
 
 
-class LeaseMachine(RuleBasedStateMachine):
+class LeaseMachine(ModelMachine):
     """Drives the groups over the embedded engine beside a dict of items."""
 
     @initialize(
@@ -72,33 +72,29 @@ class LeaseMachine(RuleBasedStateMachine):
         lease_ms=st.sampled_from([300, 2_000]),
     )
     def begin(self, flush: FlushPolicy, ordered: bool, max_attempts: int, lease_ms: int) -> None:
-        self.options = LocalStoreOptions(
-            index_slots=8,
-            index_file_entries=200,
-            segment_bytes=131_072,
-            flush=flush,
-            flush_interval_ms=50,
-            prepare_ahead_bytes=16_384,
-            queue_flush_interval_ms=100,
-            snapshot_interval_ms=300,
-        )
         self.rules = rules(
             ordered=ordered, max_attempts=max_attempts, lease_ms=lease_ms, backoff_ms=(200, 1_000)
         )
         self.items: dict[str, Item] = {}
         self.stale: list[LeasedMessage] = []
         self.receives = 0
-        self.starts = 0
-        self.wall_ms = 1_800_000_000_000
-        self.disk = SimulatedDisk()
-        self._start()
+        self.begin_lives(
+            flush,
+            segment_bytes=131_072,
+            flush_interval_ms=50,
+            queue_flush_interval_ms=100,
+            snapshot_interval_ms=300,
+        )
 
-    def teardown(self) -> None:
-        if hasattr(self, "house"):
-            try:
-                self._drain()
-            finally:
-                self.world.end()
+    async def start(self) -> None:
+        self.house = House(self.world, self.store, self.rules)
+        self.house.cancelled_requests |= {
+            item.name for item in self.items.values() if item.is_cancelled_request
+        }
+        await self.house.start(queues=len(QUEUES))
+
+    async def close(self) -> None:
+        await self.house.close()
 
     # ----------------------------------------------------------------------------------------------
     # rules
@@ -111,15 +107,15 @@ class LeaseMachine(RuleBasedStateMachine):
     )
     def send_and_receive(self, count: int, queue: QueueId, key: str | None, receives: int) -> None:
         names = [f"m{len(self.items) + number:03}" for number in range(count)]
-        self._call(self.house.send(*names, queue=queue, key=key))
+        self.call(self.house.send(*names, queue=queue, key=key))
         self.items |= {name: Item(name, queue, key) for name in names}
         if receives:
             self.receive(receives)
 
     @rule(max_messages=st.sampled_from([1, 2, 100]))
     def receive(self, max_messages: int) -> None:
-        begun_ms = self.house.now_ms
-        received = self._call(self.house.receive(max_messages))
+        begun_ms = self.now_ms
+        received = self.call(self.house.receive(max_messages))
         self._note_received(received, begun_ms)
         if len(received) < max_messages:
             self._check_none_is_left(begun_ms)
@@ -131,13 +127,13 @@ class LeaseMachine(RuleBasedStateMachine):
         """
         self.receives += 1
         how = {"attempt_id": f"try {self.receives}"}
-        begun_ms = self.house.now_ms
-        received = self._call(self.house.receive(max_messages, **how))
+        begun_ms = self.now_ms
+        received = self.call(self.house.receive(max_messages, **how))
         self._note_received(received, begun_ms)
         if kills:
-            self._restart(self.world.disk.after_kill)
-        if received and self.house.now_ms + LATE_MS < received[0].expires_at_ms:
-            again = self._call(self.house.receive(max_messages, **how))
+            self.restart()
+        if received and self.now_ms + LATE_MS < received[0].expires_at_ms:
+            again = self.call(self.house.receive(max_messages, **how))
             assert [one.handle for one in again] == [one.handle for one in received]
 
     @rule(at=indexes)
@@ -153,7 +149,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def ack(self, at: int, count: int) -> None:
         held = self._held(at, count)
         for item, accepted in zip(
-            held, self._call(self.house.ack(*[self._handle(item) for item in held])), strict=True
+            held, self.call(self.house.ack(*[self._handle(item) for item in held])), strict=True
         ):
             assert accepted, f"{item.name} was held and could not be acknowledged"
             self._note_acknowledged(item)
@@ -161,25 +157,25 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(at=indexes, delay_ms=st.sampled_from([None, 0, 50, 1_500]))
     def nack(self, at: int, delay_ms: int | None) -> None:
         for item in self._held(at, 1):
-            assert self._call(self.house.nack(self._handle(item), delay_ms=delay_ms)) == [True]
+            assert self.call(self.house.nack(self._handle(item), delay_ms=delay_ms)) == [True]
             self._lapse(item, 0)
             item.may_be_put_off |= not self.rules.ordered
             wait_ms = (
                 self.rules.backoff_ms[min(item.attempts, 2) - 1] if delay_ms is None else delay_ms
             )
             if not item.is_done:
-                item.held_until_ms = self.house.now_ms + max(0, wait_ms - 10)
+                item.held_until_ms = self.now_ms + max(0, wait_ms - 10)
 
     @rule(at=indexes)
     def give_up(self, at: int) -> None:
         for item in self._held(at, 1):
-            assert self._call(self.house.give_up(self._handle(item), reason="bad")) == [True]
+            assert self.call(self.house.give_up(self._handle(item), reason="bad")) == [True]
             item.is_done = item.may_be_dead = True
 
     @rule(at=indexes, lease_ms=st.sampled_from([100, 5_000]))
     def extend(self, at: int, lease_ms: int) -> None:
         for item in self._held(at, 1):
-            until_ms = self._call(self.house.extend(self._handle(item), lease_ms))
+            until_ms = self.call(self.house.extend(self._handle(item), lease_ms))
             assert until_ms is not None
             item.held_until_ms = until_ms
 
@@ -197,9 +193,9 @@ class LeaseMachine(RuleBasedStateMachine):
         stale = [one for one in self.stale if one.message.message_id in held] or self.stale
         if stale:
             handle = stale[at % len(stale)]
-            assert self._call(self.house.ack(handle)) == [False]
-            assert self._call(self.house.nack(handle)) == [False]
-            assert self._call(self.house.extend(handle, 1_000)) is None
+            assert self.call(self.house.ack(handle)) == [False]
+            assert self.call(self.house.nack(handle)) == [False]
+            assert self.call(self.house.extend(handle, 1_000)) is None
 
     @rule(at=indexes)
     def take_over_and_settle_with_the_handle_of_before(self, at: int) -> None:
@@ -210,7 +206,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([10, 150, 1_000, 6_000]))
     def pass_time(self, ms: int) -> None:
-        self._call(self.house.pass_time(ms))
+        self.call(self.house.pass_time(ms))
 
     @rule(queue=st.sampled_from(QUEUES), to_end=st.booleans())
     def reset(self, queue: QueueId, to_end: bool) -> None:
@@ -220,12 +216,12 @@ class LeaseMachine(RuleBasedStateMachine):
         """
         self.receive(100)
         refused = [item for item in self._held(0, len(self.items)) if item.queue != queue][::2]
-        self._call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
+        self.call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
         for item in refused:
             self._lapse(item, 0)
             item.may_be_put_off |= not self.rules.ordered
-        offset = self._call(self.store.offsets(queue)).end if to_end else 0
-        self._call(self.house.delivery.reset(GROUP, {queue: offset}))
+        offset = self.call(self.store.offsets(queue)).end if to_end else 0
+        self.call(self.house.delivery.reset(GROUP, {queue: offset}))
         self._begin_anew(
             [item for item in self.items.values() if item.queue == queue], is_done=to_end
         )
@@ -244,7 +240,7 @@ class LeaseMachine(RuleBasedStateMachine):
             await reset
             return accepted
 
-        for item, accepted in zip(held, self._call(both()), strict=True):
+        for item, accepted in zip(held, self.call(both()), strict=True):
             assert accepted or item.queue == queue
             if accepted:
                 self._note_acknowledged(item)
@@ -260,21 +256,21 @@ class LeaseMachine(RuleBasedStateMachine):
         """
         mine = [item for item in self.items.values() if item.queue == queue]
         if not any(item.may_be_put_off for item in mine):
-            offset = self._call(self.store.offsets(queue)).end if to_end else 0
-            self._call(self.house.delivery.set_positions(GROUP, {queue: offset}))
-            assert self._call(self.house.position(queue)) == offset
+            offset = self.call(self.store.offsets(queue)).end if to_end else 0
+            self.call(self.house.delivery.set_positions(GROUP, {queue: offset}))
+            assert self.call(self.house.position(queue)) == offset
             self._begin_anew(mine, is_done=to_end)
 
     @rule()
     def delete_the_group_and_make_it_again(self) -> None:
         refused = self._held(0, len(self.items))
-        self._call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
-        self._call(self.house.delivery.delete(GROUP))
-        self._call(self.house.delivery.begin(GROUP, self.rules))
+        self.call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
+        self.call(self.house.delivery.delete(GROUP))
+        self.call(self.house.delivery.begin(GROUP, self.rules))
         self._begin_anew(list(self.items.values()), is_done=False)
 
     def _begin_anew(self, items: list[Item], *, is_done: bool) -> None:
-        dead = {one.message_id for one in self._call(self.house.dead_letters())}
+        dead = {one.message_id for one in self.call(self.house.dead_letters())}
         for item in items:
             if item.handle is not None:
                 self.stale.append(item.handle)
@@ -286,7 +282,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def keep_a_snapshot(self) -> None:
-        self._call(self.house.delivery.save_snapshot())
+        self.call(self.house.delivery.save_snapshot())
 
     @rule(at=indexes)
     def damage_a_record(self, at: int) -> None:
@@ -298,27 +294,26 @@ class LeaseMachine(RuleBasedStateMachine):
         if not sound:
             return
         item = sound[at % len(sound)]
-        (stored,) = self._call(
+        (stored,) = self.call(
             self.store.read(item.queue, self._offset_of(item), max_messages=1, max_bytes=1)
         )
-        self._call(self.house.close())
-        disk = self.world.disk.after_kill()
-        spoil(disk, stored.log_offset, segment_bytes=self.options.segment_bytes)
         item.is_damaged, item.stubs_allowed = True, 1
-        self._restart(lambda: disk)
+
+        def damage(disk: SimulatedDisk) -> None:
+            spoil(disk, stored.log_offset, segment_bytes=self.options.segment_bytes)
+
+        self.restart(End.CLOSE, between=damage)
 
     @rule(closes=st.booleans())
     def kill(self, closes: bool) -> None:
-        if closes:
-            self._call(self.house.close())
-        self._restart(self.world.disk.after_kill)
+        self.restart(End.CLOSE if closes else End.KILL)
 
     @rule()
     def cut_the_power(self) -> None:
         """It may take grants and extensions that nothing later made durable; their handles are
         worth nothing then.
         """
-        self._restart(lambda: self.world.disk.after_power_cut(self.world.randomness))
+        self.restart(End.CUT)
         for item in self.items.values():
             if item.handle is not None and not item.is_done:
                 item.attempts -= 1  # the same attempt may be made again
@@ -333,22 +328,15 @@ class LeaseMachine(RuleBasedStateMachine):
     )
     def kill_in_the_middle(self, verb: str, at: int, after_ms: int) -> None:
         held = self._held(at, 2)
-
-        async def begin() -> None:
-            given = [self._handle(item) for item in held]
-            calls: dict[str, Awaitable[Any]] = {
-                "receive": self.house.receive(2),
-                "ack": self.house.ack(*given),
-                "nack": self.house.nack(*given, delay_ms=100),
-                "give_up": self.house.give_up(*given),
-            }
-            task = asyncio.ensure_future(calls.pop(verb))
-            for call in calls.values():
-                call.close()  # type: ignore[attr-defined]
-            await asyncio.wait({task}, timeout=after_ms / 1_000)
-
-        self._call(begin())
-        self._restart(self.world.disk.after_kill)
+        given = [self._handle(item) for item in held]
+        calls: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+            "receive": lambda: self.house.receive(2),
+            "ack": lambda: self.house.ack(*given),
+            "nack": lambda: self.house.nack(*given, delay_ms=100),
+            "give_up": lambda: self.house.give_up(*given),
+        }
+        self.call_for(after_ms, calls[verb]())
+        self.restart()
         for item in self.items.values() if verb == "receive" else held:
             if verb == "receive" and not item.is_done:
                 item.more_attempts += 1
@@ -364,17 +352,15 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_dead_may_be(self) -> None:
-        if not hasattr(self, "house"):
-            return
         stubs = Counter(
-            one.message_id for one in self._call(self.house.dead_letters()) if is_stub(one)
+            one.message_id for one in self.call(self.house.dead_letters()) if is_stub(one)
         )
         by_stub = {self._stub_of(item): item for item in self.items.values() if item.is_damaged}
         for stub, count in stubs.items():
             assert count <= by_stub[stub].stubs_allowed, (
                 f"{stub} became a dead letter {count} times"
             )
-        for one in self._call(self.house.dead_letters()):
+        for one in self.call(self.house.dead_letters()):
             if is_stub(one):
                 continue
             item = self.items[one.message_id]
@@ -389,10 +375,8 @@ class LeaseMachine(RuleBasedStateMachine):
         """Of messages that never left their place; one that waits elsewhere for its retry is
         settled here.
         """
-        if not hasattr(self, "house"):
-            return
         for queue in QUEUES:
-            position = self._call(self.house.position(queue)) or 0
+            position = self.call(self.house.position(queue)) or 0
             mine = [item for item in self.items.values() if item.queue == queue]
             for item in mine[:position]:
                 is_accounted_for = (
@@ -413,7 +397,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert not item.is_done, f"{item.name} came again"
             assert not item.is_cancelled_request, f"{item.name} was withdrawn, and came"
             assert not item.is_damaged or item.may_be_put_off, f"{item.name} is damaged, and came"
-            assert item.held_until_ms <= self.house.now_ms, f"{item.name} was lent twice"
+            assert item.held_until_ms <= self.now_ms, f"{item.name} was lent twice"
             assert item.attempts < one.attempt <= item.attempts + item.more_attempts + 1, (
                 f"attempt {one.attempt} of {item.name} after {item.attempts} and at most "
                 f"{item.more_attempts} more"
@@ -480,7 +464,7 @@ class LeaseMachine(RuleBasedStateMachine):
             and not item.is_done
             and item.handle.expires_at_ms <= item.held_until_ms
         )
-        return is_lent and self.house.now_ms + LATE_MS < item.held_until_ms
+        return is_lent and self.now_ms + LATE_MS < item.held_until_ms
 
     def _handle(self, item: Item) -> LeasedMessage:
         assert item.handle is not None
@@ -504,21 +488,21 @@ class LeaseMachine(RuleBasedStateMachine):
         item.handle = None
         item.held_until_ms = 0
 
-    def _drain(self) -> None:
-        """Nothing is lost: what is not done comes, sooner or later."""
+    def finish(self) -> None:
+        """Receive everything that is neither done nor dead: nothing is lost."""
         self.pass_time(LONG_MS)
         for _ in range(12):
             self.pass_time(3_000)
-            received = self._call(self.house.receive())
-            self._note_received(received, self.house.now_ms)
+            received = self.call(self.house.receive())
+            self._note_received(received, self.now_ms)
             for item, accepted in zip(
                 [self.items[one.message.message_id] for one in received],
-                self._call(self.house.ack(*received)),
+                self.call(self.house.ack(*received)),
                 strict=True,
             ):
                 assert accepted
                 item.is_done = True
-        dead = {one.message_id for one in self._call(self.house.dead_letters())}
+        dead = {one.message_id for one in self.call(self.house.dead_letters())}
         dead |= {
             item.name
             for item in self.items.values()
@@ -538,31 +522,5 @@ class LeaseMachine(RuleBasedStateMachine):
     def _stub_of(self, item: Item) -> str:
         return f"damaged_{item.queue.topic}_{item.queue.number}_{self._offset_of(item)}"
 
-    def _call(self, call: Any) -> Any:
-        return self.world.call(call)
 
-    def _restart(self, next_disk: Any) -> None:
-        self.wall_ms = self.world.clock.wall_ms() + 1
-        self.world.end()
-        self.disk = next_disk()
-        self._start()
-
-    def _start(self) -> None:
-        self.starts += 1
-        self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
-        self.store = self._call(self.world.open_store(self.options))
-        self.house = House(self.world, self.store, self.rules)
-        self.house.cancelled_requests |= {
-            item.name for item in self.items.values() if item.is_cancelled_request
-        }
-        self._call(self.house.start(queues=len(QUEUES)))
-
-
-TestLeaseModel = LeaseMachine.TestCase
-TestLeaseModel.settings = settings(
-    max_examples=sized(ci=40, full=100),
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
+TestLeaseModel = model_test(LeaseMachine, examples=sized(ci=40, full=100))

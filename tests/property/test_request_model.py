@@ -2,28 +2,25 @@
 model says.
 """
 
-import asyncio
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from delivery.groups import GroupRules, Subscription
 from delivery.options import RequestOptions
 from delivery.receive.receive import Request as Receive
 from delivery.requests.events import ReplyBody, asked_by
-from delivery.requests.send import RepeatableKey
+from delivery.requests.send import Outcome, RepeatableKey
 from delivery.requests.service import Requests
 from delivery.requests.table import RequestState
 from delivery.service import Delivery
-from storage.errors import MessagingError, RequestClosed
-from storage.files.simulated import SimulatedDisk
-from storage.identifiers import Identifiers, SystemRandom
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.errors import RequestClosed
+from storage.local.options import FlushPolicy
 from storage.message import QueueId
 from tests.support.builders import message
-from tests.support.simulation import World
+from tests.support.model import ModelMachine, model_test
+from tests.support.simulation import End
 
 QUOTES = QueueId("quotes", 0)
 RULES = GroupRules(subscriptions=(Subscription("quotes"),), max_attempts=1_000)
@@ -48,35 +45,46 @@ class Asked:
     is_settled: bool = False
 
 
-class RequestMachine(RuleBasedStateMachine):
+class RequestMachine(ModelMachine):
     """Drives requests and leases over the embedded engine beside a list of what was asked."""
 
     @initialize(flush=st.sampled_from(FlushPolicy), closed_kept=st.sampled_from([3, 1_000]))
     def begin(self, flush: FlushPolicy, closed_kept: int) -> None:
-        self.options = LocalStoreOptions(
-            index_slots=8,
-            index_file_entries=100,
-            segment_bytes=65_536,
-            flush=flush,
-            flush_interval_ms=20,
-            prepare_ahead_bytes=16_384,
-            queue_flush_interval_ms=5,
-            snapshot_interval_ms=20,
-        )
         self.closed_kept = closed_kept
         self.model: list[Asked] = []
-        self.starts = 0
-        self.wall_ms = 1_800_000_000_000
-        self.disk = SimulatedDisk()
-        self._start()
+        self.begin_lives(flush, index_file_entries=100)
 
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.end()
+    async def start(self) -> None:
+        world = self.world
+        self.requests = Requests(
+            self.store,
+            world.clock,
+            world.identifiers,
+            RequestOptions(closed_kept=self.closed_kept),
+            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(
+                handle, message_id, make
+            ),
+        )
+        self.delivery = Delivery(
+            self.store,
+            world.clock,
+            world.randomness,
+            new_task_id=lambda: world.identifiers.new("task"),
+            rules_of=lambda group: RULES,
+            cancelled_requests=self.requests,
+        )
+        await self.store.create_topic("quotes", queue_count=1)
+        await self.delivery.open_group("workers")
+        await self.delivery.start()
+        await self.requests.start()
 
-    @property
-    def now_ms(self) -> int:
-        return self.world.clock.wall_ms()
+    async def save_snapshots(self) -> None:
+        await self.requests.save_snapshot()
+        await self.delivery.save_snapshot()
+
+    async def close(self) -> None:
+        await self.save_snapshots()
+        await self.store.aclose()
 
     # ----------------------------------------------------------------------------------------------
     # asking
@@ -93,7 +101,7 @@ class RequestMachine(RuleBasedStateMachine):
         call = self.requests.open(
             "quotes", lambda: asking, timeout_ms=timeout_ms, key=repeatable, durability=None
         )
-        outcome = self.world.call(call)
+        outcome = self.call(call)
         assert outcome.replayed is (known is not None)
         if known is None:
             self.model.append(Asked(outcome.request.request_id, key, outcome.request.expires_ms))
@@ -105,7 +113,7 @@ class RequestMachine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         self._leave_deadlines()
         one = self._pick(number)
-        answer = self._try(self.requests.cancel(one.request_id))
+        answer = self.answer(self.requests.cancel(one.request_id))
         if one.state in ("pending", "cancelled"):
             one.state = "cancelled"
             assert answer.state is RequestState.CANCELLED
@@ -120,11 +128,7 @@ class RequestMachine(RuleBasedStateMachine):
         handle = one.handle if with_handle else None
         is_lent = handle is not None and (one.is_settled or one.lent_until_ms > self.now_ms)
         body = b"reply to " + one.request_id.encode()
-        answer = self._try(
-            self.requests.reply(
-                one.request_id, ReplyBody(body, None, {}), handle=handle, key=None, fingerprint=""
-            )
-        )
+        answer = self.answer(self._reply(one, body, handle))
         if one.state == "cancelled" or one.reply is not None:
             assert isinstance(answer, RequestClosed)
             return
@@ -144,7 +148,7 @@ class RequestMachine(RuleBasedStateMachine):
     def receive(self, most: int) -> None:
         self._leave_deadlines()
         request = Receive(max_messages=most, max_bytes=1 << 20, lease_ms=LEASE_MS)
-        for handed in self.world.call(self.delivery.receive("workers", RULES, request)):
+        for handed in self.call(self.delivery.receive("workers", RULES, request)):
             asked = asked_by(handed.message)
             (one,) = [one for one in self.model if one.request_id == asked.request_id]
             assert not one.is_settled, "it was settled with its reply"
@@ -158,29 +162,26 @@ class RequestMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([10, 700, 2_500, 6_000]))
     def pass_time(self, ms: int) -> None:
-        self.world.call(asyncio.sleep(ms / 1000))
+        self.sleep(ms)
         self._pass_deadlines()
 
     @rule()
     def sweep(self) -> None:
         self._leave_deadlines()
-        self.world.call(self.requests.run_once())
-        self.world.call(self.delivery.run_once())
+        self.call(self.requests.run_once())
+        self.call(self.delivery.run_once())
 
     @rule()
     def keep_a_snapshot(self) -> None:
-        self.world.call(self.requests.save_snapshot())
-        self.world.call(self.delivery.save_snapshot())
+        self.call(self.save_snapshots())
 
     @rule()
     def kill(self) -> None:
-        self._restart()
+        self.restart()
 
     @rule()
     def close_and_restart(self) -> None:
-        self.keep_a_snapshot()
-        self.world.call(self.store.aclose())
-        self._restart()
+        self.restart(End.CLOSE)
 
     @precondition(lambda self: self.model)
     @rule(number=numbers, after_ms=st.integers(0, 12))
@@ -197,21 +198,10 @@ class RequestMachine(RuleBasedStateMachine):
             return
         is_lent = one.lent_until_ms > self.now_ms
         body = b"cut " + one.request_id.encode()
-
-        async def begin() -> None:
-            call = self.requests.reply(
-                one.request_id,
-                ReplyBody(body, None, {}),
-                handle=one.handle,
-                key=None,
-                fingerprint="",
-            )
-            await asyncio.wait({asyncio.ensure_future(call)}, timeout=after_ms / 1000)
-
         was_timed_out = one.state == "timed_out"
-        self.world.call(begin())
-        self._restart()
-        found = self.world.call(self.requests.get(one.request_id))
+        self.call_for(after_ms, self._reply(one, body, one.handle))
+        self.restart()
+        found = self.call(self.requests.get(one.request_id))
         if found.reply is not None:
             one.reply, one.late = body, was_timed_out
             one.state = "timed_out" if was_timed_out else "replied"
@@ -220,13 +210,11 @@ class RequestMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_request_is_what_the_model_says(self) -> None:
-        if not hasattr(self, "requests"):
-            return
         self._leave_deadlines()
         for one in self.model:
-            found = self.world.call(self.requests.get(one.request_id))
+            found = self.call(self.requests.get(one.request_id))
             assert found.state.value == one.state
-            stored = self.world.call(self.requests.read_reply(found))
+            stored = self.call(self.requests.read_reply(found))
             assert (None if stored is None else stored.body) == one.reply
             assert (found.reply is not None and found.reply.late) == one.late
 
@@ -236,11 +224,10 @@ class RequestMachine(RuleBasedStateMachine):
     def _pick(self, number: int) -> Asked:
         return self.model[number % len(self.model)]
 
-    def _try(self, call):
-        try:
-            return self.world.call(call)
-        except MessagingError as error:
-            return error
+    async def _reply(self, one: Asked, body: bytes, handle: str | None) -> Outcome:
+        return await self.requests.reply(
+            one.request_id, ReplyBody(body, None, {}), handle=handle, key=None, fingerprint=""
+        )
 
     def _leave_deadlines(self) -> None:
         """No change happens so near to a deadline that nobody can say on which side of it."""
@@ -253,7 +240,7 @@ class RequestMachine(RuleBasedStateMachine):
                 else (one.lent_until_ms,)
             )
         ):
-            self.world.call(asyncio.sleep(2 * UNSURE_MS / 1000))
+            self.sleep(2 * UNSURE_MS)
         self._pass_deadlines()
 
     def _pass_deadlines(self) -> None:
@@ -261,45 +248,5 @@ class RequestMachine(RuleBasedStateMachine):
             if one.state == "pending" and one.expires_ms <= self.now_ms:
                 one.state = "timed_out"
 
-    def _restart(self) -> None:
-        self.wall_ms = self.now_ms + 1
-        self.world.end()
-        self.disk = self.world.disk.after_kill()
-        self._start()
 
-    def _start(self) -> None:
-        self.starts += 1
-        self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
-        self.store = self.world.call(self.world.open_store(self.options))
-        identifiers = Identifiers(self.world.clock, SystemRandom())
-        self.requests = Requests(
-            self.store,
-            self.world.clock,
-            identifiers,
-            RequestOptions(closed_kept=self.closed_kept),
-            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(
-                handle, message_id, make
-            ),
-        )
-        self.delivery = Delivery(
-            self.store,
-            self.world.clock,
-            SystemRandom(),
-            new_task_id=lambda: identifiers.new("task"),
-            rules_of=lambda group: RULES,
-            cancelled_requests=self.requests,
-        )
-
-        async def start() -> None:
-            await self.store.create_topic("quotes", queue_count=1)
-            await self.delivery.open_group("workers")
-            await self.delivery.start()
-            await self.requests.start()
-
-        self.world.call(start())
-
-
-TestRequestModel = RequestMachine.TestCase
-TestRequestModel.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestRequestModel = model_test(RequestMachine, examples=40)

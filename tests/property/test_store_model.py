@@ -4,21 +4,20 @@ restarts and kills included.
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from storage.errors import MessagingError
-from storage.files.simulated import SimulatedDisk
 from storage.formats.queue_entry import tag_hash
 from storage.formats.stored_record import StoredRecord
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.options import FlushPolicy
 from storage.memory import MemoryMessageStore
 from storage.message import Durability, QueueId, StoredMessage
 from storage.store import Scanned, ScannedRecords, Snapshot
 from tests.fault.campaign_size import sized
 from tests.support.builders import message
-from tests.support.simulation import World
+from tests.support.model import ModelMachine, model_test
+from tests.support.simulation import End
 
 TOPICS = ("orders", "emails")
 QUEUES = [QueueId(topic, number) for topic in (*TOPICS, "nowhere") for number in range(3)]
@@ -41,7 +40,7 @@ sent = st.builds(
 )
 
 
-class StoreMachine(RuleBasedStateMachine):
+class StoreMachine(ModelMachine):
     """Drives both engines side by side, each on the same virtual time."""
 
     @initialize(
@@ -50,28 +49,21 @@ class StoreMachine(RuleBasedStateMachine):
         file_entries=st.integers(1, 20),
     )
     def begin(self, flush: FlushPolicy, segment_bytes: int, file_entries: int) -> None:
-        self.options = LocalStoreOptions(
-            index_slots=8,
+        self.counts: dict[str, int] = {}
+        self.begin_lives(
+            flush,
             index_file_entries=20,
             segment_bytes=segment_bytes,
             queue_file_entries=file_entries,
-            flush=flush,
-            flush_interval_ms=20,
             prepare_ahead_bytes=8_192,
-            queue_flush_interval_ms=5,
-            snapshot_interval_ms=20,
         )
-        self.disk = SimulatedDisk()
-        self.counts: dict[str, int] = {}
-        self.starts = 0
-        self._start()
         self.memory = MemoryMessageStore(self.world.clock)
         for topic in TOPICS:
             self.create_topic(topic, 1)
 
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.end()
+    async def start(self) -> None:
+        for topic, count in self.counts.items():
+            await self.store.create_topic(topic, queue_count=count)
 
     @rule(topic=st.sampled_from(TOPICS), count=st.integers(1, 3))
     def create_topic(self, topic: str, count: int) -> None:
@@ -138,60 +130,39 @@ class StoreMachine(RuleBasedStateMachine):
         self.world.loop.now += ms / 1000
 
     @rule()
-    def restart(self) -> None:
-        self.world.call(self.store.aclose())
-        self._restart()
+    def close_and_restart(self) -> None:
+        self.restart(End.CLOSE)
 
     @rule()
     def kill(self) -> None:
-        self._restart()
-        # What was kept a moment before the kill may or may not have been written: nothing is
-        # promised, so begin anew.
+        self.restart()
+        # A snapshot that was saved just before the kill may or may not have been written, since
+        # nothing is promised: both engines save another.
         self._both(lambda store: store.save_snapshot("table", Snapshot((b"",), {})))
 
     @invariant()
     def every_queue_is_the_same(self) -> None:
-        if not hasattr(self, "store"):
-            return
         for queue in QUEUES:
             self._both(lambda store, queue=queue: store.offsets(queue))
             self._both(lambda store, queue=queue: store.committed_offset("g", queue))
         self._both(lambda store: store.load_snapshot("table"))
 
     def _both(self, call: Any) -> Any:
-        answers = [self._answer(call, store) for store in (self.store, self.memory)]
+        answers = [_comparable(self.answer(call(store))) for store in (self.store, self.memory)]
         assert answers[0] == answers[1]
         return answers[0]
-
-    def _answer(self, call: Any, store: Any) -> Any:
-        try:
-            return _comparable(self.world.call(call(store)))
-        except MessagingError as error:
-            return _comparable(error)
-
-    def _restart(self) -> None:
-        self.world.end()
-        self.disk = self.disk.after_kill()
-        self._start()
-        for topic, count in self.counts.items():
-            self.world.call(self.store.create_topic(topic, queue_count=count))
-
-    def _start(self) -> None:
-        self.starts += 1
-        self.world = World(self.disk, seed=self.starts)
-        self.store = self.world.call(self.world.open_store(self.options))
 
 
 def _comparable(answer: Any) -> Any:
     """Without what is an engine's own: addresses, store times, durability."""
+    if isinstance(answer, MessagingError):
+        return type(answer), getattr(answer, "available", None)
     if isinstance(answer, list):
         return [_comparable(one) for one in answer]
     if isinstance(answer, Scanned | ScannedRecords):
         return _comparable(list(answer[0])), answer.next_offset
     if isinstance(answer, StoredRecord):
         return _comparable(answer.message())
-    if isinstance(answer, MessagingError):
-        return type(answer), getattr(answer, "available", None)
     if isinstance(answer, StoredMessage):
         return (
             answer.queue,
@@ -207,10 +178,4 @@ def _comparable(answer: Any) -> Any:
     return answer
 
 
-TestStoreModel = StoreMachine.TestCase
-TestStoreModel.settings = settings(
-    max_examples=sized(ci=100, full=400),
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestStoreModel = model_test(StoreMachine, examples=sized(ci=100, full=400), steps=30)

@@ -2,11 +2,7 @@
 plain model says.
 """
 
-from hypothesis import HealthCheck, settings
-
 from tests.fault.transaction_machine import TransactionMachine
+from tests.support.model import model_test
 
-TestTransactionModel = TransactionMachine.TestCase
-TestTransactionModel.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestTransactionModel = model_test(TransactionMachine, examples=60)

@@ -19,7 +19,7 @@ from storage.local.options import LocalStoreOptions
 from storage.message import ORDERING_KEY, Durability, Message, QueueId, StoredMessage
 from tests.support.builders import message
 from tests.support.lives import one_life, run_lives
-from tests.support.simulation import ROOT, World
+from tests.support.simulation import ROOT, End, World
 
 ORDERS = QueueId("orders", 0)
 GROUP = "billing"
@@ -238,9 +238,7 @@ def in_house(
         )
 
     def leave(world: World) -> SimulatedDisk:
-        disk = (
-            world.disk.after_power_cut(world.randomness) if cuts_power else world.disk.after_kill()
-        )
+        disk = world.disk_left(End.CUT if cuts_power else End.KILL)
         between(disk)
         return disk
 

@@ -6,6 +6,7 @@ The code under test is the real one, asyncio and all; only time, threads and the
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from enum import Enum
 from pathlib import PurePosixPath
 from random import Random
 from typing import Any, TypeVar
@@ -119,6 +120,14 @@ class SimulatedRunner:
         self._loop.call_at(begins, run)
 
 
+class End(Enum):
+    """How a life ends."""
+
+    CUT = "power cut"
+    KILL = "kill"
+    CLOSE = "orderly close"
+
+
 class World:
     """One life of a process on a disk: from its start to a cut, a kill or an orderly end."""
 
@@ -190,6 +199,12 @@ class World:
             for task in tasks:
                 _ = task.cancelled() or task.exception()  # looked at, so that nobody complains
         self.loop.close()
+
+    def disk_left(self, end: End) -> SimulatedDisk:
+        """The disk after the end of this life."""
+        if end is End.CUT:
+            return self.disk.after_power_cut(self.randomness)
+        return self.disk.after_kill()
 
     def _stop(self, _: object) -> None:
         self.loop.stop()
