@@ -39,6 +39,15 @@ def run_lives(
     return disk, wall_ms
 
 
+def in_world(
+    main: Callable[[World], Awaitable[None]], disk: SimulatedDisk | None = None, seed: int = 1
+) -> SimulatedDisk:
+    """Run one life; the disk as a kill leaves it."""
+    with World(disk or SimulatedDisk(), seed) as world:
+        world.call(main(world))
+    return world.disk.after_kill()
+
+
 def one_life(
     run: Callable[..., Any], *, given: int = 1
 ) -> Callable[..., Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]]:
@@ -68,3 +77,6 @@ def one_life(
         return decorate
 
     return with_options
+
+
+with_world = one_life(in_world)

@@ -6,11 +6,10 @@ import copy
 import pytest
 
 from storage.errors import UnknownTransaction
-from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message
-from tests.support.lives import one_life
+from tests.support.lives import with_world
 from tests.support.simulation import World
 from txn.checkback_plan import CheckbackPolicy, HoldReason
 from txn.coordinator import Begin, TransactionCoordinator
@@ -108,14 +107,6 @@ async def assert_told_again(
         await transactions.as_of(transaction_id, begun_ms - 1)
     with pytest.raises(UnknownTransaction, match="does not exist"):
         await transactions.as_of("nobody", begun_ms)
-
-
-def in_world(life) -> None:
-    with World(SimulatedDisk(), 1) as world:
-        world.call(life(world))
-
-
-with_world = one_life(in_world)
 
 
 @with_world()

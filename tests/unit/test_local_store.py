@@ -34,6 +34,7 @@ from storage.local.runner import Lane
 from storage.message import Appended, Durability, Placed, QueueId
 from storage.store import Snapshot
 from tests.support.builders import message, messages
+from tests.support.lives import in_world
 from tests.support.simulation import ROOT, SimulatedClock, SimulatedLoop, World
 
 QUEUE = QueueId("orders", 0)
@@ -55,15 +56,6 @@ async def open_with_orders(world: World, given: LocalStoreOptions) -> LocalMessa
     store = await world.open_store(given)
     await store.create_topic("orders", queue_count=1)
     return store
-
-
-def in_world(
-    main: Callable[[World], object], disk: SimulatedDisk | None = None, seed: int = 1
-) -> SimulatedDisk:
-    """Run one life; the disk as a kill leaves it."""
-    with World(disk or SimulatedDisk(), seed) as world:
-        world.call(main(world))
-    return world.disk.after_kill()
 
 
 def segment(disk: SimulatedDisk, base: int = 0) -> bytes:

@@ -12,6 +12,7 @@ from storage.formats.row import rows_of
 from storage.formats.stored_record import StoredRecord
 from storage.message import QueueId
 from tests.support.builders import message
+from tests.support.lives import in_world
 from tests.unit.test_local_store import (
     EVERYTHING,
     QUEUE,
@@ -19,7 +20,6 @@ from tests.unit.test_local_store import (
     damage,
     filled,
     first_places,
-    in_world,
     open_with_orders,
     options,
 )

@@ -12,6 +12,7 @@ from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from tests.support.builders import message
+from tests.support.lives import in_world
 from tests.support.simulation import ROOT, World
 
 SEGMENT_BYTES = 65_536
@@ -50,12 +51,6 @@ async def a_pass(store: LocalMessageStore, *, seconds: float = 1.0) -> int:
             return second
         await asyncio.sleep(seconds)
     raise AssertionError("it never ends")
-
-
-def in_world(main, disk: SimulatedDisk | None = None) -> SimulatedDisk:
-    with World(disk or SimulatedDisk(), 1) as world:
-        world.call(main(world))
-    return world.disk.after_kill()
 
 
 def a_disk(count: int = 300) -> SimulatedDisk:
