@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 from time import perf_counter
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 REPOSITORY = Path(__file__).parents[1]
+PAGE_WIDTH = 100  # of text, as tests/house asks
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"  # of what replace_figures writes
 
 
@@ -101,7 +103,8 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> 
 
 
 def replace_figures(page: Path, machine: str, parts: Sequence[str]) -> None:
-    """Put today's date, the machine and these paragraphs between the marks of a page.
+    """Put today's date, the machine and these paragraphs between the marks of a page, those of text
+    in lines of the pages' width.
 
     Raises ValueError when it has none.
     """
@@ -109,7 +112,11 @@ def replace_figures(page: Path, machine: str, parts: Sequence[str]) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no {BEGIN} and {END}")
-    text = "\n\n".join([f"{datetime.now(UTC):%Y-%m-%d}, {machine}.", *parts])
+    paragraphs = [f"{datetime.now(UTC):%Y-%m-%d}, {machine}.", *parts]
+    text = "\n\n".join(
+        part if part.startswith(("|", "!")) else fill(part, PAGE_WIDTH, break_long_words=False)
+        for part in paragraphs
+    )
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
 
 

@@ -223,6 +223,17 @@ def test_a_page_without_marks_is_left_alone(tmp_path):
     assert page.read_text() == f"# Title\n\n{BEGIN}\n"
 
 
+def test_text_that_is_put_into_a_page_is_wrapped_and_a_table_is_not(tmp_path):
+    page, table = tmp_path / "page.md", f"| {'cell | ' * 30}"
+    page.write_text(f"{BEGIN}\n{END}\n")
+
+    replace_figures(page, "a machine of many parts " * 10, [table, "a long caption " * 10])
+
+    lines = page.read_text().splitlines()
+    assert max(len(line) for line in lines if line != table) <= 100
+    assert table in lines
+
+
 def test_the_page_of_peers_gets_new_figures_between_its_marks_and_keeps_the_rest(tmp_path):
     page = tmp_path / "peers.md"
     page.write_bytes((REPOSITORY / "docs" / "peers.md").read_bytes())
