@@ -12,7 +12,7 @@ from storage.formats.row import rows_of
 from storage.formats.stored_record import StoredRecord
 from storage.message import QueueId
 from tests.support.builders import message
-from tests.support.lives import in_world
+from tests.support.lives import in_world, with_world
 from tests.unit.test_local_store import (
     EVERYTHING,
     QUEUE,
@@ -173,23 +173,21 @@ def test_strings_match_together_where_each_matches_alone():
 # of a local store
 
 
-def test_a_store_gives_what_it_wrote_in_blocks_without_the_disk():
-    async def main(world):
-        store = await open_with_orders(world, options())
-        for number in range(40):
-            await store.append([message(b"x", message_id=f"m{number}")])
-        lane = ReadLane(world)
-        for first, count in ((0, 40), (3, 30), (39, 1)):
-            scanned = await store.read_records(
-                QUEUE, first, max_scanned=count, max_messages=count, max_bytes=1 << 20
-            )
-            block = store.block_now(QUEUE, first, count=count, max_bytes=1 << 20)
-            assert block is not None
-            assert block.data == b"".join([one.data for one in scanned.records])
-        assert not lane.jobs
-        assert store.block_now(QUEUE, 0, count=40, max_bytes=100) is None
-
-    in_world(main)
+@with_world()
+async def test_a_store_gives_what_it_wrote_in_blocks_without_the_disk(world):
+    store = await open_with_orders(world, options())
+    for number in range(40):
+        await store.append([message(b"x", message_id=f"m{number}")])
+    lane = ReadLane(world)
+    for first, count in ((0, 40), (3, 30), (39, 1)):
+        scanned = await store.read_records(
+            QUEUE, first, max_scanned=count, max_messages=count, max_bytes=1 << 20
+        )
+        block = store.block_now(QUEUE, first, count=count, max_bytes=1 << 20)
+        assert block is not None
+        assert block.data == b"".join([one.data for one in scanned.records])
+    assert not lane.jobs
+    assert store.block_now(QUEUE, 0, count=40, max_bytes=100) is None
 
 
 def test_what_was_never_verified_or_is_damaged_is_in_no_block():
