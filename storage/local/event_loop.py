@@ -79,10 +79,10 @@ class _Reports:
         os.eventfd_write(self.descriptor, 1)
 
     def deliver(self) -> None:
-        """Call what waits. Event loop only."""
+        """Call what waits; what arrives meanwhile has the next turn. Event loop only."""
         os.eventfd_read(self.descriptor)
         try:
-            while self._waiting:
+            for _ in range(len(self._waiting)):
                 to, what = self._waiting.popleft()
                 to(what)
         finally:

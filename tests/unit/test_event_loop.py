@@ -47,6 +47,25 @@ async def test_results_are_reported_though_what_takes_the_one_before_them_fails(
     runner.close()
 
 
+async def test_results_that_arrive_while_others_are_taken_wait_for_the_next_turn():
+    loop = asyncio.get_running_loop()
+    runner, events, done = EventLoopRunner(), [], loop.create_future()
+
+    def take(number: int) -> None:
+        events.append(number)
+        if number < 3:
+            runner._reports.add(take, number + 1)
+            loop.call_soon(events.append, "another turn")
+        else:
+            done.set_result(None)
+
+    runner._reports.add(take, 1)
+    await done
+    runner.close()
+
+    assert events == [1, "another turn", 2, "another turn", 3]
+
+
 async def test_a_closed_runner_keeps_no_descriptor_once_its_threads_have_ended():
     before = descriptors()
     runner, done = EventLoopRunner(), asyncio.get_running_loop().create_future()
