@@ -1,17 +1,17 @@
 """Delayed messages, for those who call: look at, list, move, cancel, deliver what is due.
 
 The log is followed by `schedule_log.py`, what is due delivered by `delivery.py`, what there is
-found by `schedule_lookup.py`, what is about to expire written again by `carry_over.py`. A change is
+found by `schedule_lookup.py`, what is about to expire written again by `put_back.py`. A change is
 one append of a mark; while it or a delivery is under way no other change of the same message
 begins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-from scheduler.carry_over import CarryOver
 from scheduler.due_delivery import DueDelivery
 from scheduler.marks import Cancelled, Change, Moved
 from scheduler.options import ScheduleOptions
+from scheduler.put_back import PutBackService
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_lookup import ListPosition, ScheduleLookup, SchedulePage, Wanted
@@ -37,7 +37,7 @@ class ScheduleService:
         self._log = ScheduleLog(store, clock, options)
         self._lookup = ScheduleLookup(store, self._log)
         self._under_way = UnderWay()
-        self._carry_over = CarryOver(store, self._log, self._lookup, self._under_way)
+        self._put_back = PutBackService(store, self._log, self._lookup, self._under_way)
         self._delivery = DueDelivery(
             store, clock, options, self._log, self._under_way, on_delivered=on_delivered
         )
@@ -140,7 +140,7 @@ class ScheduleService:
 
         Durable on return. Raises what `append` raises.
         """
-        return await self._carry_over.run(first_kept)
+        return await self._put_back.run(first_kept)
 
     async def _change(
         self, schedule_id: str, mark_of: Callable[[Schedule], Change | None]

@@ -27,7 +27,7 @@ _TOGETHER_BYTES = 1 << 20
 log = structlog.get_logger()
 
 
-class CarryOver:
+class PutBackService:
     """Stores open delayed messages again before retention drops them. Event loop only."""
 
     def __init__(
