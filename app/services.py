@@ -1,4 +1,4 @@
-"""What an endpoint may ask for. Filled by `lifecycle.py` once the store is open."""
+"""The parts of the service that handlers use, made by `lifecycle.py` once the store is open."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -320,7 +320,7 @@ class ScheduleLog:
         )
 
     async def is_due(self, entry: DueEntry) -> bool:
-        """Is it still to be delivered, or parked, as it stands there?"""
+        """Is this entry still to be delivered, or parked?"""
         return self.window.is_waiting(entry) or await self._exclusively(
             lambda: self._store.holds_due(entry)
         )

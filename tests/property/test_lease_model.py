@@ -397,7 +397,7 @@ class LeaseMachine(ModelMachine):
             assert not item.is_done, f"{item.name} came again"
             assert not item.is_cancelled_request, f"{item.name} was withdrawn, and came"
             assert not item.is_damaged or item.may_be_put_off, f"{item.name} is damaged, and came"
-            assert item.held_until_ms <= self.now_ms, f"{item.name} was lent twice"
+            assert item.held_until_ms <= self.now_ms, f"{item.name} was leased twice"
             assert item.attempts < one.attempt <= item.attempts + item.more_attempts + 1, (
                 f"attempt {one.attempt} of {item.name} after {item.attempts} and at most "
                 f"{item.more_attempts} more"
