@@ -260,6 +260,8 @@ class LogWriter:
         self._closed = failure = FlushFailed(f"the log could not be made durable: {error}")
         calls = [call for written in self._units for call, _ in written.waiting]
         calls += [*(self._storing.calls if self._storing is not None else ()), *self._calls]
+        for written in self._units:
+            written.waiting = []
         self._units.clear()
         self._storing = None
         self._calls.clear()
@@ -500,11 +502,11 @@ class LogWriter:
         for call, at in answered:
             self._answer(call, written.placed(call, at, durable=False))
         if any(call.written is not None for call, _ in written.waiting):
-            self._runner.soon(partial(self._tell_places, written))
+            self._runner.soon(partial(self._report_places, written))
         self._watch_sync()
 
-    def _tell_places(self, written: _Unit) -> None:
-        """Have callers that wait for the sync make their answers meanwhile."""
+    def _report_places(self, written: _Unit) -> None:
+        """Report the places to callers that wait for the sync: they make answers meanwhile."""
         for call, at in written.waiting:
             if call.written is not None:
                 call.written(written.placed(call, at, durable=True))

@@ -1,4 +1,4 @@
-"""What all keyed requests have in common: keys, fingerprints and the names under which both are
+"""The common part of all keyed requests: keys, fingerprints and the names under which both are
 stored.
 """
 

@@ -176,6 +176,26 @@ async def test_the_places_of_rows_that_wait_for_a_sync_are_reported_meanwhile(
     assert reported == ([placed] if waits else [])
 
 
+@with_world()
+async def test_no_places_are_reported_to_an_append_that_was_refused_before(world):
+    store = await open_with_orders(world, options())
+    await asyncio.sleep(0.5)
+    refused, reported = asyncio.get_running_loop().create_future(), []
+    store.append_rows(
+        rows_of([message()]),
+        durability=None,
+        done=refused.set_exception,
+        failed=refused.set_result,
+        written=reported.append,
+    )
+    # after the turn that writes, before the one that reports
+    world.runner.soon(lambda: store._engine.fail(OSError("simulated")))
+
+    assert isinstance(await refused, FlushFailed)
+    await asyncio.sleep(0.5)
+    assert reported == []
+
+
 def test_what_arrives_during_a_sync_goes_with_the_next_one():
     async def main(world):
         store = await open_with_orders(world, options())

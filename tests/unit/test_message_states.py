@@ -29,7 +29,7 @@ def slots_in(state: State, count: int = 1) -> QueueSlots:
 
 
 def happen(slots: QueueSlots, offset: int, event: Event) -> None:
-    """What the service calls for the event."""
+    """Apply an event as the service does."""
     if event in (Event.LEAVE_OPEN, Event.LEASE):
         is_new = offset >= slots.cursor
         slots.put(offset, 1, event, attempt=1, lease=LEASE, deadline_ms=DEADLINE_MS)
