@@ -17,7 +17,7 @@ from app.operations import OPERATIONS, Lines, Operation
 from app.problems import Problem
 from app.registry.topics import NAME_PATTERN
 from app.webhooks.answers import CheckAnswer, CheckQuestion
-from client.webhooks import ID, SIGNATURE, TIMESTAMP
+from escrowmq_client.webhooks import ID, SIGNATURE, TIMESTAMP
 
 _REFERENCE = "#/components/schemas/{name}"
 

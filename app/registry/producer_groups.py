@@ -14,7 +14,7 @@ from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import producer_groups
 from app.registry.topics import check_name
 from app.registry.vault import Vault
-from client.webhooks import new_secret
+from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
 from storage.errors import UnknownProducerGroup
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.service import Webhooks
-from client.webhooks import new_secret
+from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers

@@ -25,7 +25,7 @@ from app.webhooks.transport import (
     WebhookTransport,
 )
 from app.webhooks.urls import Target, UrlRefused, parse_url
-from client.webhooks import sign
+from escrowmq_client.webhooks import sign
 from storage.clock import Clock
 from storage.errors import CheckUrlRefused
 from storage.files.vfs import is_out_of_files

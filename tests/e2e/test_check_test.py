@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from client.webhooks import InvalidSignature, verify
+from escrowmq_client.webhooks import InvalidSignature, verify
 from tests.support.http import assert_problem, ok
 from tests.support.receiver import Answering, Receiver, Request, Said, decide
 from tests.support.server import Server

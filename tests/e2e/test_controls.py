@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from client.webhooks import verify
+from escrowmq_client.webhooks import verify
 from pytest_escrowmq.service import EscrowMQ, ProducerGroup
 from tests.support.http import assert_problem, ok
 from tests.support.receiver import Receiver, Said, ask_no_more, decide

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from client.webhooks import verify
+from escrowmq_client.webhooks import verify
 from tests.support.http import assert_problem, ok, until
 from tests.support.receiver import Answering, Receiver, Request, Said, decide
 from tests.support.server import Server

@@ -40,7 +40,7 @@ def installed(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_every_package_and_every_migration(installed):
     code = (
-        "import json, app.registry.database as d, app.problems as p, cli.main, client.webhooks, "
+        "import json, app.registry.database as d, app.problems as p, cli.main, escrowmq_client.webhooks, "
         "pytest_escrowmq.service as s\n"
         "print(json.dumps([str(d.MIGRATIONS), len(p.PROBLEMS), s.__file__]))"
     )

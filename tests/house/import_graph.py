@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 import grimp
 
-from tests.house.source import PRODUCT, ROOT
+from tests.house.source import PACKAGES, ROOT
 
 _DIVIDED = ("storage", "delivery", "app")  # packages whose parts are drawn
 _WIDTH = 90
@@ -19,8 +19,8 @@ def drawing() -> str:
 
     A part is a module or a package in it; of `app`, whose modules are many, a package.
     """
-    graph = grimp.build_graph(*PRODUCT, cache_dir=None)
-    groups = [_drawn(_arrows(graph, {name: name for name in PRODUCT}))]
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    groups = [_drawn(_arrows(graph, {name: name for name in PACKAGES}))]
     groups += [f"{package}/\n{_drawn(_parts(graph, package))}" for package in _DIVIDED]
     return "\n\n".join(groups)
 

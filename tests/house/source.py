@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LOWER_FLOORS = ("storage", "txn", "scheduler", "delivery")
 PRODUCT = (*LOWER_FLOORS, "app", "audit", "cli", "client", "pytest_escrowmq")
+PACKAGES = tuple("escrowmq_client" if room == "client" else room for room in PRODUCT)
 ROOMS = (*PRODUCT, "examples", "benchmarks", "tests")
 
 

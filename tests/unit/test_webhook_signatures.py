@@ -6,7 +6,15 @@ import base64
 
 import pytest
 
-from client.webhooks import ID, SIGNATURE, TIMESTAMP, InvalidSignature, new_secret, sign, verify
+from escrowmq_client.webhooks import (
+    ID,
+    SIGNATURE,
+    TIMESTAMP,
+    InvalidSignature,
+    new_secret,
+    sign,
+    verify,
+)
 
 # Source: the vectors of the Standard Webhooks reference libraries.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
