@@ -66,10 +66,10 @@ Transactional messaging over plain HTTP. A message sent inside a transaction is 
 the producer's own database transaction has decided; an undecided one is checked back with the
 producer. Consumers only ever see what was committed.
 
-Every refusal is a problem document (RFC 9457) with a code from a closed list;
-[/problems](/problems) explains each. Where the problem says `retryable`, the request may be sent
-again after the time in `Retry-After`; with an `Idempotency-Key` any POST that creates something may
-be repeated at any time.
+Every refusal is a problem document (RFC 9457) with a `code`; [/problems](/problems) explains each.
+Where the problem says `retryable`, the request may be sent again after `retry_after_ms` (in seconds
+in the header `Retry-After`); with an `Idempotency-Key` any POST that creates something may be
+repeated at any time.
 
 A request body has at most 16 MiB and 100,000 JSON values and is nested at most 128 levels deep; it
 may be compressed (`Content-Encoding: gzip`, at most 100 to 1), and counts as it was before. A value

@@ -9,42 +9,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
+from app.named_schemas import Int32, Texts, open_set
 from storage import errors
 from storage.errors import MessagingError
 
 MEDIA_TYPE = "application/problem+json"
 _SHOWN = 200  # characters of a value in a field error
-
-
-class FieldError(msgspec.Struct, frozen=True):
-    """An error of one field."""
-
-    pointer: str
-    code: str
-    detail: str
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was rejected (RFC 9457).
-
-    A problem of one entry of a request has no `instance` and no `request_id`.
-    """
-
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str
-    retryable: bool
-    instance: str | UnsetType = UNSET
-    request_id: str | UnsetType = UNSET
-    errors: list[FieldError] = []
-    context: dict[str, str] = {}
 
 
 class Kind(NamedTuple):
@@ -64,6 +39,58 @@ PROBLEMS: dict[str, Kind] = {
         files("app").joinpath("problems.toml").read_text("utf-8")
     ).items()
 }
+PROBLEM_CODE = open_set(
+    "ProblemCode",
+    PROBLEMS,
+    "Reason for a problem; `/problems/{code}` explains it. Go by `status` and `retryable` for a "
+    "code that you do not know.",
+)
+FIELD_ERROR_CODE = open_set(
+    "FieldErrorCode",
+    (
+        "missing", "unknown_field", "wrong_type", "not_allowed", "out_of_range", "invalid_format",
+        "invalid", "limit_reached", "schema", "differs", "check_url_refused", "message_too_large",
+    ),
+    "Reason why a field is refused. schema: the message does not match the schema of its topic. "
+    "differs: the value is not the one that is in force. May also be a ProblemCode.",
+)  # fmt: skip
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """An error of one field."""
+
+    pointer: str
+    code: Annotated[str, FIELD_ERROR_CODE]
+    detail: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was rejected (RFC 9457).
+
+    A problem of one entry of a request has no `instance` and no `request_id`.
+    """
+
+    type: str
+    title: str
+    status: Int32
+    code: Annotated[str, PROBLEM_CODE]
+    detail: str
+    retryable: bool
+    retry_after_ms: (
+        Annotated[
+            int,
+            Meta(
+                description="How long to wait before the request is sent again; the same as the "
+                "header `Retry-After`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    instance: str | UnsetType = UNSET
+    request_id: str | UnsetType = UNSET
+    errors: list[FieldError] = []
+    context: Texts = {}
+
 
 CODES: dict[type[MessagingError], str] = {
     errors.MessagingError: "internal_error",
@@ -120,6 +147,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.LogTakenAway: "storage_failed",
 }
 
+RETRY_AFTER = "Retry-After"
 RETRY_AFTER_SECONDS = 1
 
 
@@ -144,7 +172,7 @@ class Refusal(MessagingError):
         self.context = dict(context or {})
         self.headers = dict(headers or {})
         if self.kind.retryable or self.kind.status == 503:
-            self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
+            self.headers.setdefault(RETRY_AFTER, str(RETRY_AFTER_SECONDS))
 
     def __reduce__(self) -> Any:
         return partial(Refusal, detail=self.detail, **vars(self)), ()
@@ -152,6 +180,12 @@ class Refusal(MessagingError):
     @property
     def kind(self) -> Kind:
         return PROBLEMS[self.code]
+
+    @property
+    def retry_after_ms(self) -> int | UnsetType:
+        """The wait that the header Retry-After states."""
+        seconds = self.headers.get(RETRY_AFTER)
+        return UNSET if seconds is None else int(seconds) * 1000
 
     def with_errors(self, errors: Sequence[FieldError], *, detail: str | None = None) -> "Refusal":
         """The same refusal with other field errors, and with another detail if one is given."""
@@ -261,6 +295,7 @@ def document(
         code=refusal.code,
         detail=refusal.detail,
         retryable=refusal.kind.retryable,
+        retry_after_ms=refusal.retry_after_ms,
         instance=instance,
         request_id=request_id,
         errors=refusal.errors,

@@ -5,9 +5,9 @@ What an operation takes is read here and by its own decoders; FastAPI's way to a
 third of the time of a small request.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from inspect import Parameter, Signature, cleandoc, getdoc
+from inspect import Parameter, Signature, getdoc
 from typing import Annotated, Any, cast
 
 from fastapi import Path, Request, Response
@@ -21,17 +21,10 @@ from app import answering
 from app.body_budget import BodyShare
 from app.exchange import BODY_SHARE, HEADERS, JSON_LINES, FileReply, Reply
 from app.operations import (
-    ANSWER_HEADERS,
-    PRESSURE,
-    HeaderParameter,
-    Lines,
     Operation,
     StreamHandler,
 )
-from app.problems import MEDIA_TYPE, PROBLEMS
 from app.services import Services
-
-_BYTES = {"type": "string", "format": "binary"}
 
 
 def _digits(text: str) -> str:
@@ -59,7 +52,10 @@ PATH_PARTS: dict[str, Any] = {
     "queue_id": Annotated[
         int,
         BeforeValidator(_digits),
-        Path(description="The number of the queue, from 0.", json_schema_extra={"minimum": 0}),
+        Path(
+            description="The number of the queue, from 0.",
+            json_schema_extra={"minimum": 0, "format": "int32"},
+        ),
     ]
 }
 
@@ -78,8 +74,6 @@ class OperationRoute(APIRoute):
             description=getdoc(operation.handler),
             status_code=next(iter(operation.answers)),
             response_class=Response,
-            responses=_responses(operation),
-            openapi_extra=_request(operation),
         )
         self._begins, self._ends = (
             operation.path.partition("{")[0],
@@ -205,105 +199,3 @@ async def _answer_lines(
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-# --------------------------------------------------------------------------------------------------
-# for the document
-
-
-def _request(operation: Operation) -> dict[str, Any]:
-    found: dict[str, Any] = {"parameters": [_header(header) for header in operation.headers]}
-    if operation.body is not None:
-        content = {
-            "schema": {"$ref": _reference(operation.body)},
-            "examples": {operation.operation_id: {"value": operation.example}},
-        }
-        others = {media_type: {"schema": dict(_BYTES)} for media_type in operation.body_types}
-        found["requestBody"] = {
-            "required": not operation.body_is_optional,
-            "content": {"application/json": content, **others},
-        }
-    elif operation.takes_bytes:
-        found["requestBody"] = {
-            "required": True,
-            "content": {"application/octet-stream": {"schema": dict(_BYTES)}},
-        }
-    elif operation.takes_lines:
-        # The last one of several types that are bytes to openapi-python-client is what its clients
-        # send.
-        types = *operation.body_types, JSON_LINES
-        found["requestBody"] = {
-            "required": True,
-            "content": {media_type: {"schema": dict(_BYTES)} for media_type in types},
-        }
-        found["x-streaming"] = True
-    return found
-
-
-def _responses(operation: Operation) -> dict[int | str, dict[str, Any]]:
-    codes = operation.problem_codes
-    of_refusals = [PRESSURE] if operation.tells_pressure else []
-    answers: dict[int | str, dict[str, Any]] = {
-        status: _documented(kind, operation.answer_headers)
-        for status, kind in operation.answers.items()
-    }
-    for media_type in operation.media_types:
-        next(iter(answers.values()))["content"][media_type] = {"schema": dict(_BYTES)}
-    return {
-        **answers,
-        **{
-            status: _problem(status, codes, of_refusals)
-            for status in sorted({PROBLEMS[code].status for code in codes})
-        },
-    }
-
-
-def _reference(kind: type) -> str:
-    return f"#/components/schemas/{kind.__name__}"
-
-
-def _documented(kind: type | None, headers: Iterable[str]) -> dict[str, Any]:
-    if kind is None:
-        return {"description": "Done."}
-    if kind is bytes:
-        what = "The bytes, with the content type that they were sent with."
-        content = {"application/octet-stream": {"schema": dict(_BYTES)}}
-    elif issubclass(kind, Lines):
-        what = _summary(kind)
-        content = {JSON_LINES: {"schema": dict(_BYTES)}}
-    else:
-        what = _summary(kind)
-        content = {"application/json": {"schema": {"$ref": _reference(kind)}}}
-    return {"description": what, "content": content, **_shown(headers)}
-
-
-def _summary(kind: type) -> str:
-    """The first paragraph of a class's docstring, in one line."""
-    return " ".join(cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
-
-
-def _problem(status: int, codes: list[str], headers: Iterable[str]) -> dict[str, Any]:
-    listed = [code for code in codes if PROBLEMS[code].status == status]
-    return {
-        "description": ", ".join(f"`{code}`" for code in listed),
-        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-        **_shown(headers),
-    }
-
-
-def _shown(headers: Iterable[str]) -> dict[str, Any]:
-    shown = {
-        name: {"description": ANSWER_HEADERS[name], "schema": {"type": "string"}}
-        for name in headers
-    }
-    return {"headers": shown} if shown else {}
-
-
-def _header(header: HeaderParameter) -> dict[str, Any]:
-    return {
-        "name": header.name,
-        "in": "header",
-        "required": False,
-        "description": header.description,
-        "schema": dict(header.schema),
-    }

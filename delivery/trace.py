@@ -17,7 +17,7 @@ from storage.store import MessageStore
 _READ_MESSAGES = 128
 _READ_BYTES = 4 << 20
 _MOST_COPIES = 1_000
-_ACT = {
+ACTS = {
     events.Leased: "leased",
     events.Acked: "acked",
     events.Extended: "extended",
@@ -34,7 +34,7 @@ _ACT = {
 
 
 class LeaseTraceEvent(NamedTuple):
-    """`event`: a word of `_ACT`. `attempt`, `worker`: of a lease."""
+    """`event`: a word of `ACTS`. `attempt`, `worker`: of a lease."""
 
     at_ms: int
     event: str
@@ -141,4 +141,4 @@ def _happened(event: AnyLeaseEvent, at_ms: int, places: _Places) -> LeaseTraceEv
         attempt = next(
             run.attempt for run in _runs_about(event, places) if isinstance(run, events.LeasedRun)
         )
-    return LeaseTraceEvent(at_ms, _ACT[type(event)], event.group, attempt, worker)
+    return LeaseTraceEvent(at_ms, ACTS[type(event)], event.group, attempt, worker)

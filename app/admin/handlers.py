@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from app import codec, open_files
 from app.admin.schemas import (
+    SCOPES,
     Config,
     Descriptors,
     Disk,
@@ -43,7 +44,6 @@ log = structlog.get_logger()
 
 _MOST_FINDINGS = 100
 _MOST_SEGMENTS = 1_000
-_SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
 
 @operation(
@@ -274,7 +274,7 @@ async def get_whoami(services: Services, _: Call) -> Reply:
     # Until there are scopes, every key may do everything, and so may every client where there are
     # no keys.
     return reply(
-        200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(_SCOPES))
+        200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(SCOPES))
     )
 
 

@@ -6,7 +6,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import Offset, Timestamp, WaitMs
+from app.named_schemas import Int32, Texts, open_set
 from app.tasks.schemas import StoreFinding
+
+SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
+SCOPE = open_set("Scope", SCOPES, "Permission of an API key.")
 
 
 class SetAsideItem(msgspec.Struct, kw_only=True):
@@ -36,7 +40,7 @@ class Loop(msgspec.Struct, kw_only=True):
             "or fails."
         ),
     ]
-    failures: Annotated[int, Meta(description="Number of failed runs since the service started.")]
+    failures: Annotated[Int32, Meta(description="Number of failed runs since the service started.")]
     last_error: (
         Annotated[str, Meta(description="Error of the last run, if it failed.")] | UnsetType
     ) = UNSET
@@ -51,7 +55,7 @@ class Loop(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     set_aside: Annotated[
-        int, Meta(description="Number of items that it could not process and skipped.")
+        Int32, Meta(description="Number of items that it could not process and skipped.")
     ]
     set_aside_items: Annotated[
         list[SetAsideItem],
@@ -79,7 +83,7 @@ class Log(msgspec.Struct, kw_only=True):
             extra_json_schema={"format": "int64"},
         ),
     ]
-    segments: Annotated[int, Meta(description="Number of files.")]
+    segments: Annotated[Int32, Meta(description="Number of files.")]
 
 
 class Descriptors(msgspec.Struct, kw_only=True):
@@ -109,7 +113,7 @@ class Scrub(msgspec.Struct, kw_only=True):
     findings: Annotated[
         list[StoreFinding], Meta(description="Damage found, by log offset; the first 100.")
     ]
-    findings_omitted: int
+    findings_omitted: Int32
 
 
 class Store(msgspec.Struct, kw_only=True):
@@ -128,11 +132,11 @@ class Store(msgspec.Struct, kw_only=True):
     replay_bytes: Annotated[int, Meta(description="Bytes of log that a start would replay.")]
     queued_bytes: Annotated[int, Meta(description="Bytes waiting to be written or synced.")]
     pending_transactions: Annotated[
-        int, Meta(description="Number of undecided transactions, including held ones.")
+        Int32, Meta(description="Number of undecided transactions, including held ones.")
     ]
-    held_transactions: int
+    held_transactions: Int32
     schedules_due_late: Annotated[
-        int, Meta(description="Number of delayed messages that are long overdue.")
+        Int32, Meta(description="Number of delayed messages that are long overdue.")
     ]
     read_at: Timestamp
 
@@ -149,8 +153,8 @@ class Disk(msgspec.Struct, kw_only=True):
     force_above: float
     refuse_above: float
     writable: bool
-    segments_dropped: int
-    segments_dropped_unexpired: int
+    segments_dropped: Int32
+    segments_dropped_unexpired: Int32
     projected_full_at: Timestamp | UnsetType = UNSET
 
 
@@ -167,7 +171,7 @@ class RetentionPreview(msgspec.Struct, kw_only=True):
 
     dry_run: bool
     segments: Annotated[list[str], Meta(description="File names, oldest first; the first 1,000.")]
-    total: Annotated[int, Meta(description="Number of segments.")]
+    total: Annotated[Int32, Meta(description="Number of segments.")]
     bytes: Annotated[int, Meta(description="Bytes of log in these segments.")]
 
 
@@ -247,7 +251,7 @@ class Config(msgspec.Struct, kw_only=True):
     """Effective settings of the service."""
 
     settings: Annotated[
-        dict[str, str], Meta(description="By environment variable. A secret is shown as (set).")
+        Texts, Meta(description="By environment variable. A secret is shown as (set).")
     ]
 
 
@@ -259,11 +263,7 @@ class Whoami(msgspec.Struct, kw_only=True):
     ]
     namespace: str
     scopes: Annotated[
-        list[str],
-        Meta(
-            description="send, receive, transact, operate, audit, admin. In this release a key "
-            "has all of them."
-        ),
+        list[Annotated[str, SCOPE]], Meta(description="In this release a key has all of them.")
     ]
 
 

@@ -1,16 +1,18 @@
 """What goes in and out: reports of audits, findings, the proof of one transaction, segments."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import Offset, Timestamp
+from app.named_schemas import Counts, Int32, open_set
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.registry.topics import NAME_PATTERN
+from app.word_sets import REPORT_KIND, REPORT_STATE, ReportFormat, ReportKind
+from audit.verdicts import DAMAGED, FLAGS, VERDICTS
 
 Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
-State = Annotated[str, Meta(description="queued, running, done or failed.")]
 
 
 CheckName = Literal[
@@ -18,6 +20,18 @@ CheckName = Literal[
     "checkbacks", "latencies",
     "what_if",
 ]  # fmt: skip
+AUDIT_CHECK = open_set("AuditCheck", get_args(CheckName), "Check of the log.")
+AUDIT_VERDICT = open_set(
+    "AuditVerdict",
+    (*VERDICTS, DAMAGED),
+    "Verdict on a transaction; of a finding also `damaged`, or the kind of finding of a check.",
+)
+AUDIT_FLAG = open_set("AuditFlag", FLAGS, "Defect that a transaction may have with any verdict.")
+AUDIT_RECORD_KIND = open_set(
+    "AuditRecordKind",
+    ("half", "op", "final", "check", "held", "delayed", "delayed_again", "message"),
+    "Role of a record in the log.",
+)
 
 
 class AuditReportInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -26,7 +40,7 @@ class AuditReportInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     The checks cover the whole log in any case.
     """
 
-    kind: Literal["transaction_outcomes"] = "transaction_outcomes"
+    kind: ReportKind = "transaction_outcomes"
     from_: Timestamp | UnsetType = msgspec.field(name="from", default=UNSET)
     to: Timestamp | UnsetType = UNSET
     producer_group: (
@@ -43,7 +57,7 @@ class AuditReportInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     ) = UNSET
     checks: (
         Annotated[
-            list[CheckName],
+            list[Annotated[CheckName, AUDIT_CHECK]],
             Meta(max_length=20, description="Further checks of the log. Default: all."),
         ]
         | UnsetType
@@ -60,9 +74,7 @@ class AuditProgress(msgspec.Struct, kw_only=True):
 class AuditRecord(msgspec.Struct, kw_only=True):
     """A log record that a finding rests on."""
 
-    kind: Annotated[
-        str, Meta(description="half, op, final, check, held, delayed, delayed_again, message, ...")
-    ]
+    kind: Annotated[str, AUDIT_RECORD_KIND]
     log_offset: Offset
     bytes: Count | UnsetType = UNSET
     crc: Annotated[str, Meta(description="CRC-32 of its body, as eight hexadecimal digits.")]
@@ -74,7 +86,7 @@ class AuditRecord(msgspec.Struct, kw_only=True):
         ),
     ]
     topic: str | UnsetType = UNSET
-    queue_id: int | UnsetType = UNSET
+    queue_id: Int32 | UnsetType = UNSET
     queue_offset: int | UnsetType = UNSET
     message_id: str | UnsetType = UNSET
     prepared_offset: (
@@ -95,13 +107,7 @@ class AuditRecord(msgspec.Struct, kw_only=True):
 class AuditFinding(msgspec.Struct, kw_only=True):
     """A finding: a transaction, a damaged range of the log, or the result of a check."""
 
-    verdict: Annotated[
-        str,
-        Meta(
-            description="The verdict on a transaction, `damaged`, or the kind of finding of a "
-            "check."
-        ),
-    ]
+    verdict: Annotated[str, AUDIT_VERDICT]
     transaction_id: str | UnsetType = UNSET
     producer_group: str | UnsetType = UNSET
     altered: bool | UnsetType = UNSET
@@ -113,7 +119,9 @@ class AuditFinding(msgspec.Struct, kw_only=True):
     log_offset: Offset | UnsetType = UNSET
     bytes: Count | UnsetType = UNSET
     reason: str | UnsetType = UNSET
-    check: Annotated[str, Meta(description="The check that reported it.")] | UnsetType = UNSET
+    check: (
+        Annotated[str, AUDIT_CHECK, Meta(description="The check that reported it.")] | UnsetType
+    ) = UNSET
     evidence: (
         Annotated[
             dict[str, Any],
@@ -127,7 +135,7 @@ class AuditFindings(msgspec.Struct, kw_only=True):
     """Counts of all findings, and the first 1,000 findings."""
 
     total: Count
-    by_verdict: dict[str, int]
+    by_verdict: Counts
     items: list[AuditFinding]
     omitted: Count
 
@@ -136,7 +144,7 @@ class AuditedGroup(msgspec.Struct, kw_only=True):
     """Transactions of one producer group."""
 
     producer_group: str | UnsetType = UNSET
-    verdicts: dict[str, int]
+    verdicts: Counts
 
 
 class AuditedLog(msgspec.Struct, kw_only=True):
@@ -166,7 +174,7 @@ class AuditRun(msgspec.Struct, kw_only=True):
     started_at: Timestamp
     finished_at: Timestamp
     seconds: float
-    exit_status: Annotated[int, Meta(description="0 clean, 1 findings, 4 does not balance.")]
+    exit_status: Annotated[Int32, Meta(description="0 clean, 1 findings, 4 does not balance.")]
     log: str
     master: str | UnsetType = UNSET
     python: str | UnsetType = UNSET
@@ -176,7 +184,7 @@ class OutcomesAt(msgspec.Struct, kw_only=True):
     """Outcomes of the transactions that were begun in one interval."""
 
     at_ms: int
-    verdicts: dict[str, int]
+    verdicts: Counts
 
 
 class UndecidedOfGroup(msgspec.Struct, kw_only=True):
@@ -184,7 +192,7 @@ class UndecidedOfGroup(msgspec.Struct, kw_only=True):
 
     producer_group: str
     n: Count
-    older_than_ms: dict[str, int]
+    older_than_ms: Counts
 
 
 class AuditOverTime(msgspec.Struct, kw_only=True):
@@ -210,18 +218,18 @@ class AuditReportSummary(msgspec.Struct, kw_only=True):
     """A report without its content."""
 
     report_id: str
-    kind: str
-    state: State
+    kind: Annotated[str, REPORT_KIND]
+    state: Annotated[str, REPORT_STATE]
     from_: Timestamp | UnsetType = msgspec.field(name="from", default=UNSET)
     to: Timestamp | UnsetType = UNSET
     producer_group: str | UnsetType = UNSET
-    checks_asked: Annotated[list[str], Meta(description="Further checks of the log.")]
+    checks_asked: list[Annotated[str, AUDIT_CHECK]]
     created_at: Timestamp
     started_at: Timestamp | UnsetType = UNSET
     finished_at: Timestamp | UnsetType = UNSET
     exit_status: (
         Annotated[
-            int,
+            Int32,
             Meta(
                 description="0: clean, 1: findings, 4: does not balance; other values if the "
                 "report failed."
@@ -241,7 +249,7 @@ class AuditReport(AuditReportSummary, kw_only=True):
     begun: Annotated[int, Meta(ge=0, description="Number of transactions begun.")] | UnsetType = (
         UNSET
     )
-    verdicts: dict[str, int] | UnsetType = UNSET
+    verdicts: Counts | UnsetType = UNSET
     balanced: (
         Annotated[
             bool,
@@ -252,7 +260,7 @@ class AuditReport(AuditReportSummary, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
-    flags: dict[str, int] | UnsetType = UNSET
+    flags: Counts | UnsetType = UNSET
     findings: AuditFindings | UnsetType = UNSET
     producer_groups: list[AuditedGroup] | UnsetType = UNSET
     producer_groups_omitted: Count | UnsetType = UNSET
@@ -314,26 +322,18 @@ class ListAuditFindingsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only
 class DownloadQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Query of a report download."""
 
-    format: Annotated[
-        Literal["json", "csv", "html", "parquet"],
-        Meta(
-            description=(
-                "json: the report. csv: its findings. html: the report with plots. parquet: one "
-                "row for each transaction."
-            ),
-        ),
-    ] = "json"
+    format: Annotated[ReportFormat, Meta(description="What to download.")] = "json"
 
 
 class TransactionProof(msgspec.Struct, kw_only=True):
     """The verdict on one transaction, and every record in the log that bears on it."""
 
     transaction_id: str
-    verdict: str
+    verdict: Annotated[str, AUDIT_VERDICT]
     meaning: str
     is_finding: Annotated[bool, Meta(description="True if this verdict counts as a finding.")]
     producer_group: str | UnsetType = UNSET
-    flags: Annotated[list[str], Meta(description="altered, wrong_half, undecided_but_published.")]
+    flags: list[Annotated[str, AUDIT_FLAG]]
     records: list[AuditRecord]
 
 

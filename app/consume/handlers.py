@@ -22,11 +22,11 @@ from app.consume.schemas import (
 from app.exchange import Call, Reply, reply, size_of
 from app.long_polls import Waiting
 from app.messages.payload import CONTROL
-from app.messages.schemas import PayloadForm
 from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
 from app.problems import Problem, Refusal, document, invalid_field
 from app.services import Services
+from app.word_sets import PayloadForm
 from delivery.receive.receive import LeasedMessage, Request
 from delivery.requests.events import asked_by
 from delivery.settle.reject import Rejection

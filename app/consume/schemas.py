@@ -10,11 +10,12 @@ from app.messages.schemas import (
     MAX_DELAY_MS,
     MAX_ENTRIES,
     Message,
-    PayloadForm,
     Timestamp,
     WaitMs,
 )
+from app.named_schemas import Int32
 from app.problems import Problem
+from app.word_sets import PayloadView
 
 LeaseMs = Annotated[int, Meta(ge=100, le=43_200_000, description="Lease time in milliseconds.")]
 Handle = Annotated[
@@ -74,13 +75,7 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
-    payload: Annotated[
-        PayloadForm,
-        Meta(
-            description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, "
-            "otherwise base64."
-        ),
-    ] = "auto"
+    payload: PayloadView = "auto"
 
 
 class ReceivedMessage(Message, kw_only=True, gc=False):
@@ -88,7 +83,7 @@ class ReceivedMessage(Message, kw_only=True, gc=False):
     retry.
     """
 
-    attempt: Annotated[int, Meta(description="Number of deliveries so far, from 1.")]
+    attempt: Annotated[Int32, Meta(description="Number of deliveries so far, from 1.")]
     receipt_handle: Annotated[
         str, Meta(description="Settles the message; valid only for this lease.")
     ]
@@ -188,7 +183,7 @@ class SettleResult(msgspec.Struct, kw_only=True, gc=False):
     """Result of one entry."""
 
     receipt_handle: str
-    status: int
+    status: Int32
     lease_expires_at: Timestamp | UnsetType = UNSET
     problem: Problem | UnsetType = UNSET
 
@@ -196,6 +191,6 @@ class SettleResult(msgspec.Struct, kw_only=True, gc=False):
 class SettleResults(msgspec.Struct, kw_only=True):
     """Results of the entries, in the same order."""
 
-    accepted: int
-    rejected: int
+    accepted: Int32
+    rejected: Int32
     results: list[SettleResult]

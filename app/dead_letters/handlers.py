@@ -12,13 +12,14 @@ from app.dead_letters.schemas import (
     RedrivePreview,
 )
 from app.exchange import Call, Reply, reply
-from app.messages.schemas import MAX_BODY_BYTES, MessageQuery, PayloadForm
+from app.messages.schemas import MAX_BODY_BYTES, MessageQuery
 from app.messages.view import message_view
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import Refusal, invalid_field
 from app.services import Services
 from app.tasks.handlers import view as task_view
 from app.tasks.schemas import Task
+from app.word_sets import PayloadForm
 from delivery.leases import retry_message
 from delivery.leases.tasks import Wanted
 from delivery.settle.dead_letters import Redrive

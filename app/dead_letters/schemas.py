@@ -1,13 +1,15 @@
 """What goes in and out: dead letters."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import MAX_ENTRIES, Message, MessageQuery, Timestamp
+from app.named_schemas import Int32
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.topics.schemas import TopicName
+from app.word_sets import RedriveSelect
 
 _Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
@@ -23,7 +25,7 @@ class DeadLetter(msgspec.Struct, kw_only=True):
     message: Message
     origin_topic: str
     reason: str
-    attempts: int
+    attempts: Int32
     dead_lettered_at: Timestamp
     damaged: (
         Annotated[
@@ -68,7 +70,7 @@ class RedriveInput(
     not allowed with another.
     """
 
-    select: Literal["all", "query", "ids"]
+    select: RedriveSelect
     topic: (
         Annotated[
             TopicName, Meta(description="With `query`: the topic that the message was sent to.")

@@ -1,13 +1,15 @@
 """What goes in and out: consumer groups, where they stand, how far they are behind."""
 
-from typing import Annotated, Literal
+from typing import Annotated, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.consume.schemas import LeaseMs
 from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, Offset, Timestamp
+from app.named_schemas import Int32, open_set
 from app.topics.schemas import TopicName
+from app.word_sets import GROUP_START, GroupStart, ResetTarget
 from delivery.filters.filters import MAX_EXPRESSION_BYTES, FilterKind
 from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS, GroupRules
 
@@ -15,11 +17,17 @@ DEFAULT = GroupRules()
 MAX_TOPICS = 100
 MAX_SKIP_LAG = 1_000_000_000
 
+FILTER_KIND = open_set(
+    "FilterKind",
+    get_args(FilterKind),
+    "tag: tags joined by `||`. sql92: a condition over properties.",
+)
+
 
 class FilterInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The filter of a subscription. It belongs to the group: all its consumers share it."""
 
-    kind: FilterKind = "tag"
+    kind: Annotated[FilterKind, FILTER_KIND] = "tag"
     expression: Annotated[
         str,
         Meta(
@@ -55,7 +63,7 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ) = UNSET
     start: (
         Annotated[
-            Literal["earliest", "latest"],
+            GroupStart,
             Meta(
                 description="Where the group starts in a queue without an offset. Default: "
                 "earliest."
@@ -143,7 +151,7 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Filter(msgspec.Struct, kw_only=True):
     """The filter of a subscription: which messages of the topic the group receives."""
 
-    kind: str
+    kind: Annotated[str, FILTER_KIND]
     expression: str
 
 
@@ -159,16 +167,16 @@ class Group(msgspec.Struct, kw_only=True):
 
     group: str
     topics: list[Subscription]
-    start: str
+    start: Annotated[str, GROUP_START]
     lease_ms: int
-    max_attempts: int
+    max_attempts: Int32
     backoff_ms: list[int]
     dead_letter: bool
     ordered: bool
     skip_lag_over: int | UnsetType = UNSET
     skip_older_than_ms: int | UnsetType = UNSET
     created_at: Timestamp
-    revision: int
+    revision: Int32
 
 
 class GroupPage(msgspec.Struct, kw_only=True):
@@ -182,7 +190,7 @@ class QueueLag(msgspec.Struct, kw_only=True):
     """Lag of a group in one queue, before any filter. Every message below `offset` is settled."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
     offset: Offset
     max_offset: Offset
     messages_ready: int
@@ -226,11 +234,11 @@ class Lease(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     topic: str
-    queue_id: int
+    queue_id: Int32
     queue_offset: Offset
     key: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="Number of deliveries so far, from 1.")]
+    attempt: Annotated[Int32, Meta(description="Number of deliveries so far, from 1.")]
     lease_expires_at: Timestamp
 
 
@@ -265,7 +273,7 @@ class GroupOffset(msgspec.Struct, kw_only=True):
     """Offset of a group in one queue, and the readable offsets of the queue."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
     offset: Offset
     min_offset: Offset
     max_offset: Offset
@@ -281,7 +289,7 @@ class ResetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The new position of a group in a topic."""
 
     topic: TopicName
-    to: Literal["earliest", "latest", "time", "offset"]
+    to: ResetTarget
     at: (
         Annotated[
             str,
@@ -306,7 +314,7 @@ class ResetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class QueueReset(msgspec.Struct, kw_only=True):
     """Effect of a reset in one queue."""
 
-    queue_id: int
+    queue_id: Int32
     from_offset: Offset
     to_offset: Offset
 

@@ -6,7 +6,7 @@ takes, which makes the same of them; a message that is not plain, or wrong, is l
 """
 
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -15,6 +15,7 @@ from app import codec
 from app.messages.payload import JSON
 from app.problems import Refusal
 from app.registry.topics import MessageType, Topic
+from app.word_sets import Durability
 from storage.formats import queue_entry
 from storage.formats.properties import CONTENT_TYPE
 
@@ -36,7 +37,7 @@ class PlainInput(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class PlainSend(PlainInput, forbid_unknown_fields=True, gc=False):
     """A plain message with the durability that it asks for."""
 
-    require_durability: Literal["synced", "buffered"] | UnsetType = UNSET
+    require_durability: Durability | UnsetType = UNSET
 
 
 class Plain(msgspec.Struct, gc=False):

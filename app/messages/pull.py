@@ -13,11 +13,12 @@ from app import codec
 from app.exchange import JSON, Call, Reply
 from app.long_polls import Waiting
 from app.messages import frames
-from app.messages.schemas import MessagePage, PayloadForm, PullQuery
+from app.messages.schemas import MessagePage, PullQuery
 from app.messages.view import parts_of_list
 from app.operations import operation
 from app.problems import FieldError, Refusal
 from app.services import Services
+from app.word_sets import PayloadForm
 from delivery.filters.filtered_read import MAX_SCANNED, read_records_by_tag
 from delivery.filters.filters import Filter, compile_filter
 from delivery.offset_by_time import find_offset_by_time

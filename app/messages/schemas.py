@@ -4,13 +4,24 @@ Limits stand here, on the fields, so that the decoder enforces them and the Open
 them.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from app.named_schemas import Int32, Texts
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.problems import Problem
+from app.word_sets import (
+    DURABILITY,
+    PAYLOAD_ENCODING,
+    PULL_RESULT,
+    TRACE_EVENT_KIND,
+    Durability,
+    OutOfRange,
+    PayloadEncoding,
+    PayloadView,
+)
 
 MAX_ENTRIES = 1_000
 MAX_BODY_BYTES = 16 << 20
@@ -25,7 +36,6 @@ WaitMs = Annotated[
         description="How long to wait if there is nothing yet, in milliseconds.",
     ),
 ]
-PayloadForm = Literal["auto", "utf8", "base64", "omit"]
 Timestamp = Annotated[
     str, Meta(description="RFC 3339, UTC, milliseconds.", extra_json_schema={"format": "date-time"})
 ]
@@ -36,7 +46,7 @@ class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
     """A body and what is said of it. Exactly one of `payload` and `json` holds the body."""
 
     payload: Annotated[str, Meta(description="The body, as text or base64.")] | UnsetType = UNSET
-    payload_encoding: Literal["utf8", "base64"] = "utf8"
+    payload_encoding: PayloadEncoding = "utf8"
     json: (
         Annotated[Raw, Meta(description="The body as a JSON value; stored without whitespace.")]
         | UnsetType
@@ -44,7 +54,7 @@ class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
     content_type: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     properties: (
         Annotated[
-            dict[str, str],
+            Texts,
             Meta(
                 description=(
                     "Properties of the sender. Names and values, with key, tag and ordering key, "
@@ -113,7 +123,7 @@ class MessageInput(PayloadInput, forbid_unknown_fields=True, kw_only=True, gc=Fa
     ) = UNSET
     require_durability: (
         Annotated[
-            Literal["synced", "buffered"],
+            Durability,
             Meta(description="Minimum durability before the response is sent."),
         ]
         | UnsetType
@@ -144,7 +154,7 @@ class Receipt(msgspec.Struct, kw_only=True, gc=False):
 
     message_id: str
     topic: str
-    queue_id: int | UnsetType = UNSET
+    queue_id: Int32 | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
     schedule_id: (
         Annotated[
@@ -155,12 +165,7 @@ class Receipt(msgspec.Struct, kw_only=True, gc=False):
     deliver_at: Timestamp | UnsetType = UNSET
     log_offset: Offset | UnsetType = UNSET
     stored_at: Timestamp
-    durability: Annotated[
-        str,
-        Meta(
-            description="synced: survives a power loss. buffered: survives a crash of the process."
-        ),
-    ]
+    durability: Annotated[str, DURABILITY]
     deduplicated: bool = False
 
 
@@ -205,7 +210,7 @@ class LooseBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class BatchResult(msgspec.Struct, kw_only=True, gc=False):
     """Result of one entry: a receipt or a problem."""
 
-    status: int
+    status: Int32
     id: str | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
     problem: Problem | UnsetType = UNSET
@@ -214,8 +219,8 @@ class BatchResult(msgspec.Struct, kw_only=True, gc=False):
 class BatchSendResult(msgspec.Struct, kw_only=True):
     """Results of a batch, one for each entry, in the same order."""
 
-    accepted: int
-    rejected: int
+    accepted: Int32
+    rejected: Int32
     results: list[BatchResult]
 
 
@@ -224,17 +229,15 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
 
     message_id: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     queue_offset: Offset
     key: str | UnsetType = UNSET
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
-    payload_encoding: (
-        Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType
-    ) = UNSET
+    payload_encoding: Annotated[str, PAYLOAD_ENCODING] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
-    properties: dict[str, str]
+    properties: Texts
     born_at: Timestamp
     stored_at: Timestamp
 
@@ -246,7 +249,7 @@ class KnownMessage(msgspec.Struct, kw_only=True):
 
     message_id: str
     topic: str
-    queue_id: int | UnsetType = UNSET
+    queue_id: Int32 | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
     schedule_id: (
         Annotated[
@@ -259,11 +262,9 @@ class KnownMessage(msgspec.Struct, kw_only=True):
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
-    payload_encoding: (
-        Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType
-    ) = UNSET
+    payload_encoding: Annotated[str, PAYLOAD_ENCODING] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
-    properties: dict[str, str]
+    properties: Texts
     born_at: Timestamp
     stored_at: Timestamp
 
@@ -271,13 +272,9 @@ class KnownMessage(msgspec.Struct, kw_only=True):
 class MessageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How a message is shown."""
 
-    payload: Annotated[
-        PayloadForm,
-        Meta(
-            description="Encoding of the body in the response. auto: utf8 if the body is valid "
-            "UTF-8, otherwise base64."
-        ),
-    ] = "auto"
+    payload: Annotated[PayloadView, Meta(description="Encoding of the body in the response.")] = (
+        "auto"
+    )
 
 
 class QueryMessagesQuery(
@@ -322,19 +319,12 @@ class TraceEvent(msgspec.Struct, kw_only=True):
     """An event of a message. Events from `leased` on belong to a group."""
 
     at: Timestamp | UnsetType = UNSET
-    event: Annotated[
-        str,
-        Meta(
-            description="born, stored, queued, indexed, leased, extended, acked, nacked, expired, "
-            "dead_lettered, discarded, "
-            "skipped, damaged, redriven or reset."
-        ),
-    ]
+    event: Annotated[str, TRACE_EVENT_KIND]
     log_offset: Offset | UnsetType = UNSET
-    queue_id: int | UnsetType = UNSET
+    queue_id: Int32 | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
     group: str | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="For a lease: the attempt, from 1.")] | UnsetType = (
+    attempt: Annotated[Int32, Meta(description="For a lease: the attempt, from 1.")] | UnsetType = (
         UNSET
     )
     worker: (
@@ -392,16 +382,12 @@ class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename
             description="Only messages with this tag: `paid`, `paid || created`, `*`.",
         ),
     ] = "*"
-    payload: Annotated[
-        PayloadForm,
-        Meta(
-            description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, "
-            "otherwise base64."
-        ),
-    ] = "auto"
+    payload: Annotated[PayloadView, Meta(description="Encoding of bodies in the response.")] = (
+        "auto"
+    )
     out_of_range: (
         Annotated[
-            Literal["earliest", "latest"],
+            OutOfRange,
             Meta(description="Where to continue if the offset is out of range."),
         ]
         | UnsetType
@@ -415,4 +401,4 @@ class MessagePage(msgspec.Struct, kw_only=True):
     next_offset: Offset
     min_offset: Offset
     max_offset: Offset
-    result: Annotated[str, Meta(description="found, no_new_message or no_matched_message.")]
+    result: Annotated[str, PULL_RESULT]

@@ -26,6 +26,7 @@ from app.messages.schemas import (
     MessageInput,
     Receipt,
 )
+from app.named_schemas import REFERENCE
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
 from app.problems import Problem, Refusal, document, invalid_field, is_malformed, under
 from app.registry.payload_schema import ChecksPending
@@ -80,7 +81,7 @@ _RAW_HEADERS = (
     HeaderParameter(
         "Message-Require-Durability",
         "Minimum durability before the response is sent.",
-        {"type": "string", "enum": ["synced", "buffered"]},
+        {"$ref": REFERENCE.format(name="Durability")},
     ),
 )
 _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")

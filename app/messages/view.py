@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 
 from app import codec
-from app.messages.schemas import KnownMessage, Message, PayloadForm
+from app.messages.schemas import KnownMessage, Message
+from app.word_sets import PayloadForm
 from storage.formats import properties
 from storage.formats.record_block import Columns
 from storage.formats.stored_record import StoredRecord

@@ -1,12 +1,20 @@
 """What goes in and out: producer groups, checks, answers."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import MAX_ENTRIES, Timestamp, WaitMs
+from app.named_schemas import Int32, Texts
 from app.problems import Problem
+from app.word_sets import (
+    CHECK_MODE,
+    CHECK_TEST_CASE_NAME,
+    TRANSACTION_STATE,
+    CheckDecision,
+    CheckMode,
+)
 
 
 class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -15,9 +23,7 @@ class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     Omitted fields keep their value; in a new group, and with `If-Match`, they get their default.
     """
 
-    check_mode: (
-        Annotated[Literal["poll", "webhook"], Meta(description="Default: poll.")] | UnsetType
-    ) = UNSET
+    check_mode: Annotated[CheckMode, Meta(description="Default: poll.")] | UnsetType = UNSET
     check_url: (
         Annotated[
             str,
@@ -59,10 +65,10 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
     """A producer group and its settings."""
 
     producer_group: str
-    check_mode: str
+    check_mode: Annotated[str, CHECK_MODE]
     check_url: str | UnsetType = UNSET
     timeout_ms: int | UnsetType = UNSET
-    concurrency: int | UnsetType = UNSET
+    concurrency: Int32 | UnsetType = UNSET
     signing_secret: (
         Annotated[
             str,
@@ -92,7 +98,7 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     created_at: Timestamp
-    revision: int
+    revision: Int32
 
 
 class RotateSecretInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -106,13 +112,7 @@ class CheckTestInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class CheckTestCase(msgspec.Struct, kw_only=True):
     """A test case and its result."""
 
-    case: Annotated[
-        str,
-        Meta(
-            description="never_seen, asked_again, very_old, wrong_signature or old_timestamp; "
-            "later releases may add others."
-        ),
-    ]
+    case: Annotated[str, CHECK_TEST_CASE_NAME]
     expected: str
     got: Annotated[
         str,
@@ -154,7 +154,7 @@ class Check(msgspec.Struct, kw_only=True):
     transaction_id: str
     business_key: str | UnsetType = UNSET
     answer_number: Annotated[
-        int,
+        Int32,
         Meta(
             description="From 1: the number of this answer, counted since the transaction was "
             "begun or resumed."
@@ -176,9 +176,11 @@ class AnswerInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The outcome of a transaction. Answer `unknown` while the transaction is still in progress."""
 
     check_id: Annotated[str, Meta(min_length=1, max_length=255)]
-    decision: Literal["commit", "rollback", "unknown"]
+    decision: CheckDecision
     evidence: (
-        Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")]
+        Annotated[
+            Texts, Meta(max_length=32, description="At most 32 texts; stored with the answer.")
+        ]
         | UnsetType
     ) = UNSET
     recheck_after_ms: (
@@ -204,14 +206,14 @@ class AnswerResult(msgspec.Struct, kw_only=True):
     """Result of one answer: the state of the transaction, or a problem."""
 
     check_id: str
-    status: int
-    state: str | UnsetType = UNSET
+    status: Int32
+    state: Annotated[str, TRANSACTION_STATE] | UnsetType = UNSET
     problem: Problem | UnsetType = UNSET
 
 
 class AnswersResult(msgspec.Struct, kw_only=True):
     """Results of the answers, in the same order."""
 
-    accepted: int
-    rejected: int
+    accepted: Int32
+    rejected: Int32
     results: list[AnswerResult]

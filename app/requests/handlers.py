@@ -8,7 +8,7 @@ from app import codec
 from app.exchange import Call, reply
 from app.exchange import Reply as Answer
 from app.messages.build import build, build_reply
-from app.messages.schemas import MessageInput, PayloadForm, ReplyInput
+from app.messages.schemas import MessageInput, ReplyInput
 from app.messages.send import DURABILITY, limit
 from app.messages.view import payload_view
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
@@ -16,6 +16,7 @@ from app.problems import Refusal, is_malformed, under
 from app.registry.topics import Topic
 from app.requests.schemas import Reply, ReplyResult, RequestInput, RequestQuery, RequestView
 from app.services import Services
+from app.word_sets import PayloadForm
 from delivery.requests.events import ReplyBody
 from delivery.requests.send import RepeatableKey
 from delivery.requests.table import Request, RequestState

@@ -6,6 +6,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import MessageInput, MessageQuery, Timestamp, WaitMs
+from app.named_schemas import Texts
+from app.word_sets import PAYLOAD_ENCODING, REQUEST_STATE
 
 MAX_TIMEOUT_MS = 7 * 86_400_000
 
@@ -32,11 +34,9 @@ class Reply(msgspec.Struct, kw_only=True):
 
     message_id: str
     payload: str | UnsetType = UNSET
-    payload_encoding: (
-        Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType
-    ) = UNSET
+    payload_encoding: Annotated[str, PAYLOAD_ENCODING] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
-    properties: dict[str, str]
+    properties: Texts
     replied_at: Timestamp
 
 
@@ -44,7 +44,7 @@ class RequestView(msgspec.Struct, kw_only=True):
     """The current state of a request."""
 
     request_id: str
-    state: Annotated[str, Meta(description="pending, replied, timed_out or cancelled.")]
+    state: Annotated[str, REQUEST_STATE]
     topic: str
     message_id: str
     asked_at: Timestamp
@@ -70,7 +70,9 @@ class ReplyResult(msgspec.Struct, kw_only=True):
 
     request_id: str
     message_id: Annotated[str, Meta(description="Message id of the reply.")]
-    state: Annotated[str, Meta(description="replied, or timed_out if the reply was late.")]
+    state: Annotated[
+        str, REQUEST_STATE, Meta(description="replied, or timed_out if the reply was late.")
+    ]
     late: bool
     settled: Annotated[
         bool,

@@ -1,14 +1,22 @@
 """What goes in and out: schedules."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import MessageInput, Timestamp
+from app.named_schemas import Int32
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
+from app.word_sets import (
+    CATCH_UP,
+    FIRING_KIND,
+    SCHEDULE_KIND,
+    SCHEDULE_STATE,
+    CatchUp,
+    ScheduleKind,
+)
 
-CatchUpWord = Literal["skip", "once", "all"]
 CronText = Annotated[
     str,
     Meta(
@@ -28,16 +36,12 @@ ZoneText = Annotated[
         description="A time zone of the IANA database, for example Europe/Berlin.",
     ),
 ]
-_CATCH_UP = (
-    "What to do about missed occurrences: skip all of them, send the last one (once), or "
-    "send the last hundred (all)."
-)
 
 
 class Firing(msgspec.Struct, kw_only=True):
     """An event of a cron schedule."""
 
-    event: Annotated[str, Meta(description="fired, skipped, set_aside or counted_anew.")]
+    event: Annotated[str, FIRING_KIND]
     at: Annotated[
         str, Meta(description="Time of the event.", extra_json_schema={"format": "date-time"})
     ]
@@ -59,7 +63,7 @@ class Schedule(msgspec.Struct, kw_only=True):
     """A delayed message, or a cron schedule that sends a message repeatedly."""
 
     schedule_id: str
-    kind: Annotated[str, Meta(description="message or cron.")]
+    kind: Annotated[str, SCHEDULE_KIND]
     message_id: Annotated[str, Meta(description="For kind message.")] | UnsetType = UNSET
     topic: str
     deliver_at: (
@@ -72,12 +76,7 @@ class Schedule(msgspec.Struct, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
-    state: Annotated[
-        str,
-        Meta(
-            description="scheduled, delivered, cancelled or set_aside; for kind cron also paused."
-        ),
-    ]
+    state: Annotated[str, SCHEDULE_STATE]
     reason: (
         Annotated[
             str,
@@ -88,11 +87,11 @@ class Schedule(msgspec.Struct, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
-    revision: int
+    revision: Int32
     cron: str | UnsetType = UNSET
     time_zone: str | UnsetType = UNSET
     description: Annotated[str, Meta(description="The cron line in words.")] | UnsetType = UNSET
-    catch_up: str | UnsetType = UNSET
+    catch_up: Annotated[str, CATCH_UP] | UnsetType = UNSET
     created_at: Timestamp | UnsetType = UNSET
     message: MessageInput | UnsetType = UNSET
     recent_firings: (
@@ -109,7 +108,7 @@ class CronInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     time_zone: ZoneText = "UTC"
     topic: Annotated[str, Meta(min_length=1, max_length=127)]
     message: MessageInput
-    catch_up: Annotated[CatchUpWord, Meta(description=_CATCH_UP)] = "skip"
+    catch_up: CatchUp = "skip"
     paused: bool = False
     dry_run: Annotated[bool, Meta(description="Return the next times, and create nothing.")] = False
 
@@ -151,7 +150,7 @@ class SchedulePage(msgspec.Struct, kw_only=True):
 class ListSchedulesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Query of the list of schedules."""
 
-    kind: Literal["message", "cron"] | UnsetType = UNSET
+    kind: ScheduleKind | UnsetType = UNSET
     topic: Annotated[str, Meta(min_length=1, max_length=127)] | UnsetType = UNSET
     due_before: (
         Annotated[
@@ -178,5 +177,5 @@ class RescheduleInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cron: CronText | UnsetType = UNSET
     time_zone: ZoneText | UnsetType = UNSET
     message: MessageInput | UnsetType = UNSET
-    catch_up: Annotated[CatchUpWord, Meta(description=_CATCH_UP)] | UnsetType = UNSET
+    catch_up: CatchUp | UnsetType = UNSET
     paused: bool | UnsetType = UNSET

@@ -6,7 +6,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import Timestamp
+from app.named_schemas import Int32
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
+from app.problems import PROBLEM_CODE
+from app.word_sets import TASK_KIND, TASK_STATE
 from storage.store_status import Finding
 
 
@@ -16,6 +19,7 @@ class TaskFailure(msgspec.Struct, kw_only=True, gc=False):
     message_id: str
     code: Annotated[
         str,
+        PROBLEM_CODE,
         Meta(
             description=(
                 "message_not_found: no dead letter has this id. record_corrupt: the message is "
@@ -49,7 +53,7 @@ class StoreFinding(msgspec.Struct, kw_only=True, gc=False):
         ),
     ]
     remedy: Annotated[str, Meta(description="The action to take.")]
-    places: Annotated[int, Meta(description="Number of positions that this finding stands for.")]
+    places: Annotated[Int32, Meta(description="Number of positions that this finding stands for.")]
 
     @classmethod
     def of(cls, finding: Finding) -> "StoreFinding":
@@ -69,11 +73,11 @@ class Task(msgspec.Struct, kw_only=True):
     """
 
     task_id: str
-    kind: Annotated[str, Meta(description="redrive, verify_store or run_retention.")]
+    kind: Annotated[str, TASK_KIND]
     group: Annotated[str, Meta(description="For a redrive: the consumer group.")] | UnsetType = (
         UNSET
     )
-    state: Annotated[str, Meta(description="running, done, cancelled or failed.")]
+    state: Annotated[str, TASK_STATE]
     total: Annotated[
         int,
         Meta(
@@ -109,7 +113,9 @@ class Task(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     findings_omitted: (
-        Annotated[int, Meta(description="For verify_store: number of defects that are not listed.")]
+        Annotated[
+            Int32, Meta(description="For verify_store: number of defects that are not listed.")
+        ]
         | UnsetType
     ) = UNSET
     error: Annotated[str, Meta(description="Reason why the task failed.")] | UnsetType = UNSET

@@ -1,15 +1,19 @@
 """What goes in and out: topics and their queues."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from app.messages.schemas import MAX_BODY_BYTES, Offset, Timestamp
+from app.named_schemas import Int32, open_set
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.registry.topics import ALL_TYPES, DAY_MS, MIB, NAME_PATTERN, MessageType
+from app.word_sets import SchemaKind, SchemaMode
 
 _MAX_MS = 1 << 53
+
+MESSAGE_TYPE = open_set("MessageType", ALL_TYPES, "Type of messages that a topic accepts.")
 
 TopicName = Annotated[
     str,
@@ -28,11 +32,8 @@ class TopicSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     With `mode` enforce, a message that is not JSON or does not match is rejected.
     """
 
-    kind: Literal["json_schema"] = "json_schema"
-    mode: Annotated[
-        Literal["enforce", "off"],
-        Meta(description="off: the schema is stored, and no message is rejected."),
-    ] = "enforce"
+    kind: SchemaKind = "json_schema"
+    mode: SchemaMode = "enforce"
     json: Annotated[
         Raw,
         Meta(
@@ -48,8 +49,12 @@ class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     queues: Annotated[int, Meta(ge=1, le=1_024)] = 4
     message_types: Annotated[
-        list[MessageType],
-        Meta(min_length=1, max_length=4, description="Types of messages that the topic accepts."),
+        list[Annotated[MessageType, MESSAGE_TYPE]],
+        Meta(
+            min_length=1,
+            max_length=4,
+            description="Types of messages that the topic accepts. Default: all.",
+        ),
     ] = msgspec.field(default_factory=lambda: list(ALL_TYPES))
     retention_ms: (
         Annotated[
@@ -91,9 +96,10 @@ class TopicChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=1_024, description="The number of queues can only grow.")]
         | UnsetType
     ) = UNSET
-    message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4)] | UnsetType = (
-        UNSET
-    )
+    message_types: (
+        Annotated[list[Annotated[MessageType, MESSAGE_TYPE]], Meta(min_length=1, max_length=4)]
+        | UnsetType
+    ) = UNSET
     retention_ms: Annotated[int, Meta(ge=1, le=_MAX_MS)] | UnsetType = UNSET
     max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] | UnsetType = UNSET
     dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] | UnsetType = UNSET
@@ -105,15 +111,15 @@ class Topic(msgspec.Struct, kw_only=True):
     """A topic and its settings."""
 
     topic: str
-    queues: int
-    message_types: list[str]
+    queues: Int32
+    message_types: list[Annotated[str, MESSAGE_TYPE]]
     retention_ms: int
     max_message_bytes: int
     dedup_window_ms: int
     max_delay_ms: int
     schema: TopicSchema | UnsetType = UNSET
     created_at: Timestamp
-    revision: int
+    revision: Int32
 
 
 class TopicPage(msgspec.Struct, kw_only=True):
@@ -134,7 +140,7 @@ class TopicStats(msgspec.Struct, kw_only=True):
     """Metrics of a topic."""
 
     topic: str
-    queues: int
+    queues: Int32
     messages: Annotated[
         int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})
     ]
@@ -167,16 +173,16 @@ class TopicUse(msgspec.Struct, kw_only=True):
     """A topic's queues and messages, and the counts of what refers to it."""
 
     topic: str
-    queues: int
+    queues: Int32
     messages: Annotated[
         int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})
     ]
-    groups: Annotated[int, Meta(description="Number of consumer groups that read it.")]
+    groups: Annotated[Int32, Meta(description="Number of consumer groups that read it.")]
     open_transactions: Annotated[
-        int, Meta(description="Number of undecided transactions with messages to it.")
+        Int32, Meta(description="Number of undecided transactions with messages to it.")
     ]
     schedules: Annotated[
-        int,
+        Int32,
         Meta(description="Number of its delayed messages that wait, and of its cron schedules."),
     ]
 
@@ -184,7 +190,7 @@ class TopicUse(msgspec.Struct, kw_only=True):
 class Queue(msgspec.Struct, kw_only=True):
     """A queue of a topic and its readable offsets."""
 
-    queue_id: int
+    queue_id: Int32
     min_offset: Offset
     max_offset: Offset
 
@@ -207,6 +213,6 @@ class QueuePosition(msgspec.Struct, kw_only=True):
     If there is none: the end of the queue, without `stored_at`.
     """
 
-    queue_id: int
+    queue_id: Int32
     offset: Offset
     stored_at: Timestamp | UnsetType = UNSET

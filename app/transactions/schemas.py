@@ -1,13 +1,26 @@
 """What goes in and out: transactions."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import MAX_ENTRIES, MessageInput, Offset, Timestamp, WaitMs
+from app.named_schemas import Int32, Texts
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.topics.schemas import TopicName
+from app.word_sets import (
+    CHECK_DECISION,
+    CHECK_MODE,
+    CHECK_OUTCOME,
+    HOLD_REASON,
+    NO_ANSWER_REASON,
+    RESOLVER,
+    TRANSACTION_EVENT_KIND,
+    TRANSACTION_STATE,
+    OnExhausted,
+    OperatorDecision,
+)
 
 _MAX_MS = 1 << 53
 CheckMs = Annotated[int, Meta(ge=10, le=_MAX_MS)]
@@ -39,7 +52,7 @@ class CheckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     unreachable_limit_ms: Annotated[
         int, Meta(ge=1, le=_MAX_MS, description="Maximum time that a check may stay unanswered.")
     ] = 86_400_000
-    on_exhausted: Literal["hold", "rollback"] = "hold"
+    on_exhausted: OnExhausted = "hold"
 
 
 class BeginInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -62,7 +75,7 @@ class TransactionMessage(msgspec.Struct, kw_only=True, gc=False):
     message_id: str
     topic: str
     schedule_id: str | UnsetType = UNSET
-    queue_id: int | UnsetType = UNSET
+    queue_id: Int32 | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
 
 
@@ -70,7 +83,7 @@ class Transaction(msgspec.Struct, kw_only=True):
     """The current state of a transaction."""
 
     transaction_id: str
-    state: Annotated[str, Meta(description="prepared, held, committed or rolled_back.")]
+    state: Annotated[str, TRANSACTION_STATE]
     producer_group: str
     business_key: str | UnsetType = UNSET
     messages: list[TransactionMessage]
@@ -90,34 +103,30 @@ class Transaction(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     answers: Annotated[
-        int, Meta(description="Number of `unknown` answers since it was begun or resumed.")
+        Int32, Meta(description="Number of `unknown` answers since it was begun or resumed.")
     ]
-    last_answer: str | UnsetType = UNSET
+    last_answer: Annotated[str, CHECK_DECISION] | UnsetType = UNSET
     last_failure: (
         Annotated[str, Meta(description="Why the last attempt of the open check had no answer.")]
         | UnsetType
     ) = UNSET
-    hold_reason: (
-        Annotated[str, Meta(description="answers_exhausted or unreachable.")] | UnsetType
-    ) = UNSET
+    hold_reason: Annotated[str, HOLD_REASON] | UnsetType = UNSET
     checking: Annotated[
         bool, Meta(description="True if a check is waiting for the producer's answer.")
     ]
     late: Annotated[bool, Meta(description="True if it was decided after it had been held.")]
-    resolved_by: (
-        Annotated[str, Meta(description="producer, check, operator or policy.")] | UnsetType
-    ) = UNSET
+    resolved_by: Annotated[str, RESOLVER] | UnsetType = UNSET
     resolved_at: Timestamp | UnsetType = UNSET
     reason: str | UnsetType = UNSET
-    revision: int
+    revision: Int32
 
 
 class Decision(msgspec.Struct, kw_only=True):
     """A decision. `replayed` is true if the same decision had been made before."""
 
     transaction_id: str
-    state: str
-    resolved_by: str
+    state: Annotated[str, TRANSACTION_STATE]
+    resolved_by: Annotated[str, RESOLVER]
     resolved_at: Timestamp
     reason: str | UnsetType = UNSET
     replayed: bool
@@ -128,15 +137,15 @@ class TransactionSummary(msgspec.Struct, kw_only=True):
     """A transaction in a list."""
 
     transaction_id: str
-    state: str
+    state: Annotated[str, TRANSACTION_STATE]
     producer_group: str
     business_key: str | UnsetType = UNSET
     prepared_at: Timestamp
     age_ms: int
-    answers: int
-    last_answer: str | UnsetType = UNSET
-    hold_reason: str | UnsetType = UNSET
-    resolved_by: str | UnsetType = UNSET
+    answers: Int32
+    last_answer: Annotated[str, CHECK_DECISION] | UnsetType = UNSET
+    hold_reason: Annotated[str, HOLD_REASON] | UnsetType = UNSET
+    resolved_by: Annotated[str, RESOLVER] | UnsetType = UNSET
     resolved_at: Timestamp | UnsetType = UNSET
 
 
@@ -187,13 +196,8 @@ class CheckNowResult(msgspec.Struct, kw_only=True):
     immediately.
     """
 
-    state: Annotated[str, Meta(description="Current state of the transaction.")]
-    decision: (
-        Annotated[
-            str, Meta(description="commit, rollback or unknown; none if there was no answer.")
-        ]
-        | UnsetType
-    ) = UNSET
+    state: Annotated[str, TRANSACTION_STATE, Meta(description="Current state of the transaction.")]
+    decision: Annotated[str, CHECK_OUTCOME] | UnsetType = UNSET
     would_change: (
         Annotated[
             str, Meta(description="With dry_run: the change that the answer would have made.")
@@ -201,17 +205,8 @@ class CheckNowResult(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     latency_ms: int | UnsetType = UNSET
-    evidence: dict[str, str] | UnsetType = UNSET
-    reason: (
-        Annotated[
-            str,
-            Meta(
-                description="Reason why there was no answer: timeout, unreachable, invalid or "
-                "disabled."
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    evidence: Texts | UnsetType = UNSET
+    reason: Annotated[str, NO_ANSWER_REASON] | UnsetType = UNSET
     detail: str | UnsetType = UNSET
 
 
@@ -219,27 +214,19 @@ class TransactionEvent(msgspec.Struct, kw_only=True):
     """An event of a transaction."""
 
     at: Timestamp
-    event: Annotated[
-        str,
-        Meta(
-            description=(
-                "half_stored, put_back, check_sent, check_answered, check_failed, held, resumed, "
-                "committed or rolled_back; later releases may add others."
-            )
-        ),
-    ]
+    event: Annotated[str, TRANSACTION_EVENT_KIND]
     log_offset: Offset | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="For a check: the attempt, from 1.")] | UnsetType = (
+    attempt: Annotated[Int32, Meta(description="For a check: the attempt, from 1.")] | UnsetType = (
         UNSET
     )
-    via: str | UnsetType = UNSET
-    decision: str | UnsetType = UNSET
+    via: Annotated[str, CHECK_MODE] | UnsetType = UNSET
+    decision: Annotated[str, CHECK_DECISION] | UnsetType = UNSET
     latency_ms: int | UnsetType = UNSET
-    evidence: dict[str, str] | UnsetType = UNSET
-    why: Annotated[str, Meta(description="unreachable or invalid.")] | UnsetType = UNSET
+    evidence: Texts | UnsetType = UNSET
+    why: Annotated[str, NO_ANSWER_REASON] | UnsetType = UNSET
     detail: str | UnsetType = UNSET
-    hold_reason: str | UnsetType = UNSET
-    by: str | UnsetType = UNSET
+    hold_reason: Annotated[str, HOLD_REASON] | UnsetType = UNSET
+    by: Annotated[str, RESOLVER] | UnsetType = UNSET
     reason: str | UnsetType = UNSET
 
 
@@ -270,5 +257,5 @@ class RollbackInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ResolveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The decision of an operator."""
 
-    decision: Literal["commit", "rollback"]
+    decision: OperatorDecision
     reason: Reason | UnsetType = UNSET

@@ -7,13 +7,15 @@ never commit anything.
 
 import json
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.codec import field_error
+from app.named_schemas import Int32, Texts
 from app.webhooks.transport import Answer
+from app.word_sets import CheckDecision, CheckQuestionKind
 from txn.producer import Answered, Failed, Failure
 from txn.states import TxnEvent
 
@@ -28,13 +30,13 @@ class CheckQuestion(msgspec.Struct, kw_only=True):
     The webhook-id is the check_id in every attempt.
     """
 
-    kind: Literal["transaction.check"] = "transaction.check"
+    kind: CheckQuestionKind = "transaction.check"
     check_id: str
     transaction_id: str
     business_key: str | UnsetType = UNSET
     age_ms: int
     answer_number: Annotated[
-        int,
+        Int32,
         Meta(
             description="From 1: the number of this answer, counted since the transaction was "
             "begun or resumed."
@@ -48,7 +50,7 @@ class CheckAnswer(msgspec.Struct, kw_only=True):
     Answer `unknown` while the transaction is still in progress. Unknown fields are ignored.
     """
 
-    decision: Literal["commit", "rollback", "unknown"]
+    decision: CheckDecision
     recheck_after_ms: (
         Annotated[
             int,
@@ -61,7 +63,9 @@ class CheckAnswer(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     evidence: (
-        Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")]
+        Annotated[
+            Texts, Meta(max_length=32, description="At most 32 texts; stored with the answer.")
+        ]
         | UnsetType
     ) = UNSET
 

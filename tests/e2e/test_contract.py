@@ -11,7 +11,7 @@ import cli.main
 from app.problems import PROBLEMS
 from tests.support.http import assert_problem, ok
 from tests.support.line_stream import LineStream
-from tests.support.server import Server
+from tests.support.server import AsgiServer, Server
 
 RECEIPT = ["message_id", "topic", "queue_id", "queue_offset"]
 
@@ -67,6 +67,30 @@ def test_the_answer_to_a_stream_says_how_full_the_queue_of_writes_is(server, top
 
         assert stream.rest()[0]["status"] == 201
         assert 0 <= float(stream.headers["store-pressure"]) <= 1
+
+
+# --------------------------------------------------------------------------------------------------
+# repeating
+
+
+@pytest.mark.parametrize("kind", [Server, AsgiServer], ids=["lane", "asgi"])
+def test_a_refusal_says_in_milliseconds_what_retry_after_says_in_seconds(kind, tmp_path):
+    environment = {"ESCROWMQ_TXN__MAX_OPEN": "1"}
+    with (
+        kind(tmp_path / "data", dev=False, environment=environment) as server,
+        server.client() as api,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        message = {"topic": "orders", "message": {"payload": "x"}}
+        begin = {"producer_group": "shop", "messages": [message]}
+        ok(api.post("/v1/transactions", json=begin), 201)
+        refused = api.post("/v1/transactions", json=begin)
+        missing = api.get("/v1/topics/nobody-made-it")
+
+    problem = assert_problem(refused, 429, "too_many_open_transactions")
+    assert (refused.headers["retry-after"], problem["retry_after_ms"]) == ("1", 1_000)
+    assert "retry-after" not in missing.headers
+    assert "retry_after_ms" not in missing.json()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -44,6 +44,9 @@ def assert_problem(
         assert pointer in [error["pointer"] for error in problem["errors"]], problem
     if problem["retryable"] or status == 503:
         assert int(response.headers["retry-after"]) >= 1
+        assert problem["retry_after_ms"] == int(response.headers["retry-after"]) * 1000
+    else:
+        assert "retry_after_ms" not in problem
     return problem
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from app import codec
-from app.messages.schemas import PayloadForm
 from app.messages.view import joined as in_columns
 from app.messages.view import message_view, parts_of_list
+from app.word_sets import PayloadForm
 from storage.formats import record as records
 from storage.formats import stored_record
 from storage.formats.record import Record
