@@ -40,6 +40,7 @@ from txn.options import TransactionOptions
 
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
+_PROGRAM_OF_FIXTURE = f"{PREFIX}EXECUTABLE"  # which pytest_escrowmq starts; no setting
 MOST_CONNECTIONS = 4_096  # unless the settings say more
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL has a password in it
@@ -274,6 +275,7 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {
         *variable_names(),
         CONFIG_FILE,
+        _PROGRAM_OF_FIXTURE,
         *(f"{PREFIX}{name}".upper() for name in Settings.model_fields),
     }
     for name in sorted(environment):
@@ -297,7 +299,7 @@ def _refuse_unknown_database(url: str) -> None:
         raise ConfigurationError(f"{name} is no URL of a SQLite or PostgreSQL database") from None
     except ModuleNotFoundError as error:
         hint = (
-            "; `pip install 'escrowmq[postgresql]'` brings psycopg"
+            "; the extra `postgresql` of escrowmq installs psycopg"
             if error.name == "psycopg"
             else ""
         )

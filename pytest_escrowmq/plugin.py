@@ -13,9 +13,19 @@ if TYPE_CHECKING:
 
 _Scope = Literal["function", "class", "module", "package", "session"]
 _SCOPES: tuple[str, ...] = get_args(_Scope)
+_IF_MISSING = ("fail", "skip")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("escrowmq").addoption(
+        "--escrowmq-exec", help="program of EscrowMQ that the `escrowmq` fixture starts"
+    )
+    parser.addini("escrowmq_exec", "the same as --escrowmq-exec", default="")
+    parser.addini(
+        "escrowmq_missing",
+        f"what a test does if EscrowMQ is not installed: {' or '.join(_IF_MISSING)}",
+        default="fail",
+    )
     parser.addini(
         "escrowmq_scope",
         f"how long a service that the `escrowmq` fixture has started lives: {', '.join(_SCOPES)}",
@@ -41,13 +51,38 @@ def escrowmq_settings() -> dict[str, str]:
 
 
 @pytest.fixture(scope=_scope)
+def escrowmq_executable(pytestconfig: pytest.Config) -> str:
+    """Path of the program `escrowmq`, which may be in another environment.
+
+    Override it to name another program.
+    """
+    from pytest_escrowmq.executable import ServiceNotInstalled, find_executable
+
+    if_missing = pytestconfig.getini("escrowmq_missing")
+    if if_missing not in _IF_MISSING:
+        raise pytest.UsageError(f"escrowmq_missing is {' or '.join(_IF_MISSING)}, not {if_missing}")
+    named = pytestconfig.getoption("escrowmq_exec") or pytestconfig.getini("escrowmq_exec")
+    try:
+        return find_executable(named)
+    except FileNotFoundError as error:
+        pytest.fail(str(error), pytrace=False)
+    except ServiceNotInstalled as error:
+        if if_missing == "skip":
+            pytest.skip(str(error))
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope=_scope)
 def escrowmq_service(
-    tmp_path_factory: pytest.TempPathFactory, escrowmq_settings: dict[str, str]
+    tmp_path_factory: pytest.TempPathFactory,
+    escrowmq_executable: str,
+    escrowmq_settings: dict[str, str],
 ) -> "Iterator[EscrowMQ]":
     """The service, for as long as the ini option `escrowmq_scope` says."""
     from pytest_escrowmq.service import EscrowMQ
 
-    with EscrowMQ(tmp_path_factory.mktemp("escrowmq"), escrowmq_settings) as service:
+    directory = tmp_path_factory.mktemp("escrowmq")
+    with EscrowMQ(directory, escrowmq_settings, executable=escrowmq_executable) as service:
         yield service
 
 

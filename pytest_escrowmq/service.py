@@ -7,7 +7,6 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -17,13 +16,14 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from pytest_escrowmq.executable import find_executable
+
+SERVICE_SERIES = "0.1"  # versions of the service that this package works with
 _START_SECONDS = 60.0
 _END_SECONDS = 15.0
 _ADVANCE_SECONDS = 600.0
 # nothing is encrypted, and to read them takes 30 ms for each client
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-# Not `-m`, and no PYTHONPATH: a project under test may have packages called as ours are.
-_COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main()")
 _SETTINGS = {
     "ESCROWMQ_TESTING__ENABLED": "true",
     "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["localhost", "127.0.0.0/8", "::1"]',
@@ -46,11 +46,21 @@ class ProducerGroup(NamedTuple):
 class EscrowMQ:
     """Use as a context manager, or by the fixture `escrowmq`."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
-        """`settings`: more of the service's environment variables."""
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        executable: str | Path | None = None,
+    ) -> None:
+        """`settings`: more of the service's environment variables.
+
+        `executable`: the program of the service; without it, see `find_executable`.
+        """
         self.directory = directory
         self.port = 0  # the first start takes a free one, and later ones the same
         self._settings = dict(settings or {})
+        self._executable = executable
         keys = json.loads(self._settings.get("ESCROWMQ_API_KEYS", "[]"))
         self._headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,7 +85,9 @@ class EscrowMQ:
     # life cycle
 
     def __enter__(self) -> "EscrowMQ":
+        self._executable = find_executable(self._executable)
         self._start()
+        self._check_version()
         self.client = self._new_client(timeout=30)
         return self
 
@@ -109,6 +121,7 @@ class EscrowMQ:
             **self._settings,
             "ESCROWMQ_TESTING__CLOCK_AHEAD_MS": str(self._ahead_ms),
         }
+        # Without PYTHONPATH: it is for the environment of the tests.
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -127,7 +140,7 @@ class EscrowMQ:
         ]
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_COMMAND, *serve],
+                [str(self._executable), *serve],
                 stdout=log,
                 stderr=log,
                 env=inherited | settings,
@@ -147,6 +160,16 @@ class EscrowMQ:
         self.kill()
         raise RuntimeError(f"EscrowMQ was not ready in {_START_SECONDS} s:\n{self.log()[before:]}")
 
+    def _check_version(self) -> None:
+        """Raises RuntimeError for a service whose controls may be others than these."""
+        version = self._ask("GET", "/v1/version")["version"]
+        if not version.startswith(f"{SERVICE_SERIES}."):
+            self.kill()
+            raise RuntimeError(
+                f"{self._executable} is EscrowMQ {version}, and this pytest-escrowmq works with "
+                f"{SERVICE_SERIES}.x: install both from one version of EscrowMQ"
+            )
+
     def _is_ready(self) -> bool:
         try:
             with self._new_client(timeout=5) as client:
@@ -164,7 +187,8 @@ class EscrowMQ:
     @property
     def now(self) -> datetime:
         """The time there."""
-        return datetime.fromisoformat(self._ask("GET", "/v1/dev/clock")["now"])
+        now: str = self._ask("GET", "/v1/dev/clock")["now"]
+        return datetime.fromisoformat(now.replace("Z", "+00:00"))  # Python 3.10 reads no Z
 
     def advance(
         self,

@@ -3,13 +3,18 @@ registry may stand.
 """
 
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import settings
 
+# the fixtures start this checkout, whatever is installed on the machine
+os.environ["ESCROWMQ_EXECUTABLE"] = str(Path(sys.executable).with_name("escrowmq"))
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 # an example may wait for a busy machine
 settings.register_profile("escrowmq", settings.default, deadline=None)

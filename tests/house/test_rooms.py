@@ -161,9 +161,14 @@ def test_only_the_settings_read_the_environment():
         and dotted(node) in ("os.environ", "os.getenv", "os.environb")
     }
 
-    # The fixtures hand the environment of the tests on to the process that they start, the audit
-    # its own on to Spark's.
-    handing_on = {"pytest_escrowmq/service.py", "audit/java.py", "audit/session.py"}
+    # The fixtures find the service by it, and hand it on to the process that they start; the audit
+    # hands its own on to Spark's, and the command the path of its packages to all of them.
+    handing_on = {
+        "pytest_escrowmq/executable.py",
+        "pytest_escrowmq/service.py",
+        "audit/java.py",
+        "audit/session.py",
+    }
     assert readers == {"app/settings.py", *handing_on}
 
 
