@@ -28,6 +28,24 @@ app.add_typer(audit.app)
 app.add_typer(store.app)
 
 
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"escrowmq {version('escrowmq')}")
+        raise typer.Exit
+
+
+@app.callback()
+def escrowmq(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Transactional messaging over plain HTTP."""
+
+
 @app.command()
 def serve(
     host: Annotated[
