@@ -10,20 +10,21 @@ BENCH ?=
 PEERS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check test-faults bench bench-peers audit openapi migration demo lock clean
+.PHONY: help setup run test check test-faults bench bench-peers audit openapi migration demo lock wheels clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 # Two stamps, so that `make run` on a fresh machine installs what the service needs and nothing more.
-.venv/.run: requirements.lock pyproject.toml
+.venv/.run: requirements.lock pyproject.toml setup.py client/pyproject.toml
 	@test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable . --editable ./client
 	@touch $@
 
-.venv/.dev: requirements-dev.lock .venv/.run
+.venv/.dev: requirements-dev.lock pytest_escrowmq/pyproject.toml .venv/.run
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable ./pytest_escrowmq
 	@touch $@
 
 # Without dependencies, see pyproject.toml; built by the setuptools of the development lock, as the package comes as source.
@@ -87,5 +88,10 @@ lock: .venv/.dev  ## pin the dependencies of pyproject.toml
 	$(LOCK) --group audit -c requirements-dev.lock -o requirements-audit.lock
 	$(LOCK) --group java -o requirements-java.lock
 
+wheels: .venv/.run  ## build the three distributions into build/wheels: escrowmq, escrowmq-client, pytest-escrowmq
+	rm -rf build/wheels
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheels . ./client ./pytest_escrowmq
+	rm -rf build/lib build/bdist.* client/build pytest_escrowmq/build *.egg-info client/*.egg-info pytest_escrowmq/*.egg-info
+
 clean:  ## remove what was built; ./data stays
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build client/build pytest_escrowmq/build *.egg-info client/*.egg-info pytest_escrowmq/*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -258,7 +258,7 @@ def _own_program() -> tuple[str, ...]:
     """Command that makes audit reports: this installation, if Spark is installed."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return ()
-    return (sys.executable, "-P", "-m", "cli")
+    return (sys.executable, "-P", "-m", "escrowmq")
 
 
 def _long_polls(base: Base) -> LongPolls:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 
 _NEEDED = (
-    "HDFS is reached by the package hdfs-native (pip install 'escrowmq[hdfs]'), or by libhdfs of "
+    "HDFS is reached by the package hdfs-native (the extra `hdfs` of escrowmq), or by libhdfs of "
     "an installed Hadoop "
     "(JAVA_HOME, HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH as `hadoop classpath --glob` "
     "prints it); there is neither"

@@ -69,6 +69,8 @@ def session(
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
+    # Spark starts them with `-m`, by which the working directory would come first.
+    os.environ["PYTHONSAFEPATH"] = "1"
     builder = SparkSession.builder.appName(name)
     if master is not None or is_local:
         builder = builder.master(master or "local[*]")

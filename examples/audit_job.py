@@ -2,6 +2,6 @@
 run --log ...`.
 """
 
-from cli.main import main
+from escrowmq.__main__ import main
 
 main()

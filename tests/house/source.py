@@ -7,14 +7,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOWER_FLOORS = ("storage", "txn", "scheduler", "delivery")
-PRODUCT = (*LOWER_FLOORS, "app", "audit", "cli", "client", "pytest_escrowmq")
+PRODUCT = (*LOWER_FLOORS, "app", "audit", "cli", "escrowmq", "client", "pytest_escrowmq")
 PACKAGES = tuple("escrowmq_client" if room == "client" else room for room in PRODUCT)
 ROOMS = (*PRODUCT, "examples", "benchmarks", "tests")
 
 
 def modules(*rooms: str) -> dict[str, ast.Module]:
     """The modules of these rooms by their path from the root."""
-    paths = sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
+    paths = sorted(
+        path
+        for room in rooms
+        for path in (ROOT / room).rglob("*.py")
+        if "build" not in path.relative_to(ROOT).parts  # a copy, left by `pip install ./client`
+    )
     assert paths, f"nothing is in {rooms}"
     return {path.relative_to(ROOT).as_posix(): _parsed(path) for path in paths}
 

@@ -164,6 +164,7 @@ def test_only_the_settings_read_the_environment():
     # The fixtures find the service by it, and hand it on to the process that they start; the audit
     # hands its own on to Spark's, and the command the path of its packages to all of them.
     handing_on = {
+        "escrowmq/__main__.py",
         "pytest_escrowmq/executable.py",
         "pytest_escrowmq/service.py",
         "audit/java.py",

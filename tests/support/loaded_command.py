@@ -88,8 +88,8 @@ class LoadedCommand:
         output: int,
         open_files: tuple[int, int] | None = None,
     ) -> ForkedProcess:
-        """Begin a run of a module as a program: `cli`, or one that does something before it calls
-        that.
+        """Begin a run of a module as a program: `escrowmq`, or one that does something before it
+        calls that.
 
         Its standard output and error are the file `output`. `open_files`: its limits, soft and
         hard.

@@ -98,7 +98,7 @@ class Server:
         with self.log_path.open("ab") as log:
             if self._forked:
                 module, *arguments = (
-                    self.command[2:] if self.command[1] == "-m" else ["cli", *self.command[1:]]
+                    self.command[2:] if self.command[1] == "-m" else ["escrowmq", *self.command[1:]]
                 )
                 self._process = loaded_command().start(
                     module,
