@@ -64,12 +64,11 @@ def escrowmq_executable(pytestconfig: pytest.Config) -> str:
     named = pytestconfig.getoption("escrowmq_exec") or pytestconfig.getini("escrowmq_exec")
     try:
         return find_executable(named)
-    except FileNotFoundError as error:
-        pytest.fail(str(error), pytrace=False)
-    except ServiceNotInstalled as error:
-        if if_missing == "skip":
-            pytest.skip(str(error))
-        pytest.fail(str(error), pytrace=False)
+    except (FileNotFoundError, ServiceNotInstalled) as error:
+        reason, is_not_installed = str(error), isinstance(error, ServiceNotInstalled)
+    if is_not_installed and if_missing == "skip":
+        pytest.skip(reason)
+    pytest.fail(reason, pytrace=False)
 
 
 @pytest.fixture(scope=_scope)

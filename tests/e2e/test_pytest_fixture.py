@@ -2,6 +2,7 @@
 the page says.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -10,14 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pytest_escrowmq import service as service_of_fixture
+from pytest_escrowmq.executable import VARIABLE, ServiceNotInstalled, find_executable
 from pytest_escrowmq.service import EscrowMQ
 from tests.support.http import ok
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
+REAL = os.environ[VARIABLE]
 EXAMPLE, SETTINGS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def run_pytest(folder: Path, source: str, ini: str = "") -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, source: str, ini: str = "", *options: str
+) -> subprocess.CompletedProcess[str]:
     """In a project of its own, which knows nothing of this repository but what is installed."""
     (folder / "test_theirs.py").write_text(source, "utf-8")
     (folder / "pytest.ini").write_text(f"[pytest]\n{ini}\n", "utf-8")
@@ -37,7 +43,7 @@ def run_pytest(folder: Path, source: str, ini: str = "") -> subprocess.Completed
             "anyio",
         )
     ]
-    command = [sys.executable, "-m", "pytest", "-q", *others]
+    command = [sys.executable, "-m", "pytest", "-q", *others, *options]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
@@ -157,3 +163,95 @@ def test_a_service_that_was_killed_comes_back_at_its_address_with_its_store_and_
     assert escrowmq.url == url
     assert escrowmq.now >= before
     assert [message["payload"] for message in escrowmq.messages(topic)] == ["x"]
+
+
+# --------------------------------------------------------------------------------------------------
+# which program
+
+
+def program(folder: Path, name: str = "escrowmq") -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n", "utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_named_program_comes_first_then_the_environments_the_paths_and_this_interpreters(
+    tmp_path, monkeypatch
+):
+    named, of_variable, on_path, beside = (
+        program(tmp_path / name) for name in ("named", "variable", "path", "beside")
+    )
+    monkeypatch.setattr(sys, "executable", str(Path(beside).with_name("python")))
+    monkeypatch.setenv(VARIABLE, of_variable)
+    monkeypatch.setenv("PATH", str(Path(on_path).parent))
+
+    assert find_executable(named) == named
+    assert find_executable() == of_variable
+    monkeypatch.delenv(VARIABLE)
+    assert find_executable() == on_path
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_executable() == beside
+    Path(beside).unlink()
+    with pytest.raises(ServiceNotInstalled, match=r"uv tool install \."):
+        find_executable()
+
+
+def test_a_name_without_a_folder_is_searched_on_the_path_and_a_relative_one_from_here(
+    tmp_path, monkeypatch
+):
+    older = program(tmp_path / "programs", "escrowmq-0.1")
+    monkeypatch.setenv("PATH", str(Path(older).parent))
+    monkeypatch.chdir(tmp_path)
+
+    assert find_executable("escrowmq-0.1") == older
+    assert find_executable("programs/escrowmq-0.1") == older
+    with pytest.raises(FileNotFoundError, match=r"programs/escrowmq-0\.2"):
+        find_executable("programs/escrowmq-0.2")
+
+
+USING = "def test_x(escrowmq): escrowmq.topic()"
+OVERRIDING = f"""import pytest
+
+@pytest.fixture
+def escrowmq_executable():
+    return {REAL!r}
+
+{USING}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "ini", "options", "outcome"),
+    [
+        (USING, "", [], "1 error"),
+        (USING, "escrowmq_missing = skip", [], "1 skipped"),
+        (USING, "escrowmq_exec = /no/such/program\nescrowmq_missing = skip", [], "1 error"),
+        (USING, "escrowmq_missing = ignore", [], "escrowmq_missing is fail or skip, not ignore"),
+        (USING, f"escrowmq_exec = {REAL}", [], "1 passed"),
+        (USING, "escrowmq_exec = /no/such/program", [f"--escrowmq-exec={REAL}"], "1 passed"),
+        (OVERRIDING, "escrowmq_exec = /no/such/program", [], "1 passed"),
+    ],
+)
+def test_the_program_is_the_one_that_is_named_and_none_is_an_error_unless_it_may_be_missing(
+    tmp_path, monkeypatch, source, ini, options, outcome
+):
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    # and beside this interpreter it is installed
+    (tmp_path / "conftest.py").write_text("import sys\nsys.executable = '/nowhere/python'\n")
+
+    done = run_pytest(tmp_path, source, ini, *options)
+
+    assert outcome in done.stdout + done.stderr
+
+
+def test_a_service_of_another_version_is_refused_with_both_versions_and_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(service_of_fixture, "SERVICE_SERIES", "9.9")
+    service = EscrowMQ(tmp_path)
+
+    with pytest.raises(RuntimeError, match=r"is EscrowMQ 0\.1\.0, and this .* works with 9\.9\.x"):
+        service.__enter__()
+
+    assert not service.is_running
