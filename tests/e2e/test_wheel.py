@@ -121,8 +121,9 @@ def information(wheel: Path, file: str) -> str:
 
 
 def sources(folder: Path) -> set[str]:
-    """Its modules, from the folder that it is in."""
-    return {path.relative_to(folder.parent).as_posix() for path in folder.rglob("*.py")}
+    """Its modules, from the folder that it is in, without what a build has left there."""
+    found = (path.relative_to(folder.parent) for path in folder.rglob("*.py"))
+    return {path.as_posix() for path in found if "build" not in path.parts}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -174,6 +175,17 @@ def test_the_wheel_of_the_service_has_every_module_and_every_migration(wheels):
     }
 
     assert within == ours | migrations
+
+
+@pytest.mark.parametrize("name", ["escrowmq_client", "pytest_escrowmq"])
+def test_the_wheels_of_the_client_and_of_the_fixtures_have_every_module_and_their_types(
+    wheels, name
+):
+    folder = FOLDERS["pytest_escrowmq"] if name == "pytest_escrowmq" else FOLDERS[name] / name
+
+    within = {path for path in names_in(wheels[name]) if path.startswith(f"{name}/")}
+
+    assert within == sources(folder) | {f"{name}/py.typed"}
 
 
 def test_each_needs_what_it_is_for_and_nothing_else(wheels):

@@ -97,6 +97,19 @@ def test_a_start_loads_nothing_that_most_starts_have_no_use_for():
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
+def test_of_the_client_the_service_loads_the_signatures_of_webhooks_alone():
+    source = (
+        "import sys, cli.main, cli.serve; "
+        "print(*sorted(name for name in sys.modules if name.startswith('escrowmq_client')))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("escrowmq_client escrowmq_client.webhooks\n", "")
+
+
 def test_help_comes_without_the_service():
     source = (
         "import sys, cli.main; print(*{'app.settings', 'fastapi', 'httpx', 'numpy', "
