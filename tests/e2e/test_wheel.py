@@ -1,7 +1,8 @@
 """The three distributions as users install them: the service in an environment of its own, the
 client and the fixtures beside a project whose packages are named like the service's.
 
-The environments are made by uv, which needs an index of packages at the first run.
+The environments are made by uv, which needs an index of packages. Where none can be reached, the
+tests of what is installed are skipped.
 """
 
 import json
