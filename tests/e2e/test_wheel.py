@@ -11,21 +11,17 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
 from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
 
-import httpx
 import pytest
 
 from tests.support.http import ok
 from tests.support.planted import plant
-from tests.support.server import reserved_port
+from tests.support.server import Server
 
 pytestmark = pytest.mark.xdist_group("wheels")  # one worker builds and installs them
 
@@ -223,43 +219,35 @@ def test_the_fixture_runs_in_a_project_with_packages_like_the_services_and_older
     assert "1 passed" in shown
 
 
-@pytest.fixture
-def url(service, project, tmp_path) -> Iterator[str]:
-    """A service that was started in the folder of the project, with this folder on its path."""
-    log = tmp_path / "service.log"
-    with closing(reserved_port()) as reserved, log.open("wb") as output:
-        port = str(reserved.getsockname()[1])
-        process = subprocess.Popen(
-            [service / "escrowmq", "serve", "--dev", "--port", port, "--data-dir", tmp_path / "d"],
-            cwd=project,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": "."},
-            stdout=output,
-            stderr=output,
-        )
-        try:
-            for _ in range(600):
-                if b"ready" in log.read_bytes() or process.poll() is not None:
-                    break
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(60)
-    assert process.returncode == 0, log.read_text("utf-8")
+class InstalledServer(Server):
+    """A service that is started by the program of an environment."""
+
+    def __init__(self, program: Path, data_dir: Path, **more) -> None:
+        super().__init__(data_dir, forked=False, **more)
+        self._program = program
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self._program), *super().command[1:]]
 
 
-def test_the_service_serves_in_a_project_with_packages_like_its_own(url, tmp_path):
-    entry = {"id": "1", "message": {"payload": "x" * 10_000}}
-    body = {"entries": [{**entry, "id": str(number)} for number in range(100)]}
+def test_the_service_serves_in_a_project_with_packages_like_its_own(
+    service, project, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(project)
+    entry = {"message": {"payload": "x" * 10_000}}
+    body = {"entries": [{"id": str(number), **entry} for number in range(100)]}
+    server = InstalledServer(
+        service / "escrowmq", tmp_path / "data", environment={"PYTHONPATH": "."}
+    )
 
-    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with server, server.client() as client:
         version = ok(client.get("/v1/version"))
         sent = ok(client.post("/v1/topics/orders/messages/batch", json=body), 201)
 
     assert version["name"] == "EscrowMQ"
     assert len(sent["results"]) == len(body["entries"])
-    log = (tmp_path / "service.log").read_text("utf-8")
-    assert "body_process_started" in log, "the body was to be decoded by another process"
+    assert "body_process_started" in server.log(), "another process was to decode the body"
 
 
 def test_nothing_of_the_service_can_be_imported_beside_it(service, project):
