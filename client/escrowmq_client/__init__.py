@@ -1,1 +1,135 @@
-"""Client of EscrowMQ: what producers and consumers of the service need in their programs."""
+"""Client of EscrowMQ: transactions with a marker row, workers, and every operation typed.
+
+    from escrowmq_client import Client
+
+    client = Client("http://127.0.0.1:8080")
+    client.send("orders", json={"id": 1}, key="o1")
+
+A name is imported when it is first used, so that `escrowmq_client.webhooks` needs nothing but the
+standard library. Models that are not here are in `escrowmq_client.models`, by tag.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from escrowmq_client.async_client import AsyncClient
+    from escrowmq_client.call import Call
+    from escrowmq_client.client import Client
+    from escrowmq_client.errors import (
+        AlreadyResolved,
+        Conflict,
+        EscrowMQError,
+        InvalidAnswer,
+        LeaseLost,
+        NotFound,
+        Overloaded,
+        ProblemError,
+        Refused,
+        Unreachable,
+    )
+    from escrowmq_client.models.checks import AnswerInput, Check, CheckAnswer, CheckQuestion
+    from escrowmq_client.models.consume import (
+        AckEntry,
+        DeadLetterEntry,
+        ExtendEntry,
+        NackEntry,
+        ReceivedMessage,
+    )
+    from escrowmq_client.models.groups import FilterInput, OffsetInput, SubscriptionInput
+    from escrowmq_client.models.messages import (
+        BatchEntry,
+        BatchResult,
+        Message,
+        MessageInput,
+        Receipt,
+    )
+    from escrowmq_client.models.problem import Problem
+    from escrowmq_client.models.requests import Reply
+    from escrowmq_client.models.topics import TopicSchema
+    from escrowmq_client.models.transactions import (
+        CheckInput,
+        Decision,
+        Transaction,
+        TransactionMessageInput,
+    )
+    from escrowmq_client.records import Record
+    from escrowmq_client.retry import Retry
+    from escrowmq_client.transport import Hooks
+
+__all__ = [
+    "AckEntry",
+    "AlreadyResolved",
+    "AnswerInput",
+    "AsyncClient",
+    "BatchEntry",
+    "BatchResult",
+    "Call",
+    "Check",
+    "CheckAnswer",
+    "CheckInput",
+    "CheckQuestion",
+    "Client",
+    "Conflict",
+    "DeadLetterEntry",
+    "Decision",
+    "EscrowMQError",
+    "ExtendEntry",
+    "FilterInput",
+    "Hooks",
+    "InvalidAnswer",
+    "LeaseLost",
+    "Message",
+    "MessageInput",
+    "NackEntry",
+    "NotFound",
+    "OffsetInput",
+    "Overloaded",
+    "Problem",
+    "ProblemError",
+    "Receipt",
+    "ReceivedMessage",
+    "Record",
+    "Refused",
+    "Reply",
+    "Retry",
+    "SubscriptionInput",
+    "TopicSchema",
+    "Transaction",
+    "TransactionMessageInput",
+    "Unreachable",
+]
+
+_HOMES = {
+    "async_client": "AsyncClient",
+    "call": "Call",
+    "client": "Client",
+    "errors": (
+        "AlreadyResolved Conflict EscrowMQError InvalidAnswer LeaseLost NotFound Overloaded "
+        "ProblemError Refused Unreachable"
+    ),
+    "models.checks": "AnswerInput Check CheckAnswer CheckQuestion",
+    "models.consume": "AckEntry DeadLetterEntry ExtendEntry NackEntry ReceivedMessage",
+    "models.groups": "FilterInput OffsetInput SubscriptionInput",
+    "models.messages": "BatchEntry BatchResult Message MessageInput Receipt",
+    "models.problem": "Problem",
+    "models.requests": "Reply",
+    "models.topics": "TopicSchema",
+    "models.transactions": "CheckInput Decision Transaction TransactionMessageInput",
+    "records": "Record",
+    "retry": "Retry",
+    "transport": "Hooks",
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,100 @@
+"""Operations of the store and the service, for operators."""
+
+from escrowmq_client.call import Call, decoded, fields, json_headers, query
+from escrowmq_client.models.admin import (
+    Config,
+    Disk,
+    Flushed,
+    LoopList,
+    RecoveryView,
+    RetentionPreview,
+    Store,
+    SyncedState,
+    Version,
+    Whoami,
+)
+from escrowmq_client.models.tasks import Task
+
+
+def get_disk() -> Call[Disk]:
+    """Get disk usage, its thresholds, and whether new messages are accepted."""
+    return Call("getDisk", "GET", "/v1/admin/disk", decoded(Disk))
+
+
+def list_loops() -> Call[LoopList]:
+    """List the background loops: last run, lag and errors."""
+    return Call("listLoops", "GET", "/v1/admin/loops", decoded(LoopList))
+
+
+def get_store() -> Call[Store]:
+    """Get metrics of the store."""
+    return Call("getStore", "GET", "/v1/admin/store", decoded(Store))
+
+
+def flush_store() -> Call[Flushed]:
+    """Sync everything stored so far to disk. It is there when the call returns."""
+    return Call("flushStore", "POST", "/v1/admin/store/flush", decoded(Flushed))
+
+
+def verify_store() -> Call[Task]:
+    """Verify every file of the store, as a task. While it runs, another call returns the same."""
+    return Call("verifyStore", "POST", "/v1/admin/store/verify", decoded(Task))
+
+
+def run_retention() -> Call[Task]:
+    """Delete every expired segment now, as a task. `preview_retention` lists them."""
+    return Call(
+        "runRetention",
+        "POST",
+        "/v1/admin/retention/run",
+        decoded(Task),
+        headers=json_headers(),
+        body=fields(dry_run=False),
+    )
+
+
+def preview_retention() -> Call[RetentionPreview]:
+    """List the segments that `run_retention` would delete, and delete nothing."""
+    return Call(
+        "runRetention",
+        "POST",
+        "/v1/admin/retention/run",
+        decoded(RetentionPreview),
+        headers=json_headers(),
+        body=fields(dry_run=True),
+    )
+
+
+def get_recovery_report() -> Call[RecoveryView]:
+    """Get the recovery report of the last start: was the stop clean, how much was cut."""
+    return Call("getRecoveryReport", "GET", "/v1/admin/recovery", decoded(RecoveryView))
+
+
+def get_config() -> Call[Config]:
+    """Get the effective settings of the service, without secrets."""
+    return Call("getConfig", "GET", "/v1/admin/config", decoded(Config))
+
+
+def get_durability(*, offset: int | None = None, wait_ms: int = 0) -> Call[SyncedState]:
+    """Get how far the log is synced to disk.
+
+    With `wait_ms` the answer waits until the log offset of a receipt is synced.
+    """
+    return Call(
+        "getDurability",
+        "GET",
+        "/v1/store/durability",
+        decoded(SyncedState),
+        query=query(offset=offset, wait_ms=wait_ms or None),
+        wait_ms=wait_ms,
+    )
+
+
+def get_whoami() -> Call[Whoami]:
+    """Get the identity and the permissions of the caller."""
+    return Call("getWhoami", "GET", "/v1/whoami", decoded(Whoami))
+
+
+def get_version() -> Call[Version]:
+    """Get the version of the service."""
+    return Call("getVersion", "GET", "/v1/version", decoded(Version))

@@ -1,0 +1,124 @@
+"""Operations of consumer groups: settings, leases and lag."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from escrowmq_client.call import (
+    Call,
+    decoded,
+    fields,
+    if_revision,
+    json_headers,
+    nothing,
+    query,
+)
+from escrowmq_client.models.groups import Group, GroupPage, Lag, LeasePage, SubscriptionInput
+
+
+def list_groups(*, page_size: int | None = None, page_token: str | None = None) -> Call[GroupPage]:
+    """List consumer groups by name."""
+    return Call(
+        "listGroups",
+        "GET",
+        "/v1/groups",
+        decoded(GroupPage),
+        query=query(page_size=page_size, page_token=page_token),
+    )
+
+
+def put_group(
+    group: str,
+    *,
+    topics: Iterable[SubscriptionInput | str] | None = None,
+    start: Literal["earliest", "latest"] | None = None,
+    lease_ms: int | None = None,
+    max_attempts: int | None = None,
+    backoff_ms: Sequence[int] | None = None,
+    dead_letter: bool | None = None,
+    ordered: bool | None = None,
+    skip_lag_over: int | None = None,
+    skip_older_than_ms: int | None = None,
+    if_match: int | None = None,
+) -> Call[Group]:
+    """Create or update a consumer group. Fields that are not given keep their value.
+
+    `topics` is all that the group reads: names, or subscriptions with a filter. `if_match`: the
+    revision that is to be replaced as a whole; needed to change the filter or the start of a topic
+    that the group reads, or to end a subscription.
+
+        client.put_group("billing", topics=["orders"], max_attempts=5)
+
+    Raises Conflict (filter_conflict); NotFound (topic_not_found); ProblemError (revision_mismatch,
+    validation_failed, reserved_topic).
+    """
+    return Call(
+        "putGroup",
+        "PUT",
+        "/v1/groups/{group}",
+        decoded(Group),
+        parts={"group": group},
+        headers=json_headers(if_revision(if_match)),
+        body=fields(
+            topics=None if topics is None else [_subscription(item) for item in topics],
+            start=start,
+            lease_ms=lease_ms,
+            max_attempts=max_attempts,
+            backoff_ms=backoff_ms,
+            dead_letter=dead_letter,
+            ordered=ordered,
+            skip_lag_over=skip_lag_over,
+            skip_older_than_ms=skip_older_than_ms,
+        ),
+    )
+
+
+def get_group(group: str) -> Call[Group]:
+    """Get a consumer group. Raises NotFound (group_not_found)."""
+    return Call("getGroup", "GET", "/v1/groups/{group}", decoded(Group), parts={"group": group})
+
+
+def delete_group(group: str, *, if_match: int | None = None) -> Call[None]:
+    """Delete a consumer group: its leases, retries, offsets and dead letters.
+
+    The messages of its topics stay. Raises NotFound (group_not_found); ProblemError
+    (revision_mismatch).
+    """
+    return Call(
+        "deleteGroup",
+        "DELETE",
+        "/v1/groups/{group}",
+        nothing,
+        parts={"group": group},
+        headers=if_revision(if_match),
+    )
+
+
+def list_leases(
+    group: str, *, page_size: int | None = None, page_token: str | None = None
+) -> Call[LeasePage]:
+    """List leased messages with their attempt and the end of their lease.
+
+    Raises NotFound (group_not_found).
+    """
+    return Call(
+        "listLeases",
+        "GET",
+        "/v1/groups/{group}/leases",
+        decoded(LeasePage),
+        parts={"group": group},
+        query=query(page_size=page_size, page_token=page_token),
+    )
+
+
+def get_group_lag(group: str) -> Call[Lag]:
+    """Get the lag of a group: messages ready, leased and waiting for a retry.
+
+    Raises NotFound (group_not_found).
+    """
+    return Call(
+        "getGroupLag", "GET", "/v1/groups/{group}/lag", decoded(Lag), parts={"group": group}
+    )
+
+
+def _subscription(item: SubscriptionInput | str) -> SubscriptionInput:
+    return SubscriptionInput(item) if isinstance(item, str) else item

@@ -1,0 +1,92 @@
+"""The one rule of repetition, for every operation and both clients. Pure: time and chance are
+arguments.
+
+A call that failed is repeated if it was never sent, if its answer was lost and a second execution
+has no further effect, or if the service says that it may succeed later. The wait grows from try to
+try, with full jitter, and is never shorter than the service asks for. The client gives up
+`total_ms` after the first failure.
+"""
+
+from dataclasses import dataclass
+
+from escrowmq_client.errors import EscrowMQError, ProblemError, Unreachable
+
+_NEVER = "reply_timeout"  # sent again, it would ask the question a second time
+_LATER = (429, 503)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How long to repeat a call that failed, and how long to wait before each repetition.
+
+    `total_ms` counts from the first failure; 0 repeats nothing. The nth wait is chosen at random
+    between 0 and `first_ms` times 2 to the power of n - 1, at most `longest_ms`.
+    """
+
+    total_ms: int = 30_000
+    first_ms: int = 100
+    longest_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        if self.total_ms < 0 or self.first_ms < 1 or self.longest_ms < self.first_ms:
+            raise ValueError(f"total_ms >= 0 and 1 <= first_ms <= longest_ms, not {self}")
+
+    def wait_ms(
+        self,
+        error: EscrowMQError,
+        *,
+        failures: int,
+        repeatable: bool,
+        spent_ms: float,
+        chance: float,
+    ) -> float | None:
+        """Return how long to wait before the call is repeated; None if it is not.
+
+        `failures`: how often the call has failed, from 1. `spent_ms`: time since the first failure.
+        `chance`: a random number, 0 <= chance < 1.
+        """
+        if not may_repeat(error, repeatable=repeatable):
+            return None
+        longest = min(self.longest_ms, self.first_ms * 2 ** min(failures - 1, 32))
+        wait_ms = max(asked_wait_ms(error), chance * longest)
+        return wait_ms if spent_ms + wait_ms < self.total_ms else None
+
+
+class Attempts:
+    """The tries of one call, so far."""
+
+    def __init__(self, retry: Retry, *, repeatable: bool) -> None:
+        self._retry = retry
+        self._repeatable = repeatable
+        self._failures = 0
+        self._first_failed_ms = 0.0
+
+    def wait_ms(self, error: EscrowMQError, *, now_ms: float, chance: float) -> float | None:
+        """Count a failure; return how long to wait before the next try, or None if there is none.
+
+        `now_ms`: by a clock that is never set. `chance`: a random number, 0 <= chance < 1.
+        """
+        if self._failures == 0:
+            self._first_failed_ms = now_ms
+        self._failures += 1
+        return self._retry.wait_ms(
+            error,
+            failures=self._failures,
+            repeatable=self._repeatable,
+            spent_ms=now_ms - self._first_failed_ms,
+            chance=chance,
+        )
+
+
+def may_repeat(error: EscrowMQError, *, repeatable: bool) -> bool:
+    """Tell whether a call that failed like this may be sent again."""
+    if isinstance(error, Unreachable):
+        return repeatable or not error.outcome_unknown
+    if not isinstance(error, ProblemError) or error.code == _NEVER:
+        return False
+    return error.retryable or (repeatable and error.status in _LATER)
+
+
+def asked_wait_ms(error: EscrowMQError) -> int:
+    """Return how long the service wants the client to wait, at least."""
+    return (error.retry_after_ms or 0) if isinstance(error, ProblemError) else 0

@@ -1,0 +1,120 @@
+"""What both clients share: settings of a connection, requests and answers as HTTP has them."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol, TypeVar
+
+import httpx
+import msgspec
+
+from escrowmq_client.call import Answer, Call
+from escrowmq_client.errors import EscrowMQError, InvalidAnswer, Unreachable, error_of
+from escrowmq_client.models.problem import Problem
+
+T = TypeVar("T")
+
+URL_VARIABLE = "ESCROWMQ_URL"
+KEY_VARIABLE = "ESCROWMQ_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+# Nothing has reached the service when one of these is raised.
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+_FROM_A_PROXY = (502, 503, 504)  # where they have no problem document
+
+_problem = msgspec.json.Decoder(Problem)
+
+
+class Hooks(Protocol):
+    """Observers of calls, for example `escrowmq_client.telemetry.OpenTelemetry`."""
+
+    def on_call(self, call: Call[Any], headers: dict[str, str]) -> AbstractContextManager[object]:
+        """Surround a call with all its repetitions; may add `headers` to its requests."""
+        ...
+
+    def on_message(self, group: str, message: Any) -> AbstractContextManager[object]:
+        """Surround the handling of a message by a `Worker`."""
+        ...
+
+
+class Connection:
+    """Address, key and timeouts of a service."""
+
+    def __init__(self, url: str | None, api_key: str | None, timeout_ms: int) -> None:
+        self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"the URL begins with http:// or https://, not {self.url!r}")
+        if timeout_ms < 1:
+            raise ValueError(f"timeout_ms must be 1 or more, not {timeout_ms}")
+        self._timeout_ms = timeout_ms
+        key = api_key or os.environ.get(KEY_VARIABLE)
+        self._headers = {"User-Agent": "escrowmq-client-python"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def request(self, call: Call[Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """Return the arguments of `httpx.Client.request` for a call."""
+        patience = (self._timeout_ms + call.wait_ms) / 1_000
+        return {
+            "method": call.method,
+            "url": self.url + call.path,
+            "params": call.query or None,
+            "headers": {**self._headers, **call.headers, **headers},
+            "content": call.body or None,
+            "timeout": httpx.Timeout(self._timeout_ms / 1_000, read=patience),
+        }
+
+
+def error_from(error: httpx.TransportError) -> Unreachable:
+    """Return the error of a request that got no answer."""
+    return Unreachable(
+        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+        outcome_unknown=not isinstance(error, NOT_SENT),
+    )
+
+
+def read(response: httpx.Response, parse: Callable[[Answer], T]) -> T:
+    """Read an answer. Raises the error that it stands for."""
+    if response.is_success:
+        try:
+            return parse(Answer(response.status_code, response.headers, response.content))
+        except msgspec.DecodeError as error:
+            raise InvalidAnswer(f"status {response.status_code}, but {error}") from error
+    raise _refusal(response)
+
+
+def _refusal(response: httpx.Response) -> EscrowMQError:
+    try:
+        problem = _problem.decode(response.content)
+    except msgspec.DecodeError:
+        shown = response.text[:200]
+        if response.status_code in _FROM_A_PROXY:
+            return Unreachable(
+                f"status {response.status_code} from something before the service: {shown}",
+                outcome_unknown=True,
+            )
+        problem = Problem(
+            type="about:blank",
+            title=response.reason_phrase,
+            status=response.status_code,
+            code="unknown",
+            detail=f"a response that is no problem document: {shown}",
+            retryable=False,
+        )
+    if problem.retry_after_ms is None:
+        problem = msgspec.structs.replace(problem, retry_after_ms=_retry_after_ms(response))
+    return error_of(problem)
+
+
+def _retry_after_ms(response: httpx.Response) -> int | None:
+    """Read `Retry-After`: seconds, or a date compared with that of the response."""
+    text = response.headers.get("Retry-After", "")
+    if text.isascii() and text.isdigit():
+        return int(text) * 1_000
+    try:
+        wait = parsedate_to_datetime(text) - parsedate_to_datetime(response.headers["Date"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return max(0, int(wait.total_seconds() * 1_000))
