@@ -1,0 +1,200 @@
+"""How both clients execute a call: over answers and failures that a program makes up."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from escrowmq_client import (
+    AsyncClient,
+    Client,
+    InvalidAnswer,
+    MessageInput,
+    NotFound,
+    Overloaded,
+    ProblemError,
+    Retry,
+    Unreachable,
+)
+
+VERSION = {"name": "EscrowMQ", "version": "1", "api_version": "v1"}
+QUICK = Retry(total_ms=1_000, first_ms=1, longest_ms=1)
+RECEIPT = {
+    "message_id": "msg_1",
+    "topic": "orders",
+    "stored_at": "2026-03-02T10:15:04.101Z",
+    "durability": "synced",
+    "deduplicated": False,
+    "added_by_a_later_release": 1,
+}
+Course = list[httpx.Response | Exception]
+
+
+def problem(status: int, code: str, **fields: Any) -> httpx.Response:
+    body = {"type": f"/problems/{code}", "title": code, "status": status, "code": code}
+    return httpx.Response(status, json={**body, "detail": "", "retryable": False, **fields})
+
+
+class Played:
+    """A service that answers as its course says, and keeps what it was sent."""
+
+    def __init__(self, *course: httpx.Response | Exception) -> None:
+        self.course: Iterator[httpx.Response | Exception] = iter(course)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = next(self.course)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+Execute = Callable[..., Any]
+
+
+def by_threads(played: Played, method: str, *args: Any, **options: Any) -> Any:
+    http = httpx.Client(transport=httpx.MockTransport(played))
+    client = Client("http://service:1", retry=QUICK, http=http, api_key="k-1")
+    return getattr(client, method)(*args, **options)
+
+
+def by_tasks(played: Played, method: str, *args: Any, **options: Any) -> Any:
+    async def run() -> Any:
+        http = httpx.AsyncClient(transport=httpx.MockTransport(played))
+        client = AsyncClient("http://service:1", retry=QUICK, http=http, api_key="k-1")
+        return await getattr(client, method)(*args, **options)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=[by_threads, by_tasks])
+def execute(request) -> Execute:
+    return request.param
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_same_key(execute):
+    played = Played(
+        httpx.ReadTimeout("no answer"),
+        httpx.RemoteProtocolError("closed"),
+        httpx.Response(502, text="<html>"),
+        httpx.Response(201, json=RECEIPT),
+    )
+
+    receipt = execute(played, "send", "orders", json={"id": 1})
+
+    assert receipt.message_id == "msg_1"
+    assert len(played.requests) == 4
+    assert len({request.headers["Idempotency-Key"] for request in played.requests}) == 1
+    assert {request.content for request in played.requests} == {b'{"json":{"id":1}}'}
+
+
+def test_a_lost_answer_of_a_call_that_acts_twice_is_an_error_that_says_so(execute):
+    played = Played(httpx.ReadTimeout("no answer"))
+
+    with pytest.raises(Unreachable, match="ReadTimeout") as caught:
+        execute(played, "rotate_signing_secret", "shop")
+
+    assert caught.value.outcome_unknown
+
+
+def test_a_service_that_is_starting_is_waited_for(execute):
+    played = Played(
+        httpx.ConnectError("refused"),
+        problem(503, "recovering", retryable=True),
+        httpx.Response(200, json=VERSION),
+    )
+
+    assert execute(played, "get_version").name == "EscrowMQ"
+
+
+def test_a_wait_that_would_be_too_long_ends_the_call(execute):
+    refusal = problem(503, "overloaded", retryable=True)
+    refusal.headers["Retry-After"] = "2"
+    played = Played(refusal)
+
+    with pytest.raises(Overloaded) as caught:
+        execute(played, "get_version")
+
+    assert caught.value.retry_after_ms == 2_000
+    assert len(played.requests) == 1
+
+
+def test_a_refusal_is_an_error_with_all_that_the_service_said(execute):
+    fields = {
+        "errors": [{"pointer": "/key", "code": "too_long", "detail": "255 bytes"}],
+        "context": {"limit": "255"},
+    }
+    played = Played(problem(404, "a_code_of_later", **fields))
+
+    with pytest.raises(NotFound, match="404 a_code_of_later") as caught:
+        execute(played, "get_topic", "orders")
+
+    assert caught.value.code == "a_code_of_later"
+    assert caught.value.errors[0].pointer == "/key"
+    assert caught.value.context == {"limit": "255"}
+
+
+def test_a_refusal_without_a_problem_document_is_an_error_all_the_same(execute):
+    with pytest.raises(ProblemError, match=r"418 unknown: .*teapot") as caught:
+        execute(Played(httpx.Response(418, text="a teapot")), "get_version")
+
+    assert not caught.value.retryable
+
+
+def test_an_answer_of_another_program_is_an_error_of_the_client(execute):
+    with pytest.raises(InvalidAnswer, match="status 200"):
+        execute(Played(httpx.Response(200, text="<html>")), "get_version")
+
+
+def test_the_key_is_sent_and_a_long_poll_is_waited_for(execute):
+    played = Played(httpx.Response(200, json={"synced_offset": 1, "synced": True}))
+
+    execute(played, "get_durability", wait_ms=20_000)
+
+    (request,) = played.requests
+    assert request.headers["Authorization"] == "Bearer k-1"
+    assert request.url == "http://service:1/v1/store/durability?wait_ms=20000"
+    assert request.extensions["timeout"] == {"connect": 10, "read": 30, "write": 10, "pool": 10}
+
+
+def test_a_stream_that_ended_early_is_sent_again_as_a_whole(execute):
+    def line(n: int) -> str:
+        return json.dumps({"id": str(n), "status": 201, "receipt": RECEIPT}) + "\n"
+
+    played = Played(httpx.Response(200, text=line(0)), httpx.Response(200, text=line(0) + line(1)))
+
+    results = execute(
+        played, "send_message_stream", "orders", [MessageInput(json=1), MessageInput(json=2)]
+    )
+
+    assert [result.stored().message_id for result in results] == ["msg_1", "msg_1"]
+    assert len({request.headers["Idempotency-Key"] for request in played.requests}) == 1
+
+
+def test_the_address_and_the_key_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("ESCROWMQ_URL", "http://elsewhere:1/")
+    monkeypatch.setenv("ESCROWMQ_API_KEY", "k-2")
+    played = Played(httpx.Response(200, json=VERSION))
+
+    Client(http=httpx.Client(transport=httpx.MockTransport(played))).get_version()
+
+    assert str(played.requests[0].url) == "http://elsewhere:1/v1/version"
+    assert played.requests[0].headers["Authorization"] == "Bearer k-2"
+
+
+def test_an_address_without_a_scheme_is_refused_at_once():
+    with pytest.raises(ValueError, match="begins with http"):
+        Client("localhost:8080")
+
+
+def test_close_leaves_an_http_client_of_the_caller_open():
+    http = httpx.Client(transport=httpx.MockTransport(Played()))
+
+    with Client("http://service:1", http=http):
+        pass
+
+    assert not http.is_closed
