@@ -56,12 +56,17 @@ if TYPE_CHECKING:
     from escrowmq_client.records import Record
     from escrowmq_client.retry import Retry
     from escrowmq_client.transport import Hooks
+    from escrowmq_client.worker.book import LeasedMessage, WorkerStats
+    from escrowmq_client.worker.outcomes import DeadLetter, RetryLater
+    from escrowmq_client.worker.tasks import AsyncWorker
+    from escrowmq_client.worker.threads import Worker
 
 __all__ = [
     "AckEntry",
     "AlreadyResolved",
     "AnswerInput",
     "AsyncClient",
+    "AsyncWorker",
     "BatchEntry",
     "BatchResult",
     "Call",
@@ -71,6 +76,7 @@ __all__ = [
     "CheckQuestion",
     "Client",
     "Conflict",
+    "DeadLetter",
     "DeadLetterEntry",
     "Decision",
     "EscrowMQError",
@@ -79,6 +85,7 @@ __all__ = [
     "Hooks",
     "InvalidAnswer",
     "LeaseLost",
+    "LeasedMessage",
     "Message",
     "MessageInput",
     "NackEntry",
@@ -93,11 +100,14 @@ __all__ = [
     "Refused",
     "Reply",
     "Retry",
+    "RetryLater",
     "SubscriptionInput",
     "TopicSchema",
     "Transaction",
     "TransactionMessageInput",
     "Unreachable",
+    "Worker",
+    "WorkerStats",
 ]
 
 _HOMES = {
@@ -119,6 +129,10 @@ _HOMES = {
     "records": "Record",
     "retry": "Retry",
     "transport": "Hooks",
+    "worker.book": "LeasedMessage WorkerStats",
+    "worker.outcomes": "DeadLetter RetryLater",
+    "worker.tasks": "AsyncWorker",
+    "worker.threads": "Worker",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -1,0 +1,295 @@
+"""The worker for programs with an event loop of asyncio.
+
+As `threads.py`, with tasks in place of threads. They run on one thread, so that nothing guards the
+book; a task that waits is woken by every change.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from math import inf
+
+from escrowmq_client.async_client import AsyncClient
+from escrowmq_client.call import Call
+from escrowmq_client.errors import EscrowMQError, Refused
+from escrowmq_client.models.consume import ReceivedMessages, SettleResult, SettleResults
+from escrowmq_client.worker.book import (
+    MOST_ENTRIES,
+    Book,
+    Lease,
+    LeasedMessage,
+    WorkerOptions,
+    WorkerStats,
+    message_of,
+    settle_calls,
+)
+from escrowmq_client.worker.outcomes import Nack, Outcome, is_failure, outcome_of
+from escrowmq_client.worker.words import is_passing, log, log_failed, log_lost, worker_name
+
+_PAUSE_MS = 1_000  # before a service that failed is asked again
+_GIVING_BACK_MS = 2_000  # for the last answers of a worker that stops
+_HEALTHY_MS = 60_000
+_CANCELLED = Nack(0, "its handler was cancelled")
+
+
+class AsyncWorker:
+    """Handle messages of a consumer group in tasks of an event loop.
+
+        async def handle(message: LeasedMessage) -> None:
+            await book_invoice(message.json())
+
+        async with AsyncClient() as client:
+            await AsyncWorker(client, "billing", handle, concurrency=100).run()
+
+    Parameters and promises are those of `Worker`. In addition, a handler whose message has lost its
+    lease is cancelled, and so is one that has not finished `shutdown_ms` after the stop.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        group: str,
+        handler: Callable[[LeasedMessage], Awaitable[object]],
+        *,
+        concurrency: int = 16,
+        extend: bool = True,
+        lease_ms: int | None = None,
+        max_lease_ms: int = 12 * 3_600_000,
+        wait_ms: int = 5_000,
+        shutdown_ms: int = 25_000,
+        ack_batch_ms: int = 20,
+        name: str | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        options = WorkerOptions(
+            concurrency=concurrency,
+            extend=extend,
+            lease_ms=lease_ms,
+            max_lease_ms=max_lease_ms,
+            wait_ms=wait_ms,
+            shutdown_ms=shutdown_ms,
+            ack_batch_ms=ack_batch_ms,
+        )
+        self._client = client
+        self._group = group
+        self._handler = handler
+        self._options = options
+        self._name = name or worker_name()
+        self._handle_signals = handle_signals
+        self._book = Book(options, is_ordered=False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._running: dict[Lease, asyncio.Task[None]] = {}
+        self._stops = 0
+        self._is_closed = False
+        self._last_answer_ms = -inf
+
+    @property
+    def stats(self) -> WorkerStats:
+        """Numbers of messages since the worker was made."""
+        return self._book.stats
+
+    async def run(self) -> None:
+        """Work until `stop()` or a signal. Raises what the service refuses for good.
+
+        For example NotFound (group_not_found), or 401 of a wrong key.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._book.is_ordered = (await self._client.get_group(self._group)).ordered
+        self._last_answer_ms = _now_ms()
+        receiving = asyncio.create_task(self._receive())
+        services = [
+            receiving, asyncio.create_task(self._extend()), asyncio.create_task(self._settle()),
+        ]  # fmt: skip
+        supervising = asyncio.create_task(self._supervise(receiving))
+        with self._signals() if self._handle_signals else nullcontext():
+            try:
+                ended = {supervising}
+                while not supervising.done():
+                    working = {supervising, *(one for one in services if not one.done())}
+                    ended, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                    for one in ended:
+                        if not one.cancelled():
+                            one.result()
+            finally:
+                self._is_closed = True
+                everything = [supervising, *services, *self._running.values()]
+                for one in everything:
+                    one.cancel()
+                await asyncio.gather(*everything, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Stop, from any thread; a second call gives back at once what still runs."""
+        self._stops += 1
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop was closed: the worker has ended
+                self._loop.call_soon_threadsafe(self._notify)
+
+    def healthy(self, *, within_ms: int = _HEALTHY_MS) -> bool:
+        """Tell whether the worker runs, and the service has answered it lately.
+
+        A worker whose handlers are all busy does not receive; it is healthy.
+        """
+        if self._is_closed or self._last_answer_ms == -inf:
+            return False
+        is_busy = not self._book.is_stopping and self._book.free == 0
+        return is_busy or _now_ms() - self._last_answer_ms <= within_ms
+
+    async def _supervise(self, receiving: "asyncio.Task[None]") -> None:
+        """Start handlers, cancel those of lost leases, and stop in time."""
+        give_up_ms = leave_ms = inf
+        while True:
+            now_ms = _now_ms()
+            for lease in self._book.lose_overdue(now_ms):
+                self._lost(lease, "it has ended")
+            if self._stops and not self._book.is_stopping:
+                give_up_ms = now_ms + self._options.shutdown_ms
+                # Its connection is closed, and the service leases nothing to it any more.
+                receiving.cancel()
+                self._book.stop(now_ms)
+            for lease in self._book.start():
+                self._running[lease] = asyncio.create_task(self._handle(lease))
+            if self._stops > 1 or now_ms >= give_up_ms:
+                give_up_ms = inf
+                leave_ms = min(leave_ms, now_ms + _GIVING_BACK_MS)
+                for lease in self._book.give_up(now_ms):
+                    log.warning("gave back message %s unfinished", lease.message.message_id)
+                    self._running[lease].cancel()
+            if self._book.is_stopping and (self._book.is_empty or now_ms >= leave_ms):
+                return
+            self._notify()
+            await self._wait(min(self._book.next_loss_ms(), give_up_ms, leave_ms))
+
+    async def _receive(self) -> None:
+        while not self._stops:
+            if not self._book.free:
+                await self._wait(inf)
+                continue
+            answer = await self._received(self._book.free)
+            if answer is None:
+                await asyncio.sleep(_PAUSE_MS / 1_000)
+                continue
+            self._book.receive(answer, _now_ms())
+            self._notify()
+
+    async def _received(self, most: int) -> ReceivedMessages | None:
+        """Receive up to so many messages; None if the service failed."""
+        try:
+            answer = await self._client.receive_messages(
+                self._group,
+                max_messages=min(most, MOST_ENTRIES),
+                wait_ms=self._options.wait_ms,
+                lease_ms=self._options.lease_ms,
+                worker=self._name,
+            )
+        except EscrowMQError as error:
+            if not is_passing(error):
+                raise
+            log.warning("cannot receive messages of group %s: %s", self._group, error)
+            return None
+        self._last_answer_ms = _now_ms()
+        return answer
+
+    async def _extend(self) -> None:
+        while True:
+            while not (leases := self._book.to_extend(_now_ms())):
+                await self._wait(self._book.next_extension_ms())
+            sent_ms = _now_ms()
+            results = await self._results(self._book.extend_call(self._group, leases))
+            if results is None:
+                self._book.not_extended(leases, _now_ms())
+            else:
+                for lease in self._book.extended(leases, results, sent_ms):
+                    self._lost(lease, "an extension was refused")
+            self._notify()
+
+    async def _settle(self) -> None:
+        while True:
+            while not (batch := self._book.to_settle(_now_ms())):
+                await self._wait(self._book.next_settlement_ms())
+            for call, leases in settle_calls(self._group, batch):
+                results = await self._results(call)
+                if results is None:
+                    self._book.not_settled(leases, _now_ms())
+                else:
+                    for lease in self._book.settled(leases, results):
+                        self._lost(lease, "its settlement was refused")
+                self._notify()
+
+    async def _results(self, call: Call[SettleResults]) -> list[SettleResult] | None:
+        """Return the result of each entry; None if the service failed."""
+        try:
+            results: list[SettleResult] = (await self._client.call(call)).results
+        except Refused as refused:
+            results = refused.answer.results
+        except EscrowMQError as error:
+            if not is_passing(error):
+                raise
+            log.warning("%s of group %s failed: %s", call.operation, self._group, error)
+            return None
+        self._last_answer_ms = _now_ms()
+        return results
+
+    async def _handle(self, lease: Lease) -> None:
+        outcome: Outcome = _CANCELLED
+        try:
+            outcome = await self._handled(lease)
+        finally:
+            del self._running[lease]
+            self._book.finish(lease, outcome, _now_ms())
+            self._notify()
+
+    async def _handled(self, lease: Lease) -> Outcome:
+        """Run the handler; return what becomes of its message."""
+        message, hooks = message_of(lease), self._client.hooks
+        try:
+            with hooks.on_message(self._group, message) if hooks else nullcontext():
+                await self._handler(message)
+        except Exception as error:  # noqa: BLE001  it is the outcome of the handler
+            if is_failure(error):
+                log_failed(lease, error)
+            return outcome_of(error)
+        return outcome_of(None)
+
+    def _lost(self, lease: Lease, why: str) -> None:
+        log_lost(lease, why)
+        if (task := self._running.get(lease)) is not None:
+            task.cancel()
+
+    async def _wait(self, until_ms: float) -> None:
+        """Wait for a change, until then at most."""
+        wait_ms = until_ms - _now_ms()
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.add(change)
+        try:
+            await asyncio.wait(
+                {change}, timeout=None if wait_ms == inf else max(0, wait_ms) / 1_000
+            )
+        finally:
+            self._waiting.discard(change)
+
+    def _notify(self) -> None:
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Stop at SIGTERM and SIGINT, if the loop runs in the main thread."""
+        loop = asyncio.get_running_loop()
+        added = []
+        for one in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(one, self.stop)
+                added.append(one)
+        try:
+            yield
+        finally:
+            for one in added:
+                loop.remove_signal_handler(one)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1_000

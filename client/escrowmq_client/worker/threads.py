@@ -1,0 +1,321 @@
+"""The worker for programs with threads.
+
+The thread of `run()` starts handlers and notices leases that end. Beside it one thread receives,
+one extends leases, one settles, and `concurrency` threads handle messages. One condition guards the
+book; no request is sent while it is held.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from math import inf
+from queue import SimpleQueue
+from types import FrameType
+
+from escrowmq_client.call import Call
+from escrowmq_client.client import Client
+from escrowmq_client.errors import EscrowMQError, Refused
+from escrowmq_client.models.consume import ReceivedMessages, SettleResult, SettleResults
+from escrowmq_client.worker.book import (
+    MOST_ENTRIES,
+    Book,
+    Lease,
+    LeasedMessage,
+    WorkerOptions,
+    WorkerStats,
+    message_of,
+    settle_calls,
+)
+from escrowmq_client.worker.outcomes import is_failure, outcome_of
+from escrowmq_client.worker.words import is_passing, log, log_failed, log_lost, worker_name
+
+_PAUSE_MS = 1_000  # before a service that failed is asked again
+_GIVING_BACK_MS = 2_000  # for the last answers of a worker that stops
+_HEALTHY_MS = 60_000
+
+
+class Worker:
+    """Handle messages of a consumer group, several at once.
+
+        def handle(message: LeasedMessage) -> None:
+            book_invoice(message.json())
+
+        Worker(Client(), "billing", handle, concurrency=16).run()
+
+    A handler that returns acknowledges its message. `raise RetryLater(after_ms)` and `raise
+    DeadLetter(reason)` do what they say; any other exception rejects the message with its text as
+    the reason. Leases are extended after a third of their time, until `max_lease_ms` (with
+    `extend=False` never); a message whose lease has ended has `lost`. No more messages are received
+    than can start at once. In an ordered group one message of each ordering key is handled at a
+    time.
+
+    SIGTERM and SIGINT, or `stop()`, end it: nothing is received any more, handlers have
+    `shutdown_ms` to finish while their leases are extended, and the rest is given back. A second
+    signal gives it back at once.
+
+    `ack_batch_ms`: how long an acknowledgement waits for others. `wait_ms`: how long a receive
+    waits for messages. `lease_ms`: lease time, unless the group's.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        handler: Callable[[LeasedMessage], object],
+        *,
+        concurrency: int = 16,
+        extend: bool = True,
+        lease_ms: int | None = None,
+        max_lease_ms: int = 12 * 3_600_000,
+        wait_ms: int = 5_000,
+        shutdown_ms: int = 25_000,
+        ack_batch_ms: int = 20,
+        name: str | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        options = WorkerOptions(
+            concurrency=concurrency,
+            extend=extend,
+            lease_ms=lease_ms,
+            max_lease_ms=max_lease_ms,
+            wait_ms=wait_ms,
+            shutdown_ms=shutdown_ms,
+            ack_batch_ms=ack_batch_ms,
+        )
+        self._client = client
+        self._group = group
+        self._handler = handler
+        self._options = options
+        self._name = name or worker_name()
+        self._handle_signals = handle_signals
+        self._book = Book(options, is_ordered=False)
+        self._changed = threading.Condition()
+        self._work: SimpleQueue[Lease | None] = SimpleQueue()
+        self._stops = 0
+        self._is_receiving = False
+        self._is_closed = False
+        self._error: BaseException | None = None
+        self._last_answer_ms = -inf
+
+    @property
+    def stats(self) -> WorkerStats:
+        """Numbers of messages since the worker was made."""
+        return self._book.stats
+
+    def run(self) -> None:
+        """Work until `stop()` or a signal. Raises what the service refuses for good.
+
+        For example NotFound (group_not_found), or 401 of a wrong key.
+        """
+        self._book.is_ordered = self._client.get_group(self._group).ordered
+        self._last_answer_ms = _now_ms()
+        services = [self._receive, self._extend, self._settle]
+        services += [self._handle] * self._options.concurrency
+        with self._signals() if self._handle_signals else nullcontext():
+            for service in services:
+                # A daemon: a handler that never returns must not keep the process.
+                threading.Thread(target=self._guarded(service), daemon=True).start()
+            try:
+                self._supervise()
+            finally:
+                self._close()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Stop, from any thread; a second call gives back at once what still runs."""
+        self._stops += 1
+        with self._changed:
+            self._changed.notify_all()
+
+    def healthy(self, *, within_ms: int = _HEALTHY_MS) -> bool:
+        """Tell whether the worker runs, and the service has answered it lately.
+
+        A worker whose handlers are all busy does not receive; it is healthy.
+        """
+        with self._changed:
+            if self._is_closed or self._last_answer_ms == -inf:
+                return False
+            is_busy = not self._book.is_stopping and self._book.free == 0
+            return is_busy or _now_ms() - self._last_answer_ms <= within_ms
+
+    def _supervise(self) -> None:
+        """Start handlers, notice lost leases, and stop in time."""
+        give_up_ms = leave_ms = received_by_ms = inf
+        with self._changed:
+            while self._error is None:
+                now_ms = _now_ms()
+                for lease in self._book.lose_overdue(now_ms):
+                    log_lost(lease, "it has ended")
+                if self._stops and not self._book.is_stopping:
+                    give_up_ms = now_ms + self._options.shutdown_ms
+                    received_by_ms = now_ms + self._options.wait_ms + _PAUSE_MS
+                    self._book.stop(now_ms)
+                for lease in self._book.start():
+                    self._work.put(lease)
+                if self._stops > 1 or now_ms >= give_up_ms:
+                    give_up_ms = inf
+                    leave_ms = min(leave_ms, now_ms + _GIVING_BACK_MS)
+                    for lease in self._book.give_up(now_ms):
+                        log.warning("gave back message %s unfinished", lease.message.message_id)
+                if self._book.is_stopping:
+                    has_received = not self._is_receiving or now_ms >= received_by_ms
+                    if (self._book.is_empty and has_received) or now_ms >= leave_ms:
+                        return
+                self._changed.notify_all()
+                self._wait(min(self._book.next_loss_ms(), give_up_ms, leave_ms, received_by_ms))
+
+    def _receive(self) -> None:
+        while True:
+            with self._changed:
+                while not self._book.free and not self._is_ending:
+                    self._changed.wait()
+                if self._is_ending:
+                    return
+                most = self._book.free
+                self._is_receiving = True
+            answer = self._received(most)
+            with self._changed:
+                self._is_receiving = False
+                if answer is None:
+                    self._wait(_now_ms() + _PAUSE_MS)
+                else:
+                    self._book.receive(answer, _now_ms())
+                self._changed.notify_all()
+
+    def _received(self, most: int) -> ReceivedMessages | None:
+        """Receive up to so many messages; None if the service failed."""
+        try:
+            answer = self._client.receive_messages(
+                self._group,
+                max_messages=min(most, MOST_ENTRIES),
+                wait_ms=self._options.wait_ms,
+                lease_ms=self._options.lease_ms,
+                worker=self._name,
+            )
+        except EscrowMQError as error:
+            if not is_passing(error):
+                raise
+            log.warning("cannot receive messages of group %s: %s", self._group, error)
+            return None
+        self._last_answer_ms = _now_ms()
+        return answer
+
+    def _extend(self) -> None:
+        while True:
+            with self._changed:
+                while not (leases := self._book.to_extend(_now_ms())):
+                    if self._is_closed:
+                        return
+                    self._wait(self._book.next_extension_ms())
+            sent_ms = _now_ms()
+            results = self._results(self._book.extend_call(self._group, leases))
+            with self._changed:
+                if results is None:
+                    self._book.not_extended(leases, _now_ms())
+                else:
+                    for lease in self._book.extended(leases, results, sent_ms):
+                        log_lost(lease, "an extension was refused")
+                self._changed.notify_all()
+
+    def _settle(self) -> None:
+        while True:
+            with self._changed:
+                while not (batch := self._book.to_settle(_now_ms())):
+                    if self._is_closed:
+                        return
+                    self._wait(self._book.next_settlement_ms())
+            for call, leases in settle_calls(self._group, batch):
+                results = self._results(call)
+                with self._changed:
+                    if results is None:
+                        self._book.not_settled(leases, _now_ms())
+                    else:
+                        for lease in self._book.settled(leases, results):
+                            log_lost(lease, "its settlement was refused")
+                    self._changed.notify_all()
+
+    def _results(self, call: Call[SettleResults]) -> list[SettleResult] | None:
+        """Return the result of each entry; None if the service failed."""
+        try:
+            results = self._client.call(call).results
+        except Refused as refused:
+            results = refused.answer.results
+        except EscrowMQError as error:
+            if not is_passing(error):
+                raise
+            log.warning("%s of group %s failed: %s", call.operation, self._group, error)
+            return None
+        self._last_answer_ms = _now_ms()
+        return results
+
+    def _handle(self) -> None:
+        while (lease := self._work.get()) is not None:
+            error = self._handled(lease)
+            with self._changed:
+                self._book.finish(lease, outcome_of(error), _now_ms())
+                self._changed.notify_all()
+
+    def _handled(self, lease: Lease) -> Exception | None:
+        """Run the handler; return what it raised."""
+        message, hooks = message_of(lease), self._client.hooks
+        try:
+            with hooks.on_message(self._group, message) if hooks else nullcontext():
+                self._handler(message)
+        except Exception as error:  # noqa: BLE001  it is the outcome of the handler
+            if is_failure(error):
+                log_failed(lease, error)
+            return error
+        return None
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_closed or bool(self._stops)
+
+    def _wait(self, until_ms: float) -> None:
+        """Wait for a change, until then at most."""
+        wait_ms = until_ms - _now_ms()
+        self._changed.wait(None if wait_ms == inf else max(0, wait_ms) / 1_000)
+
+    def _close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for _ in range(self._options.concurrency):
+            self._work.put(None)
+
+    def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Make a thread's error the worker's."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  `run()` raises it
+                with self._changed:
+                    self._error = self._error or error
+                    self._changed.notify_all()
+
+        return run
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Stop at SIGTERM and SIGINT, if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(_: int, __: FrameType | None) -> None:
+            self.stop()
+
+        before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1_000

@@ -1,0 +1,48 @@
+"""What workers log, how they are named, and which failures pass."""
+
+import logging
+import os
+import socket
+
+from escrowmq_client.errors import EscrowMQError, InvalidAnswer, ProblemError, Unreachable
+from escrowmq_client.worker.book import Lease
+
+log = logging.getLogger("escrowmq_client")
+
+_NOT_THE_CALLERS_FAULT = 500
+_TOO_MANY = 429
+
+
+def worker_name() -> str:
+    """Make the name that leases of this process have in a trace."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def is_passing(error: EscrowMQError) -> bool:
+    """Tell whether a worker goes on: the service may answer otherwise later."""
+    if isinstance(error, ProblemError):
+        status = error.status
+        return error.retryable or status >= _NOT_THE_CALLERS_FAULT or status == _TOO_MANY
+    return isinstance(error, Unreachable | InvalidAnswer)
+
+
+def log_lost(lease: Lease, why: str) -> None:
+    """Log that the lease of a message has ended before it was settled."""
+    message = lease.message
+    log.warning(
+        "lost the lease of message %s (attempt %d, %s): %s; it comes again",
+        message.message_id,
+        message.attempt,
+        lease.state.value if lease.outcome is None else "handled",
+        why,
+    )
+
+
+def log_failed(lease: Lease, error: Exception) -> None:
+    """Log that a handler raised."""
+    log.error(
+        "the handler failed on message %s (attempt %d)",
+        lease.message.message_id,
+        lease.message.attempt,
+        exc_info=error,
+    )

@@ -1,0 +1,333 @@
+"""Workers against a real service: in this process, and in one that is stopped and killed."""
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Queue
+
+import pytest
+
+from escrowmq_client import (
+    AsyncClient,
+    AsyncWorker,
+    Client,
+    DeadLetter,
+    LeasedMessage,
+    MessageInput,
+    NotFound,
+    RetryLater,
+    Worker,
+)
+from tests.house.source import ROOT
+from tests.support.server import Server
+
+PATIENCE_S = 60
+
+
+@contextmanager
+def running(worker: Worker) -> Iterator[None]:
+    """Run the worker in a thread, and stop it at the end."""
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def send(client: Client, topic: str, count: int, **fields) -> None:
+    client.send_message_batch(topic, [MessageInput(json=n, **fields) for n in range(count)])
+
+
+def test_each_message_is_handled_and_acknowledged(client, topic, group):
+    send(client, topic, 200)
+    handled: Queue[int] = Queue()
+    worker = Worker(
+        client, group, lambda message: handled.put(message.json()), wait_ms=200, concurrency=8
+    )
+    assert not worker.healthy()
+
+    with running(worker):
+        numbers = {handled.get(timeout=PATIENCE_S) for _ in range(200)}
+        assert worker.healthy()
+
+    assert numbers == set(range(200))
+    assert worker.stats.acked == worker.stats.received == 200
+    assert worker.stats.lost == 0
+    assert client.get_group_lag(group).messages_leased == 0
+    assert not worker.healthy()
+
+
+def test_a_handler_says_what_becomes_of_its_message(client, topic, group, caplog):
+    client.put_group(group, topics=[topic], backoff_ms=[50], max_attempts=3)
+    send(client, topic, 3)
+    seen: Queue[tuple[int, int]] = Queue()
+
+    def handle(message: LeasedMessage) -> None:
+        number = message.json()
+        seen.put((number, message.attempt))
+        if number == 0 and message.attempt == 1:
+            raise RetryLater(50)
+        if number == 1:
+            raise DeadLetter("bad schema")
+        if number == 2 and message.attempt < 3:
+            raise ValueError("db down")
+
+    worker = Worker(client, group, handle, wait_ms=200)
+    with caplog.at_level(logging.ERROR, "escrowmq_client"), running(worker):
+        handled = {seen.get(timeout=PATIENCE_S) for _ in range(6)}
+
+    assert handled == {(0, 1), (0, 2), (1, 1), (2, 1), (2, 2), (2, 3)}
+    assert [one.reason for one in client.items(client.list_dead_letters, group)] == ["bad schema"]
+    assert caplog.text.count("ValueError: db down") == 2
+    assert "RetryLater" not in caplog.text
+    assert (worker.stats.acked, worker.stats.nacked, worker.stats.dead_lettered) == (2, 3, 1)
+
+
+def test_a_message_that_takes_longer_than_its_lease_is_handled_once(client, topic, group):
+    send(client, topic, 1)
+    attempts: list[int] = []
+    done = threading.Event()
+
+    def handle(message: LeasedMessage) -> None:
+        attempts.append(message.attempt)
+        while worker.stats.extended < 4:
+            done.wait(0.01)
+        assert not message.lost
+        done.set()
+
+    worker = Worker(client, group, handle, lease_ms=900, wait_ms=200)
+    with running(worker):
+        assert done.wait(PATIENCE_S)
+
+    assert attempts == [1]
+    assert (worker.stats.acked, worker.stats.lost) == (1, 0)
+
+
+def test_without_extension_a_lease_ends_and_the_handler_can_see_it(client, topic, group, caplog):
+    send(client, topic, 1)
+    saw_the_loss, done = threading.Event(), threading.Event()
+
+    def handle(message: LeasedMessage) -> None:
+        if message.attempt > 1:
+            done.set()
+            return
+        while not message.lost:
+            done.wait(0.01)
+        saw_the_loss.set()
+
+    worker = Worker(client, group, handle, lease_ms=300, extend=False, wait_ms=200)
+    with caplog.at_level(logging.WARNING, "escrowmq_client"), running(worker):
+        assert done.wait(PATIENCE_S)
+
+    assert saw_the_loss.is_set()
+    assert "lost the lease" in caplog.text
+    assert (worker.stats.acked, worker.stats.lost) == (1, 1)
+
+
+async def test_a_handler_whose_message_lost_its_lease_is_cancelled(client, server, topic, group):
+    send(client, topic, 1)
+    begun, cancelled, again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(message: LeasedMessage) -> None:
+        if begun.is_set():
+            again.set()
+            return
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert message.lost
+            cancelled.set()
+
+    async with AsyncClient(server.url) as one:
+        worker = AsyncWorker(one, group, handle, lease_ms=900, wait_ms=200, handle_signals=False)
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        await one.reset_offsets(group, topic, "earliest")  # ends its leases
+        await asyncio.wait_for(cancelled.wait(), PATIENCE_S)
+        await asyncio.wait_for(again.wait(), PATIENCE_S)
+        worker.stop()
+        await asyncio.wait_for(running, PATIENCE_S)
+
+    assert (worker.stats.acked, worker.stats.lost) == (1, 1)
+
+
+async def test_a_worker_of_tasks_handles_many_messages_at_once(client, server, topic, group):
+    send(client, topic, 50)
+    all_begun, handled = asyncio.Event(), []
+
+    async def handle(message: LeasedMessage) -> None:
+        handled.append(message.json())
+        if len(handled) == 50:
+            all_begun.set()
+        await all_begun.wait()
+
+    async with AsyncClient(server.url) as one:
+        worker = AsyncWorker(one, group, handle, concurrency=50, handle_signals=False)
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(all_begun.wait(), PATIENCE_S)
+        worker.stop()
+        await asyncio.wait_for(running, PATIENCE_S)
+
+    assert worker.stats.acked == 50
+    assert client.get_group_lag(group).messages_leased == 0
+
+
+def test_an_ordered_group_is_handled_in_order_one_message_of_a_key_at_a_time(client, topic):
+    group = client.put_group(f"ordered-{topic}", topics=[topic], ordered=True).group
+    for n in range(30):
+        client.send(topic, json=n, ordering_key=f"key-{n % 3}")
+    handled: dict[str | None, list[int]] = defaultdict(list)
+    count: Queue[int] = Queue()
+    at_work: set[str | None] = set()
+    guard = threading.Lock()
+
+    def handle(message: LeasedMessage) -> None:
+        with guard:
+            assert message.ordering_key not in at_work
+            at_work.add(message.ordering_key)
+        if message.json() == 4 and message.attempt == 1:
+            with guard:
+                at_work.discard(message.ordering_key)
+            raise RetryLater(20)
+        with guard:
+            handled[message.ordering_key].append(message.json())
+            at_work.discard(message.ordering_key)
+        count.put(1)
+
+    with running(Worker(client, group, handle, wait_ms=200)):
+        for _ in range(30):
+            count.get(timeout=PATIENCE_S)
+
+    assert dict(handled) == {f"key-{key}": list(range(key, 30, 3)) for key in range(3)}
+
+
+def test_what_the_service_refuses_for_good_ends_the_worker(client):
+    with pytest.raises(NotFound, match="group_not_found"):
+        Worker(client, "no-such-group", print).run()
+
+
+def test_a_worker_outlives_a_restart_of_the_service(tmp_path, http):
+    with Server(tmp_path / "data") as server:
+        client = Client(server.url, http=http)
+        client.put_group("billing", topics=[client.create_topic("orders").topic])
+        client.send("orders", json=0)
+        handled: Queue[int] = Queue()
+        worker = Worker(client, "billing", lambda one: handled.put(one.json()), wait_ms=200)
+        with running(worker):
+            assert handled.get(timeout=PATIENCE_S) == 0
+            server.kill()
+            server.start()
+            client.send("orders", json=1)
+            while handled.get(timeout=PATIENCE_S) != 1:  # the first may come again
+                pass
+
+
+class Program:
+    """A worker in a process of its own."""
+
+    def __init__(self, server: Server, group: str, kind: str, *, shutdown_ms: int) -> None:
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "tests.client.worker_program", server.url, group, kind,
+                str(shutdown_ms),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+
+    def next_line(self) -> list[str]:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().split()
+
+    def finish_one(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> int:
+        status = self._process.wait(PATIENCE_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return status
+
+
+KINDS = pytest.mark.parametrize("kind", ["threads", "tasks"])
+
+
+@KINDS
+def test_sigterm_lets_a_handler_finish_and_starts_no_other(server, client, topic, group, kind):
+    send(client, topic, 2)
+    program = Program(server, group, kind, shutdown_ms=60_000)
+    began = program.next_line()
+    assert began[0] == "begun"
+
+    program.signal(signal.SIGTERM)
+    # Longer than the lease: it goes on being extended. Nobody else gets the message meanwhile.
+    (other,) = client.receive_messages(group, wait_ms=2_500).messages
+    assert client.receive_messages(group, wait_ms=2_500).messages == []
+    program.finish_one()
+
+    assert program.next_line() == ["finished", *began[1:]]
+    assert program.ended() == 0
+    client.ack_messages(group, [other])
+    lag = client.get_group_lag(group)
+    assert (lag.messages_ready, lag.messages_leased, lag.messages_waiting) == (0, 0, 0)
+
+
+@KINDS
+def test_what_has_not_finished_in_time_is_given_back_at_once(server, client, topic, group, kind):
+    send(client, topic, 1)
+    program = Program(server, group, kind, shutdown_ms=200)
+    _, message_id, _ = program.next_line()
+
+    program.signal(signal.SIGTERM)
+
+    (again,) = client.receive_messages(group, wait_ms=10_000).messages
+    assert (again.message_id, again.attempt) == (message_id, 2)
+    program.finish_one()
+    assert program.ended() == 0
+
+
+@KINDS
+def test_a_second_signal_gives_back_at_once(server, client, topic, group, kind):
+    send(client, topic, 1)
+    program = Program(server, group, kind, shutdown_ms=600_000)
+    _, message_id, _ = program.next_line()
+
+    program.signal(signal.SIGTERM)
+    while not client.list_leases(group).items:
+        pass
+    program.signal(signal.SIGINT)
+
+    (again,) = client.receive_messages(group, wait_ms=10_000).messages
+    assert (again.message_id, again.attempt) == (message_id, 2)
+    program.finish_one()
+    assert program.ended() == 0
+
+
+def test_a_message_of_a_worker_that_was_killed_comes_again(server, client, topic, group):
+    send(client, topic, 1)
+    program = Program(server, group, "threads", shutdown_ms=1_000)
+    _, message_id, _ = program.next_line()
+
+    program.signal(signal.SIGKILL)
+
+    assert program.ended() == -signal.SIGKILL
+    (again,) = client.receive_messages(group, wait_ms=20_000).messages
+    assert (again.message_id, again.attempt) == (message_id, 2)
