@@ -11,6 +11,7 @@ import msgspec
 
 from escrowmq_client.call import Answer, Call
 from escrowmq_client.errors import EscrowMQError, InvalidAnswer, Unreachable, error_of
+from escrowmq_client.models.consume import ReceivedMessage
 from escrowmq_client.models.problem import Problem
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class Hooks(Protocol):
         """Surround a call with all its repetitions; may add `headers` to its requests."""
         ...
 
-    def on_message(self, group: str, message: Any) -> AbstractContextManager[object]:
+    def on_message(self, group: str, message: ReceivedMessage) -> AbstractContextManager[object]:
         """Surround the handling of a message by a `Worker`."""
         ...
 
