@@ -131,7 +131,7 @@ class Book:
         return not self._held
 
     def receive(self, answer: ReceivedMessages, now_ms: float) -> None:
-        """Take what was received; how long the leases last is told by the service's own clock."""
+        """Take what was received. How long a lease lasts comes from times of the service alone."""
         for message in answer.messages:
             lease_ms = (message.lease_expires_at - answer.server_time).total_seconds() * 1_000
             lease = Lease(
