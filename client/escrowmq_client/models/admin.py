@@ -2,8 +2,6 @@
 
 from datetime import datetime
 
-from msgspec import field
-
 from escrowmq_client.models.base import Output
 from escrowmq_client.models.tasks import StoreFinding
 
@@ -58,7 +56,7 @@ class Loop(Output, frozen=True, kw_only=True):
     """
     set_aside: int
     """Number of items that it could not process and skipped."""
-    set_aside_items: list[SetAsideItem] = field(default_factory=list[SetAsideItem])
+    set_aside_items: list[SetAsideItem]
     """Some of the skipped items. List schedules with state=set_aside."""
 
 

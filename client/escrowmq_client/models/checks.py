@@ -81,7 +81,7 @@ class CheckQuestion(Output, frozen=True, kw_only=True):
     The webhook-id is the check_id in every attempt.
     """
 
-    kind: str = "transaction.check"
+    kind: str
     check_id: str
     transaction_id: str
     business_key: str | None = None

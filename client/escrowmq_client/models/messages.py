@@ -67,7 +67,7 @@ class Receipt(Output, frozen=True, kw_only=True):
     stored_at: datetime
     durability: str
     """synced: survives a power loss. buffered: survives a crash of the process."""
-    deduplicated: bool = False
+    deduplicated: bool
 
 
 class BatchResult(Output, frozen=True, kw_only=True):
