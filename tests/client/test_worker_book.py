@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from escrowmq_client.models.consume import ReceivedMessage, ReceivedMessages, SettleResult
 from escrowmq_client.models.problem import Problem
@@ -56,6 +57,14 @@ def accepted(leases: list[Lease]) -> list[SettleResult]:
     return [SettleResult(receipt_handle=lease.handle, status=200) for lease in leases]
 
 
+def extended(leases: list[Lease], now_ms: float) -> list[SettleResult]:
+    expires_at = SERVER_TIME + timedelta(milliseconds=now_ms + LEASE_MS)
+    return [
+        SettleResult(receipt_handle=lease.handle, status=200, lease_expires_at=expires_at)
+        for lease in leases
+    ]
+
+
 def refused(leases: list[Lease]) -> list[SettleResult]:
     return [
         SettleResult(receipt_handle=lease.handle, status=409, problem=LEASE_EXPIRED)
@@ -102,12 +111,28 @@ def test_a_lease_is_extended_when_a_third_of_it_has_passed_and_again():
     assert held.to_extend(LEASE_MS / 3 - 1) == []
 
     assert held.to_extend(LEASE_MS / 3) == [lease]
-    held.extended([lease], accepted([lease]), 10_000)
+    held.extended([lease], extended([lease], 10_000), 10_000)
 
     assert held.next_extension_ms() == 20_000
     assert held.next_loss_ms() == 10_000 + LEASE_MS
     assert held.lose_overdue(LEASE_MS) == []
     assert held.stats.extended == 1
+
+
+def test_what_is_left_of_a_lease_is_what_counts():
+    """As after a lost answer of a receive, which the service repeats later."""
+    answer = received("a")
+    held = book()
+    held.receive(structs.replace(answer, server_time=SERVER_TIME + timedelta(seconds=21)), 50_000)
+    (lease,) = held.start()
+    assert (held.next_extension_ms(), held.next_loss_ms()) == (53_000, 59_000)
+
+    # 30 s from then: by the clock of the service, 24 s after the receive
+    expires_at = SERVER_TIME + timedelta(seconds=54)
+    result = SettleResult(receipt_handle=lease.handle, status=200, lease_expires_at=expires_at)
+    held.extended([lease], [result], 53_000)
+
+    assert (held.next_extension_ms(), held.next_loss_ms()) == (63_000, 83_000)
 
 
 def test_a_message_that_waits_for_its_settlement_is_extended_too():
@@ -125,7 +150,7 @@ def test_a_lease_is_extended_for_so_long_and_then_it_is_lost():
     (lease,) = held.start()
     now_ms = 0.0
     while (now_ms := held.next_extension_ms()) != float("inf"):
-        held.extended([lease], accepted([lease]), now_ms)
+        held.extended([lease], extended([lease], now_ms), now_ms)
 
     assert 50_000 <= lease.ends_ms <= 60_000
     assert names(held.lose_overdue(lease.ends_ms)) == ["a"]
@@ -348,7 +373,8 @@ def test_no_message_is_forgotten_whatever_happens(steps, is_ordered):
             held.finish(running.pop(0), Ack() if is_good else Nack(None, None), now_ms)
         elif step == "extend":
             leases = held.to_extend(now_ms)
-            held.extended(leases, answer(leases), now_ms)
+            results = extended(leases, now_ms) if is_good else refused(leases)
+            held.extended(leases, results, now_ms)
         elif step == "settle":
             leases = held.to_settle(now_ms)
             held.settled(leases, answer(leases))

@@ -9,13 +9,13 @@ Time is an argument, in milliseconds of a clock that is never set. Nothing here 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from math import inf
 
 from escrowmq_client.call import Call
 from escrowmq_client.models.consume import (
     DeadLetterEntry,
-    ExtendEntry,
     NackEntry,
     ReceivedMessage,
     ReceivedMessages,
@@ -80,9 +80,10 @@ class Lease:
 
     message: ReceivedMessage
     serial_key: str | None
-    lease_ms: int
     received_ms: float
+    expires_at: datetime  # by the clock of the service
     ends_ms: float
+    lease_ms: float
     extend_at_ms: float
     state: State = State.WAITING
     is_lost: bool = False
@@ -133,13 +134,14 @@ class Book:
     def receive(self, answer: ReceivedMessages, now_ms: float) -> None:
         """Take what was received. How long a lease lasts comes from times of the service alone."""
         for message in answer.messages:
-            lease_ms = (message.lease_expires_at - answer.server_time).total_seconds() * 1_000
+            lease_ms = _ms_between(answer.server_time, message.lease_expires_at)
             lease = Lease(
                 message,
                 self._serial_key(message),
-                max(1, int(lease_ms)),
                 received_ms=now_ms,
+                expires_at=message.lease_expires_at,
                 ends_ms=now_ms + lease_ms,
+                lease_ms=lease_ms,
                 extend_at_ms=now_ms + lease_ms / 3,
             )
             self._held[lease.handle] = lease
@@ -183,9 +185,9 @@ class Book:
         ]
 
     def extend_call(self, group: str, leases: Sequence[Lease]) -> Call[SettleResults]:
-        """Make the call that extends them, each by as much as it was leased for."""
+        """Make the call that extends them."""
         return consume.extend_leases(
-            group, [ExtendEntry(lease.handle, lease.lease_ms) for lease in leases]
+            group, [lease.handle for lease in leases], lease_ms=self.options.lease_ms
         )
 
     def extended(
@@ -195,7 +197,10 @@ class Book:
         lost = []
         for lease, result in zip(leases, results, strict=True):
             if result.problem is None:
-                lease.ends_ms = sent_ms + lease.lease_ms
+                expires_at = result.lease_expires_at or lease.expires_at
+                lease.ends_ms += _ms_between(lease.expires_at, expires_at)
+                lease.expires_at = expires_at
+                lease.lease_ms = max(0, lease.ends_ms - sent_ms)
                 lease.extend_at_ms = sent_ms + lease.lease_ms / 3
                 self.stats.extended += 1
             elif lease.state in (State.WAITING, State.RUNNING, State.FINISHED):
@@ -354,3 +359,7 @@ def message_of(lease: Lease) -> LeasedMessage:
     message = lease.message
     fields = {name: getattr(message, name) for name in message.__struct_fields__}
     return LeasedMessage(lease=lease, **fields)
+
+
+def _ms_between(begin: datetime, end: datetime) -> float:
+    return (end - begin).total_seconds() * 1_000

@@ -243,6 +243,8 @@ class AsyncWorker:
 
     async def _handled(self, lease: Lease) -> Outcome:
         """Run the handler; return what becomes of its message."""
+        if lease.is_lost:
+            return _CANCELLED
         message, hooks = message_of(lease), self._client.hooks
         try:
             with hooks.on_message(self._group, message) if hooks else nullcontext():

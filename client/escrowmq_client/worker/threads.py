@@ -260,6 +260,8 @@ class Worker:
 
     def _handled(self, lease: Lease) -> Exception | None:
         """Run the handler; return what it raised."""
+        if lease.is_lost:
+            return None
         message, hooks = message_of(lease), self._client.hooks
         try:
             with hooks.on_message(self._group, message) if hooks else nullcontext():
