@@ -6,7 +6,7 @@ The trace goes with a message: the service keeps the `traceparent` of the reques
 its properties. This needs the package `opentelemetry-api`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ class OpenTelemetry:
         self._tracer = trace.get_tracer("escrowmq_client", tracer_provider=tracer_provider)
 
     @contextmanager
-    def on_call(self, call: Call[Any], headers: dict[str, str]) -> Iterator[None]:
+    def on_call(self, call: Call[Any], headers: dict[str, str]) -> Generator[None, None, None]:
         """Make a span of a call with all its repetitions; its requests carry its trace."""
         kind = SpanKind.PRODUCER if call.operation in _SENDING else SpanKind.CLIENT
         attributes = {
@@ -43,7 +43,7 @@ class OpenTelemetry:
             yield
 
     @contextmanager
-    def on_message(self, group: str, message: ReceivedMessage) -> Iterator[None]:
+    def on_message(self, group: str, message: ReceivedMessage) -> Generator[None, None, None]:
         """Make a span of the handling of a message, in the trace that sent it."""
         attributes = {
             "messaging.system": "escrowmq",

@@ -154,7 +154,7 @@ class Book:
         busy = {
             lease.serial_key for lease in self._in(State.RUNNING, State.FINISHED, State.SETTLING)
         }
-        started = []
+        started: list[Lease] = []
         for lease in self._in(State.WAITING):
             if lease.serial_key is None or lease.serial_key not in busy:
                 lease.state = State.RUNNING
@@ -194,7 +194,7 @@ class Book:
         self, leases: Sequence[Lease], results: Sequence[SettleResult], sent_ms: float
     ) -> list[Lease]:
         """Note the answer to an extension that was sent then; return the leases that are lost."""
-        lost = []
+        lost: list[Lease] = []
         for lease, result in zip(leases, results, strict=True):
             if result.problem is None:
                 expires_at = result.lease_expires_at or lease.expires_at
@@ -225,7 +225,7 @@ class Book:
 
     def settled(self, leases: Sequence[Lease], results: Sequence[SettleResult]) -> list[Lease]:
         """Note the answer to a settlement; return the leases that were refused, and so are lost."""
-        refused = []
+        refused: list[Lease] = []
         for lease, result in zip(leases, results, strict=True):
             if result.problem is None:
                 self._drop(lease)

@@ -7,7 +7,7 @@ book; a task that waits is woken by every change.
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from math import inf
 
@@ -278,10 +278,10 @@ class AsyncWorker:
                 change.set_result(None)
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Generator[None, None, None]:
         """Stop at SIGTERM and SIGINT, if the loop runs in the main thread."""
         loop = asyncio.get_running_loop()
-        added = []
+        added: list[signal.Signals] = []
         for one in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(one, self.stop)

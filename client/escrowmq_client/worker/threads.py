@@ -8,7 +8,7 @@ book; no request is sent while it is held.
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from math import inf
 from queue import SimpleQueue
@@ -302,7 +302,7 @@ class Worker:
         return run
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Generator[None, None, None]:
         """Stop at SIGTERM and SIGINT, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
