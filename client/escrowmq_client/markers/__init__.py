@@ -1,0 +1,30 @@
+"""Marker rows: what the producer's database says of each of its transactions, and the fence that
+keeps the answer true.
+
+`SqlAlchemyMarkers` is in `escrowmq_client.markers.for_sqlalchemy`, which imports SQLAlchemy.
+"""
+
+from escrowmq_client.markers.base import (
+    CHECK_HORIZON_MS,
+    FencedError,
+    MarkerCommitsAlone,
+    Markers,
+    Outcome,
+    OutcomeUnknown,
+)
+from escrowmq_client.markers.for_dbapi import DbApiMarkers
+from escrowmq_client.markers.statements import DEFAULT_TABLE, Dialect, Paramstyle, ddl
+
+__all__ = [
+    "CHECK_HORIZON_MS",
+    "DEFAULT_TABLE",
+    "DbApiMarkers",
+    "Dialect",
+    "FencedError",
+    "MarkerCommitsAlone",
+    "Markers",
+    "Outcome",
+    "OutcomeUnknown",
+    "Paramstyle",
+    "ddl",
+]
