@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from escrowmq_client.async_client import AsyncClient
     from escrowmq_client.call import Call
+    from escrowmq_client.check_answers import AskedCheck
+    from escrowmq_client.checker import AsyncChecker, Checker
     from escrowmq_client.client import Client
     from escrowmq_client.errors import (
         AlreadyResolved,
@@ -28,6 +30,15 @@ if TYPE_CHECKING:
         Refused,
         Unreachable,
     )
+    from escrowmq_client.markers.base import (
+        FencedError,
+        MarkerCommitsAlone,
+        Markers,
+        Outcome,
+        OutcomeUnknown,
+    )
+    from escrowmq_client.markers.for_dbapi import DbApiMarkers
+    from escrowmq_client.markers.for_sqlalchemy import SqlAlchemyMarkers
     from escrowmq_client.models.checks import AnswerInput, Check, CheckAnswer, CheckQuestion
     from escrowmq_client.models.consume import (
         AckEntry,
@@ -55,6 +66,13 @@ if TYPE_CHECKING:
     )
     from escrowmq_client.records import Record
     from escrowmq_client.retry import Retry
+    from escrowmq_client.transaction import (
+        AsyncTransactionScope,
+        CommitPending,
+        NotCommitted,
+        TransactionMisuse,
+        TransactionScope,
+    )
     from escrowmq_client.transport import Hooks
     from escrowmq_client.worker.book import LeasedMessage, WorkerStats
     from escrowmq_client.worker.outcomes import DeadLetter, RetryLater
@@ -65,7 +83,10 @@ __all__ = [
     "AckEntry",
     "AlreadyResolved",
     "AnswerInput",
+    "AskedCheck",
+    "AsyncChecker",
     "AsyncClient",
+    "AsyncTransactionScope",
     "AsyncWorker",
     "BatchEntry",
     "BatchResult",
@@ -74,23 +95,32 @@ __all__ = [
     "CheckAnswer",
     "CheckInput",
     "CheckQuestion",
+    "Checker",
     "Client",
+    "CommitPending",
     "Conflict",
+    "DbApiMarkers",
     "DeadLetter",
     "DeadLetterEntry",
     "Decision",
     "EscrowMQError",
     "ExtendEntry",
+    "FencedError",
     "FilterInput",
     "Hooks",
     "InvalidAnswer",
     "LeaseLost",
     "LeasedMessage",
+    "MarkerCommitsAlone",
+    "Markers",
     "Message",
     "MessageInput",
     "NackEntry",
+    "NotCommitted",
     "NotFound",
     "OffsetInput",
+    "Outcome",
+    "OutcomeUnknown",
     "Overloaded",
     "Problem",
     "ProblemError",
@@ -101,10 +131,13 @@ __all__ = [
     "Reply",
     "Retry",
     "RetryLater",
+    "SqlAlchemyMarkers",
     "SubscriptionInput",
     "TopicSchema",
     "Transaction",
     "TransactionMessageInput",
+    "TransactionMisuse",
+    "TransactionScope",
     "Unreachable",
     "Worker",
     "WorkerStats",
@@ -113,11 +146,16 @@ __all__ = [
 _HOMES = {
     "async_client": "AsyncClient",
     "call": "Call",
+    "check_answers": "AskedCheck",
+    "checker": "AsyncChecker Checker",
     "client": "Client",
     "errors": (
-        "AlreadyResolved Conflict EscrowMQError InvalidAnswer LeaseLost NotFound Overloaded "
-        "ProblemError Refused Unreachable"
+        "AlreadyResolved Conflict EscrowMQError InvalidAnswer LeaseLost NotFound "
+        "Overloaded ProblemError Refused Unreachable"
     ),
+    "markers.base": "FencedError MarkerCommitsAlone Markers Outcome OutcomeUnknown",
+    "markers.for_dbapi": "DbApiMarkers",
+    "markers.for_sqlalchemy": "SqlAlchemyMarkers",
     "models.checks": "AnswerInput Check CheckAnswer CheckQuestion",
     "models.consume": "AckEntry DeadLetterEntry ExtendEntry NackEntry ReceivedMessage",
     "models.groups": "FilterInput OffsetInput SubscriptionInput",
@@ -128,6 +166,9 @@ _HOMES = {
     "models.transactions": "CheckInput Decision Transaction TransactionMessageInput",
     "records": "Record",
     "retry": "Retry",
+    "transaction": (
+        "AsyncTransactionScope CommitPending NotCommitted TransactionMisuse TransactionScope"
+    ),
     "transport": "Hooks",
     "worker.book": "LeasedMessage WorkerStats",
     "worker.outcomes": "DeadLetter RetryLater",

@@ -14,8 +14,10 @@ from escrowmq_client import steps
 from escrowmq_client.call import Call, Page
 from escrowmq_client.encoding import Format
 from escrowmq_client.errors import EscrowMQError
+from escrowmq_client.markers.base import Markers
 from escrowmq_client.methods import async_method, async_steps
 from escrowmq_client.models.messages import BatchEntry, BatchResult, MessageInput
+from escrowmq_client.models.transactions import CheckInput
 from escrowmq_client.operations import (
     admin,
     audit,
@@ -34,6 +36,7 @@ from escrowmq_client.operations import (
 )
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
+from escrowmq_client.transaction import AsyncTransactionScope
 from escrowmq_client.transport import LOST, Connection, Hooks, error_from, read
 
 P = ParamSpec("P")
@@ -162,6 +165,34 @@ class AsyncClient:
             if page.next_page_token is None:
                 return
             kwargs["page_token"] = page.next_page_token
+
+    def transaction(
+        self,
+        producer_group: str,
+        *,
+        id: str | None = None,  # noqa: A002  the word for it
+        business_key: str | None = None,
+        check: CheckInput | None = None,
+        markers: Markers | None = None,
+    ) -> AsyncTransactionScope:
+        """Publish messages if, and only if, a transaction of your database commits.
+
+            async with client.transaction("shop", id=order_id) as tx:
+                tx.add("orders", json=order, key=order_id)
+                async with engine.begin() as db:
+                    await tx.mark(db)
+                    await db.execute(...)
+
+        Nothing is sent before `mark`. Leaving the block sends what the marker in the database says;
+        `escrowmq_client.transaction` draws the race. `markers`: needed for connections that are not
+        of SQLAlchemy, or for another table. Without `mark`, begin and commit are both sent on
+        leaving, and nothing if the block raised: a crash in between loses the messages.
+
+        Raises CommitPending if the decision could not be delivered, FencedError if a check has
+        given the transaction up, NotCommitted if the local transaction did not commit although the
+        block ended without an error.
+        """
+        return AsyncTransactionScope(self, producer_group, id, business_key, check, markers)
 
     list_topics = async_method(topics.list_topics)
     create_topic = async_method(topics.create_topic)

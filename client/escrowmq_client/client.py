@@ -13,8 +13,10 @@ from escrowmq_client import steps
 from escrowmq_client.call import Call, Page
 from escrowmq_client.encoding import Format
 from escrowmq_client.errors import EscrowMQError
+from escrowmq_client.markers.base import Markers
 from escrowmq_client.methods import sync_method, sync_steps
 from escrowmq_client.models.messages import BatchEntry, BatchResult, MessageInput
+from escrowmq_client.models.transactions import CheckInput
 from escrowmq_client.operations import (
     admin,
     audit,
@@ -33,6 +35,7 @@ from escrowmq_client.operations import (
 )
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
+from escrowmq_client.transaction import TransactionScope
 from escrowmq_client.transport import LOST, Connection, Hooks, error_from, read
 
 P = ParamSpec("P")
@@ -161,6 +164,34 @@ class Client:
             if page.next_page_token is None:
                 return
             kwargs["page_token"] = page.next_page_token
+
+    def transaction(
+        self,
+        producer_group: str,
+        *,
+        id: str | None = None,  # noqa: A002  the word for it
+        business_key: str | None = None,
+        check: CheckInput | None = None,
+        markers: Markers | None = None,
+    ) -> TransactionScope:
+        """Publish messages if, and only if, a transaction of your database commits.
+
+            with client.transaction("shop", id=order_id) as tx:
+                tx.add("orders", json=order, key=order_id)
+                with engine.begin() as db:
+                    tx.mark(db)
+                    db.execute(...)
+
+        Nothing is sent before `mark`. Leaving the block sends what the marker in the database says;
+        `escrowmq_client.transaction` draws the race. `markers`: needed for connections that are not
+        of SQLAlchemy, or for another table. Without `mark`, begin and commit are both sent on
+        leaving, and nothing if the block raised: a crash in between loses the messages.
+
+        Raises CommitPending if the decision could not be delivered, FencedError if a check has
+        given the transaction up, NotCommitted if the local transaction did not commit although the
+        block ended without an error.
+        """
+        return TransactionScope(self, producer_group, id, business_key, check, markers)
 
     list_topics = sync_method(topics.list_topics)
     create_topic = sync_method(topics.create_topic)

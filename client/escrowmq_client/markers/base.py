@@ -192,7 +192,7 @@ class Markers(ABC):
         for tries in count(1):
             try:
                 return self._read(local, transaction_id) or self._fence(local, transaction_id)
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203
                 if tries == _TRIES or failure_of(error) is not Failure.REPEAT:
                     raise OutcomeUnknown(transaction_id, reason_of(error)) from error
         raise AssertionError("unreachable")

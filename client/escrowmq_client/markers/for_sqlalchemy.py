@@ -68,7 +68,8 @@ class SqlAlchemyMarkers(Markers):
             bound = getattr(db, "bind", None) or db
         else:
             bound = db.get_bind() if hasattr(db, "get_bind") else db
-        return cls(getattr(bound, "engine", bound))
+        # an engine, not a connection; an AsyncEngine has an `engine` too, which is not asynchronous
+        return cls(bound if hasattr(bound, "connect") else bound.engine)
 
     async def mark_async(self, db: Any, transaction_id: str) -> IsOpen:
         """The same as `mark`, for an AsyncConnection or AsyncSession."""

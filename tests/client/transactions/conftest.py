@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.client.transactions.databases import Database, MySqlDatabase, PostgreSqlDatabase, SqliteDatabase
+from escrowmq_client import Client, Retry
+from pytest_escrowmq.service import EscrowMQ
+from tests.client.transactions.databases import (
+    Database,
+    MySqlDatabase,
+    PostgreSqlDatabase,
+    SqliteDatabase,
+)
 from tests.support import mysql as mysql_server
 
 ON_POSTGRESQL = pytest.mark.xdist_group("postgresql")  # one worker has the server
@@ -38,3 +45,23 @@ def database(request, tmp_path) -> Database:
         server = request.getfixturevalue("mysql")
         return MySqlDatabase(server.socket, server.new_database())
     return SqliteDatabase(str(tmp_path / "shop.db"))
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory) -> Iterator[EscrowMQ]:
+    """One service for all these tests: their topics and groups are new at each."""
+    with EscrowMQ(tmp_path_factory.mktemp("escrowmq")) as service:
+        yield service
+
+
+@pytest.fixture
+def service(running) -> Iterator[EscrowMQ]:
+    yield running
+    running.mend()
+
+
+@pytest.fixture
+def client(service) -> Iterator[Client]:
+    """It repeats nothing, so that a lost answer is one."""
+    with Client(service.url, retry=Retry(total_ms=0)) as made:
+        yield made

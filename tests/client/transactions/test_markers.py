@@ -20,7 +20,13 @@ from escrowmq_client.markers import (
     ddl,
 )
 from escrowmq_client.markers.for_sqlalchemy import SqlAlchemyMarkers
-from tests.client.transactions.databases import STYLES, MySqlDatabase, PostgreSqlDatabase, SqliteDatabase, Style
+from tests.client.transactions.databases import (
+    STYLES,
+    MySqlDatabase,
+    PostgreSqlDatabase,
+    SqliteDatabase,
+    Style,
+)
 from tests.support.http import until
 
 DAY_MS = 86_400_000

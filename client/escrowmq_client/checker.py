@@ -1,0 +1,159 @@
+"""Answers checks by poll: for producers that no webhook can reach, and for programs that run jobs.
+
+    markers = SqlAlchemyMarkers(engine)
+    Checker(client, group="shop", answer=markers.outcome).run()
+
+It runs in any process that reaches the database of the producers, alive or dead; several may run.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from escrowmq_client.check_answers import Answer, AsyncAnswer, answer_of, unknown
+from escrowmq_client.errors import EscrowMQError, Refused
+from escrowmq_client.models.checks import AnswerInput, AnswersResult, Check, CheckAnswer
+
+if TYPE_CHECKING:
+    from escrowmq_client.async_client import AsyncClient
+    from escrowmq_client.client import Client
+
+_log = logging.getLogger(__name__)
+_MOST_CHECKS = 20  # at a time: each is answered before its lease ends
+_PAUSE_MS = 1_000  # after an error of the service, which the client has repeated already
+
+
+class _Counts:
+    """Answers that were sent, by their kind."""
+
+    def __init__(self, group: str, wait_ms: int) -> None:
+        self.group = group
+        self.counts: Counter[str] = Counter()
+        """commit, rollback, unknown and refused."""
+        self._wait_ms = wait_ms
+
+    def _count(self, sent: Sequence[tuple[Check, CheckAnswer]], answer: AnswersResult) -> None:
+        """A refused answer is not an error here: the producer, or an operator, was first."""
+        for (check, given), result in zip(sent, answer.results, strict=True):
+            if result.problem is None:
+                self.counts[given.decision] += 1
+                continue
+            self.counts["refused"] += 1
+            _log.warning(
+                "%s: the answer %s was refused: %s",
+                check.transaction_id,
+                given.decision,
+                result.problem.detail,
+            )
+
+    def _failed(self, check: Check, error: Exception) -> CheckAnswer:
+        _log.warning("%s: answered unknown", check.transaction_id, exc_info=error)
+        return unknown(error)
+
+
+def _inputs(sent: Sequence[tuple[Check, CheckAnswer]]) -> list[AnswerInput]:
+    return [
+        AnswerInput(
+            check_id=check.check_id,
+            decision=given.decision,
+            evidence=given.evidence,
+            recheck_after_ms=given.recheck_after_ms,
+        )
+        for check, given in sent
+    ]
+
+
+class Checker(_Counts):
+    """Answers the checks of a producer group, one after another.
+
+    `answer` gets a check and returns `commit`, `rollback`, `unknown` or a `CheckAnswer`; if it
+    raises, the answer is `unknown` with the reason as evidence. `wait_ms`: the longest time that
+    `run_once` waits for a check, and `stop` for the end of `run`.
+    """
+
+    def __init__(
+        self, client: "Client", group: str, answer: Answer, *, wait_ms: int = 5_000
+    ) -> None:
+        super().__init__(group, wait_ms)
+        self._client = client
+        self._answer = answer
+        self._is_stopping = threading.Event()
+
+    def run(self) -> None:
+        """Answer checks until `stop` is called, in this thread."""
+        while not self._is_stopping.is_set():
+            try:
+                self.run_once()
+            except EscrowMQError as error:  # noqa: PERF203
+                _log.warning("checks of %s: %s", self.group, error)
+                self._is_stopping.wait(_PAUSE_MS / 1_000)
+
+    def stop(self) -> None:
+        """Make `run` return after the checks that it has; from any thread or signal handler."""
+        self._is_stopping.set()
+
+    def run_once(self) -> int:
+        """Wait for checks and answer them; their number. Raises EscrowMQError."""
+        received = self._client.receive_checks(
+            self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
+        )
+        sent = [(check, self._decided(check)) for check in received.checks]
+        if sent:
+            try:
+                answered = self._client.answer_checks(self.group, _inputs(sent))
+            except Refused as refused:
+                answered = refused.answer
+            self._count(sent, answered)
+        return len(sent)
+
+    def _decided(self, check: Check) -> CheckAnswer:
+        try:
+            return answer_of(self._answer(check))
+        except Exception as error:  # noqa: BLE001  the check has to be answered all the same
+            return self._failed(check, error)
+
+
+class AsyncChecker(_Counts):
+    """Answers the checks of a producer group on an event loop: `answer=markers.outcome_async`.
+
+    Cancel the task of `run` to stop it.
+    """
+
+    def __init__(
+        self, client: "AsyncClient", group: str, answer: AsyncAnswer, *, wait_ms: int = 20_000
+    ) -> None:
+        super().__init__(group, wait_ms)
+        self._client = client
+        self._answer = answer
+
+    async def run(self) -> None:
+        """Answer checks until the task is cancelled."""
+        while True:
+            try:
+                await self.run_once()
+            except EscrowMQError as error:  # noqa: PERF203
+                _log.warning("checks of %s: %s", self.group, error)
+                await asyncio.sleep(_PAUSE_MS / 1_000)
+
+    async def run_once(self) -> int:
+        """Wait for checks and answer them; their number. Raises EscrowMQError."""
+        received = await self._client.receive_checks(
+            self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
+        )
+        sent = [(check, await self._decided(check)) for check in received.checks]
+        if sent:
+            try:
+                answered = await self._client.answer_checks(self.group, _inputs(sent))
+            except Refused as refused:
+                answered = refused.answer
+            self._count(sent, answered)
+        return len(sent)
+
+    async def _decided(self, check: Check) -> CheckAnswer:
+        try:
+            return answer_of(await self._answer(check))
+        except Exception as error:  # noqa: BLE001  the check has to be answered all the same
+            return self._failed(check, error)

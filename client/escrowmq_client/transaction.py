@@ -1,0 +1,406 @@
+"""A transaction of the service around a transaction of the caller's database.
+
+    with client.transaction("shop", id=order_id) as tx:
+        tx.add("orders", json=order, key=order_id)
+        with engine.begin() as db:
+            tx.mark(db)
+            db.execute(...)
+
+    program                        database                    service
+       │ add: nothing is sent         │                           │
+       ├─ mark: begin ────────────────┼──────────────────────────▶│ prepared; consumers see nothing
+       ├─ mark: INSERT 'commit' ─────▶│                           │
+       ├─ the work ──────────────────▶│                           │
+       ├─ COMMIT ────────────────────▶│ marker and work, or none  │
+       ├─ leaving: SELECT marker ────▶│ 'commit'                  │
+       ├─ commit ─────────────────────┼──────────────────────────▶│ committed; consumers see all
+
+Whatever the program dies of, and wherever, the service asks later, and the answer of the checker is
+what the database has: with the marker `commit`; without it the fence is inserted, and the answer is
+`rollback`. The race is between the fence and a producer that is slow. The primary key decides it:
+
+    the marker was inserted first      the fence waits for the COMMIT, and reads 'commit'
+    the fence was inserted first       `tx.mark` raises FencedError, and the work is rolled back
+
+An error out of the COMMIT itself leaves open whether the database has the marker. Leaving the block
+asks the database, as a check would; if it cannot be reached, nothing is sent, and the check
+decides.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from msgspec import UNSET
+
+from escrowmq_client.call import Call
+from escrowmq_client.decisions import ACTIONS, Action, Event, State, event_of_end
+from escrowmq_client.errors import EscrowMQError, InvalidAnswer, ProblemError, Unreachable
+from escrowmq_client.markers.base import FencedError, IsOpen, Markers, Outcome, OutcomeUnknown
+from escrowmq_client.methods import AsyncCaller, Caller
+from escrowmq_client.models.messages import MessageInput
+from escrowmq_client.models.transactions import (
+    CheckInput,
+    Transaction,
+    TransactionMessage,
+    TransactionMessageInput,
+)
+from escrowmq_client.operations.transactions import (
+    begin_transaction,
+    commit_transaction,
+    rollback_transaction,
+)
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_UNDECIDED = ("prepared", "held")
+
+
+class CommitPending(EscrowMQError):
+    """A transaction whose decision the service does not have yet; the check will bring it.
+
+    Not a failure of the local transaction: that is committed, or its outcome is not known.
+    """
+
+    def __init__(self, transaction_id: str, reason: str) -> None:
+        super().__init__(f"{transaction_id} waits for its check: {reason}")
+        self.transaction_id = transaction_id
+        self.reason = reason
+
+
+class NotCommitted(EscrowMQError):
+    """A block that ended without an error, although its local transaction did not commit.
+
+    The transaction was rolled back at the service, too. `tx.rollback()` says that it is meant.
+    """
+
+
+class TransactionMisuse(EscrowMQError):
+    """A call that does not fit the state of the transaction."""
+
+
+@dataclass(frozen=True)
+class _Local:
+    """A step in the caller's database, for either kind of program."""
+
+    blocking: Callable[[], Any]
+    awaitable: Callable[[], Awaitable[Any]]
+
+
+_Steps = Generator[Call[Any] | _Local, Any, T]
+
+
+class _Scope:
+    """A transaction and its block, as steps that both kinds of client execute."""
+
+    def __init__(
+        self,
+        producer_group: str,
+        transaction_id: str | None,
+        business_key: str | None,
+        check: CheckInput | None,
+        markers: Markers | None,
+    ) -> None:
+        self.transaction_id = transaction_id or f"txn-{uuid4().hex}"
+        self.begun: Transaction | None = None
+        self.decision: Outcome | None = None
+        self._group = producer_group
+        self._business_key = business_key
+        self._check = check
+        self._markers = markers
+        self._messages: list[TransactionMessageInput] = []
+        self._state = State.NEW
+        self._is_open: IsOpen = lambda: False
+
+    @property
+    def messages(self) -> list[TransactionMessage]:
+        """The messages as the service has them, with their ids, once it has them."""
+        return [] if self.begun is None else self.begun.messages
+
+    def add(
+        self,
+        topic: str,
+        *,
+        json: Any = UNSET,
+        payload: str | bytes | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        delay_ms: int | None = None,
+        deliver_at: datetime | None = None,
+    ) -> None:
+        """Add a message, which is sent with the begin. The fields are those of `client.send`."""
+        self._action(Event.ADD)
+        message = MessageInput(
+            json=json,
+            payload=payload,
+            key=key,
+            tag=tag,
+            ordering_key=ordering_key,
+            properties=None if properties is None else dict(properties),
+            content_type=content_type,
+            delay_ms=delay_ms,
+            deliver_at=deliver_at,
+        )
+        self._messages.append(TransactionMessageInput(topic, message))
+
+    # ----------------------------------------------------------------------------------------------
+    # events
+
+    def _action(self, event: Event) -> Action:
+        """What to do now. Raises TransactionMisuse."""
+        state = State.OPEN if self._state is State.MARKED and self._is_open() else self._state
+        action = ACTIONS[state, event]
+        if action is Action.REFUSE:
+            raise TransactionMisuse(
+                f"{self.transaction_id}: {event.name.lower()} is not possible when the transaction "
+                f"is {state.name.lower()}"
+            )
+        if action is Action.REFUSE_OPEN:
+            self._state = State.OVER
+            raise TransactionMisuse(
+                f"{self.transaction_id}: the local transaction is still open, so nothing was sent; "
+                "its block has to end inside the one of client.transaction"
+            )
+        return action
+
+    def _begin(self) -> _Steps[None]:
+        self._action(Event.BEGIN)
+        yield from self._begin_now()
+
+    def _mark(self, db: Any) -> _Steps[None]:
+        action, markers = self._action(Event.MARK), self._markers_of(db)
+        if action is Action.BEGIN_AND_MARK:
+            yield from self._begin_now()
+        self._state = State.MARKED  # from here on, also if the insert fails
+        self._is_open = yield _Local(
+            lambda: markers.mark(db, self.transaction_id),
+            lambda: markers.mark_async(db, self.transaction_id),
+        )
+
+    def _roll_back(self, reason: str | None) -> _Steps[None]:
+        action = self._action(Event.ROLLBACK)
+        if action is Action.SETTLE and (yield from self._outcome()) == "commit":
+            raise TransactionMisuse(f"{self.transaction_id}: the local transaction is committed")
+        if action in (Action.SETTLE, Action.ROLL_BACK):
+            yield from self._send_rollback(reason)
+        self._state = State.OVER
+
+    def _end(self, error: BaseException | None) -> _Steps[None]:
+        """What leaving the block does. An error of the block itself goes on its way."""
+        event = event_of_end(error)
+        action = self._action(event)
+        try:
+            if action is Action.PUBLISH and self._messages:
+                yield from self._begin_now()
+                yield from self._send_commit()
+            elif action is Action.COMMIT:
+                yield from self._send_commit()
+            elif action is Action.SETTLE:
+                yield from self._settle(event)
+        except Exception as failure:
+            if error is None:
+                raise
+            _log.warning("%s: %s", self.transaction_id, failure)
+        finally:
+            self._state = State.OVER
+
+    # ----------------------------------------------------------------------------------------------
+    # steps
+
+    def _begin_now(self) -> _Steps[None]:
+        """A begin with the same id and messages may be repeated, also by another process.
+
+        Unanswered, it is not rolled back: the id may be that of a transaction that is under way.
+        """
+        if not self._messages:
+            raise TransactionMisuse(f"{self.transaction_id} has no message: add them first")
+        self._state = State.OVER
+        self.begun = yield begin_transaction(
+            self._group,
+            self._messages,
+            transaction_id=self.transaction_id,
+            business_key=self._business_key,
+            check=self._check,
+            idempotency_key=self.transaction_id,
+        )
+        if self.begun.state not in _UNDECIDED:
+            raise FencedError(self.transaction_id)
+        self._state = State.BEGUN
+
+    def _settle(self, event: Event) -> _Steps[None]:
+        if (yield from self._outcome()) == "commit":
+            yield from self._send_commit()
+            return
+        yield from self._send_rollback(None)
+        if event is Event.LEAVE:
+            raise NotCommitted(f"{self.transaction_id}: the local transaction did not commit")
+
+    def _outcome(self) -> _Steps[Outcome]:
+        assert self._markers is not None
+        markers = self._markers
+        try:
+            outcome: Outcome = yield _Local(
+                lambda: markers.outcome(self.transaction_id),
+                lambda: markers.outcome_async(self.transaction_id),
+            )
+        except OutcomeUnknown as error:
+            raise CommitPending(self.transaction_id, error.reason) from error
+        return outcome
+
+    def _send_commit(self) -> _Steps[None]:
+        try:
+            yield commit_transaction(self.transaction_id)
+        except EscrowMQError as error:
+            if not _is_undelivered(error):
+                raise
+            raise CommitPending(self.transaction_id, str(error)) from error
+        self.decision = "commit"
+
+    def _send_rollback(self, reason: str | None) -> _Steps[None]:
+        """If it cannot be delivered, the check brings it."""
+        try:
+            yield rollback_transaction(self.transaction_id, reason=reason)
+        except EscrowMQError as error:
+            if not _is_undelivered(error):
+                raise
+            _log.info("%s waits for its check to be rolled back: %s", self.transaction_id, error)
+            return
+        self.decision = "rollback"
+
+    def _markers_of(self, db: Any) -> Markers:
+        if self._markers is None:
+            if not type(db).__module__.startswith("sqlalchemy."):
+                raise TransactionMisuse(
+                    f"for {type(db).__module__}, give client.transaction its `markers`"
+                )
+            from escrowmq_client.markers.for_sqlalchemy import SqlAlchemyMarkers
+
+            self._markers = SqlAlchemyMarkers.of(db)
+        return self._markers
+
+
+def _is_undelivered(error: EscrowMQError) -> bool:
+    """Whether the service may not have the decision yet; otherwise it was refused for good."""
+    if isinstance(error, ProblemError):
+        return error.retryable or error.status == 429 or error.status >= 500
+    return isinstance(error, Unreachable | InvalidAnswer)
+
+
+class TransactionScope(_Scope):
+    """A transaction in a `with` block; see the module for what happens when."""
+
+    def __init__(self, client: Caller, *given: Any) -> None:
+        super().__init__(*given)
+        self._client = client
+
+    def begin(self) -> None:
+        """Begin at the service now, for a marker of your own in the local transaction.
+
+        If the block fails afterwards, nothing is sent: your own checker decides.
+        """
+        self._run(self._begin())
+
+    def mark(self, db: Any) -> None:
+        """Begin at the service, then insert the marker in the local transaction of `db`.
+
+        `db`: a Connection or Session of SQLAlchemy, or what the `markers` of the transaction take.
+        Raises FencedError if the transaction was given up: let it end the local transaction.
+        """
+        self._run(self._mark(db))
+
+    def rollback(self, reason: str | None = None) -> None:
+        """Roll back at the service; the local transaction is rolled back already, or has no work.
+
+        Raises TransactionMisuse if the local transaction is committed.
+        """
+        self._run(self._roll_back(reason))
+
+    def __enter__(self) -> "TransactionScope":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._run(self._end(error))
+
+    def _run(self, steps: _Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    done = step.blocking() if isinstance(step, _Local) else self._client.call(step)
+                except Exception as error:  # noqa: BLE001, PERF203  the steps judge it
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(done)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+class AsyncTransactionScope(_Scope):
+    """A transaction in an `async with` block; see the module for what happens when."""
+
+    def __init__(self, client: AsyncCaller, *given: Any) -> None:
+        super().__init__(*given)
+        self._client = client
+
+    async def begin(self) -> None:
+        """Begin at the service now, for a marker of your own in the local transaction.
+
+        If the block fails afterwards, nothing is sent: your own checker decides.
+        """
+        await self._run(self._begin())
+
+    async def mark(self, db: Any) -> None:
+        """Begin at the service, then insert the marker in the local transaction of `db`.
+
+        `db`: an AsyncConnection or AsyncSession of SQLAlchemy, or what the `markers` of the
+        transaction take. Raises FencedError if the transaction was given up: let it end the local
+        transaction.
+        """
+        await self._run(self._mark(db))
+
+    async def rollback(self, reason: str | None = None) -> None:
+        """Roll back at the service; the local transaction is rolled back already, or has no work.
+
+        Raises TransactionMisuse if the local transaction is committed.
+        """
+        await self._run(self._roll_back(reason))
+
+    async def __aenter__(self) -> "AsyncTransactionScope":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._run(self._end(error))
+
+    async def _run(self, steps: _Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    if isinstance(step, _Local):
+                        done = await step.awaitable()
+                    else:
+                        done = await self._client.call(step)
+                except Exception as error:  # noqa: BLE001, PERF203  the steps judge it
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(done)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
