@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from escrowmq_client.check_answers import Answer, AsyncAnswer, answer_of, unknown
 from escrowmq_client.errors import EscrowMQError, Refused
+from escrowmq_client.markers.base import OutcomeUnknown
 from escrowmq_client.models.checks import AnswerInput, AnswersResult, Check, CheckAnswer
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class _Counts:
             )
 
     def _failed(self, check: Check, error: Exception) -> CheckAnswer:
-        _log.warning("%s: answered unknown", check.transaction_id, exc_info=error)
+        if isinstance(error, OutcomeUnknown):
+            _log.info("%s: answered unknown: %s", check.transaction_id, error.reason)
+        else:
+            _log.warning("%s: answered unknown", check.transaction_id, exc_info=error)
         return unknown(error)
 
 

@@ -1,0 +1,185 @@
+"""The checker: answers come from the database, and nothing that goes wrong is an answer."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from escrowmq_client import (
+    AsyncChecker,
+    AsyncClient,
+    CheckAnswer,
+    Checker,
+    Client,
+    CommitPending,
+    MessageInput,
+    Retry,
+    TransactionMessageInput,
+    Unreachable,
+)
+from tests.client.transactions.databases import STYLES, SqliteDatabase, Style
+
+_numbers = count(1)
+
+
+@pytest.fixture
+def group() -> str:
+    return f"checked-{next(_numbers)}"
+
+
+@pytest.fixture
+def topic(service) -> str:
+    return service.topic(f"checked-{next(_numbers)}")
+
+
+@pytest.fixture
+def style(tmp_path) -> Iterator[Style]:
+    made = STYLES["sqlalchemy"](SqliteDatabase(str(tmp_path / "shop.db")))
+    made.markers.create_table()
+    yield made
+    made.close()
+
+
+def lost(service, client, style, topic, group, *, is_committed: bool) -> str:
+    """A transaction whose producer is gone, with or without its marker; its check is due."""
+    messages = [TransactionMessageInput(topic, MessageInput(json=1))]
+    transaction_id = client.begin_transaction(group, messages).transaction_id
+    if is_committed:
+        with style.local() as db:
+            style.markers.mark(db, transaction_id)
+    service.advance(seconds=11)
+    return transaction_id
+
+
+def test_a_check_is_answered_with_what_the_database_has(service, client, style, topic, group):
+    committed = lost(service, client, style, topic, group, is_committed=True)
+    fenced = lost(service, client, style, topic, group, is_committed=False)
+    checker = Checker(client, group, style.markers.outcome, wait_ms=0)
+
+    assert checker.run_once() == 2
+    assert checker.run_once() == 0
+
+    assert service.transaction(committed)["state"] == "committed"
+    assert service.transaction(fenced)["state"] == "rolled_back"
+    assert service.transaction(committed)["resolved_by"] == "check"
+    assert checker.counts == {"commit": 1, "rollback": 1}
+
+
+def test_a_commit_that_was_lost_is_brought_by_the_check(service, client, style, topic, group):
+    service.drop_commit()
+    with pytest.raises(CommitPending), client.transaction(group, markers=style.markers) as tx:  # noqa: PT012
+        tx.add(topic, json=1)
+        with style.local() as db:
+            tx.mark(db)
+
+    service.advance(seconds=11)
+    Checker(client, group, style.markers.outcome, wait_ms=0).run_once()
+
+    assert len(service.messages(topic)) == 1
+
+
+def test_an_error_of_the_answer_is_unknown_with_its_reason_as_evidence(
+    service, client, style, topic, group, caplog
+):
+    transaction_id = lost(service, client, style, topic, group, is_committed=True)
+
+    def answer(check):
+        raise ConnectionError("the database is away")
+
+    checker = Checker(client, group, answer, wait_ms=0)
+    checker.run_once()
+
+    (answered,) = (
+        event
+        for event in client.get_transaction_history(transaction_id).items
+        if event.event == "check_answered"
+    )
+    assert answered.decision == "unknown"
+    assert answered.evidence == {"reason": "ConnectionError: the database is away"}
+    assert checker.counts == {"unknown": 1}
+    assert "answered unknown" in caplog.text
+    assert service.transaction(transaction_id)["state"] == "prepared"
+
+
+def test_a_decision_that_is_none_is_unknown(service, client, style, topic, group):
+    lost(service, client, style, topic, group, is_committed=True)
+    checker = Checker(client, group, lambda check: "comitted", wait_ms=0)
+
+    checker.run_once()
+
+    assert checker.counts == {"unknown": 1}
+
+
+def test_an_answer_may_carry_evidence_and_say_when_to_ask_again(
+    service, client, style, topic, group
+):
+    transaction_id = lost(service, client, style, topic, group, is_committed=True)
+
+    def answer(check):
+        assert check.transaction_id == transaction_id
+        assert check.age_ms >= 10_000
+        return CheckAnswer("unknown", recheck_after_ms=3_600_000, evidence={"row": "1"})
+
+    Checker(client, group, answer, wait_ms=0).run_once()
+
+    service.advance(minutes=10)
+    assert Checker(client, group, answer, wait_ms=0).run_once() == 0
+
+
+def test_a_refused_answer_is_logged_and_counted(service, client, style, topic, group, caplog):
+    """An operator was first, and decided otherwise."""
+    caplog.set_level(logging.WARNING)
+    transaction_id = lost(service, client, style, topic, group, is_committed=True)
+
+    def answer(check):
+        client.resolve_transaction(transaction_id, "rollback")
+        return style.markers.outcome(check)
+
+    checker = Checker(client, group, answer, wait_ms=0)
+    checker.run_once()
+
+    assert checker.counts == {"refused": 1}
+    assert f"{transaction_id}: the answer commit was refused" in caplog.text
+
+
+def test_a_checker_runs_until_it_is_stopped_also_while_the_service_is_away(
+    service, client, style, topic, group, caplog
+):
+    transaction_id = lost(service, client, style, topic, group, is_committed=True)
+    logged = threading.Event()
+    caplog.handler.addFilter(
+        lambda record: record.name != "escrowmq_client.checker" or logged.set() or True
+    )
+    service.kill()
+    checker = Checker(client, group, style.markers.outcome, wait_ms=100)
+    thread = threading.Thread(target=checker.run)
+    thread.start()
+    assert logged.wait(30)
+
+    service.restart()
+    service.advance(minutes=1)
+
+    assert client.get_transaction(transaction_id, wait_ms=20_000).state == "committed"
+    checker.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+async def test_an_asynchronous_checker_answers_the_same(service, client, style, topic, group):
+    transaction_id = lost(service, client, style, topic, group, is_committed=True)
+
+    async with AsyncClient(service.url, retry=Retry(total_ms=0)) as asynchronous:
+        checker = AsyncChecker(asynchronous, group, style.markers.outcome_async, wait_ms=0)
+        assert await checker.run_once() == 1
+
+    assert service.transaction(transaction_id)["state"] == "committed"
+
+
+def test_a_service_that_is_away_is_an_error_of_run_once(group):
+    with Client("http://127.0.0.1:9", retry=Retry(total_ms=0)) as client:
+        checker = Checker(client, group, lambda check: "commit")
+
+        with pytest.raises(Unreachable):
+            checker.run_once()
