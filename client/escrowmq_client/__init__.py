@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         Transaction,
         TransactionMessageInput,
     )
+    from escrowmq_client.outbox import Outbox, outbox_table
     from escrowmq_client.records import Record
     from escrowmq_client.retry import Retry
     from escrowmq_client.transaction import (
@@ -119,6 +120,7 @@ __all__ = [
     "NotCommitted",
     "NotFound",
     "OffsetInput",
+    "Outbox",
     "Outcome",
     "OutcomeUnknown",
     "Overloaded",
@@ -141,6 +143,7 @@ __all__ = [
     "Unreachable",
     "Worker",
     "WorkerStats",
+    "outbox_table",
 ]
 
 _HOMES = {
@@ -164,6 +167,7 @@ _HOMES = {
     "models.requests": "Reply",
     "models.topics": "TopicSchema",
     "models.transactions": "CheckInput Decision Transaction TransactionMessageInput",
+    "outbox": "Outbox outbox_table",
     "records": "Record",
     "retry": "Retry",
     "transaction": (
