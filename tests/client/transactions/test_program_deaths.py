@@ -1,4 +1,4 @@
-"""C24: the program dies, or is slow, at each step of a transaction: what the service published and
+"""C25: the program dies, or is slow, at each step of a transaction: what the service published and
 what the database holds agree.
 """
 

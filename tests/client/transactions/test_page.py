@@ -1,0 +1,72 @@
+"""The snippets of docs/transactions.md, executed in their order against a real service."""
+
+import re
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import create_engine, text
+
+from escrowmq_client import (
+    Checker,
+    FencedError,
+    MessageInput,
+    Outbox,
+    TransactionMessageInput,
+    outbox_table,
+)
+from pytest_escrowmq.service import EscrowMQ
+
+PAGE = (Path(__file__).parents[3] / "docs" / "transactions.md").read_text("utf-8")
+SECTION = PAGE.partition("## With the Python client\n")[2].partition("\n## ")[0]
+SNIPPETS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+
+
+def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # what runs for ever there runs once here
+    monkeypatch.setattr(Checker, "run", Checker.run_once)
+    monkeypatch.setattr(Outbox, "run", Outbox.run_once)
+    engine = create_engine("sqlite:///shop.db")
+    outbox_table("outbox").metadata.create_all(engine)
+    with engine.begin() as db:
+        db.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY, total TEXT)"))
+    transaction, checker, webhook, outbox = SNIPPETS
+    (tmp_path / "service").mkdir()
+    with EscrowMQ(tmp_path / "service") as service:
+        names: dict = {"SIGNING_SECRET": "whsec_"}
+        service.topic("orders")
+
+        execute(transaction, names, service)
+        names["place"]({"id": 1, "total": "19.90"})
+        assert payloads(service) == ['{"id":1,"total":"19.90"}']
+        with pytest.raises(FencedError):
+            names["place"]({"id": 1, "total": "19.90"})
+        lose_a_commit(names, service)
+        execute(checker, names, service)
+        assert payloads(service)[1:] == ['{"id":2}']
+        execute(webhook, names, service)
+        assert isinstance(names["app"], FastAPI)
+        execute(outbox, names, service)
+        assert payloads(service)[2:] == ['{"id":3}']
+        names["client"].close()
+    engine.dispose()
+    names["engine"].dispose()
+
+
+def lose_a_commit(names: dict, service: EscrowMQ) -> None:
+    """The program dies behind its local commit; its check is due."""
+    message = TransactionMessageInput("orders", MessageInput(json={"id": 2}))
+    names["client"].begin_transaction("shop", [message], transaction_id="order-2")
+    with names["engine"].begin() as db:
+        names["markers"].mark(db, "order-2")
+    service.advance(minutes=1)
+
+
+def execute(snippet: str, names: dict, service: EscrowMQ) -> None:
+    source = snippet.replace("http://127.0.0.1:8080", service.url)
+    exec(compile(source, "docs/transactions.md", "exec"), names)
+
+
+def payloads(service: EscrowMQ) -> list[str]:
+    return [message["payload"] for message in service.messages("orders")]
