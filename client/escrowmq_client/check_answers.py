@@ -1,4 +1,4 @@
-"""Answers to checks: what a program's own function returns, and what is sent for it. Pure."""
+"""Answers to checks: from the result of a program's own function to what is sent. Pure."""
 
 from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
@@ -32,7 +32,7 @@ AsyncAnswer = Callable[[AskedCheck], Awaitable[Decided]]
 
 
 def answer_of(decided: Decided) -> CheckAnswer:
-    """What is sent for what the function returned. Raises TypeError if that is no answer."""
+    """Make the answer of what the function returned. Raises TypeError if that is none."""
     answer = decided if isinstance(decided, CheckAnswer) else CheckAnswer(decided)
     if answer.decision not in _DECISIONS:
         raise TypeError(f"an answer is one of {', '.join(_DECISIONS)}, not {decided!r}")
@@ -40,6 +40,6 @@ def answer_of(decided: Decided) -> CheckAnswer:
 
 
 def unknown(error: Exception) -> CheckAnswer:
-    """What is sent where the function raised: the check comes again."""
+    """Make the answer for a function that raised: the check comes again."""
     reason = error.reason if isinstance(error, OutcomeUnknown) else reason_of(error)
     return CheckAnswer("unknown", evidence={"reason": reason[:_LONGEST_REASON]})

@@ -1,4 +1,4 @@
-"""What a transaction block does at each event: a table. Pure.
+"""Actions of a transaction block at each event: a table. Pure.
 
     state      what is known
     NEW        nothing was sent
@@ -25,7 +25,7 @@ from enum import Enum, auto
 
 
 class State(Enum):
-    """What is known of a transaction in its block."""
+    """Knowledge about a transaction in its block."""
 
     NEW = auto()
     BEGUN = auto()
@@ -35,7 +35,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What a block or its caller does."""
+    """Something that a block or its caller does."""
 
     ADD = auto()
     BEGIN = auto()
@@ -47,7 +47,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What the event leads to."""
+    """Response of the block to an event."""
 
     ADD = auto()  # a message to those that will be begun
     BEGIN = auto()

@@ -15,8 +15,8 @@
        ├─ leaving: SELECT marker ────▶│ 'commit'                  │
        ├─ commit ─────────────────────┼──────────────────────────▶│ committed; consumers see all
 
-Whatever the program dies of, and wherever, the service asks later, and the answer of the checker is
-what the database has: with the marker `commit`; without it the fence is inserted, and the answer is
+If the program dies, at any point, the service checks the transaction later, and the answer is what
+the database has: `commit` with the marker; without it the fence is inserted, and the answer is
 `rollback`. The race is between the fence and a producer that is slow. The primary key decides it:
 
     the marker was inserted first      the fence waits for the COMMIT, and reads 'commit'
@@ -155,7 +155,7 @@ class _Scope:
     # events
 
     def _action(self, event: Event) -> Action:
-        """What to do now. Raises TransactionMisuse."""
+        """Look up the action for an event now. Raises TransactionMisuse."""
         state = State.OPEN if self._state is State.MARKED and self._is_open() else self._state
         action = ACTIONS[state, event]
         if action is Action.REFUSE:
@@ -194,7 +194,7 @@ class _Scope:
         self._state = State.OVER
 
     def _end(self, error: BaseException | None) -> _Steps[None]:
-        """What leaving the block does. An error of the block itself goes on its way."""
+        """Decide as the block ends. An error of the block itself is not replaced."""
         event = event_of_end(error)
         action = self._action(event)
         try:

@@ -1,5 +1,5 @@
-"""Marker rows: what the producer's database says of each of its transactions, and the fence that
-keeps the answer true.
+"""Marker rows: the outcome of each transaction in the producer's own database, and the fence that
+keeps it true.
 
 `SqlAlchemyMarkers` is in `escrowmq_client.markers.for_sqlalchemy`, which imports SQLAlchemy.
 """

@@ -1,8 +1,8 @@
 """The marker table of a producer: which of its local transactions committed.
 
-A producer inserts the marker ('commit') in the same local transaction as its work. So the marker is
-there if, and only if, the work is. Who needs the outcome reads it; where there is none, it may
-still be on its way, so the fence ('rollback') is inserted instead, and the local transaction of a
+A producer inserts the marker ('commit') in the same local transaction as its work, so the marker is
+committed if, and only if, the work is. The outcome is read from it. If there is no marker, the
+producer may still be at work, so the fence ('rollback') is inserted, and the local transaction of a
 producer that was only slow fails on the primary key. The first insert decides, for good:
 
     producer                     database                              check

@@ -1,4 +1,4 @@
-"""What drivers say of errors and connections, each in its own way.
+"""Errors and connections of drivers, each of which has its own way to describe them.
 
     driver                              code of an error            state of a connection
     psycopg, psycopg2, asyncpg          `sqlstate` or `pgcode`      `info.transaction_status`
@@ -19,7 +19,7 @@ _LEGACY_AUTOCOMMIT = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL: `isolation_level`
 
 
 class Failure(Enum):
-    """What an error of a driver means for a marker."""
+    """Meaning of a driver's error for a marker."""
 
     DUPLICATE = "there is a marker already"
     REPEAT = "the database gave the transaction up: deadlock, serialization"
@@ -57,7 +57,7 @@ _DRIVERS: dict[str, tuple[Dialect, Paramstyle]] = {
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What the error means, through the wrapping of SQLAlchemy."""
+    """Classify an error, through the wrapping of SQLAlchemy."""
     found: Any = getattr(error, "orig", None) or error
     # the asynchronous drivers of SQLAlchemy wrap it once more
     for one in (found, found.__cause__):
