@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
+from escrowmq_client import EscrowMQError
 from examples.flights import audit, signals
 from examples.flights.audit import AuditFailed
 from examples.flights.balance import Books, duplicate_count, find_faults, sheet
@@ -24,13 +25,14 @@ from examples.flights.display import Display, Incidents
 from examples.flights.ledger import Ledger
 from examples.flights.producers import ProducerFailed, Producers
 from examples.flights.server import Server, ServerFailed
-from examples.flights.service import Refused, Service, ServiceGone
+from examples.flights.service import QUEUES, TOPIC, connected
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 _TICK_SECONDS = 0.05
 _SETTLE_SECONDS = 120
+_PAGE = 1_000
 
 
 def main() -> int:
@@ -47,8 +49,7 @@ def main() -> int:
     except (
         DataMissing,
         ServerFailed,
-        ServiceGone,
-        Refused,
+        EscrowMQError,
         ProducerFailed,
         CheckerFailed,
         AuditFailed,
@@ -102,9 +103,8 @@ class Demo:
             self._server = Server(self._directory)
             stack.callback(self._server.stop)
             self._server.start()
-            self._service = Service(self._server.url)
-            stack.callback(self._service.close)
-            self._service.create_topic()
+            self._client = stack.enter_context(connected(self._server.url))
+            self._client.create_topic(TOPIC, queues=QUEUES, message_types=["transactional"])
             self._checker = Checker(self._server.url, ledger_path)
             stack.callback(self._checker.stop)
             self._producers = Producers(
@@ -147,27 +147,30 @@ class Demo:
         """
         begun = time.monotonic()
         give_up = begun + _SETTLE_SECONDS
-        while any(self._service.transactions("prepared,held")) and time.monotonic() < give_up:
+        while self._has_undecided() and time.monotonic() < give_up:
             self._checker.raise_if_failed()
             time.sleep(_TICK_SECONDS)
         self._say(f"The last checks were answered {time.monotonic() - begun:,.0f} s later.")
 
+    def _has_undecided(self) -> bool:
+        return bool(self._client.list_transactions(state="prepared,held", page_size=1).items)
+
     def _balance(self) -> list[str]:
         begun = time.monotonic()
-        delivered = list(pull_everything(self._service))
+        delivered = list(pull_everything(self._client))
         self._say(f"{len(delivered):,} messages were pulled in {time.monotonic() - begun:,.0f} s.")
-        transactions = list(self._service.transactions())
+        transactions = list(self._client.items(self._client.list_transactions, page_size=_PAGE))
         books = Books(
             flights=self._flights,
             written=self._ledger.flights(),
             markers=self._ledger.markers(),
-            states={one["transaction_id"]: one["state"] for one in transactions},
+            states={one.transaction_id: one.state for one in transactions},
             delivered=delivered,
             stated=WHOLE_FILE
             if (self._options.rows or WHOLE_FILE.flights) >= WHOLE_FILE.flights
             else None,
         )
-        resolved_by = Counter(one["resolved_by"] for one in transactions if "resolved_by" in one)
+        resolved_by = Counter(one.resolved_by for one in transactions if one.resolved_by)
         self._console.print(sheet(books))
         self._console.print(self._events(resolved_by, duplicate_count(delivered)))
         return find_faults(books) + (self._audit(books) if self._options.audit else [])

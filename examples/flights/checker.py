@@ -8,15 +8,16 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from escrowmq_client import AskedCheck
+from escrowmq_client import Checker as ClientChecker
+from escrowmq_client.check_answers import Decided
 from examples.flights.ledger import Ledger, Outcome
-from examples.flights.service import Service
+from examples.flights.service import CHECK_WAIT_MS, PRODUCER_GROUP, connected
 
 # How old a transaction must be before one that the ledger has never seen is given up. In a real
 # system this is longer than any local transaction takes; being wrong about it costs a slow producer
 # a second try, never a wrong message.
 FENCE_AFTER_MS = 5_000
-
-UNKNOWN = "unknown"
 
 
 def judge(ledger: Ledger, transaction_id: str, age_ms: int) -> Outcome | None:
@@ -49,9 +50,17 @@ class Checker(threading.Thread):
 
     def run(self) -> None:
         try:
-            service, ledger = Service(self._url), Ledger(self._ledger_path)
-            while not self._is_stopping.is_set():
-                self._run_once(service, ledger)
+            ledger = Ledger(self._ledger_path)
+
+            def answer(check: AskedCheck) -> Decided:
+                outcome = judge(ledger, check.transaction_id, check.age_ms)
+                return "unknown" if outcome is None else outcome.value
+
+            with connected(self._url) as client:
+                checker = ClientChecker(client, PRODUCER_GROUP, answer, wait_ms=CHECK_WAIT_MS)
+                self.answers = checker.counts
+                while not self._is_stopping.is_set():
+                    checker.run_once()
         except Exception as error:  # noqa: BLE001
             # It is raised in the thread that looks after this one.
             self._error = error
@@ -66,16 +75,3 @@ class Checker(threading.Thread):
         """
         self._is_stopping.set()
         self.join(timeout=3)
-
-    def _run_once(self, service: Service, ledger: Ledger) -> None:
-        answers = [
-            {
-                "check_id": check["check_id"],
-                "decision": judge(ledger, check["transaction_id"], check["age_ms"]) or UNKNOWN,
-            }
-            for check in service.receive_checks()
-        ]
-        if not answers:
-            return
-        for answer, result in zip(answers, service.answer_checks(answers), strict=True):
-            self.answers[answer["decision"] if result["status"] == 200 else "refused"] += 1

@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from examples.flights.service import QUEUES, Service
+from escrowmq_client import Client
+from examples.flights.service import QUEUES, TOPIC
+
+_PAGE_MESSAGES = 1_000
+_PAGE_BYTES = 16 << 20
 
 
 class Delivered(NamedTuple):
@@ -14,7 +18,13 @@ class Delivered(NamedTuple):
     payload: str
 
 
-def pull_everything(service: Service) -> Iterator[Delivered]:
+def pull_everything(client: Client) -> Iterator[Delivered]:
     for queue_id in range(QUEUES):
-        for message in service.messages(queue_id):
-            yield Delivered(int(message["key"]), message["message_id"], message["payload"])
+        offset, end = 0, 1
+        while offset < end:
+            page = client.pull_messages(
+                TOPIC, queue_id, offset=offset, max_messages=_PAGE_MESSAGES, max_bytes=_PAGE_BYTES
+            )
+            for message in page.messages:
+                yield Delivered(int(str(message.key)), message.message_id, str(message.payload))
+            offset, end = page.next_offset, page.max_offset

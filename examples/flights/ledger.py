@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from escrowmq_client import FencedError
 from examples.flights.data import Flight
 
 _BUSY_SECONDS = 60
@@ -52,7 +53,7 @@ class Entry(NamedTuple):
     message_id: str
 
 
-class Fenced(Exception):
+class Fenced(FencedError):
     """The transaction was given up before this producer wrote: nothing was written."""
 
 

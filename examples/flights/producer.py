@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from escrowmq_client import Client, FencedError
 from examples.flights.chaos import Fate
 from examples.flights.checker import FENCE_AFTER_MS
 from examples.flights.data import Flight
-from examples.flights.ledger import Fenced, Ledger
-from examples.flights.service import Service
+from examples.flights.ledger import Ledger, Outcome
+from examples.flights.service import CHECK, PRODUCER_GROUP, TOPIC, connected
 
 _STALL_SECONDS = FENCE_AFTER_MS / 1000 + 2
 
@@ -31,33 +32,49 @@ def produce(
     """
     # Ctrl-C is for the demo, which ends its producers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    service, ledger = Service(url), Ledger(ledger_path)
-    for flight in flights:
-        _handle(flight, name, service, ledger, fates.get(flight.number))
-    service.close()
+    ledger = Ledger(ledger_path)
+    with connected(url) as client:
+        for flight in flights:
+            _handle(flight, name, client, ledger, fates.get(flight.number))
     ledger.close()
 
 
-def _handle(flight: Flight, name: str, service: Service, ledger: Ledger, fate: Fate | None) -> None:
+def _handle(flight: Flight, name: str, client: Client, ledger: Ledger, fate: Fate | None) -> None:
     """Begin, write, decide.
 
     A transaction that was fenced is left to the checker, and the flight gets another.
     """
     for attempt in count(1):
-        transaction_id = f"flight-{flight.number}.{name}.{attempt}"
-        message_id = service.begin(transaction_id, flight)
+        try:
+            _try(flight, f"flight-{flight.number}.{name}.{attempt}", client, ledger, fate)
+        except FencedError:
+            if fate is Fate.STALLED_BEFORE_WRITE:
+                fate = None  # it has met it
+        else:
+            return
+
+
+def _try(
+    flight: Flight, transaction_id: str, client: Client, ledger: Ledger, fate: Fate | None
+) -> None:
+    """One transaction. The marker is the ledger's own, so it is begun before the write, and
+    decided when the block is left.
+    """
+    number = str(flight.number)
+    with client.transaction(
+        PRODUCER_GROUP, id=transaction_id, business_key=number, check=CHECK
+    ) as tx:
+        tx.add(TOPIC, json=flight.body, key=number, tag=flight.origin)
+        tx.begin()
         if fate is Fate.KILLED_BEFORE_WRITE:
             _die()
-        if fate is Fate.STALLED_BEFORE_WRITE and attempt == 1:
+        if fate is Fate.STALLED_BEFORE_WRITE:
             time.sleep(_STALL_SECONDS)
-        try:
-            outcome = ledger.write(flight, transaction_id, message_id)
-        except Fenced:
-            continue
+        outcome = ledger.write(flight, transaction_id, tx.messages[0].message_id)
         if fate is Fate.KILLED_AFTER_WRITE:
             _die()
-        service.decide(transaction_id, outcome)
-        return
+        if outcome is Outcome.ROLLBACK:
+            tx.rollback()
 
 
 def _die() -> None:
