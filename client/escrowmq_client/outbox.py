@@ -122,8 +122,9 @@ class Outbox:
     ) -> None:
         """Write a message into the local transaction of `db`, a Connection or Session.
 
-        All messages of a local transaction have its `tx_id`, which no other one uses: letters,
-        digits, `_`, `-` and `.`, at most 100. The other fields are those of `client.send`.
+        All messages of a local transaction, at most 1,000, have its `tx_id`, which no other one
+        uses: letters, digits, `_`, `-` and `.`, at most 100. The other fields are those of
+        `client.send`.
         """
         message = MessageInput(
             json=json,
@@ -185,7 +186,7 @@ class Outbox:
     def _step(self, db: Connection) -> AbstractContextManager[Any]:
         return nullcontext() if self._is_locking else db.begin()
 
-    def _first_rows(self) -> sa.Select[Any]:
+    def _first_rows(self) -> Any:
         """The first row of each local transaction: the lock on it stands for all of them."""
         rows, others = self._table, self._table.alias()
         earlier = sa.select(others.c.id).where(

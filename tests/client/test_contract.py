@@ -81,7 +81,8 @@ OF_ITS_OWN = {
 PREVIEWS = {"deleteTopic", "createSchedule", "redriveDeadLetters", "runRetention"}
 BESIDE_THE_OPERATIONS = {
     "call", "close", "hooks", "items", "pull", "preview_redrive", "preview_retention",
-    "preview_schedule", "preview_topic_deletion", "request", "send", "send_stream", "url",
+    "preview_schedule", "preview_topic_deletion", "request", "send", "send_stream", "transaction",
+    "url",
 }  # fmt: skip
 
 
