@@ -2,6 +2,7 @@
 status of 200 means a decision.
 """
 
+import asyncio
 import json
 import threading
 import time
@@ -217,21 +218,29 @@ def test_an_error_of_the_answer_is_unknown_with_its_reason(project, caplog):
 
 @pytest.mark.parametrize("name", ["starlette", "fastapi"])
 def test_a_function_that_blocks_runs_beside_the_event_loop_and_an_asynchronous_one_on_it(name):
-    loop_threads, answer_threads = [], []
+    on_the_loop = []
+
+    def look() -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            on_the_loop.append(False)
+        else:
+            on_the_loop.append(True)
 
     def blocking(check):
-        answer_threads.append(threading.get_ident())
+        look()
         return "commit"
 
     async def asynchronous(check):
-        loop_threads.append(threading.get_ident())
+        look()
         return "rollback"
 
     with PROJECTS[name](SECRETS, asynchronous) as url:
         assert post(url, encoded()).json() == {"decision": "rollback"}
     with PROJECTS[name](SECRETS, blocking) as url:
         assert post(url, encoded()).json() == {"decision": "commit"}
-    assert loop_threads != answer_threads
+    assert on_the_loop == [True, False]
 
 
 def test_the_route_of_a_check_is_in_no_openapi_document():
