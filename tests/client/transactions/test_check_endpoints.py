@@ -167,7 +167,7 @@ def test_a_check_of_a_lost_transaction_is_answered_over_the_endpoint(
     style.close()
 
 
-@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("secret", SECRETS, ids=["newer", "older"])
 @pytest.mark.parametrize("decision", ["commit", "rollback", "unknown"])
 def test_a_decision_is_200_with_json_by_each_of_the_secrets(project, secret, decision):
     asked = []
