@@ -120,7 +120,7 @@ async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply
     """Acknowledge messages.
 
     The acknowledgement is on disk when the response is sent. 207 means that at least one entry was
-    rejected because its lease had ended.
+    rejected, possibly all of them; its result has the reason.
     """
     services.consumer_groups.get(group)
     handles = [entry.receipt_handle for entry in given.entries]

@@ -189,7 +189,9 @@ class SettleResult(msgspec.Struct, kw_only=True, gc=False):
 
 
 class SettleResults(msgspec.Struct, kw_only=True):
-    """Results of the entries, in the same order."""
+    """Results of the entries, in the same order. The status is 200 if every entry was accepted,
+    otherwise 207, also if all were rejected.
+    """
 
     accepted: Int32
     rejected: Int32

@@ -212,7 +212,9 @@ class AnswerResult(msgspec.Struct, kw_only=True):
 
 
 class AnswersResult(msgspec.Struct, kw_only=True):
-    """Results of the answers, in the same order."""
+    """Results of the answers, in the same order. The status is 200 if every answer was accepted,
+    otherwise 207, also if all were rejected.
+    """
 
     accepted: Int32
     rejected: Int32

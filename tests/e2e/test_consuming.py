@@ -42,10 +42,11 @@ class Group:
     def settle(
         self, verb: str, *messages: dict[str, Any], status: int = 200, **fields: Any
     ) -> list[dict[str, Any]]:
+        return ok(self.settled(verb, *messages, **fields), status)["results"]
+
+    def settled(self, verb: str, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
         entries = [{"receipt_handle": message["receipt_handle"], **fields} for message in messages]
-        return ok(self.api.post(f"{self.path}/{verb}", json={"entries": entries}), status)[
-            "results"
-        ]
+        return self.api.post(f"{self.path}/{verb}", json={"entries": entries})
 
     def lag(self) -> dict[str, Any]:
         return ok(self.api.get(f"{self.path}/lag"))
@@ -97,6 +98,25 @@ def test_a_consumer_receives_extends_acknowledges_and_is_told_entry_by_entry(gro
         "lease_expired",
         200,
     )
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend", "dead-letter"])
+def test_a_batch_is_200_when_every_entry_was_accepted_and_207_also_when_all_are_rejected(
+    group, verb
+):
+    group.send("a", "b", "c")
+    first, second, third = group.receive()
+    group.settle("nack", third, delay_ms=0)
+
+    accepted = group.settled(verb, first)
+    mixed = group.settled(verb, second, third)
+    all_rejected = group.settled(verb, third, third)
+
+    assert (accepted.status_code, mixed.status_code, all_rejected.status_code) == (200, 207, 207)
+    assert [
+        (body["accepted"], body["rejected"], [one["status"] for one in body["results"]])
+        for body in (accepted.json(), mixed.json(), all_rejected.json())
+    ] == [(1, 0, [200]), (1, 1, [200, 409]), (0, 2, [409, 409])]
 
 
 def test_two_groups_are_given_everything_each(api, topic, group):

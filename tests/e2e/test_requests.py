@@ -198,6 +198,7 @@ def test_a_deadline_that_passes_while_waiting_is_504_and_names_the_request(api, 
     )
 
     assert time.monotonic() - begun < LONG_MS / 1000 / 2
+    assert not problem["retryable"], "the call repeated would be a new request"
     request = look(api, problem["context"]["request_id"])
     assert (request["state"], "reply" in request) == ("timed_out", False)
     (message,) = receive(api, group)
