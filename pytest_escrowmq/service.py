@@ -281,7 +281,7 @@ class EscrowMQ:
         name = name or f"group-{next(self._numbers)}"
         webhook = {} if check_url is None else {"check_mode": "webhook", "check_url": check_url}
         made = self._ask("PUT", f"/v1/producer-groups/{name}", {**webhook, **fields})
-        return ProducerGroup(name, made.get("signing_secret"))
+        return ProducerGroup(name, made.get("signing_secret") or fields.get("signing_secret"))
 
     def consumer_group(self, *topics: str, name: str | None = None, **rules: Any) -> str:
         """Make a consumer group that reads these topics from their beginning; its name."""

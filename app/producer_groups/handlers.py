@@ -3,7 +3,8 @@
 import asyncio
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from pydantic import SecretStr
 
 from app import codec
 from app.exchange import Call, Reply, reply
@@ -27,6 +28,7 @@ from app.producer_groups.schemas import (
 )
 from app.registry import producer_groups as registry
 from app.services import Services
+from escrowmq_client.webhooks import SECRET_PREFIX, is_secret
 from storage.errors import MessagingError
 from txn.open_checks import LeasedCheck
 from txn.states import TxnEvent
@@ -58,9 +60,11 @@ _CONCURRENCY = 4
 async def put(services: Services, call: Call, name: str, given: ProducerGroupInput) -> Reply:
     """Create or update a producer group.
 
-    With `webhook`, the first response holds the secret that checks are signed with.
+    With `webhook`, checks are signed with the `signing_secret` of the request. If the request has
+    none, the service makes a secret, and this one response holds it.
     """
     services.producer_groups.check_name(name)
+    secret = _own_secret(given.signing_secret)
     if given.check_url is not UNSET:
         await services.webhooks.check_url(given.check_url)
 
@@ -71,8 +75,14 @@ async def put(services: Services, call: Call, name: str, given: ProducerGroupInp
         _check_conflicts(given, known.webhook.settings)
         return _webhook_settings(given, known.webhook.settings)
 
-    group, is_new, has_new_secret = await services.producer_groups.put(name, new_settings)
-    return _answer_with(services, group, status=201 if is_new else 200, shows_secret=has_new_secret)
+    group, is_new, was_secret_made = await services.producer_groups.put(
+        name,
+        new_settings,
+        signing_secret=secret,
+        overlap_ms=services.webhooks.options.secret_overlap_ms,
+    )
+    status = 201 if is_new else 200
+    return _answer_with(services, group, status=status, shows_secret=was_secret_made)
 
 
 @operation(
@@ -259,13 +269,23 @@ async def _answer(services: Services, name: str, given: AnswerInput) -> AnswerRe
     return AnswerResult(check_id=given.check_id, status=200, state=transaction.state.value)
 
 
+def _own_secret(given: str | UnsetType) -> SecretStr | None:
+    """The secret that the request has; None for none. Raises Refusal."""
+    if given is UNSET:
+        return None
+    if not is_secret(given):
+        detail = f"must be {SECRET_PREFIX} and the base64 of 24 to 64 bytes"
+        raise invalid_field("/signing_secret", "invalid_format", detail)
+    return SecretStr(given)
+
+
 def _webhook_settings(
     given: ProducerGroupInput, old: registry.WebhookSettings | None
 ) -> registry.WebhookSettings | None:
     """The settings with the fields that are given; None for checks by poll. Raises Refusal."""
     is_polled = given.check_mode == "poll" if given.check_mode is not UNSET else old is None
     if is_polled:
-        for field in ("check_url", "timeout_ms", "concurrency"):
+        for field in ("check_url", "timeout_ms", "concurrency", "signing_secret"):
             if getattr(given, field) is not UNSET:
                 raise invalid_field(
                     f"/{field}", "not_allowed", f"{field} goes with check_mode webhook"
@@ -275,9 +295,8 @@ def _webhook_settings(
         fields = {
             name: value
             for name, value in msgspec.structs.asdict(given).items()
-            if value is not UNSET
+            if value is not UNSET and name in registry.WebhookSettings.__struct_fields__
         }
-        fields.pop("check_mode", None)
         return msgspec.structs.replace(old, **fields)
     if given.check_url is UNSET:
         raise invalid_field("/check_url", "missing", "check_mode webhook needs a check_url")

@@ -59,6 +59,19 @@ class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         ]
         | UnsetType
     ) = UNSET
+    signing_secret: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=128,
+                description="Your own secret for signing checks: whsec_ and the base64 of 24 to 64 "
+                "random bytes. It is in no response. Another secret replaces the present one; both "
+                "sign for a day. Default: the present one, or one that the service makes.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class ProducerGroup(msgspec.Struct, kw_only=True):
@@ -72,7 +85,10 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
     signing_secret: (
         Annotated[
             str,
-            Meta(description="Returned only once, in the response to the request that created it."),
+            Meta(
+                description="The secret that the service made. Returned only once, in the response "
+                "to the request that made it."
+            ),
         ]
         | UnsetType
     ) = UNSET

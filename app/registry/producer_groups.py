@@ -117,14 +117,21 @@ class ProducerGroups:
             return await self._create(name, None), True
 
     async def put(
-        self, name: str, new_settings: Callable[[ProducerGroup | None], WebhookSettings | None]
+        self,
+        name: str,
+        new_settings: Callable[[ProducerGroup | None], WebhookSettings | None],
+        *,
+        signing_secret: SecretStr | None,
+        overlap_ms: int,
     ) -> tuple[ProducerGroup, bool, bool]:
-        """Create or change a group; (the group, was it created now, has it a new secret).
+        """Create or change a group; (the group, was it created now, was a secret made for it).
 
         Raises as `find`.
 
         `new_settings` gets the group as it is, None where it does not exist, and may refuse by
-        raising; it returns None for checks by poll.
+        raising; it returns None for checks by poll. `signing_secret`: the user's own; one that
+        differs replaces the present one as `rotate_secret` does. None: keep the present one, or
+        make one.
         """
         self.check_name(name)
         async with self._changing:
@@ -134,15 +141,18 @@ class ProducerGroups:
             if settings is None:
                 new = None
             elif old is None:
-                new = Webhook(settings=settings, signing_secret=SecretStr(new_secret()))
+                secret = signing_secret or SecretStr(new_secret())
+                new = Webhook(settings=settings, signing_secret=secret)
             else:
                 new = msgspec.structs.replace(old, settings=settings, disabled_at_ms=None)
-            has_new_secret = new is not None and old is None
+                if signing_secret is not None and signing_secret != old.signing_secret:
+                    new = self._with_secret(new, signing_secret, overlap_ms)
+            was_made = new is not None and old is None and signing_secret is None
             if known is None:
-                return await self._create(name, new), True, has_new_secret
+                return await self._create(name, new), True, was_made
             if new != old:
                 known = await self._change(known, new)
-            return known, False, has_new_secret
+            return known, False, was_made
 
     async def rotate_secret(
         self, name: str, *, overlap_ms: int, check: Callable[[int | None], None]
@@ -158,13 +168,19 @@ class ProducerGroups:
             check(group.revision)
             if group.webhook is None:
                 return None
-            changed = msgspec.structs.replace(
-                group.webhook,
-                signing_secret=SecretStr(new_secret()),
-                previous_secret=group.webhook.signing_secret,
-                previous_secret_until_ms=self._clock.wall_ms() + overlap_ms,
-            )
+            changed = self._with_secret(group.webhook, SecretStr(new_secret()), overlap_ms)
             return await self._change(group, changed)
+
+    def _with_secret(self, webhook: Webhook, secret: SecretStr, overlap_ms: int) -> Webhook:
+        """The webhook with another secret; the present one signs too for the time of the
+        overlap.
+        """
+        return msgspec.structs.replace(
+            webhook,
+            signing_secret=secret,
+            previous_secret=webhook.signing_secret,
+            previous_secret_until_ms=self._clock.wall_ms() + overlap_ms,
+        )
 
     async def disable(self, name: str, settings: WebhookSettings) -> bool:
         """Ask no more at this endpoint, which is gone.

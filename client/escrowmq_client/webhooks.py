@@ -40,6 +40,17 @@ def new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(token_bytes(_NEW_KEY_BYTES)).decode()
 
 
+def is_secret(text: str) -> bool:
+    """Is the text a signing secret: the prefix and the base64 of 24 to 64 bytes?"""
+    if not text.startswith(SECRET_PREFIX):
+        return False
+    try:
+        _key(text)
+    except ValueError:
+        return False
+    return True
+
+
 def sign(secrets: Sequence[str], *, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """The three headers.
 

@@ -1,5 +1,6 @@
 """Checkback by webhook over real HTTP: a receiver on loopback is asked, and its answers decide."""
 
+import base64
 import json
 import re
 import threading
@@ -318,6 +319,18 @@ def test_after_a_rotation_both_secrets_verify(shop):
             verify([secret], request.headers, request.body, now=time.time())
             == request.check["check_id"]
         )
+
+
+def test_checks_are_signed_with_the_own_secret_and_with_the_one_that_it_replaced(shop):
+    own, other = (f"whsec_{base64.b64encode(bytes([n] * 24)).decode()}" for n in (1, 2))
+    shop.put(signing_secret=own)
+    shop.put(status=200, signing_secret=other)
+    shop.begin()
+
+    (request,) = shop.receiver.wait_for(1)
+
+    for secret in (own, other):
+        verify([secret], request.headers, request.body, now=time.time())
 
 
 def test_a_host_that_is_not_listed_any_more_is_not_asked(tmp_path):

@@ -2,6 +2,7 @@
 that are shown once.
 """
 
+import base64
 import json
 
 import pytest
@@ -12,6 +13,13 @@ from tests.support.server import Server
 
 URL = "https://93.184.215.14/mq/check"
 WEBHOOK = {"check_mode": "webhook", "check_url": URL, "timeout_ms": 3000, "concurrency": 16}
+
+
+def own_secret(length: int) -> str:
+    return "whsec_" + base64.b64encode(bytes(range(length))).decode()
+
+
+OWN_SECRET, OTHER_SECRET = own_secret(24), own_secret(64)
 
 
 @pytest.fixture
@@ -127,6 +135,37 @@ def test_a_secret_is_replaced_while_the_old_one_goes_on_for_a_day(api, path):
     assert found == {name: value for name, value in rotated.items() if name != "signing_secret"}
 
 
+def test_a_put_with_the_same_own_secret_again_changes_nothing_and_no_answer_has_it(
+    api, path, server
+):
+    own = WEBHOOK | {"signing_secret": OWN_SECRET}
+
+    made = api.put(path, json=own)
+    again = api.put(path, json=own)
+    found = api.get(path)
+
+    assert ok(made, 201) == ok(again) == ok(found)
+    assert ok(found)["revision"] == 1
+    for answer in (made, again, found):
+        assert "signing_secret" not in answer.json()
+        assert OWN_SECRET not in answer.text
+    assert OWN_SECRET.removeprefix("whsec_") not in server.log()
+
+
+def test_another_own_secret_replaces_the_first_which_goes_on_for_a_day(api, path):
+    first = ok(api.put(path, json=WEBHOOK | {"signing_secret": OWN_SECRET}), 201)
+
+    replaced = ok(api.put(path, json={"signing_secret": OTHER_SECRET}))
+    again = ok(api.put(path, json={"signing_secret": OTHER_SECRET}))
+    kept = ok(api.put(path, json=WEBHOOK))
+
+    assert "previous_secret_expires_at" not in first
+    assert replaced["previous_secret_expires_at"] > first["created_at"]
+    assert replaced["revision"] == 2
+    assert replaced == again == kept
+    assert "signing_secret" not in replaced
+
+
 def test_who_has_no_secret_cannot_replace_it(api, path):
     assert_problem(api.post(f"{path}/rotate-secret"), 404, "producer_group_not_found")
     ok(api.put(path), 201)
@@ -162,6 +201,11 @@ def test_a_url_that_no_check_may_go_to_is_refused_and_nothing_is_changed(api, pa
         (WEBHOOK | {"check_url": ""}, "/check_url"),
         (WEBHOOK | {"check_url": URL + "x" * 2_048}, "/check_url"),
         (WEBHOOK | {"signing_secret": "whsec_x"}, "/signing_secret"),
+        (WEBHOOK | {"signing_secret": OWN_SECRET.removeprefix("whsec_")}, "/signing_secret"),
+        (WEBHOOK | {"signing_secret": own_secret(23)}, "/signing_secret"),
+        (WEBHOOK | {"signing_secret": own_secret(65)}, "/signing_secret"),
+        (WEBHOOK | {"signing_secret": OWN_SECRET + "\n"}, "/signing_secret"),
+        ({"signing_secret": OWN_SECRET}, "/signing_secret"),
         (WEBHOOK | {"check_mode": "push"}, "/check_mode"),
     ],
 )
@@ -169,7 +213,8 @@ def test_a_field_that_is_wrong_is_named(api, path, fields, pointer):
     assert_problem(api.put(path, json=fields), 422, "validation_failed", pointer)
 
 
-def test_a_secret_survives_a_restart_encrypted_and_is_not_in_the_log(tmp_path):
+@pytest.mark.parametrize("own", [None, OWN_SECRET], ids=["made", "own"])
+def test_a_secret_survives_a_restart_encrypted_and_is_not_in_the_log(tmp_path, own):
     keys = [Fernet.generate_key().decode() for _ in range(2)]
     environment = {
         "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(keys[:1]),
@@ -177,12 +222,14 @@ def test_a_secret_survives_a_restart_encrypted_and_is_not_in_the_log(tmp_path):
     }
     server = Server(tmp_path / "data", environment=environment)
     with server, server.client() as api:
-        made = ok(api.put("/v1/producer-groups/shop", json=WEBHOOK), 201)
-        secret = made.pop("signing_secret")
+        body = WEBHOOK if own is None else WEBHOOK | {"signing_secret": own}
+        made = ok(api.put("/v1/producer-groups/shop", json=body), 201)
+        secret = own or made.pop("signing_secret")
         assert server.terminate() == 0
 
         server.start()
         assert ok(api.get("/v1/producer-groups/shop")) == made
+        assert ok(api.put("/v1/producer-groups/shop", json=body)) == made
         server.terminate()
 
     stored = b"".join(file.read_bytes() for file in server.data_dir.glob("registry.db*"))
