@@ -204,6 +204,7 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
         Trace(
             message_id=message.message_id,
             topic=message.queue.topic,
+            transaction_id=message.system.get(properties.TRANSACTION_ID) or UNSET,
             items=items,
             told_until=told_until,
         ),

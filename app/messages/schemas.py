@@ -224,6 +224,11 @@ class BatchSendResult(msgspec.Struct, kw_only=True):
     results: list[BatchResult]
 
 
+OfTransaction = Annotated[
+    str, Meta(description="The transaction that the message was sent in; absent if in none.")
+]
+
+
 class Message(msgspec.Struct, kw_only=True, gc=False):
     """A message as it is delivered."""
 
@@ -237,6 +242,7 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
     payload: str | UnsetType = UNSET
     payload_encoding: Annotated[str, PAYLOAD_ENCODING] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
+    transaction_id: OfTransaction | UnsetType = UNSET
     properties: Texts
     born_at: Timestamp
     stored_at: Timestamp
@@ -264,6 +270,7 @@ class KnownMessage(msgspec.Struct, kw_only=True):
     payload: str | UnsetType = UNSET
     payload_encoding: Annotated[str, PAYLOAD_ENCODING] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
+    transaction_id: OfTransaction | UnsetType = UNSET
     properties: Texts
     born_at: Timestamp
     stored_at: Timestamp
@@ -337,6 +344,7 @@ class Trace(msgspec.Struct, kw_only=True):
 
     message_id: str
     topic: str
+    transaction_id: OfTransaction | UnsetType = UNSET
     items: list[TraceEvent]
     told_until: (
         Annotated[

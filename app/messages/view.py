@@ -54,6 +54,7 @@ def message_view(
         payload=UNSET if payload is None else payload,
         payload_encoding=encoding or UNSET,
         content_type=content_type or UNSET,
+        transaction_id=message.system.get(properties.TRANSACTION_ID) or UNSET,
         properties=dict(message.properties),
         born_at=codec.rfc3339(message.born_at_ms),
         stored_at=codec.rfc3339(message.stored_at_ms),
@@ -281,6 +282,9 @@ def _rest(raw: bytes) -> tuple[bytes, bytes] | None:
     ordering_key, content_type = reserved.get(ORDERING_KEY), reserved.get(properties.CONTENT_TYPE)
     front = b"" if ordering_key is None else b',"ordering_key":' + codec.encode(ordering_key)
     behind = b"" if content_type is None else b',"content_type":' + codec.encode(content_type)
+    transaction_id = reserved.get(properties.TRANSACTION_ID)
+    if transaction_id is not None:
+        behind += b',"transaction_id":' + codec.encode(transaction_id)
     return front + b',"payload":', b',"payload_encoding":"utf8"%b,"properties":%b,"born_at":"' % (
         behind,
         codec.encode(own),

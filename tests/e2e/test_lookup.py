@@ -164,6 +164,54 @@ def test_the_messages_of_a_transaction_are_found_once_it_is_committed_and_not_be
     assert ids(api, topic, "8812") == [committed]
 
 
+def test_every_view_of_a_message_names_its_transaction_and_a_message_of_none_names_none(api, topic):
+    body = {
+        "producer_group": "shop",
+        "messages": [
+            {"topic": topic, "message": {"payload": "x", "key": "8812"}},
+            {"topic": topic, "message": {"payload": "x", "key": "8812", "delay_ms": 3_600_000}},
+        ],
+    }
+    begun = ok(api.post("/v1/transactions", json=body), 201)
+    transaction_id = begun["transaction_id"]
+    now, delayed = (message["message_id"] for message in begun["messages"])
+    ok(api.post(f"/v1/transactions/{transaction_id}/commit"))
+    alone = send(api, topic, key="8812")
+    group = f"/v1/groups/of-{topic}"
+    ok(api.put(group, json={"topics": [{"topic": topic}], "max_attempts": 2}), 201)
+
+    def received(count: int) -> list[dict[str, Any]]:
+        return ok(api.post(f"{group}/receive", json={"max_messages": count}))["messages"]
+
+    def nack(message: dict[str, Any]) -> None:
+        entries = [{"receipt_handle": message["receipt_handle"], "delay_ms": 0}]
+        ok(api.post(f"{group}/nack", json={"entries": entries}))
+
+    first, _ = received(2)
+    nack(first)
+    (again,) = received(1)
+    nack(again)
+    (dead_letter,) = ok(api.get(f"{group}/dead-letters"))["items"]
+    views = [
+        ok(api.get(f"/v1/messages/{now}")),
+        ok(api.get(f"/v1/messages/{now}/trace")),
+        ok(api.get(f"/v1/messages/{delayed}")),
+        first,
+        again,
+        dead_letter["message"],
+        *ok(api.get("/v1/messages", params={"topic": topic, "key": "8812"}))["items"],
+        *ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"],
+        *ok(api.get(f"/v1/topics/{topic}/queues/0/messages?payload=base64"))["messages"],
+    ]
+
+    found = [(view["message_id"], view.get("transaction_id")) for view in views]
+    assert {one for one in found if one[0] != alone} == {
+        (now, transaction_id),
+        (delayed, transaction_id),
+    }
+    assert [one for one in found if one[0] == alone] == [(alone, None)] * 3
+
+
 def test_a_payload_comes_as_it_was_sent_and_no_browser_runs_it(api, topic):
     page = b"<script>alert(1)</script>\x00\xff"
     sent = api.post(
