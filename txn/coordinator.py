@@ -177,14 +177,21 @@ class TransactionCoordinator:
         states: frozenset[TxnState],
         wanted: Callable[[Transaction], bool],
         most: int,
+        business_key: str | None = None,
     ) -> list[Transaction]:
-        """In the order of begins, so many of those behind the sequence number `after`.
+        """In the order of begins, so many of those behind the sequence number `after`; only those
+        that memory has.
 
-        It looks at a slice in a turn.
+        It looks at a slice in a turn. `business_key`: None for any.
         """
         found: list[Transaction] = []
         only_open = not any(state.is_decided for state in states)
-        for number, transaction in enumerate(self.table.behind(after, only_open=only_open), 1):
+        behind = (
+            self.table.behind(after, only_open=only_open)
+            if business_key is None
+            else self.table.with_business_key(business_key, after)
+        )
+        for number, transaction in enumerate(behind, 1):
             if transaction.state in states and wanted(transaction):
                 found.append(transaction)
                 if len(found) == most:
@@ -192,6 +199,31 @@ class TransactionCoordinator:
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
         return found
+
+    async def search_forgotten(
+        self,
+        business_key: str,
+        *,
+        older_than: int,
+        wanted: Callable[[Transaction], bool],
+        most: int,
+    ) -> tuple[list[Transaction], int | None]:
+        """Decided transactions with this business key that memory has forgotten, from the log, and
+        the log offset at which to continue; None where there are no more.
+
+        The latest decision first, only those before the log offset `older_than`. There may be fewer
+        than `most`, and more later.
+        """
+        if not self.table.has_forgotten:
+            return [], None
+        return await recall.by_business_key(
+            self._store,
+            business_key,
+            older_than=older_than,
+            is_known=lambda found: self.table.get(found) is not None,
+            wanted=wanted,
+            most=most,
+        )
 
     async def as_of(self, transaction_id: str, at_ms: int) -> Transaction:
         """How it stood at that moment, in wall milliseconds.

@@ -18,6 +18,7 @@ decision on its op.
 
 from collections.abc import Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -267,11 +268,13 @@ def unwrap_final(half: StoredMessage) -> Message:
 # op
 
 
-def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
+def op_message(
+    op: Op, *, idempotency_key: str | None = None, business_key: str | None = None
+) -> Message:
     """The record of a decision. It has no id of its own, as in RocketMQ.
 
-    Its keys are what a decided transaction is looked up by once memory has forgotten it: its id and
-    the key of its begin.
+    Its keys are what a decided transaction is looked up by once memory has forgotten it: its id,
+    and the idempotency key and the business key of its begin.
     """
     assert op.transaction_id is not None
     assert op.state is not None
@@ -285,17 +288,17 @@ def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
     if op.answer is not None:
         system[CHECK_ANSWER] = msgspec.json.encode(op.answer).decode()
     body = "".join([f"{offset}," for offset in op.half_offsets]).encode()
-    keys = (
-        op.transaction_id
-        if idempotency_key is None
-        else f"{op.transaction_id} {lookup_key(idempotency_key)}"
-    )
+    keys = [op.transaction_id]
+    if idempotency_key is not None:
+        keys.append(lookup_key(idempotency_key))
+    if business_key is not None:
+        keys.append(business_lookup_key(business_key))
     return Message(
         queue=OP_QUEUE,
         message_id="",
         body=body,
         born_at_ms=op.resolved_at_ms,
-        key=keys,
+        key=" ".join(keys),
         tag=OP_TAG,
         system=system,
     )
@@ -304,6 +307,11 @@ def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
 def lookup_key(idempotency_key: str) -> str:
     """No transaction id has a colon."""
     return f"idempotency:{idempotency_key}"
+
+
+def business_lookup_key(business_key: str) -> str:
+    """Percent-encoded: a space would end the key."""
+    return f"business:{quote(business_key, safe='')}"
 
 
 def read_op(message: StoredMessage) -> Op:

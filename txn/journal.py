@@ -159,10 +159,12 @@ class Journal:
         """Append the final messages and the decision, and apply it."""
         # The finals first: where an append could tear, a final without an op is a decision, an op
         # alone a rollback.
-        appended = await self.append(
-            [*finals, half_message.op_message(op, idempotency_key=transaction.idempotency_key)],
-            Durability.SYNCED,
+        record = half_message.op_message(
+            op,
+            idempotency_key=transaction.idempotency_key,
+            business_key=transaction.business_key,
         )
+        appended = await self.append([*finals, record], Durability.SYNCED)
         self.apply_decision(
             transaction, op, [final.queue_offset for final in appended[: len(finals)]]
         )

@@ -2,6 +2,9 @@
 forgotten, and how one stood.
 """
 
+import asyncio
+from collections.abc import Callable
+
 from storage.errors import OffsetExpired
 from storage.message import StoredMessage
 from storage.store import MessageStore
@@ -12,6 +15,8 @@ from txn.transaction import Transaction, as_begun, from_halves, with_finals
 
 MOST_CHECKS = 10_000  # events of one transaction that are looked at
 _MOST_OF_ONE_KEY = 16  # transactions that were begun under one idempotency key, a window apart each
+_MOST_OPS = 1_000  # of one business key that a page looks at
+_MOST_MADE = 100  # transactions of one business key that a page makes from the log
 _READ_BYTES = 8 << 20
 
 
@@ -36,6 +41,45 @@ async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Trans
         store, half_message.lookup_key(idempotency_key), most=_MOST_OF_ONE_KEY
     )
     return max(found, key=lambda transaction: transaction.prepared_at_ms, default=None)
+
+
+async def by_business_key(
+    store: MessageStore,
+    business_key: str,
+    *,
+    older_than: int,
+    is_known: Callable[[str], bool],
+    wanted: Callable[[Transaction], bool],
+    most: int,
+) -> tuple[list[Transaction], int | None]:
+    """Decided transactions that were begun with this business key, the latest decision first, and
+    the log offset at which to continue; None where there are no more.
+
+    Only those decided before the log offset `older_than`, and none with an `is_known` id. The
+    number of ops that are read and of transactions that are made from them is limited, so there may
+    be fewer than `most`, and more later.
+    """
+    ops = await store.find_messages(
+        half_message.business_lookup_key(business_key),
+        topics=[OP_QUEUE.topic],
+        older_than=older_than,
+        max_messages=_MOST_OPS + 1,
+    )
+    found: list[Transaction] = []
+    made = 0
+    for number, message in enumerate(ops):
+        if number and (number == _MOST_OPS or made == _MOST_MADE or len(found) == most):
+            return found, ops[number - 1].log_offset
+        op = half_message.read_op(message)
+        assert op.transaction_id is not None
+        if is_known(op.transaction_id):
+            continue
+        made += 1
+        transaction = await _rebuilt(store, op)
+        if transaction is not None and wanted(transaction):
+            found.append(transaction)
+        await asyncio.sleep(0)  # reads that memory answers give the loop no turn
+    return found, None
 
 
 async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Transaction | None:

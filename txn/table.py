@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from txn import half_message
+from txn.business_keys import BusinessKeys
 from txn.due_times import DueTimes
 from txn.half_message import AnsweredUnknown, AnyCheckEvent, CarriedState, CheckFailed, Held, Op
 from txn.in_order import InOrder
@@ -28,6 +29,7 @@ class TransactionTable:
         self._order = InOrder()
         self._decided: OrderedDict[str, None] = OrderedDict()
         self._by_key: dict[str, str] = {}
+        self._by_business_key = BusinessKeys(lambda found: self._all[found].sequence)
         # copies; the others from when a broker's op is first to be looked up
         self._by_half: dict[int, str] = {}
         self._has_all_halves = False
@@ -88,6 +90,11 @@ class TransactionTable:
         for transaction_id in self._order.after(sequence, only_open=only_open):
             yield self._all[transaction_id]
 
+    def with_business_key(self, business_key: str, sequence: int) -> Iterator[Transaction]:
+        """As `behind`, of the transactions that were begun with this business key."""
+        for transaction_id in self._by_business_key.after(business_key, sequence):
+            yield self._all[transaction_id]
+
     # ----------------------------------------------------------------------------------------------
     # changes
 
@@ -109,6 +116,8 @@ class TransactionTable:
             before = self.by_idempotency_key(key)
             if before is None or before.prepared_at_ms <= transaction.prepared_at_ms:
                 self._by_key[key] = transaction_id
+        if transaction.business_key is not None:
+            self._by_business_key.add(transaction.business_key, transaction_id, sequence)
         if transaction.state.is_decided:
             self._keep_decided(transaction_id)
             return
@@ -305,6 +314,8 @@ class TransactionTable:
             self.has_forgotten = True
             gone = self._all.pop(oldest)
             self._order.discard(gone.sequence)
+            if gone.business_key is not None:
+                self._by_business_key.discard(gone.business_key, gone.sequence)
             if (
                 gone.idempotency_key is not None
                 and self._by_key.get(gone.idempotency_key) == oldest

@@ -55,6 +55,10 @@ _DECIDING = (
 
 _MESSAGE_DEPTH = 4  # of the value of a `json` field in a begin
 
+# page tokens: behind which transaction in memory, or before which log offset
+_REMEMBERED, _FORGOTTEN = "transactions", "decided-transactions"
+_LOG_END = 1 << 62
+
 
 @operation(
     "POST",
@@ -156,29 +160,57 @@ async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Re
     states = _states(query.state)
     now_ms = services.clock.wall_ms()
     begun_before_ms = now_ms - query.older_than_ms
-    group = query.producer_group
+    group, token, page_size = query.producer_group, query.page_token, query.page_size
+    business_key = None if query.business_key is UNSET else query.business_key
 
     def is_wanted(transaction: txn.Transaction) -> bool:
-        return transaction.prepared_at_ms <= begun_before_ms and (
-            group is UNSET or transaction.producer_group == group
+        return (
+            transaction.state in states
+            and transaction.prepared_at_ms <= begun_before_ms
+            and (group is UNSET or transaction.producer_group == group)
         )
 
-    after = (
-        -1
-        if query.page_token is UNSET
-        else pages.decode_number_token("transactions", query.page_token)
-    )
-    found = await services.transactions.search(
-        after=after, states=states, wanted=is_wanted, most=query.page_size + 1
-    )
-    page = TransactionPage(
-        items=[_summary(transaction, now_ms) for transaction in found[: query.page_size]]
-    )
-    if len(found) > query.page_size:
-        page.next_page_token = pages.encode_token(
-            "transactions", str(found[query.page_size - 1].sequence)
+    found: list[txn.Transaction] = []
+    older_than = None if business_key is None else _forgotten_position(token)
+    next_token = None
+    if older_than is None:
+        found = await services.transactions.search(
+            after=-1 if token is UNSET else pages.decode_number_token(_REMEMBERED, token),
+            states=states,
+            wanted=is_wanted,
+            most=page_size + 1,
+            business_key=business_key,
         )
+        older_than = _LOG_END
+    if len(found) > page_size:
+        del found[page_size:]
+        next_token = pages.encode_token(_REMEMBERED, str(found[-1].sequence))
+    elif business_key is not None and any(state.is_decided for state in states):
+        room = page_size - len(found)
+        more, following = await services.transactions.search_forgotten(
+            business_key, older_than=older_than, wanted=is_wanted, most=room or 1
+        )
+        if more and not room:  # there is another page
+            following = older_than
+        found += more[:room]
+        if following is not None:
+            next_token = pages.encode_token(_FORGOTTEN, str(following))
+    page = TransactionPage(items=[_summary(transaction, now_ms) for transaction in found])
+    if next_token is not None:
+        page.next_page_token = next_token
     return reply(200, page)
+
+
+def _forgotten_position(token: str | UnsetType) -> int | None:
+    """The log offset in the token of a page that continues with transactions of the log; None for
+    any other token.
+    """
+    if token is UNSET:
+        return None
+    try:
+        return pages.decode_number_token(_FORGOTTEN, token)
+    except Refusal:
+        return None
 
 
 @operation(

@@ -180,6 +180,19 @@ class ListTransactionsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=
         | UnsetType
     ) = UNSET
     producer_group: Name | UnsetType = UNSET
+    business_key: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                description="The whole business key that was given at the begin. Transactions that "
+                "only the log has follow the others, the latest decision first; a page of these "
+                "may have fewer items.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     older_than_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 0
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET

@@ -340,6 +340,76 @@ def test_a_list_can_be_narrowed_by_state_group_and_age(api, topic):
     assert item["age_ms"] >= 0
 
 
+def test_a_list_of_a_business_key_goes_with_the_other_filters_and_with_pages(api, topic):
+    group, key = f"keyed-{topic}", f"order {topic}/ü"
+    ids = [
+        begin(api, topic, producer_group=group, business_key=key)["transaction_id"]
+        for _ in range(4)
+    ]
+    begin(api, topic, producer_group=f"other-{group}", business_key=key)
+    begin(api, topic, producer_group=group, business_key=f"{key}x")
+    begin(api, topic, producer_group=group)
+    ok(api.post(f"/v1/transactions/{ids[0]}/commit"))
+    ok(api.post(f"/v1/transactions/{ids[2]}/rollback"))
+
+    def page(**query) -> tuple[list[str], str | None]:
+        found = ok(api.get("/v1/transactions", params={"business_key": key, **query}))
+        return [item["transaction_id"] for item in found["items"]], found.get("next_page_token")
+
+    assert len(page()[0]) == 5
+    assert page(producer_group=group) == (ids, None)
+    assert page(producer_group=group, state="prepared") == ([ids[1], ids[3]], None)
+    assert page(producer_group=group, state="committed,rolled_back")[0] == [ids[0], ids[2]]
+    assert page(older_than_ms=3_600_000) == ([], None)
+    first, token = page(producer_group=group, page_size=3)
+    assert (first, page(producer_group=group, page_size=3, page_token=token)) == (
+        ids[:3],
+        (ids[3:], None),
+    )
+    assert page(producer_group=group, page_size=4) == (ids, None)
+    assert page(business_key=key.removesuffix("ü")) == ([], None)
+    assert_problem(
+        api.get("/v1/transactions", params={"business_key": ""}),
+        422,
+        "validation_failed",
+        "/query/business_key",
+    )
+
+
+def test_a_list_of_a_business_key_goes_on_with_what_only_the_log_has(tmp_path):
+    environment = {"ESCROWMQ_TXN__DECIDED_KEPT": "2"}
+    with Server(tmp_path / "data", environment=environment) as server, server.client() as api:
+        ids = [
+            begin(api, "orders", producer_group="shop", business_key="order-8812")["transaction_id"]
+            for _ in range(6)
+        ]
+        for one in ids[:5]:
+            ok(api.post(f"/v1/transactions/{one}/commit"))
+
+        def pages(size: int) -> list[list[str]]:
+            query, found = {"business_key": "order-8812", "page_size": size}, []
+            while True:
+                page = ok(api.get("/v1/transactions", params=query))
+                found.append([item["transaction_id"] for item in page["items"]])
+                if "next_page_token" not in page:
+                    return found
+                query["page_token"] = page["next_page_token"]
+
+        expected = [ids[3], ids[4], ids[5], ids[2], ids[1], ids[0]]
+        for _ in range(2):
+            for size in (1, 2, 3, 4, 100):
+                found = pages(size)
+                assert [one for page in found for one in page] == expected
+                assert len(found) == -(-len(expected) // size)
+            assert server.terminate() == 0
+            server.start()
+        token = ok(
+            api.get("/v1/transactions", params={"business_key": "order-8812", "page_size": 4})
+        )["next_page_token"]
+        refused = api.get("/v1/transactions", params={"page_token": token})
+        assert_problem(refused, 400, "invalid_page_token")
+
+
 def test_pages_cover_the_list_without_gap_or_double_although_it_changes_meanwhile(api, topic):
     group = f"pages-{topic}"
     ids = [begin(api, topic, producer_group=group)["transaction_id"] for _ in range(7)]

@@ -19,6 +19,7 @@ from tests.golden.whole_service import whole_service
 from tests.support.clock import ManualClock
 
 FOLDER = Path(__file__).parent / "escrowmq-1-whole"
+ADDED_SINCE = {"transaction_id"}  # fields of messages
 KEPT_BY_THE_ENGINE = ["consume_queues", "group_offsets", "timers"]  # written whenever it is closed
 
 each_store = pytest.mark.parametrize("name", ["closed", "killed"])
@@ -45,12 +46,25 @@ def written_files(data_dir: Path) -> dict[str, int]:
     return {file.name: file.stat().st_ino for file in files if file.name not in KEPT_BY_THE_ENGINE}
 
 
+def as_then(now: Any, then: Any) -> Any:
+    """The answer without the fields that the contract has had only since."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        return {
+            name: as_then(value, then.get(name))
+            for name, value in now.items()
+            if name in then or name not in ADDED_SINCE
+        }
+    if isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
+        return [as_then(one, other) for one, other in zip(now, then, strict=True)]
+    return now
+
+
 @each_store
 async def test_every_question_is_answered_as_it_was_by_the_version_that_wrote_it(name, tmp_path):
     async with opened(unpacked(name, tmp_path)) as service:
         served = await service.served(truth()["request_ids"])
 
-    assert served == truth()["served"]
+    assert as_then(served, truth()["served"]) == truth()["served"]
 
 
 @each_store

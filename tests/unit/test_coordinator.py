@@ -988,6 +988,76 @@ def test_a_decided_transaction_that_memory_has_forgotten_is_found_after_a_restar
     in_house(life, again, decided_kept=1)
 
 
+async def with_business_key(house, business_key: str, *, most: int) -> list[list[str]]:
+    """Ids of the transactions that memory has, then pages of those that only the log has."""
+
+    def is_wanted(_) -> bool:
+        return True
+
+    known = await house.coordinator.search(
+        after=-1, states=frozenset(TxnState), wanted=is_wanted, most=100, business_key=business_key
+    )
+    pages, older_than = [known], 1 << 62
+    while older_than is not None:
+        found, older_than = await house.coordinator.search_forgotten(
+            business_key, older_than=older_than, wanted=is_wanted, most=most
+        )
+        pages.append(found)
+    return [[one.transaction_id for one in page] for page in pages]
+
+
+@pytest.mark.parametrize("business_key", ["order-8812", "order 8812 %/ü"])
+def test_transactions_are_found_by_business_key_open_decided_forgotten_and_after_a_restart(
+    business_key,
+):
+    expected = [["c", "e"], ["b", "d"], ["a"]]
+
+    async def life(house):
+        for name in "abcde":
+            await house.begin(
+                message(queue=ORDERS, message_id=f"m-{name}"),
+                transaction_id=name,
+                business_key=business_key,
+            )
+        await house.begin(
+            message(queue=ORDERS, message_id="m-x"), transaction_id="x", business_key="order"
+        )
+        for name in "adbe":
+            await house.coordinator.commit(name)
+        assert await with_business_key(house, business_key, most=2) == expected
+        assert await with_business_key(house, "order", most=2) == [["x"], []]
+        assert await with_business_key(house, "8812", most=2) == [[], []]
+        await house.coordinator.save_snapshot()
+        await asyncio.sleep(20)
+        await house.store.aclose()
+
+    async def again(house):
+        assert await with_business_key(house, business_key, most=2) == expected
+        await house.coordinator.rollback("c")
+        assert (await with_business_key(house, business_key, most=9))[1] == ["e", "b", "d", "a"]
+
+    in_house(life, again, decided_kept=1)
+
+
+@with_house(decided_kept=1)
+async def test_a_business_key_of_thousands_of_transactions_is_read_a_piece_at_a_time(house):
+    for number in range(230):
+        name = f"t-{number:03}"
+        await house.begin(
+            message(queue=ORDERS, message_id=f"m-{number}"),
+            transaction_id=name,
+            business_key="same",
+        )
+        await house.coordinator.commit(name)
+
+    pages = await with_business_key(house, "same", most=1_000)
+
+    assert [len(page) for page in pages] == [1, 100, 100, 29]
+    assert [name for page in pages[1:] for name in page] == [
+        f"t-{number:03}" for number in reversed(range(229))
+    ]
+
+
 @with_house(decided_kept=1, dedup_window_ms=1_000)
 async def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one(house):
     again = {"idempotency_key": "key", "fingerprint": "print"}
