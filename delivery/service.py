@@ -21,6 +21,7 @@ from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import State
 from delivery.leases.position_limit import PositionLimit
 from delivery.leases.waiters import Waiters
+from delivery.message_status import MessageStatus, status_of
 from delivery.options import DeliveryOptions
 from delivery.positions import Move, Positions, QueueLag
 from delivery.receive.group_queues import GroupQueues
@@ -32,11 +33,12 @@ from delivery.settle.dead_letters import DeadLetters
 from delivery.settle.lease_ends import LeaseEnds
 from delivery.settle.move import Mover
 from delivery.settle.reject import Rejecter, Rejection
+from delivery.trace import LeaseTrace
 from storage.clock import Clock
 from storage.errors import MessagingError, StorageFull, UnavailableError
 from storage.formats import names
 from storage.identifiers import Random
-from storage.message import Appended, Message, QueueId
+from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import MessageStore
 
 
@@ -61,6 +63,7 @@ class Delivery:
         options = options or DeliveryOptions()
         self._store = store
         self._rules_of = rules_of
+        self._cancelled_requests = cancelled_requests
         self._journal = LeaseJournal(store, clock)
         self._waiters = Waiters(store)
         mover = Mover(self._journal, self._waiters)
@@ -283,6 +286,21 @@ class Delivery:
         elsewhere).
         """
         return await self._positions.lag(group, rules)
+
+    async def status(
+        self, group: str, rules: GroupRules, message: StoredMessage, trace: LeaseTrace
+    ) -> MessageStatus:
+        """What a stored message is for the group now. `trace`: of the message."""
+        return status_of(
+            self.table.find(group),
+            rules,
+            message,
+            trace,
+            group=group,
+            position=await self.position(group, message.queue) or 0,
+            is_cancelled=self._cancelled_requests.is_cancelled_request(message),
+            now=self._journal.now(),
+        )
 
     def count_skipped(self) -> int:
         """Messages that were passed over by the rules of their groups."""

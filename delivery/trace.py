@@ -5,7 +5,7 @@ no more for it: a trace looks through them, from where the message was stored on
 caller allows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from delivery.leases import events, retry_message
@@ -33,21 +33,33 @@ ACTS = {
 }
 
 
+Places = dict[QueueId, set[int]]
+_WITH_REASONS = events.Returned | events.Retried | events.DeadLettered | events.Discarded
+
+
 class LeaseTraceEvent(NamedTuple):
-    """`event`: a word of `ACTS`. `attempt`, `worker`: of a lease."""
+    """`event`: a word of `ACTS`. `attempt`, `worker`: of a lease. `reason`: that the consumer gave
+    when it rejected or gave up the message.
+    """
 
     at_ms: int
     event: str
     group: str
     attempt: int | None = None
     worker: str | None = None
+    reason: str | None = None
 
 
 class LeaseTrace(NamedTuple):
-    """`until_ms`: what came later was not looked at; None where there is nothing more."""
+    """`until_ms`: what came later was not looked at; None where there is nothing more.
+
+    `places`: the offsets of the message in its queue, and of its copies in the retry queues of
+    groups.
+    """
 
     happened: list[LeaseTraceEvent]
     until_ms: int | None
+    places: Places
 
 
 async def trace_leases(
@@ -58,7 +70,7 @@ async def trace_leases(
 
     Raises OffsetExpired.
     """
-    places = {message.queue: {message.queue_offset}}
+    places: Places = {message.queue: {message.queue_offset}}
     names = {message.queue.topic.encode(), message.message_id.encode()}
     found: list[LeaseTraceEvent] = []
     at, at_ms = begin, message.stored_at_ms
@@ -91,14 +103,11 @@ async def trace_leases(
                     )
                     places[retries] = {copy.queue_offset for copy in copies}
     is_over = at >= (await store.offsets(LEASE_QUEUE)).end
-    return LeaseTrace(found, None if is_over else at_ms)
-
-
-_Places = dict[QueueId, set[int]]
+    return LeaseTrace(found, None if is_over else at_ms, places)
 
 
 def _is_about(
-    event: AnyLeaseEvent, message: StoredMessage, places: _Places, groups: set[str]
+    event: AnyLeaseEvent, message: StoredMessage, places: Places, groups: set[str]
 ) -> bool:
     """`groups`: those that have had the message."""
     if isinstance(event, events.Redriven):
@@ -110,9 +119,10 @@ def _is_about(
     return any(True for _ in _runs_about(event, places))
 
 
-def _runs_about(
-    event: AnyLeaseEvent, places: _Places
-) -> Iterator[events.LeasedRun | events.Run | events.Skip | None]:
+_AnyRun = events.LeasedRun | events.Run | events.Skip
+
+
+def _runs_about(event: AnyLeaseEvent, places: Places) -> Iterator[_AnyRun | None]:
     with_runs = (
         events.Leased
         | events.Acked
@@ -122,23 +132,31 @@ def _runs_about(
         | events.Discarded
     )
     if isinstance(event, with_runs | events.Skipped):
-        for run in event.runs:
-            if any(
-                run.first <= offset < run.first + run.count
-                for offset in places.get(run.queue_id, ())
-            ):
-                yield run
+        yield from _overlaps(event.runs, places)
     elif isinstance(event, events.Returned | events.Extended | events.Damaged):
         for one in event.messages:
             if one.offset in places.get(one.queue_id, ()):
                 yield None
 
 
-def _happened(event: AnyLeaseEvent, at_ms: int, places: _Places) -> LeaseTraceEvent:
-    attempt = worker = None
+def _overlaps(runs: Iterable[_AnyRun], places: Places) -> Iterator[_AnyRun]:
+    """The runs that have one of the places."""
+    for run in runs:
+        if any(
+            run.first <= offset < run.first + run.count for offset in places.get(run.queue_id, ())
+        ):
+            yield run
+
+
+def _happened(event: AnyLeaseEvent, at_ms: int, places: Places) -> LeaseTraceEvent:
+    attempt = worker = reason = None
+    if isinstance(event, _WITH_REASONS):
+        reason = next(
+            (given.reason for given in event.reasons if any(_overlaps(given.runs, places))), None
+        )
     if isinstance(event, events.Leased):
         worker = event.worker
         attempt = next(
             run.attempt for run in _runs_about(event, places) if isinstance(run, events.LeasedRun)
         )
-    return LeaseTraceEvent(at_ms, ACTS[type(event)], event.group, attempt, worker)
+    return LeaseTraceEvent(at_ms, ACTS[type(event)], event.group, attempt, worker, reason)

@@ -1,6 +1,8 @@
 """Messages by their id and by their key: what was stored, its bytes, and what became of it."""
 
+import asyncio
 import re
+from collections.abc import Iterable
 
 from msgspec import UNSET
 
@@ -9,6 +11,7 @@ from app.exchange import Call, Reply, in_pieces, reply
 from app.messages.schemas import (
     MAX_BODY_BYTES,
     FoundPage,
+    GroupStatus,
     KnownMessage,
     MessageQuery,
     QueryMessagesQuery,
@@ -18,16 +21,18 @@ from app.messages.schemas import (
 from app.messages.view import message_view
 from app.operations import RANGE, operation
 from app.problems import Refusal
+from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
 from delivery.leases.events import LEASE_QUEUE
 from delivery.offset_by_time import find_offset_by_time
-from delivery.trace import trace_leases
+from delivery.trace import LeaseTrace, LeaseTraceEvent, trace_leases
 from scheduler import scheduled_message
 from scheduler.schedule import Schedule
 from storage.errors import (
     CorruptRecord,
     InvalidRequest,
     MessageGone,
+    MessagingError,
     UnknownSchedule,
 )
 from storage.formats import names, properties
@@ -35,6 +40,7 @@ from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.identifiers import made_at_ms
 from storage.message import StoredMessage
 from storage.store import LAST_MS
+from txn import half_message
 
 _FIND_PROBLEMS = (
     "message_not_found",
@@ -44,6 +50,7 @@ _FIND_PROBLEMS = (
     "overloaded",
 )
 
+_MOST_GROUPS = 1_000  # that a trace answers for
 _RANGE = re.compile(r"bytes=([0-9]{0,100})-([0-9]{0,100})")
 _MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
@@ -174,40 +181,109 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     problems=_FIND_PROBLEMS,
 )
 async def trace(services: Services, _: Call, message_id: str) -> Reply:
-    """Get the history of a message."""
-    message = await _find(services, message_id)
-    at = codec.rfc3339(message.stored_at_ms)
-    log_offset = UNSET if message.log_offset is None else message.log_offset
-    items = [
-        TraceEvent(at=codec.rfc3339(message.born_at_ms), event="born"),
-        TraceEvent(at=at, event="stored", log_offset=log_offset),
-        TraceEvent(
-            at=at, event="queued", queue_id=message.queue.number, queue_offset=message.queue_offset
-        ),
+    """Get the history of a message.
+
+    `groups` says for each group that reads the topic what the message is for it, and so why a group
+    does not receive it.
+    """
+    try:
+        message, schedule = await _stored_or_waiting(services, message_id)
+    except Refusal as refusal:
+        raise await _with_transaction(services, message_id, refusal) from None
+    stored = TraceEvent(
+        at=codec.rfc3339(message.stored_at_ms),
+        event="stored",
+        log_offset=UNSET if message.log_offset is None else message.log_offset,
+    )
+    found = Trace(
+        message_id=message.message_id,
+        topic=message.queue.topic if schedule is None else schedule.topic,
+        transaction_id=message.system.get(properties.TRANSACTION_ID) or UNSET,
+        items=[TraceEvent(at=codec.rfc3339(message.born_at_ms), event="born"), stored],
+        groups=[],
+    )
+    if schedule is not None:
+        found.schedule_id, found.deliver_at = schedule.schedule_id, codec.rfc3339(schedule.due_ms)
+        readers = _readers(services, schedule.topic)
+        found.groups = [GroupStatus(group=one.name, status="delayed") for one in readers]
+        return reply(200, found)
+    queue_id, queue_offset = message.queue.number, message.queue_offset
+    found.items += [
+        TraceEvent(at=stored.at, event="queued", queue_id=queue_id, queue_offset=queue_offset),
         TraceEvent(event="indexed"),  # It was found by its id.
     ]
     begin = (await find_offset_by_time(services.store, LEASE_QUEUE, message.stored_at_ms))[0]
-    found = await trace_leases(services.store, message, begin=begin, most_events=_MOST_EVENTS)
-    items += [
-        TraceEvent(
-            at=codec.rfc3339(one.at_ms),
-            event=one.event,
-            group=one.group,
-            attempt=UNSET if one.attempt is None else one.attempt,
-            worker=UNSET if one.worker is None else one.worker,
-        )
-        for one in found.happened
+    leases = await trace_leases(services.store, message, begin=begin, most_events=_MOST_EVENTS)
+    found.items += [_event_view(one) for one in leases.happened]
+    found.groups = await _group_statuses(services, message, leases)
+    if leases.until_ms is not None:
+        found.told_until = codec.rfc3339(leases.until_ms)
+    return reply(200, found)
+
+
+def _event_view(event: LeaseTraceEvent) -> TraceEvent:
+    return TraceEvent(
+        at=codec.rfc3339(event.at_ms),
+        event=event.event,
+        group=event.group,
+        attempt=UNSET if event.attempt is None else event.attempt,
+        worker=UNSET if event.worker is None else event.worker,
+        reason=UNSET if event.reason is None else event.reason,
+    )
+
+
+def _readers(services: Services, topic: str, more: Iterable[str] = ()) -> list[ConsumerGroup]:
+    """The groups that read the topic, and those of these names, by name."""
+    named = set(more)
+    found = [
+        group
+        for group in services.consumer_groups.all()
+        if group.name in named or any(one.topic == topic for one in group.rules.subscriptions)
     ]
-    told_until = UNSET if found.until_ms is None else codec.rfc3339(found.until_ms)
-    return reply(
-        200,
-        Trace(
-            message_id=message.message_id,
-            topic=message.queue.topic,
-            transaction_id=message.system.get(properties.TRANSACTION_ID) or UNSET,
-            items=items,
-            told_until=told_until,
-        ),
+    return sorted(found, key=lambda group: group.name)[:_MOST_GROUPS]
+
+
+async def _group_statuses(
+    services: Services, message: StoredMessage, leases: LeaseTrace
+) -> list[GroupStatus]:
+    statuses: list[GroupStatus] = []
+    topic = message.queue.topic
+    for group in _readers(services, topic, [one.group for one in leases.happened]):
+        found = await services.delivery.status(group.name, group.rules, message, leases)
+        view = GroupStatus(group=group.name, status=found.status)
+        if found.until_ms is not None:
+            view.until = codec.rfc3339(found.until_ms)
+        if found.status == "filtered":
+            view.filter = next(
+                one.expression for one in group.rules.subscriptions if one.topic == topic
+            )
+        statuses.append(view)
+        await asyncio.sleep(0)  # a condition may take milliseconds
+    return statuses
+
+
+async def _with_transaction(services: Services, message_id: str, refusal: Refusal) -> Refusal:
+    """The refusal of an unknown message; where an undecided or rolled-back transaction has the
+    message, it says which.
+    """
+    if refusal.code != "message_not_found":
+        return refusal
+    halves = await services.store.find_messages(
+        message_id, topics=[names.HALF_TOPIC], by_id=True, max_messages=1
+    )
+    if not halves:
+        return refusal
+    transaction_id = half_message.transaction_id_of(halves[0])
+    try:
+        transaction = await services.transactions.get(transaction_id)
+    except MessagingError:
+        return refusal
+    state = transaction.state.value
+    return Refusal(
+        refusal.code,
+        f"message {message_id[:100]} is in transaction {transaction_id}, which is "
+        f"{state.replace('_', ' ')}",
+        context={"transaction_id": transaction_id, "state": state},
     )
 
 

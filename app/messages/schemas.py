@@ -337,15 +337,61 @@ class TraceEvent(msgspec.Struct, kw_only=True):
     worker: (
         Annotated[str, Meta(description="For a lease: the worker, if it gave a name.")] | UnsetType
     ) = UNSET
+    reason: (
+        Annotated[
+            str,
+            Meta(
+                description="For nacked, dead_lettered and discarded: the reason that the consumer "
+                "gave."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class GroupStatus(msgspec.Struct, kw_only=True):
+    """What a message is for a consumer group now, by the group's positions and filter of today."""
+
+    group: str
+    status: Annotated[
+        str,
+        Meta(
+            description="not_reached, filtered, not_subscribed, before_start, delayed, ready, "
+            "leased, waiting, waiting_for_key, acked, dead_lettered, discarded, skipped, damaged, "
+            "cancelled or unknown; later releases may add others."
+        ),
+    ]
+    filter: (
+        Annotated[str, Meta(description="For filtered: the expression of the group's filter.")]
+        | UnsetType
+    ) = UNSET
+    until: (
+        Annotated[
+            Timestamp,
+            Meta(
+                description="For leased, the end of the lease; for waiting, the time of the next "
+                "delivery, if it is known."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class Trace(msgspec.Struct, kw_only=True):
-    """The history of a message, in order."""
+    """The history of a message, in order, and what it is for each group that reads its topic."""
 
     message_id: str
     topic: str
     transaction_id: OfTransaction | UnsetType = UNSET
+    schedule_id: (
+        Annotated[
+            str, Meta(description="For a delayed message: the id to reschedule or cancel it.")
+        ]
+        | UnsetType
+    ) = UNSET
+    deliver_at: Timestamp | UnsetType = UNSET
     items: list[TraceEvent]
+    groups: Annotated[list[GroupStatus], Meta(description="At most 1,000 groups, by name.")]
     told_until: (
         Annotated[
             Timestamp,

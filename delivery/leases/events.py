@@ -51,6 +51,13 @@ class Run(_Row, frozen=True):
     lease: int
 
 
+class GivenReason(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Why a consumer rejected or gave up these messages, in its words."""
+
+    reason: str
+    runs: list[Run]
+
+
 class Skip(_Row, frozen=True):
     """`why`: "lag" or "age"."""
 
@@ -137,6 +144,7 @@ class Returned(LeaseEvent, frozen=True, tag="returned"):
     """Rejected by their consumer; they wait where they are."""
 
     messages: list[ReturnedMessage]
+    reasons: list[GivenReason] = []
 
 
 class Retried(LeaseEvent, frozen=True, tag="retried"):
@@ -148,12 +156,14 @@ class Retried(LeaseEvent, frozen=True, tag="retried"):
     runs: list[Run]
     waiting: dict[str, int]
     generation: int | None = None
+    reasons: list[GivenReason] = []
 
 
 class DeadLettered(LeaseEvent, frozen=True, tag="dead_lettered"):
     """In the same append they were stored in the dead-letter topic."""
 
     runs: list[Run]
+    reasons: list[GivenReason] = []
 
 
 class Discarded(LeaseEvent, frozen=True, tag="discarded"):
@@ -162,6 +172,7 @@ class Discarded(LeaseEvent, frozen=True, tag="discarded"):
     """
 
     runs: list[Run]
+    reasons: list[GivenReason] = []
 
 
 class Skipped(LeaseEvent, frozen=True, tag="skipped"):

@@ -61,6 +61,11 @@ class KeyOrder:
         """Must a later message of this key wait?"""
         return key in self._keys
 
+    def is_held(self, key: str) -> bool:
+        """Is a message of this key leased, or does it wait for its retry?"""
+        known = self._keys.get(key)
+        return known is not None and known.held > 0
+
     def has_open(self, key: str) -> bool:
         """Is there a message of this key that is to be handed out before later ones?"""
         known = self._keys.get(key)

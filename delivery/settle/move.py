@@ -5,7 +5,7 @@ A message moves in one append with the event that settles it: it is never in bot
 none.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -17,9 +17,11 @@ from delivery.leases.events import (
     AnyLeaseEvent,
     DeadLettered,
     Discarded,
+    GivenReason,
     Retried,
     Returned,
     ReturnedMessage,
+    Run,
 )
 from delivery.leases.group import GroupLeases
 from delivery.leases.handles import Held, runs_of
@@ -41,7 +43,7 @@ log = structlog.get_logger()
 
 class Move(NamedTuple):
     """The move of a message that is in state MOVING; `deadline_ms`: when its lease would have
-    ended.
+    ended; `is_given`: the reason is the consumer's own.
     """
 
     queue: QueueLeases
@@ -53,6 +55,7 @@ class Move(NamedTuple):
     delay_ms: int
     reason: str | None
     entry: int  # of the request
+    is_given: bool = False
 
 
 _Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
@@ -163,7 +166,8 @@ class Mover:
             )
             for one, _ in piece
         ]
-        return [], [Returned(group=group, messages=returned)]
+        reasons = _given_reasons([one for one, _ in piece])
+        return [], [Returned(group=group, messages=returned, reasons=reasons)]
 
     def _moved(
         self, leases: GroupLeases, rules: GroupRules, piece: _Piece
@@ -174,13 +178,13 @@ class Mover:
         now_ms = self._clock.wall_ms()
         group = leases.group
         copies: list[Message] = []
-        settled: dict[NackOutcome, list[Held]] = {}
+        settled: dict[NackOutcome, list[Move]] = {}
         waiting: dict[str, int] = {}
         for one, message in piece:
             if isinstance(message, CorruptRecord):
                 continue
             kind = NackOutcome.DISCARD if message is None else one.nack_outcome
-            settled.setdefault(kind, []).append(Held(one.queue, one.offset, one.lease))
+            settled.setdefault(kind, []).append(one)
             if message is None:
                 continue
             if kind is NackOutcome.AGAIN:
@@ -199,8 +203,8 @@ class Mover:
                     )
                 )
         events: list[AnyLeaseEvent] = []
-        for kind, held in settled.items():
-            runs = runs_of(held)
+        for kind, moves in settled.items():
+            runs, reasons = _runs_of(moves), _given_reasons(moves)
             if kind is NackOutcome.AGAIN:
                 events.append(
                     Retried(
@@ -208,12 +212,13 @@ class Mover:
                         runs=runs,
                         waiting=waiting,
                         generation=leases.retries.generation,
+                        reasons=reasons,
                     )
                 )
             else:
                 events.append(
                     (DeadLettered if kind is NackOutcome.DEAD_LETTER else Discarded)(
-                        group=group, runs=runs
+                        group=group, runs=runs, reasons=reasons
                     )
                 )
         if unreadable := _unreadable(piece):
@@ -221,6 +226,19 @@ class Mover:
             copies += stubs
             events.append(event)
         return copies, events
+
+
+def _runs_of(moves: Iterable[Move]) -> list[Run]:
+    return runs_of([Held(one.queue, one.offset, one.lease) for one in moves])
+
+
+def _given_reasons(moves: Iterable[Move]) -> list[GivenReason]:
+    """The reasons that consumers gave, each with its messages."""
+    given: dict[str, list[Move]] = {}
+    for one in moves:
+        if one.is_given and one.reason is not None:
+            given.setdefault(one.reason, []).append(one)
+    return [GivenReason(reason, _runs_of(found)) for reason, found in given.items()]
 
 
 def _unreadable(piece: _Piece) -> list[Unreadable]:

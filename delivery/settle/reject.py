@@ -47,8 +47,9 @@ class Rejecter:
             reason = one.reason or "refused by its consumer"
             kind = nack_outcome(rules, slot.attempt)
             return Move(
-                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, delay_ms, reason, entry
-            )
+                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, delay_ms, reason, entry,
+                is_given=one.reason is not None,
+            )  # fmt: skip
 
         return await self._move_held(group, rules, refused, move)
 
@@ -62,8 +63,9 @@ class Rejecter:
             slot = queue.slots.get(offset)
             reason = one.reason or "given up by its consumer"
             return Move(
-                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, 0, reason, entry
-            )
+                queue, offset, slot.attempt, lease, slot.deadline_ms, kind, 0, reason, entry,
+                is_given=one.reason is not None,
+            )  # fmt: skip
 
         return await self._move_held(group, rules, refused, move)
 

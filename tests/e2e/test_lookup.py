@@ -2,6 +2,7 @@
 what nobody may see yet.
 """
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -305,6 +306,66 @@ def test_a_trace_says_who_had_the_message_and_what_became_of_it(api, topic):
     assert (leased.pop("at"), acked.pop("at")) > ("2020", "2020")
     assert leased == {"event": "leased", "group": group, "attempt": 1, "worker": "billing-7f"}
     assert acked == {"event": "acked", "group": group}
+
+
+def test_a_trace_says_what_the_message_is_for_each_group_that_reads_its_topic(api, topic):
+    subscription = {"topic": topic}
+    message_id = send(api, topic, tag="a")
+    for name, rules in {
+        "takes": {"topics": [subscription]},
+        "filters": {
+            "topics": [{**subscription, "filter": {"kind": "tag", "expression": "b || c"}}]
+        },
+        "later": {"topics": [subscription], "start": "latest"},
+    }.items():
+        ok(api.put(f"/v1/groups/{name}-{topic}", json=rules), 201)
+    path = f"/v1/groups/takes-{topic}"
+    (leased,) = ok(api.post(f"{path}/receive", json={"lease_ms": 600_000}))["messages"]
+
+    def groups() -> dict[str, dict[str, Any]]:
+        found = ok(api.get(f"/v1/messages/{message_id}/trace"))["groups"]
+        return {one.pop("group").removesuffix(f"-{topic}"): one for one in found}
+
+    now = groups()
+    until, expires_at = (
+        datetime.fromisoformat(text)
+        for text in (now["takes"].pop("until"), leased["lease_expires_at"])
+    )
+    assert abs(until - expires_at) < timedelta(seconds=1)
+    assert now == {
+        "takes": {"status": "leased"},
+        "filters": {"status": "filtered", "filter": "b || c"},
+        "later": {"status": "before_start"},
+    }
+    entries = [{"receipt_handle": leased["receipt_handle"], "reason": "bad schema"}]
+    ok(api.post(f"{path}/dead-letter", json={"entries": entries}))
+    assert groups()["takes"] == {"status": "dead_lettered"}
+    last = ok(api.get(f"/v1/messages/{message_id}/trace"))["items"][-1]
+    assert (last["event"], last["reason"]) == ("dead_lettered", "bad schema")
+
+
+def test_a_trace_of_a_delayed_message_and_of_one_of_a_transaction_says_what_it_waits_for(
+    api, topic
+):
+    ok(api.put(f"/v1/groups/of-{topic}", json={"topics": [{"topic": topic}]}), 201)
+    sent = {"payload": "x", "delay_ms": 3_600_000}
+    delayed = ok(api.post(f"/v1/topics/{topic}/messages", json=sent), 201)
+    body = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"payload": "x"}}]}
+    begun = ok(api.post("/v1/transactions", json=body), 201)
+    transaction_id, message_id = begun["transaction_id"], begun["messages"][0]["message_id"]
+
+    trace = ok(api.get(f"/v1/messages/{delayed['message_id']}/trace"))
+    refused = api.get(f"/v1/messages/{message_id}/trace")
+    ok(api.post(f"/v1/transactions/{transaction_id}/rollback"))
+    refused_then = api.get(f"/v1/messages/{message_id}/trace")
+
+    assert (trace["topic"], trace["deliver_at"]) == (topic, delayed["deliver_at"])
+    assert trace["schedule_id"] == delayed["schedule_id"]
+    assert [item["event"] for item in trace["items"]] == ["born", "stored"]
+    assert trace["groups"] == [{"group": f"of-{topic}", "status": "delayed"}]
+    for answer, state in ((refused, "prepared"), (refused_then, "rolled_back")):
+        problem = assert_problem(answer, 404, "message_not_found")
+        assert problem["context"] == {"transaction_id": transaction_id, "state": state}
 
 
 def test_everything_is_found_after_kill_9_and_after_the_index_is_gone(tmp_path):

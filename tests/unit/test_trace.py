@@ -44,7 +44,7 @@ async def test_a_message_is_followed_through_its_retries_its_death_and_its_retur
     (last,) = await house.receive()
     await house.ack(last)
 
-    found, until_ms = await traced(house, "traced")
+    found, until_ms, _ = await traced(house, "traced")
 
     assert [(one.event, one.attempt) for one in found] == [
         ("leased", 1),
@@ -63,6 +63,46 @@ async def test_a_message_is_followed_through_its_retries_its_death_and_its_retur
     assert ({one.group for one in found}, found[0].worker, until_ms) == ({GROUP}, "w", None)
     assert named(redriven) == ("traced", 1)
     assert [one.at_ms for one in found] == sorted(one.at_ms for one in found)
+
+
+@with_house(given=rules(max_attempts=5))
+async def test_a_trace_has_the_reasons_that_consumers_gave_and_no_others(house):
+    await house.send("other", "traced", "next")
+    taken = await house.receive()
+    await house.nack(*taken, delay_ms=0, reason="db down")
+    taken = await house.receive()
+    await house.nack(taken[0], delay_ms=100, reason="not this one")
+    await house.nack(taken[1], delay_ms=100, reason="still down")
+    await house.pass_time(200)
+    retried = next(one for one in await house.receive() if one.message.message_id == "traced")
+    await house.nack(retried, delay_ms=0)
+    (again,) = await house.receive()
+    await house.give_up(again, reason="bad schema")
+
+    found = (await traced(house, "traced")).happened
+
+    assert [(one.event, one.reason) for one in found if one.event != "leased"] == [
+        ("nacked", "db down"),
+        ("nacked", "still down"),
+        ("nacked", None),
+        ("dead_lettered", "bad schema"),
+    ]
+
+
+@with_house(given=rules(max_attempts=1, dead_letter=False))
+async def test_a_trace_has_the_reason_of_a_message_that_was_discarded(house):
+    await house.send("a", "b")
+    one, other = await house.receive()
+    await house.nack(one, reason="bad schema")
+    await house.give_up(other)
+
+    assert [
+        [(event.event, event.reason) for event in (await traced(house, name)).happened]
+        for name in "ab"
+    ] == [
+        [("leased", None), ("discarded", "bad schema")],
+        [("leased", None), ("discarded", None)],
+    ]
 
 
 @with_house()
@@ -115,7 +155,7 @@ async def test_where_too_much_happened_it_is_said_until_when_was_looked(house):
     await house.sleep(500)
     await house.ack(one)
 
-    found, until_ms = await traced(house, "a", most_events=1)
+    found, until_ms, _ = await traced(house, "a", most_events=1)
     assert ([one.event for one in found], until_ms) == (["leased"], leased_ms)
     assert (await traced(house, "a", most_events=2)).until_ms is None
     assert [one.event for one in (await traced(house, "a", begin=1)).happened] == ["acked"]
