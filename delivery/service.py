@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from delivery.groups import GroupRules
 from delivery.lease_list import Lease, Place, list_leases
+from delivery.leases.handles import refusal_of
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import State
 from delivery.leases.position_limit import PositionLimit
@@ -35,7 +36,7 @@ from delivery.settle.move import Mover
 from delivery.settle.reject import Rejecter, Rejection
 from delivery.trace import LeaseTrace
 from storage.clock import Clock
-from storage.errors import MessagingError, StorageFull, UnavailableError
+from storage.errors import LeaseExpired, MessagingError, StorageFull, UnavailableError
 from storage.formats import names
 from storage.identifiers import Random
 from storage.message import Appended, Message, QueueId, StoredMessage
@@ -245,6 +246,10 @@ class Delivery:
         The end of each lease (wall); None where it has ended.
         """
         return await self._ends.extend(group, wanted)
+
+    def refusal_of(self, group: str, handle: str) -> LeaseExpired:
+        """Why `ack` or `extend` refused the handle."""
+        return refusal_of(self.table.find(group), handle)
 
     # ----------------------------------------------------------------------------------------------
     # positions

@@ -24,13 +24,14 @@ from app.long_polls import Waiting
 from app.messages.payload import CONTROL
 from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
-from app.problems import Problem, Refusal, document, invalid_field
+from app.problems import Refusal, document, invalid_field
 from app.services import Services
 from app.word_sets import PayloadForm
 from delivery.receive.receive import LeasedMessage, Request
 from delivery.requests.events import asked_by
+from delivery.service import Delivery
 from delivery.settle.reject import Rejection
-from storage.errors import LeaseExpired, MessagingError
+from storage.errors import MessagingError
 from storage.formats import properties
 from storage.formats.stored_record import Found, StoredRecord
 
@@ -38,7 +39,6 @@ _HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
 _PROBLEMS = ["group_not_found", "reserved_topic", *WRITING]
 
 REPLY_BY = properties.REPLY_BY.encode()
-_EXPIRED: Problem = document(LeaseExpired())
 
 
 @operation(
@@ -127,7 +127,7 @@ async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply
     accepted = await services.delivery.ack(group, handles)
     if all(accepted):
         return Reply(200, all_acknowledged(handles).encode())
-    return acknowledged(handles, accepted)
+    return acknowledged(services.delivery, group, handles, accepted)
 
 
 @operation(
@@ -179,7 +179,7 @@ async def extend(services: Services, _: Call, group: str, given: ExtendInput) ->
     until = await services.delivery.extend(group, wanted)
     return _answer(
         [
-            _expired(handle)
+            _refused(services.delivery, group, handle)
             if until_ms is None
             else SettleResult(
                 receipt_handle=handle, status=200, lease_expires_at=codec.rfc3339(until_ms)
@@ -226,11 +226,15 @@ def _answer(results: list[SettleResult]) -> Reply:
     )  # fmt: skip
 
 
-def acknowledged(handles: Sequence[str], accepted: Sequence[bool]) -> Reply:
+def acknowledged(
+    delivery: Delivery, group: str, handles: Sequence[str], accepted: Sequence[bool]
+) -> Reply:
     """The answer to an acknowledgement."""
     return _answer(
         [
-            SettleResult(receipt_handle=handle, status=200) if is_accepted else _expired(handle)
+            SettleResult(receipt_handle=handle, status=200)
+            if is_accepted
+            else _refused(delivery, group, handle)
             for handle, is_accepted in zip(handles, accepted, strict=True)
         ],
     )
@@ -247,8 +251,9 @@ def all_acknowledged(handles: Sequence[str]) -> str:
     )
 
 
-def _expired(handle: str) -> SettleResult:
-    return SettleResult(receipt_handle=handle, status=_EXPIRED.status, problem=_EXPIRED)
+def _refused(delivery: Delivery, group: str, handle: str) -> SettleResult:
+    problem = document(delivery.refusal_of(group, handle))
+    return SettleResult(receipt_handle=handle, status=problem.status, problem=problem)
 
 
 def parts_of_received(

@@ -82,7 +82,8 @@ class HotAcks:
                 self._turn.answer(whole, 200, [""] * len(whole), bodies, begun)
             for one, of_one in zip(taken, accepted, strict=True):
                 if not all(of_one):
-                    reply = acknowledged(one.ack.handles, of_one)
+                    group = one.ack.leases.group
+                    reply = acknowledged(one.delivery, group, one.ack.handles, of_one)
                     assert isinstance(reply.body, bytes)
                     self._turn.answer([one], reply.status, [""], [reply.body.decode()], begun)
 

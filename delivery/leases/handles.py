@@ -9,6 +9,7 @@ from delivery.leases import receipt_handle
 from delivery.leases.events import Run
 from delivery.leases.group import GroupLeases
 from delivery.leases.queue import QueueLeases
+from storage.errors import LeaseExpired
 
 
 class Held(NamedTuple):
@@ -30,6 +31,21 @@ def find_held(leases: GroupLeases, handle: str) -> Held | None:
         return None
     queue = leases.by_hash(parts[0])
     return None if queue is None else Held(queue, parts[1], parts[2])
+
+
+def refusal_of(leases: GroupLeases | None, handle: str) -> LeaseExpired:
+    """Why a handle is refused: not of this group, as far as that can be told, or its lease has
+    ended.
+    """
+    parts = receipt_handle.decode(handle)
+    if parts is None:
+        return LeaseExpired("This service did not issue the receipt handle: it is malformed.")
+    if leases is None or leases.by_hash(parts[0]) is None:
+        return LeaseExpired(
+            "The receipt handle was not issued to this group for any of its queues: it belongs to "
+            "another group or to a deleted topic, or this service did not issue it."
+        )
+    return LeaseExpired()
 
 
 class HeldRun(NamedTuple):

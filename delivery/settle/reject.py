@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from delivery.groups import GroupRules
-from delivery.leases.handles import find_held
+from delivery.leases.handles import find_held, refusal_of
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import Event
 from delivery.leases.queue import QueueLeases
 from delivery.settle.move import Move, Mover
 from delivery.settle.retry_policy import NackOutcome, backoff_ms, nack_outcome
-from storage.errors import LeaseExpired, MessagingError
+from storage.errors import MessagingError
 
 
 class Rejection(NamedTuple):
@@ -83,7 +83,7 @@ class Rejecter:
         for entry, one in enumerate(refused):
             found = None if leases is None else find_held(leases, one.handle)
             if found is None or not found.is_leased(now_ms):
-                results[entry] = LeaseExpired()
+                results[entry] = refusal_of(leases, one.handle)
                 continue
             moves.append(move(entry, one, *found))
             found.queue.slots.move(found.offset, Event.MOVE)

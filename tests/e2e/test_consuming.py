@@ -119,6 +119,32 @@ def test_a_batch_is_200_when_every_entry_was_accepted_and_207_also_when_all_are_
     ] == [(1, 0, [200]), (1, 1, [200, 409]), (0, 2, [409, 409])]
 
 
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend", "dead-letter"])
+def test_a_handle_that_was_never_issued_is_not_said_to_have_expired(api, topic, group, verb):
+    group.send("a", "b")
+    first, _ = group.receive(max_messages=1), Group(api, topic)
+    (issued,) = first
+    group.settle("ack", issued)
+    made_up = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
+    handles = ["lh_made_up", "receipt", made_up, issued["receipt_handle"]]
+    if verb == "ack":  # one that was accepted is accepted again
+        (ended,) = group.receive(max_messages=1)
+        group.settle("nack", ended, delay_ms=0)
+        handles[3] = ended["receipt_handle"]
+
+    results = group.settle(verb, *({"receipt_handle": one} for one in handles), status=207)
+
+    details = [one["problem"]["detail"] for one in results]
+    assert {one["problem"]["code"] for one in results} == {"lease_expired"}
+    assert (
+        details[0]
+        == details[1]
+        == ("This service did not issue the receipt handle: it is malformed.")
+    )
+    assert "was not issued to this group" in details[2]
+    assert "lease has ended" in details[3]
+
+
 def test_two_groups_are_given_everything_each(api, topic, group):
     other = Group(api, topic)
     group.send("a", "b")
