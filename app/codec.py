@@ -33,6 +33,10 @@ _decode_any = msgspec.json.Decoder().decode
 
 _PLACE = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+_TYPES = re.compile(r"\b(Expected|got) `([^`]*)`")
+_WORD = re.compile(r"\w+")
+# JSON's words for types, in place of Python's
+_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _NAMED_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
 # a value up to here is checked by decoding it, which is cheaper than any other look at it
 _BUILT_BYTES = 32 << 10
@@ -79,7 +83,25 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MA
         raise too_deep() from None
     # What is no JSON is said first, wherever in the body it stands.
     compact(raw, depth=0)
-    raise invalid(field_error(sentence, decoder.type))
+    field = field_error(sentence, decoder.type)
+    name = _wrong_name(sentence, raw)
+    if name is not None:
+        pointer = f"{field.pointer}/{escape(name)}"[:_MAX_SHOWN]
+        field = msgspec.structs.replace(field, pointer=pointer)
+    raise invalid(field)
+
+
+def _wrong_name(sentence: str, raw: bytes) -> str | None:
+    """The name of the first value that is no string in a map of strings, which msgspec's sentence
+    does not name; None where the sentence is about something else.
+    """
+    place = _PLACE.search(sentence)
+    if place is None or place["key"] or not place["path"].endswith("[...]"):
+        return None
+    value = read_json(raw)
+    for step in _STEP.finditer(place["path"].removesuffix("[...]")):
+        value = value[step[1] or int(step[2])]
+    return next((name for name, item in value.items() if not isinstance(item, str)), None)
 
 
 def decode_as(raw: bytes, kind: Any, max_values: int) -> Any:
@@ -274,6 +296,7 @@ def field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
     detail = text[: place.start()] if place else text
     found = _STEP.finditer(place["path"]) if place else ()
     path = [step[1] or step[2] for step in found if step[1] or step[2]]
+    detail = _TYPES.sub(_in_words_of_json, detail)
     code = next((code for sign, code in _CODES if sign in detail), "wrong_type")
     hint = did_you_mean.of_choice(kind, path) if code == "not_allowed" else ""
     named = _NAMED_FIELD.search(detail)
@@ -282,6 +305,11 @@ def field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
         path.append(named[1])
     pointer += "".join([f"/{escape(step)}" for step in path])
     return FieldError(pointer[:_MAX_SHOWN], code, detail[: _MAX_SHOWN - len(hint)] + hint)
+
+
+def _in_words_of_json(found: re.Match[str]) -> str:
+    types = _WORD.sub(lambda word: _WORDS.get(word[0], word[0]), found[2])
+    return f"{found[1]} `{types}`"
 
 
 def escape(name: str) -> str:

@@ -59,7 +59,7 @@ def _message(raw: bytes, depth: int) -> PackedMessage:
     # which were counted with the whole
     message = message_pack.decode(_message_decoder, raw, max_values=len(raw))
     if message.payload is not UNSET and not isinstance(message.payload, str | bytes):
-        raise invalid_field("/payload", "wrong_type", "Expected `str` or binary")
+        raise invalid_field("/payload", "wrong_type", "Expected `string` or binary")
     if message.json is not UNSET:
         message.json = Raw(message_pack.as_json(bytes(message.json), "/json", depth=depth))
     return message

@@ -9,6 +9,8 @@ import httpx
 
 from app.webhooks.addresses import Address, is_public, parse_address
 
+LISTED_HOSTS = "only hosts in ESCROWMQ_WEBHOOK__ALLOWED_HOSTS may differ"
+
 
 class Reach(Enum):
     """Which addresses of a host a check may be sent to."""

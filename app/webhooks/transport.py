@@ -20,7 +20,7 @@ import httpcore
 import httpx
 
 from app.webhooks.addresses import parse_address
-from app.webhooks.allowed import Allowed, Reach
+from app.webhooks.allowed import LISTED_HOSTS, Allowed, Reach
 from app.webhooks.urls import Target
 
 MAX_ANSWER_BYTES = 64 << 10
@@ -103,7 +103,8 @@ async def find_addresses(
         for text in found:
             address = parse_address(text)
             if address is None or not allowed.fits(address, reach):
-                raise AddressRefused(f"{host} leads to an address outside of {reach.value}")
+                detail = f"{host} leads to an address outside of {reach.value}"
+                raise AddressRefused(f"{detail}; {LISTED_HOSTS}")
     return found
 
 

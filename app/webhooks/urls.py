@@ -9,7 +9,7 @@ from typing import NamedTuple
 import httpx
 
 from app.webhooks.addresses import is_public, parse_address
-from app.webhooks.allowed import Allowed, Reach
+from app.webhooks.allowed import LISTED_HOSTS, Allowed, Reach
 
 _HOST = re.compile(
     r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -86,7 +86,7 @@ def _reach(scheme: str, host: str, port: int, allowed: Allowed) -> Reach:
     # A name may still lead into a listed network, which its addresses will tell when they are
     # looked up.
     if address is not None or not allowed.networks:
-        raise UrlRefused(fault)
+        raise UrlRefused(f"{fault}; {LISTED_HOSTS}")
     return Reach.LISTED_NETWORK
 
 

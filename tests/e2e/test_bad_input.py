@@ -206,7 +206,7 @@ def nulls() -> Iterator[Case]:
         "deliver_at", "delay_level", "require_durability",
     ):  # fmt: skip
         yield send(f"null {field}", {**MESSAGE, field: None}, f"/{field}")
-    yield send("null property", {**MESSAGE, "properties": {"a": None}}, "/properties")
+    yield send("null property", {**MESSAGE, "properties": {"a": None}}, "/properties/a")
     for field in ("producer_group", "messages", "transaction_id", "business_key", "check"):
         yield begin(f"null {field}", f"/{field}", **{field: None})
     for field in (
@@ -314,7 +314,7 @@ def properties() -> Iterator[Case]:
             {**MESSAGE, "properties": {"a": f"b{character}"}},
             "/properties/a",
         )
-    yield send("property that is a number", {**MESSAGE, "properties": {"a": 1}}, "/properties")
+    yield send("property that is a number", {**MESSAGE, "properties": {"a": 1}}, "/properties/a")
     yield send("properties that are a list", {**MESSAGE, "properties": []}, "/properties")
     yield send(
         "properties of 16 KiB and a byte",
@@ -720,7 +720,9 @@ def checks() -> Iterator[Case]:
     yield answer("with an id of no characters", [{**good, "check_id": ""}], "/answers/0/check_id")
     yield answer("with evidence that is a list", [{**good, "evidence": []}], "/answers/0/evidence")
     yield answer(
-        "with evidence that holds a number", [{**good, "evidence": {"a": 1}}], "/answers/0/evidence"
+        "with evidence that holds a number",
+        [{**good, "evidence": {"a": 1}}],
+        "/answers/0/evidence/a",
     )
     yield answer(
         "with too much evidence", [{**good, "evidence": {"a": "x" * 5_000}}], "/answers/0/evidence"

@@ -190,6 +190,15 @@ def test_a_url_that_no_check_may_go_to_is_refused_and_nothing_is_changed(api, pa
     assert_problem(api.get(path), 404, "producer_group_not_found")
 
 
+@pytest.mark.parametrize("url", ["http://93.184.215.14/", "https://10.0.0.1/", "https://[::1]/"])
+def test_a_url_that_the_operator_may_allow_names_the_setting(api, path, url):
+    problem = assert_problem(
+        api.put(path, json=WEBHOOK | {"check_url": url}), 422, "check_url_refused"
+    )
+
+    assert "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS" in problem["detail"]
+
+
 @pytest.mark.parametrize(
     ("fields", "pointer"),
     [

@@ -264,3 +264,36 @@ def test_utf_8_is_decoded_in_pieces_wherever_they_are_cut(character):
         codec.decode_text(text.encode()[:-1] + b"\xff")
     with pytest.raises(UnicodeDecodeError):
         codec.decode_text(b"x" * 600_000 + "€".encode()[:-1])
+
+
+class Typed(msgspec.Struct):
+    texts: dict[str, str] = {}
+    number: int | None = None
+
+
+class TypedList(msgspec.Struct):
+    items: list[Typed] = []
+    flag: bool = False
+    share: float = 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "detail"),
+    [
+        ('{"items":[{},{"texts":{"a":"b","amount":7,"c":8}}]}', "/items/1/texts/amount",
+         "Expected `string`, got `integer`"),
+        ('{"items":[{"texts":{"a/b~":null}}]}', "/items/0/texts/a~1b~0",
+         "Expected `string`, got `null`"),
+        ('{"items":[{"texts":[]}]}', "/items/0/texts", "Expected `object`, got `array`"),
+        ('{"items":[{"number":"1"}]}', "/items/0/number",
+         "Expected `integer | null`, got `string`"),
+        ('{"flag":1.5}', "/flag", "Expected `boolean`, got `number`"),
+        ('{"share":true}', "/share", "Expected `number`, got `boolean`"),
+    ],
+)  # fmt: skip
+def test_an_error_of_type_speaks_of_json_and_names_the_value(body, pointer, detail):
+    with pytest.raises(Refusal) as refused:
+        codec.decode(msgspec.json.Decoder(TypedList), body.encode())
+
+    (error,) = refused.value.errors
+    assert (error.pointer, error.code, error.detail) == (pointer, "wrong_type", detail)

@@ -104,7 +104,7 @@ def test_any_other_body_is_no_answer(body):
         (b'{"decsion":"commit"}', "/decision: Object missing required field `decision`"),
         (
             b'{"decision":"commit","recheck_after_ms":"1"}',
-            "/recheck_after_ms: Expected `int`, got `str`",
+            "/recheck_after_ms: Expected `integer`, got `string`",
         ),
     ],
 )
