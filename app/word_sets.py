@@ -57,6 +57,15 @@ TRACE_EVENT_KIND = open_set(
     ),
     "What happened to a message.",
 )  # fmt: skip
+MESSAGE_STATUS = open_set(
+    "MessageStatus",
+    (
+        "not_reached", "filtered", "before_start", "not_subscribed", "delayed", "ready", "leased",
+        "waiting", "waiting_for_key", "acked", "dead_lettered", "discarded", "skipped", "damaged",
+        "cancelled", "unknown",
+    ),
+    "Status of a message for a consumer group. docs/delivery.md has the meaning of each.",
+)  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
 # topics

@@ -1,5 +1,5 @@
-"""What one message is for one group now, and why the group does not receive it: from the table of
-leases, the group's rules of today, and the message's trace. Pure.
+"""The status of one message for one group, and so why the group does not receive it: from the table
+of leases, the group's rules of today, and the message's trace. Pure.
 """
 
 from collections.abc import Iterator

@@ -248,7 +248,7 @@ class Delivery:
         return await self._ends.extend(group, wanted)
 
     def refusal_of(self, group: str, handle: str) -> LeaseExpired:
-        """Why `ack` or `extend` refused the handle."""
+        """The reason why `ack` or `extend` refused the handle."""
         return refusal_of(self.table.find(group), handle)
 
     # ----------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class Delivery:
     async def status(
         self, group: str, rules: GroupRules, message: StoredMessage, trace: LeaseTrace
     ) -> MessageStatus:
-        """What a stored message is for the group now. `trace`: of the message."""
+        """The status of a stored message for the group. `trace`: of the message."""
         return status_of(
             self.table.find(group),
             rules,

@@ -183,8 +183,8 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
 async def trace(services: Services, _: Call, message_id: str) -> Reply:
     """Get the history of a message.
 
-    `groups` says for each group that reads the topic what the message is for it, and so why a group
-    does not receive it.
+    `groups` has the status of the message for each group that reads the topic, and so the reason
+    why a group does not receive it.
     """
     try:
         message, schedule = await _stored_or_waiting(services, message_id)

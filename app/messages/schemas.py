@@ -14,6 +14,7 @@ from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.problems import Problem
 from app.word_sets import (
     DURABILITY,
+    MESSAGE_STATUS,
     PAYLOAD_ENCODING,
     PULL_RESULT,
     TRACE_EVENT_KIND,
@@ -350,17 +351,10 @@ class TraceEvent(msgspec.Struct, kw_only=True):
 
 
 class GroupStatus(msgspec.Struct, kw_only=True):
-    """What a message is for a consumer group now, by the group's positions and filter of today."""
+    """Status of a message for a consumer group, by the group's positions and filter of today."""
 
     group: str
-    status: Annotated[
-        str,
-        Meta(
-            description="not_reached, filtered, not_subscribed, before_start, delayed, ready, "
-            "leased, waiting, waiting_for_key, acked, dead_lettered, discarded, skipped, damaged, "
-            "cancelled or unknown; later releases may add others."
-        ),
-    ]
+    status: Annotated[str, MESSAGE_STATUS]
     filter: (
         Annotated[str, Meta(description="For filtered: the expression of the group's filter.")]
         | UnsetType
@@ -378,7 +372,7 @@ class GroupStatus(msgspec.Struct, kw_only=True):
 
 
 class Trace(msgspec.Struct, kw_only=True):
-    """The history of a message, in order, and what it is for each group that reads its topic."""
+    """The history of a message, in order, and its status for each group that reads its topic."""
 
     message_id: str
     topic: str

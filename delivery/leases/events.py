@@ -52,7 +52,7 @@ class Run(_Row, frozen=True):
 
 
 class GivenReason(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a consumer rejected or gave up these messages, in its words."""
+    """The reason that a consumer gave when it rejected or gave up these messages."""
 
     reason: str
     runs: list[Run]

@@ -34,8 +34,8 @@ def find_held(leases: GroupLeases, handle: str) -> Held | None:
 
 
 def refusal_of(leases: GroupLeases | None, handle: str) -> LeaseExpired:
-    """Why a handle is refused: not of this group, as far as that can be told, or its lease has
-    ended.
+    """The reason why a handle is refused: it is not of this group, as far as that can be told, or
+    its lease has ended.
     """
     parts = receipt_handle.decode(handle)
     if parts is None:
