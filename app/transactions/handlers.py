@@ -153,7 +153,7 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
     tag="transactions",
     query=ListTransactionsQuery,
     answers={200: TransactionPage},
-    problems=["invalid_page_token"],
+    problems=["invalid_page_token", "record_corrupt"],
 )
 async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Reply:
     """List transactions. In the order in which they were begun."""

@@ -1189,6 +1189,22 @@ def test_a_start_after_an_orderly_close_walks_nothing():
     everything_is_there(filled(), was_clean=True)
 
 
+def test_the_first_start_of_a_store_does_not_report_a_crash_and_one_after_its_kill_does():
+    disk = SimulatedDisk()
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        assert store.recovery.was_clean
+        # the life ends without a close
+
+    async def again(world):
+        store = await open_with_orders(world, options())
+        assert not store.recovery.was_clean
+        await store.aclose()
+
+    in_world(again, in_world(main, disk))
+
+
 def test_a_start_after_a_kill_walks_what_is_newer_than_the_last_snapshot():
     everything_is_there(filled(closes=False), was_clean=False)
 
