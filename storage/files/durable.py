@@ -53,28 +53,20 @@ def read_whole(vfs: Vfs, path: PurePath) -> bytes | None:
         file.close()
 
 
-def make_sized(
-    vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath, with_space: bool
-) -> None:
-    """A file of zeros that appears under its name with its full length, or not at all.
+def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath) -> None:
+    """A sparse file of zeros that appears under its name with its full length, or not at all.
 
     Durable on return.
-
-    `with_space`: space is allocated behind every byte (a store through a mapping must not meet a
-    hole); else it is sparse.
     """
     made = scratch / f"{path.parent.name}-{path.name}"
     file = vfs.open(made, create=True)
     try:
         try:
             file.extend(0)
-            if with_space:
-                file.allocate(length)
-            else:
-                file.extend(length)
+            file.extend(length)
             file.sync()
         except OSError:
-            vfs.remove(made)  # ext4 leaves a partial file where there was no space for all of it
+            vfs.remove(made)
             raise
     finally:
         file.close()

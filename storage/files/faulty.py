@@ -40,9 +40,9 @@ class FaultyFile:
         self._plan("write", self._path)
         self._inner.write(offset, data)
 
-    def allocate(self, length: int) -> None:
+    def allocate(self, begin: int, end: int) -> None:
         self._plan("allocate", self._path)
-        self._inner.allocate(length)
+        self._inner.allocate(begin, end)
 
     def extend(self, length: int) -> None:
         self._plan("extend", self._path)

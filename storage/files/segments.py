@@ -1,12 +1,13 @@
 """Many files of one length as one address space, each named by the address of its first byte.
 
-A segment appears under its name with its full length and space behind every byte, so that a full
-disk cannot fail a later store into it. Stores and reads go through the file, but for reads near the
-end of what was written, where the mapping is known to be in memory (docs/decisions/0025).
+A segment appears under its name with its full length, sparse. `prepare` gives it space and zeros in
+front of the writer, so that a full disk cannot fail a store (docs/decisions/0027). Stores and reads
+go through the file, but for reads near the end of what was written, where the mapping is known to
+be in memory (docs/decisions/0025).
 
-Open and mapped are only the segments that are being written: `held`, from their first zeros until
-all of them is on disk. Of the others the most recently read ones are open, up to a limit, so that
-neither descriptors nor memory grow with the log.
+Open and mapped are only the segments that are being written: `held`, from before the first store
+until all of them is on disk. Of the others the most recently read ones are open, up to a limit, so
+that neither descriptors nor memory grow with the log.
 
 The list of segments is replaced, never changed in place: the preparing thread adds and drops, every
 other thread reads.
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.handles import Handle, Handles
-from storage.files.vfs import File, MappedRegion, Vfs
+from storage.files.vfs import File, MappedRegion, Vfs, is_disk_full
 from storage.formats import names
 
 _ZEROS = bytes(256 << 10)
@@ -125,8 +126,6 @@ class Segment:
     def hold(self) -> bool:
         """Open and map it until `let_go`; False where that was done before.
 
-        Before anything is written to it.
-
         The handle that syncs what is stored must be open before the first store: a write-back error
         is reported to the handles that are open by then.
         """
@@ -142,11 +141,11 @@ class Segment:
         return True
 
     def store(self, offset: int, data: bytes) -> None:
-        """Held ones only, and only over bytes that are written and on disk.
+        """Held ones only, and only over bytes that are prepared.
 
         Raises OSError, which is final.
         """
-        assert self._held is not None, "zeros come before the first store"
+        assert self._held is not None, "a segment is held before the first store"
         self._held.file.write(offset, data)
 
     def sync(self) -> None:
@@ -229,15 +228,13 @@ class Segments:
         return segments[index]
 
     def add(self) -> Segment:
-        """Make the next segment, durable on return.
+        """Make the next segment, sparse; durable on return.
 
         Raises OSError (ENOSPC when the disk is full); nothing is left then.
         """
         base_offset = self.end_offset
         path = self._directory / names.file_name(base_offset)
-        durable.make_sized(
-            self._vfs, path, self._segment_bytes, scratch=self._scratch, with_space=True
-        )
+        durable.make_sized(self._vfs, path, self._segment_bytes, scratch=self._scratch)
         return self._open(base_offset)
 
     def drop_first(self) -> Segment:
@@ -288,26 +285,40 @@ class Segments:
             return segment.read_cached(offset - segment.base_offset, length)
         return segment.region.read(offset - segment.base_offset, length)
 
-    def fill_with_zeros(self, begin: int, end: int) -> None:
-        """Write zeros over [begin, end), which one segment holds, and wait until they are on disk.
+    def prepare(self, begin: int, end: int) -> int:
+        """Allocate [begin, end), which one segment holds, fill it with zeros, and return its end
+        once they are on disk.
 
-        The prepare lane's.
+        On a full disk that is the end of the space that the file has without a gap, if it has any;
+        else raises OSError (ENOSPC). The prepare lane's.
         """
         segment = self.find(begin)
-        if segment.hold():
-            self._held.append(segment)
+        base = segment.base_offset
         # A handle of its own: a write-back error is reported to each handle once. Over one handle
         # this sync could take the error, and the flusher's, a moment later, would be told that all
         # is well.
         filler = self._vfs.open(segment.path)
         try:
+            end = base + _allocate(filler, begin - base, end - base)
             # In pieces: a write holds the file's lock in the kernel, and a store into the same file
             # waits for it.
             for at in range(begin, end, len(_ZEROS)):
-                filler.write(at - segment.base_offset, _ZEROS[: end - at])
+                filler.write(at - base, _ZEROS[: end - at])
             filler.sync()
         finally:
             filler.close()
+        return end
+
+    def hold(self, begin: int, end: int) -> int:
+        """Open and map the segments of [begin, end); return the end of the last one.
+
+        The prepare lane's.
+        """
+        for segment in self._segments:
+            is_within = segment.base_offset < end and segment.end_offset > begin
+            if is_within and segment.hold():
+                self._held.append(segment)
+        return self.find(end - 1).end_offset
 
     def flush(self, begin: int, end: int) -> None:
         """Return once every byte of [begin, end) is on disk.
@@ -371,3 +382,21 @@ class Segments:
         segment = Segment(self._handles, path, base_offset, length)
         self._segments = (*self._segments, segment)
         return segment
+
+
+def _allocate(file: File, begin: int, end: int) -> int:
+    """Give the file space from `begin` to `end`; return up to where it has some.
+
+    What was written before has space, and need not be asked for: on a full disk some file systems
+    refuse to allocate what is allocated.
+    """
+    ranges = file.data_ranges(begin)
+    has_until = min(end, ranges[0][1]) if ranges and ranges[0][0] <= begin else begin
+    if has_until < end:
+        try:
+            file.allocate(has_until, end)
+        except OSError as error:
+            if has_until == begin or not is_disk_full(error):
+                raise
+            return has_until
+    return end

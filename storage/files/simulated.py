@@ -9,6 +9,8 @@ What it models, so that a store which survives it may be trusted on a real disk:
 - the length of a file, and the names in a folder, are durable only once the file or the folder is
   synced; until then each change is kept or lost by itself;
 - a sector is written whole and harms no other (docs/durability.md);
+- a file has space only for the blocks that were written or allocated; what else it has of its
+  length is a hole, which reads as zeros, and `free_bytes` are there for new blocks;
 - a file that is closed cannot be used, and only so many may be open (`max_open_files`), mappings
   among them;
 - a sync that fails tells so once to each open handle of the file: afterwards memory shows the new
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from storage.files.vfs import Space
 
 SECTOR_BYTES = 512
+BLOCK_BYTES = 4096
 
 
 class PowerCut(BaseException):
@@ -44,7 +47,16 @@ class _Inode:
     sector in between.
     """
 
-    __slots__ = ("errors", "forgotten", "live", "on_disk", "pending", "sizes")
+    __slots__ = (
+        "blocks",
+        "blocks_on_disk",
+        "errors",
+        "forgotten",
+        "live",
+        "on_disk",
+        "pending",
+        "sizes",
+    )
 
     def __init__(self) -> None:
         self.errors = 0  # write-backs that failed
@@ -54,6 +66,15 @@ class _Inode:
         # sectors that memory shows and a failed sync kept from the disk
         self.forgotten: set[int] = set()
         self.sizes: list[int] = []
+        self.blocks: set[int] = set()  # that have space
+        self.blocks_on_disk: set[int] = set()
+
+    def missing_blocks(self, begin: int, end: int) -> set[int]:
+        """The blocks from `begin` to `end` that have no space."""
+        if begin == end:
+            return set()
+        blocks = range(begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1)
+        return set(blocks) - self.blocks
 
     def write(self, offset: int, data: bytes) -> None:
         end = offset + len(data)
@@ -68,10 +89,13 @@ class _Inode:
                 )
 
     def resize(self, length: int) -> None:
+        if length < len(self.live):
+            self.blocks = {block for block in self.blocks if block * BLOCK_BYTES < length}
         _set_length(self.live, length)
         self.sizes.append(length)
 
     def sync(self) -> None:
+        self.blocks_on_disk = set(self.blocks)
         _set_length(self.on_disk, len(self.live))
         for sector, versions in self.pending.items():
             begin = sector * SECTOR_BYTES
@@ -111,6 +135,9 @@ class _Inode:
             if kept and begin < len(disk):
                 piece = versions[kept - 1][: len(disk) - begin]
                 disk[begin : begin + len(piece)] = piece
+                survivor.blocks.add(begin // BLOCK_BYTES)
+        survivor.blocks |= self.blocks_on_disk
+        survivor.blocks_on_disk = set(survivor.blocks)
         survivor.live = bytearray(disk)
         survivor.on_disk = disk
         return survivor
@@ -213,14 +240,31 @@ class SimulatedFile:
         return [self.read(offset, length) for offset, length in places]
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
-        return [(offset, self.size())] if offset < self.size() else []
+        ranges: list[tuple[int, int]] = []
+        size = self.size()
+        for block in sorted(self._inode.blocks):
+            begin, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)
+            if end <= offset:
+                continue
+            if ranges and ranges[-1][1] == begin:
+                begin = ranges.pop()[0]
+            ranges.append((max(begin, offset), end))
+        return ranges
 
     def write(self, offset: int, data: bytes) -> None:
         self._disk.operate()
+        self._take_space(offset, offset + len(data))
         self._inode.write(offset, data)
 
-    def allocate(self, length: int) -> None:
-        self.extend(max(length, self.size()))
+    def allocate(self, begin: int, end: int) -> None:
+        assert end <= self.size(), "only what is within the file is allocated"
+        self._disk.operate()
+        self._take_space(begin, end)
+
+    def _take_space(self, begin: int, end: int) -> None:
+        missing = self._inode.missing_blocks(begin, end)
+        self._disk.take_blocks(len(missing))
+        self._inode.blocks |= missing
 
     def extend(self, length: int) -> None:
         self._disk.operate()
@@ -272,6 +316,9 @@ class SimulatedDisk:
         self.is_off = False
         self.total_bytes = 1 << 40
         self.used_by_others = 0
+        # For blocks that files do not have yet; None: as many as are wanted. Removed files give
+        # nothing back.
+        self.free_bytes: int | None = None
         self.open_files = 0  # mappings among them
         self.max_open_files: int | None = None
 
@@ -280,6 +327,13 @@ class SimulatedDisk:
         if self.max_open_files is not None and self.open_files >= self.max_open_files:
             raise OSError(errno.EMFILE, "simulated")
         self.open_files += 1
+
+    def take_blocks(self, count: int) -> None:
+        """Raises OSError (ENOSPC) where the disk has not so many; none is taken then."""
+        if self.free_bytes is not None:
+            if count * BLOCK_BYTES > self.free_bytes:
+                raise OSError(errno.ENOSPC, "simulated")
+            self.free_bytes -= count * BLOCK_BYTES
 
     def operate(self) -> None:
         """One operation that changes the disk is about to happen.
@@ -310,6 +364,15 @@ class SimulatedDisk:
         survivor = SimulatedDisk()
         survivor._folders = self._folders
         return survivor
+
+    def make_sparse(self, path: PurePath) -> None:
+        """Turn every block of zeros into a hole, as a sparse copy does."""
+        inode = self._folder(path.parent).live[path.name]
+        inode.blocks = {
+            block
+            for block in inode.blocks
+            if any(inode.live[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
+        }
 
     def on_disk(self, path: PurePath) -> bytes:
         """Bytes of a file that are on the simulated disk, without the page cache."""
@@ -382,7 +445,9 @@ class SimulatedDisk:
         inodes = {
             id(inode): inode for folder in self._folders.values() for inode in folder.live.values()
         }
-        used_bytes = self.used_by_others + sum(len(inode.live) for inode in inodes.values())
+        used_bytes = self.used_by_others + sum(
+            BLOCK_BYTES * len(inode.blocks) for inode in inodes.values()
+        )
         return Space(used_bytes, max(0, self.total_bytes - used_bytes))
 
     def process_id(self) -> int:

@@ -96,10 +96,10 @@ class File(Protocol):
     def write(self, offset: int, data: bytes) -> None:
         """All of it, or OSError."""
 
-    def allocate(self, length: int) -> None:
-        """Give the file this length with space behind every byte; new bytes read as zeros.
+    def allocate(self, begin: int, end: int) -> None:
+        """Give all bytes from `begin` to `end`, which are within the file, space on the disk.
 
-        ENOSPC when there is none.
+        They read as before, holes as zeros. ENOSPC when there is not enough.
         """
 
     def extend(self, length: int) -> None:
@@ -291,8 +291,8 @@ class _OsFile:
         while written < len(data):
             written += self._named(os.pwrite, memoryview(data)[written:], offset + written)
 
-    def allocate(self, length: int) -> None:
-        self._named(os.posix_fallocate, 0, length)
+    def allocate(self, begin: int, end: int) -> None:
+        self._named(os.posix_fallocate, begin, end - begin)
 
     def extend(self, length: int) -> None:
         self._named(os.ftruncate, length)

@@ -428,9 +428,7 @@ class QueueFiles:
             self._vfs.make_directory(path.parent)
             self._vfs.sync_directory(path.parent.parent)
             self._vfs.sync_directory(self._directory)
-        durable.make_sized(
-            self._vfs, path, self._file_bytes, scratch=self._scratch, with_space=False
-        )
+        durable.make_sized(self._vfs, path, self._file_bytes, scratch=self._scratch)
         self._handles.forget(path)  # of a file that was removed by another program
         if fillers > 0:
             with self._handles.use(path) as file:

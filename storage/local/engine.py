@@ -97,6 +97,7 @@ class Engine:
             self._files.segments,
             self._runner,
             prepared_end=self._files.recovered.end,
+            segment_bytes=options.segment_bytes,
             ahead_bytes=options.log_ahead_bytes,
             reserve_bytes=options.log_reserve_bytes,
             on_prepared=self._on_prepared,

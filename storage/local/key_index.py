@@ -258,7 +258,7 @@ class KeyIndex:
 
     def _make(self, path: PurePath, header: Header) -> "IndexFile":
         length = index_file.file_bytes(self._slots, self._entries)
-        durable.make_sized(self._vfs, path, length, scratch=self._scratch, with_space=False)
+        durable.make_sized(self._vfs, path, length, scratch=self._scratch)
         sums = IndexSums.of_empty(header, self._slots)
         made = IndexFile(self._handles, path, slots=self._slots, entries=self._entries, sums=sums)
         made.load()

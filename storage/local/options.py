@@ -32,7 +32,7 @@ class LocalStoreOptions:
     sync_timeout_ms: int = 5_000  # a send that waits longer is answered as buffered
     slow_sync_ms: int = 2_000  # buffered sends wait for a sync that takes longer
     warn_sync_ms: int = 500  # a sync that takes longer leaves a warning in the log
-    prepare_ahead_bytes: int = 64 * MIB  # zero-filled and synced in front of the writer
+    prepare_ahead_bytes: int = 32 * MIB  # allocated, zero-filled and synced ahead of the writer
     # of log, for what settles something on a full disk; 0: a 64th of a segment
     reserve_bytes: int = 0
     max_queued_bytes: int = 64 * MIB  # bodies that wait to be written or synced; more is refused

@@ -1,13 +1,13 @@
-"""Gives the log space ahead of its writer: segments made before they are needed, zero-filled up to
-a watermark.
+"""Gives the log space ahead of its writer: segments are made sparse, at their full length; what is
+ahead of the writer is allocated, zero-filled and synced, step by step.
 
 No store goes past `prepared_end`: what lies before it is written and on disk, so a store there can
-meet neither a hole (SIGBUS on a full disk) nor an unwritten extent (a stall with the GIL held). The
-watermark keeps a fresh store from writing gigabytes.
+meet neither a hole (a full disk would fail it, and a failed store is final) nor an unwritten extent
+(a stall). Steps keep a fresh store from taking gigabytes of disk (docs/decisions/0027).
 
 A part of what is made ahead is a reserve: an ordinary append goes no further than `room_end`, so
-that on a full disk there is still room for what settles something. All of it lies in segments that
-have their space; its first bytes are zeros already.
+that on a full disk there is still room for what settles something. It is always the last part: what
+is allocated first becomes the reserve, and ordinary appends get what is allocated beyond it.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from storage.files.segments import Segments
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.local.runner import Lane, Runner
 
-_FIRST_STEP_BYTES = 1 << 20  # so that a start does not wait for the whole watermark
-_STEP_BYTES = 16 << 20
+_FIRST_ROOM_BYTES = 1 << 20  # so that a start does not wait for the whole watermark
+_STEP_BYTES = 16 << 20  # at most
 _RETRY_MS = 1_000
 
 
 class _Missing(Enum):
-    """The kind of file that the disk has no space for."""
+    """The part of the work that failed the last time."""
 
-    SEGMENT = "the next segment"
-    ZEROS = "zeros in this one"
+    SPACE = "space ahead of the writer"
+    FILE = "an open file, for space that is there"
 
 
 class Preparer:
@@ -39,6 +39,7 @@ class Preparer:
         runner: Runner,
         *,
         prepared_end: int,
+        segment_bytes: int,
         ahead_bytes: int,
         reserve_bytes: int,
         on_prepared: Callable[[], None],
@@ -53,17 +54,20 @@ class Preparer:
         """
         self._segments = segments
         self._runner = runner
-        self._ahead_bytes = ahead_bytes + reserve_bytes
+        self._segment_bytes = segment_bytes
+        self._ahead_bytes = ahead_bytes
         self._reserve_bytes = reserve_bytes
         self._on_prepared = on_prepared
         self._on_full = on_full
         self._on_failure = on_failure
-        self.prepared_end = prepared_end
-        self._space_end = segments.end_offset  # of the last segment
-        self._wanted_end = prepared_end
-        self._owed_bytes = 0
+        self.prepared_end = prepared_end  # zeros are on disk, in segments that are open and mapped
+        self._space_end = prepared_end  # zeros are on disk
+        self._held_end = prepared_end  # segments are open and mapped
+        self._wanted_end = prepared_end  # of the room for ordinary appends
+        self._first_end = prepared_end + _FIRST_ROOM_BYTES
+        self._kept_bytes = reserve_bytes  # behind that room
+        self.room_end = prepared_end - reserve_bytes  # no ordinary append goes past it
         self._is_busy = False
-        self._is_first = True
         self._is_stopped = False
         self._is_retrying = False
         self._missing: _Missing | None = None
@@ -81,13 +85,8 @@ class Preparer:
         return StorageFull()
 
     @property
-    def room_end(self) -> int:
-        """No ordinary append goes past it."""
-        return min(self.prepared_end, self._space_end - self._owed_bytes) - self._reserve_bytes
-
-    @property
     def is_idle(self) -> bool:
-        return not self._is_busy and self.prepared_end >= self._wanted_end and not self._lacks_space
+        return not self._is_busy and not self._can_hold and not self._lacks_space
 
     def advance(self, written_end: int) -> None:
         """The writer is here now; keep the watermark ahead of it.
@@ -95,33 +94,53 @@ class Preparer:
         In steps: each one costs a sync.
         """
         wanted_end = written_end + self._ahead_bytes
-        if wanted_end - self.prepared_end >= self._ahead_bytes // 4:
+        if wanted_end - self._wanted_end >= self._ahead_bytes // 4:
             self._want(wanted_end)
 
     def require(self, end: int) -> None:
         """The writer waits for room up to `end`, in front of the reserve."""
-        self._want(end + self._reserve_bytes)
+        self._want(end)
 
     def set_reserve(self, owed_bytes: int) -> None:
         """So much more is to be kept in reserve."""
-        self._owed_bytes = owed_bytes
-        if self._lacks_space:
+        self._kept_bytes = self._reserve_bytes + owed_bytes
+        self._find_room()
+        if self.is_full or self._space_target - self._space_end >= self._ahead_bytes // 4:
             self._start()
 
     def may_reach(self, end: int) -> bool:
         """Is the log prepared up to there, or will it be, without more space than there is?"""
-        return not self.is_full or (self._missing is _Missing.SEGMENT and end <= self._space_end)
+        return not self.is_full or (self._missing is _Missing.SPACE and end <= self._space_end)
 
     def stop(self) -> None:
         self._is_stopped = True
 
     @property
-    def _can_fill(self) -> bool:
-        return self.prepared_end < min(self._wanted_end, self._space_end)
+    def _space_target(self) -> int:
+        return end_with_kept(self._wanted_end, self._kept_bytes, self._segment_bytes)
 
     @property
     def _lacks_space(self) -> bool:
-        return self._space_end < self._wanted_end + self._owed_bytes
+        return self._space_end < self._space_target
+
+    @property
+    def _hold_target(self) -> int:
+        """End of what is to be open and mapped.
+
+        The space for commits behind it stays closed: small segments of it may be thousands.
+        """
+        return min(self._wanted_end + self._reserve_bytes, self._space_end)
+
+    @property
+    def _can_hold(self) -> bool:
+        return self._held_end < self._hold_target
+
+    def _find_room(self) -> None:
+        self.prepared_end = min(self._space_end, self._held_end)
+        self.room_end = min(
+            end_before_kept(self._space_end, self._kept_bytes, self._segment_bytes),
+            self.prepared_end - self._reserve_bytes,
+        )
 
     def _want(self, end: int) -> None:
         self._wanted_end = max(self._wanted_end, end)
@@ -134,62 +153,60 @@ class Preparer:
         """
         if self._is_busy or self._is_stopped:
             return
-        if self._missing is _Missing.SEGMENT and not self._lacks_space:
+        if self._missing is _Missing.SPACE and not self._lacks_space:
             self._missing = None  # less is owed by now
-        if self._can_fill and (again or self._missing is not _Missing.ZEROS):
-            self._fill()
-        elif self._lacks_space and (again or self._missing is not _Missing.SEGMENT):
-            self._make()
+        if self._can_hold and (again or self._missing is not _Missing.FILE):
+            self._hold()
+        elif self._lacks_space and (again or self._missing is not _Missing.SPACE):
+            self._make_space()
 
-    def _fill(self) -> None:
-        begin, wanted_end = self.prepared_end, self._wanted_end
-        step = _FIRST_STEP_BYTES + self._reserve_bytes if self._is_first else _STEP_BYTES
-        self._is_first = False
-        self._is_busy = True
-
-        def fill() -> int:
-            end = min(begin + step, wanted_end, self._segments.find(begin).end_offset)
-            self._segments.fill_with_zeros(begin, end)
-            return end
-
-        self._runner.beside(
-            Lane.PREPARE, fill, self._filled, lambda error: self._failed(error, _Missing.ZEROS)
-        )
-
-    def _filled(self, end: int) -> None:
-        self.prepared_end = end
-        if self._missing is _Missing.ZEROS:
-            self._missing = None
-        self._go_on()
-
-    def _make(self) -> None:
-        self._is_busy = True
+    def _make_space(self) -> None:
+        begin, target = self._space_end, self._space_target
+        first = end_with_kept(self._first_end, self._kept_bytes, self._segment_bytes)
+        if begin < first:
+            target = min(target, first)
 
         def make() -> int:
-            return self._segments.add().end_offset
+            if begin == self._segments.end_offset:
+                self._segments.add()
+            segment_end = self._segments.find(begin).end_offset
+            return self._segments.prepare(begin, min(begin + _STEP_BYTES, target, segment_end))
 
-        self._runner.beside(
-            Lane.PREPARE, make, self._made, lambda error: self._failed(error, _Missing.SEGMENT)
-        )
+        def made(end: int) -> None:
+            self._space_end = end
+            self._go_on(_Missing.SPACE)
 
-    def _made(self, space_end: int) -> None:
-        self._space_end = space_end
-        self._missing = None
-        self._go_on()
+        self._run(make, made, _Missing.SPACE)
 
-    def _go_on(self) -> None:
+    def _hold(self) -> None:
+        begin, end = self._held_end, self._hold_target
+
+        def held(end: int) -> None:
+            self._held_end = end
+            self._go_on(_Missing.FILE)
+
+        self._run(lambda: self._segments.hold(begin, end), held, _Missing.FILE)
+
+    def _run(self, job: Callable[[], int], done: Callable[[int], None], part: _Missing) -> None:
+        self._is_busy = True
+        self._runner.beside(Lane.PREPARE, job, done, lambda error: self._failed(error, part))
+
+    def _go_on(self, succeeded: _Missing) -> None:
         self._is_busy = False
+        if self._missing is succeeded:
+            self._missing = None
+        self._find_room()
         self._on_prepared()
         self._start()
         if self._missing is not None:
             self._retry_later()
 
-    def _failed(self, error: Exception, missing: _Missing) -> None:
+    def _failed(self, error: Exception, part: _Missing) -> None:
         self._is_busy = False
         if not is_disk_full(error) and not is_out_of_files(error):
             self._on_failure(error)
             return
-        self._missing = missing
+        self._missing = part
         self._shortage = error
         self._on_full(error)
         self._retry_later()
@@ -205,3 +222,23 @@ class Preparer:
             self._retry_later()
         else:
             self._start(again=True)
+
+
+def end_with_kept(room_end: int, kept_bytes: int, segment_bytes: int) -> int:
+    """The least end of the space with which `kept_bytes` are kept behind `room_end`. Pure.
+
+    They are kept in one segment where one can hold them: a unit that does not fit the rest of a
+    segment leaves that rest unused.
+    """
+    border = -(-room_end // segment_bytes) * segment_bytes
+    if kept_bytes <= segment_bytes and room_end < border < room_end + kept_bytes:
+        return border + kept_bytes
+    return room_end + kept_bytes
+
+
+def end_before_kept(space_end: int, kept_bytes: int, segment_bytes: int) -> int:
+    """The greatest end of the room with which `kept_bytes` are kept within the space. Pure."""
+    in_last_segment = space_end % segment_bytes
+    if in_last_segment < kept_bytes <= segment_bytes:
+        return space_end - in_last_segment - kept_bytes
+    return space_end - kept_bytes

@@ -353,9 +353,7 @@ class Repair:
     def _make_segment(self, base_offset: int) -> None:
         self._vfs.make_directory(self._directory.making)
         path = self._directory.commit_log / names.file_name(base_offset)
-        durable.make_sized(
-            self._vfs, path, self._segment_bytes(), scratch=self._directory.making, with_space=True
-        )
+        durable.make_sized(self._vfs, path, self._segment_bytes(), scratch=self._directory.making)
 
     def _make_first(self, slot: checkpoint.Slot | None) -> int:
         """The first segment of a log of which nothing is left: behind all that there may

@@ -22,25 +22,37 @@ from tests.support.server import Server
 pytestmark = pytest.mark.faults
 
 ROUNDS = sized(ci=1, full=20)
+JOURNAL_MIB = 8  # of ext4
 ENVIRONMENT = {
     "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20),
     "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10),
 }
 
 
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(tmp_path, request) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={16 + 5 * ROUNDS}m", "none", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode()}")
+    size_mib = 16 + 5 * ROUNDS
+    if request.param == "tmpfs":
+        run_or_skip("mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "none", str(disk))
+    else:
+        image = tmp_path / "image"
+        with image.open("wb") as file:
+            file.truncate(size_mib + JOURNAL_MIB << 20)
+        run_or_skip("mkfs.ext4", "-q", "-m", "0", "-J", f"size={JOURNAL_MIB}", str(image))
+        run_or_skip("mount", "-o", "loop", str(image), str(disk))
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
+
+
+def run_or_skip(*command: str) -> None:
+    try:
+        subprocess.run(command, capture_output=True, check=True)
+    except FileNotFoundError:
+        pytest.skip(f"there is no {command[0]} here")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no file system can be mounted here: {error.stderr.decode()}")
 
 
 def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_nothing(small_disk):
