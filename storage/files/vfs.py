@@ -45,7 +45,10 @@ class Space(NamedTuple):
 
 
 class MappedRegion(Protocol):
-    """A file held in memory, to be read.
+    """A file held in memory, to be read where it has space.
+
+    On a full tmpfs, to read a hole of a mapping kills the process (SIGBUS), as to store into it
+    does on every file system.
 
     No view of it leaves this room: a live one would keep it from closing.
     """

@@ -6,6 +6,7 @@ served.
 """
 
 from collections.abc import Iterator, Sequence
+from operator import add
 from typing import NamedTuple
 
 from storage.errors import CorruptRecord
@@ -129,7 +130,8 @@ class CommitLog:
             segment = self.segments.find(begin)
         except IndexError:  # a damaged entry points outside of the log
             return None
-        if end > min(segment.end_offset, self.written_end):
+        limit = min(segment.end_offset, self.written_end)
+        if offsets[-1] + max(lengths) > limit and max(map(add, offsets, lengths)) > limit:
             return None
         if begin < self.trusted_from and self._verified.end_of(begin) < min(end, self.trusted_from):
             return None
@@ -167,6 +169,8 @@ class CommitLog:
         """None where the disk must be asked, or no one segment has them all."""
         try:
             if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
+                if offset + length > self.written_end:  # damaged, too; not from the mapping
+                    return None
                 raw = self.segments.read_mapped(offset, length)
                 return raw if raw is not None and len(raw) == length else None
             return self.segments.read_cached(offset, length)

@@ -14,6 +14,7 @@ from storage.errors import StorageFull
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
 from storage.files.vfs import OsVfs
+from storage.formats import queue_entry
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -220,6 +221,33 @@ def test_the_end_of_a_store_without_space_behind_its_messages_is_given_some():
     life = Life(disk)
     with life.world as world:
         world.call(second())
+
+
+def test_a_damaged_queue_entry_never_makes_the_mapping_be_read_where_the_file_has_a_hole():
+    """The simulated mapping fails such a read, as that of a full tmpfs kills the process."""
+
+    async def main() -> None:
+        store = await world.open_store(SMALL)
+        await store.create_topic("orders", queue_count=1)
+        places = await store.append([message(b"x" * 100) for _ in range(20)])
+        begins = [place.log_offset for place in places]
+        log = store._log
+        lengths = [log.length_at(begin) for begin in begins]
+        assert log.block_now(ORDERS, 0, entries(begins, lengths), max_bytes=1 << 20)
+
+        assert log.read_now(60_000, 300) is None
+        assert log.read_now(begins[-1], 50_000) is None
+        lengths[1] = 50_000
+        for count in (3, 20):
+            of_damaged = entries(begins[:count], lengths[:count])
+            assert log.block_now(ORDERS, 0, of_damaged, max_bytes=1 << 20) is None
+
+    def entries(begins: list[int], lengths: list[int]) -> bytes:
+        pairs = zip(begins, lengths, strict=True)
+        return b"".join(queue_entry.encode(at, length, 0) for at, length in pairs)
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 1, 5, 9, 10, 25])
