@@ -7,7 +7,7 @@ phantom (a consumer got it, and the database did not commit).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 
 from audit import log_range
 from audit.checks.check_context import LISTED, CheckContext
+from audit.decode.hashes import hash_of
+from audit.errors import NoSuchGroup
 from audit.log_range import Log
 from audit.transaction_audit import Scope, TransactionAudit
 from audit.verdicts import VERDICTS, Fact, verdict
@@ -132,26 +134,26 @@ def run(
     log: Log,
     table: pa.Table,
     *,
+    producer_groups: Sequence[str] = (),
     split_bytes: int = log_range.SPLIT_BYTES,
     listed: int = LISTED,
 ) -> dict[str, Any]:
     """The report: what the two say of every transaction that either knows.
 
-    `table`: the markers, as they were read.
+    `table`: the markers, as they were read. `producer_groups`: of the transactions in the log only
+    those of these groups are compared; all of them if it is empty. Raises NoSuchGroup.
     """
     audit = TransactionAudit(spark, log, Scope(), split_bytes=split_bytes)
     context = CheckContext(spark, log, split_bytes=split_bytes)
     try:
         transactions, sums = audit.judge()
-        joined = context.keep(_joined(spark, transactions, context, table))
+        joined = context.keep(_joined(spark, transactions, context, table, producer_groups))
         doubled = _doubled(table)
-        counted = (
-            joined.groupBy("marked", "facts", "decision", "producer_group", "hour_ms")
-            .count()
-            .collect()
-        )
-        found = _counts(counted, is_whole=log.begin == 0)
-        items = _items(joined, found.wanted, listed)
+        keys = ("marked", "facts", "decision", "group", "producer_group", "hour_ms", "is_compared")
+        counted = joined.groupBy(*keys).count().collect()
+        _check_groups(producer_groups, {row["group"] for row in counted})
+        found = _counts([row for row in counted if row["is_compared"]], is_whole=log.begin == 0)
+        items = _items(joined.where("is_compared"), found.wanted, listed)
     finally:
         context.release()
         audit.release()
@@ -161,6 +163,7 @@ def run(
     return {
         "kind": KIND,
         "state": "done",
+        **({"producer_groups": list(producer_groups)} if producer_groups else {}),
         "transactions": {
             "in_the_log": known,
             "in_the_database": table.num_rows,
@@ -187,20 +190,39 @@ def run(
 
 
 def _joined(
-    spark: SparkSession, transactions: DataFrame, context: CheckContext, table: pa.Table
+    spark: SparkSession,
+    transactions: DataFrame,
+    context: CheckContext,
+    table: pa.Table,
+    producer_groups: Sequence[str],
 ) -> DataFrame:
     """One row for each transaction that the log or the database knows: marked, facts, decision,
-    where and when it began.
+    where and when it began, and whether it is compared.
+
+    A marker is joined before transactions of other groups are excluded: otherwise the marker of
+    such a transaction would be a lost event.
     """
     c = F.col
     ours = transactions.where(c("transaction_id").isNotNull()).select(
-        "transaction_id", "facts", "first_offset"
+        "transaction_id", "facts", "first_offset", "group"
     )
     lines = context.timelines.select("transaction_id", "producer_group", "begun_ms", "decision")
     proven = ours.join(lines, "transaction_id", "left")
     marked = spark.createDataFrame(table)
     hour_ms = c("begun_ms") - c("begun_ms") % _HOUR_MS
-    return proven.join(marked, "transaction_id", "full").withColumn("hour_ms", hour_ms)
+    is_compared = F.lit(True)
+    if producer_groups:
+        hashes = [hash_of(name) for name in producer_groups]
+        is_compared = c("facts").isNull() | F.coalesce(c("group").isin(hashes), F.lit(False))
+    return proven.join(marked, "transaction_id", "full").withColumns(
+        {"hour_ms": hour_ms, "is_compared": is_compared}
+    )
+
+
+def _check_groups(producer_groups: Sequence[str], known: set[int | None]) -> None:
+    unknown = [name for name in producer_groups if hash_of(name) not in known]
+    if unknown:
+        raise NoSuchGroup(f"no transaction in the log is of {', '.join(unknown)}")
 
 
 def _doubled(table: pa.Table) -> int:

@@ -49,6 +49,15 @@ def reconcile(
     rollback_value: Annotated[
         str, typer.Option(help="Value of the outcome column for a rollback.")
     ] = "rollback",
+    producer_group: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Only transactions of this producer group; may be given several times. By default "
+                "the database has markers for every transaction in the log."
+            )
+        ),
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
     ] = None,
@@ -70,6 +79,8 @@ def reconcile(
     needs_spark()
     _must_be_a_url(database)
     check_file(json_file, "--json")
+    from audit.errors import NoSuchGroup
+
     try:
         from audit import log_range
         from audit.reconcile import Markers, read_markers, run
@@ -84,7 +95,13 @@ def reconcile(
             with session(
                 master, log=Path(folder) / "spark.log", to_read_bytes=length, settings=settings
             ) as spark:
-                report = run(spark, found, markers, split_bytes=split_mb << 20)
+                report = run(
+                    spark,
+                    found,
+                    markers,
+                    producer_groups=producer_group or (),
+                    split_bytes=split_mb << 20,
+                )
         status = status_of(report)
         if json_file is not None:
             write_report(
@@ -92,6 +109,8 @@ def reconcile(
                 {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)},
             )
         _show(Console(soft_wrap=True), report)
+    except NoSuchGroup as error:
+        raise typer.BadParameter(str(error), param_hint="--producer-group") from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The log could not be reconciled: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from audit import log_range
+from audit.errors import NoSuchGroup
 from audit.reconcile import (
     LOST_EVENT,
     PHANTOM,
@@ -100,6 +101,52 @@ def test_lost_events_and_phantoms_are_found_as_often_as_there_are(spark, tmp_pat
     )
     assert of_shop["producer_group"] == "shop"
     assert of_shop[LOST_EVENT] + unknown[LOST_EVENT] == expected[LOST_EVENT]
+
+
+def two_services(folder: Path) -> tuple[Path, Markers]:
+    """A log of two producer groups, and the database of the first, which has a marker of the other
+    by mistake.
+    """
+    log = WrittenLog(folder / "store")
+    shop, mailer = Transactions(log), Transactions(log, group="mailer")
+    database = sqlite3.connect(folder / "shop.db")
+    database.execute("CREATE TABLE markers (transaction_id TEXT, outcome TEXT)")
+    for name, marked in {"a": "commit", "b": "commit", "lost": "commit", "phantom": None}.items():
+        halves = shop.begin(name)
+        shop.roll_back(halves) if name == "lost" else shop.commit(halves)
+        if marked is not None:
+            database.execute("INSERT INTO markers VALUES (?, ?)", (name, marked))
+    for number in range(3):
+        mailer.commit(mailer.begin(f"mail.{number}"))
+    mailer.roll_back(mailer.begin("mail.marked"))
+    database.execute("INSERT INTO markers VALUES ('mail.marked', 'commit')")
+    database.commit()
+    database.close()
+    return log.close(), Markers(url=f"sqlite:///{folder / 'shop.db'}")
+
+
+def test_transactions_of_other_producer_groups_are_no_phantoms(spark, tmp_path):
+    store, markers = two_services(tmp_path)
+    log, table = log_range.find_log(str(store)), read_markers(markers)
+
+    of_all = run(spark, log, table)
+    of_shop = run(spark, log, table, producer_groups=["shop"])
+    of_both = run(spark, log, table, producer_groups=["mailer", "shop"])
+
+    assert of_all["findings"]["by_verdict"] == {LOST_EVENT: 2, PHANTOM: 4, UNSETTLED: 0}
+    assert of_shop["findings"]["by_verdict"] == {LOST_EVENT: 1, PHANTOM: 1, UNSETTLED: 0}
+    assert [item["transaction_id"] for item in of_shop["findings"]["items"]] == ["lost", "phantom"]
+    assert of_shop["transactions"] == {"in_the_log": 8, "in_the_database": 4, "compared": 4}
+    assert (of_shop["balanced"], of_shop["producer_groups"]) == (True, ["shop"])
+    assert of_both["pairs"] == of_all["pairs"]
+
+
+def test_a_producer_group_that_the_log_does_not_have_is_refused_by_its_name(spark, tmp_path):
+    store, markers = two_services(tmp_path)
+    log, table = log_range.find_log(str(store)), read_markers(markers)
+
+    with pytest.raises(NoSuchGroup, match=r"^no transaction in the log is of shpo$"):
+        run(spark, log, table, producer_groups=["shop", "shpo"])
 
 
 def test_the_markers_of_any_database_are_read_as_they_were_committed(database_url):
