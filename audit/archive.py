@@ -24,8 +24,9 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from pyarrow import fs
 
-from audit import columns, log_range, log_rows, manifests, whole_files
-from audit.log_files import LogReader, Segment, filesystem_of
+from audit import arrow_columns, columns, log_range, log_rows, manifest_files, whole_files
+from audit.filesystems import filesystem_of
+from audit.log_files import LogReader, Segment
 from audit.log_range import Log
 from storage.formats import names
 
@@ -72,14 +73,14 @@ def archive(
             **_about(log, segment),
         }
         manifest["crc32c"] = f"{_copy(segment, filesystem, path):08x}"
-        manifests.write(filesystem, path, manifest)
+        manifest_files.write(filesystem, path, manifest)
         made.append(manifest)
         on_copied(manifest)
     return made
 
 
 def _is_copied(filesystem: fs.FileSystem, path: str, segment: Segment) -> bool:
-    manifest = manifests.read(filesystem, path, size_in="bytes")
+    manifest = manifest_files.read(filesystem, path, size_in="bytes")
     if manifest is not None and manifest["bytes"] != segment.size:
         raise NotCopied(
             f"{path} has {manifest['bytes']:,} bytes, the segment {segment.size:,}: it is of "
@@ -130,7 +131,7 @@ def _blocks(read: Callable[[int, int], bytes], begin: int, end: int) -> Iterator
 
 def _about(log: Log, segment: Segment) -> dict[str, Any]:
     """Record count and storage times of a segment, in wall-clock milliseconds."""
-    schema = columns.arrow_schema(_COUNTED)
+    schema = arrow_columns.schema(_COUNTED)
     count, times = 0, []
     for part in log_range.parts(log._replace(begin=segment.base_offset, end=segment.end_offset)):
         for batch in log_rows.rows(log, part, schema):

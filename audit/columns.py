@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from enum import IntFlag, auto
 
-import pyarrow as pa
-
 from storage.formats import names
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 
@@ -129,25 +127,7 @@ COLUMNS = {
     "body": "binary",
 }
 
-_ARROW_TYPES = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "boolean": pa.bool_(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "array<bigint>": pa.list_(pa.int64()),
-}
-
 
 def schema_text(names: Iterable[str] = tuple(COLUMNS)) -> str:
     """These columns as a schema for `spark.read`."""
     return ", ".join(f"{name} {COLUMNS[name]}" for name in names)
-
-
-def arrow_field(name: str) -> pa.Field:
-    return pa.field(name, _ARROW_TYPES[COLUMNS[name]])
-
-
-def arrow_schema(names: Iterable[str] = tuple(COLUMNS)) -> pa.Schema:
-    return pa.schema([arrow_field(name) for name in names])

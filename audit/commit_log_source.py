@@ -58,7 +58,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from audit import columns, log_range, log_rows
+from audit import arrow_columns, columns, log_range, log_rows
 from audit.log_range import Log, Part, Span
 from audit.store_metadata import StoreMetadata
 
@@ -253,7 +253,7 @@ def _with_filter_columns(schema: pa.Schema, filters: Iterable[Filter]) -> pa.Sch
     asked = {one.attribute[0] for one in filters}  # type: ignore[attr-defined]
     missing = asked - set(schema.names)
     for name in sorted(missing):
-        schema = schema.append(columns.arrow_field(name))
+        schema = schema.append(arrow_columns.field(name))
     return schema
 
 

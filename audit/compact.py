@@ -14,11 +14,19 @@ from crc32c import crc32c
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
-from audit import columns, log_rows, manifests, parquet_file, whole_files
+from audit import (
+    arrow_columns,
+    brokers,
+    columns,
+    log_rows,
+    manifest_files,
+    parquet_file,
+    whole_files,
+)
 from audit.archive import sealed_segments
-from audit.decode import batches
 from audit.digest import BLOCK_BYTES
-from audit.log_files import COMPACTED_ENDING, LogReader, Segment, filesystem_of
+from audit.filesystems import filesystem_of
+from audit.log_files import COMPACTED_ENDING, LogReader, Segment
 from audit.log_range import Log, Part, Span
 from storage.formats import names
 from storage.formats import record as records
@@ -62,7 +70,7 @@ def compact(
 def is_there(segment: Segment, target: str, *, with_bodies: bool) -> bool:
     """Whole, and with these columns? Raises NotCompacted where another log's rows are there."""
     filesystem, path = _place(segment, target)
-    manifest = manifests.read(filesystem, path, size_in="file_bytes")
+    manifest = manifest_files.read(filesystem, path, size_in="file_bytes")
     if manifest is None:
         return False
     if manifest["bytes"] != segment.size:
@@ -85,7 +93,7 @@ def write(segment: Segment, target: str, *, with_bodies: bool) -> dict[str, Any]
     """
     filesystem, path = _place(segment, target)
     of_bytes = _about(segment)
-    schema = columns.arrow_schema(columns_of(with_bodies=with_bodies))
+    schema = arrow_columns.schema(columns_of(with_bodies=with_bodies))
     span = Span(segment.base_offset, segment.end_offset, segment.end_offset)
     found = log_rows.rows(span, Part(segment.base_offset, segment.end_offset, segment), schema)
     count = parquet_file.write_part(filesystem, path, found, schema)
@@ -99,7 +107,7 @@ def write(segment: Segment, target: str, *, with_bodies: bool) -> dict[str, Any]
         "file_bytes": filesystem.get_file_info(path).size,
         "columns": schema.names,
     }
-    manifests.write(filesystem, path, manifest)
+    manifest_files.write(filesystem, path, manifest)
     return manifest
 
 
@@ -124,7 +132,7 @@ def _about(segment: Segment) -> dict[str, Any]:
     finally:
         reader.close()
     filesystem, _ = filesystem_of(segment.uri)
-    known = manifests.read(filesystem, segment.path, size_in="bytes")
+    known = manifest_files.read(filesystem, segment.path, size_in="bytes")
     if known is not None and known["crc32c"] != f"{checksum:08x}":
         raise NotCompacted(
             f"{segment.path}: its crc32c is {checksum:08x}, its manifest says {known['crc32c']}"
@@ -132,5 +140,5 @@ def _about(segment: Segment) -> dict[str, Any]:
     return {
         "crc32c": f"{checksum:08x}",
         "digests": digests,
-        "is_brokers": any(begin) and not batches.is_ours(begin),
+        "is_brokers": any(begin) and not brokers.is_ours(begin),
     }

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from audit import columns, manifests
+from audit import arrow_columns, manifest_files
 from audit.decode.batches import BATCH_RECORDS
-from audit.log_files import Segment, filesystem_of
+from audit.filesystems import filesystem_of
+from audit.log_files import Segment
 
 
 class NotInRows(Exception):
@@ -48,7 +49,7 @@ def rows_at(
     names = list(wanted)
     found: dict[int, dict[str, Any]] = {}
     if asked:
-        schema = columns.arrow_schema(dict.fromkeys((*names, "log_offset")))
+        schema = arrow_columns.schema(dict.fromkeys((*names, "log_offset")))
         for batch in _read(segment, asked[0], asked[-1] + 1, schema):
             of_these = batch.filter(
                 pc.is_in(batch.column("log_offset"), pa.array(asked, pa.int64()))
@@ -62,7 +63,7 @@ def rows_at(
 
 def first_from(segment: Segment, offset: int) -> int:
     """Where the first row at or behind it begins; the segment's end where there is none."""
-    found = rows(segment, offset, segment.end_offset, columns.arrow_schema(("log_offset",)))
+    found = rows(segment, offset, segment.end_offset, arrow_columns.schema(("log_offset",)))
     return min(
         (pc.min(batch.column("log_offset")).as_py() for batch in found), default=segment.end_offset
     )
@@ -71,7 +72,7 @@ def first_from(segment: Segment, offset: int) -> int:
 def manifest_of(segment: Segment) -> dict[str, Any]:
     """Raises NotInRows where it is gone."""
     filesystem, _ = filesystem_of(segment.uri)
-    manifest = manifests.read(filesystem, segment.path, size_in="file_bytes")
+    manifest = manifest_files.read(filesystem, segment.path, size_in="file_bytes")
     if manifest is None:
         raise NotInRows(f"{segment.path} has no manifest any more")
     return manifest

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from audit.log_files import filesystem_of
+from audit.filesystems import filesystem_of
 from storage.formats import names, queue_entry
 
 NAME = "consumequeue"

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from audit import parquet_folder, whole_files
-from audit.log_files import filesystem_of
+from audit.filesystems import filesystem_of
 from audit.parquet_file import ENDING
 from audit.uris import below
 from audit.verdicts import FLAGS, Fact, verdict

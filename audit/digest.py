@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from audit import compacted
 from audit.log_files import LogReader, Segment
 from audit.log_range import Log
 
@@ -52,6 +51,8 @@ def digest_blocks(some: Iterable[Block]) -> list[bytes]:
         for block in some:
             segment = block.segment
             if segment.is_compacted:
+                from audit import compacted
+
                 if segment not in noted:
                     noted[segment] = compacted.manifest_of(segment)["digests"]
                 found.append(

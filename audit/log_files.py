@@ -1,5 +1,5 @@
 """The files of a log, wherever they lie: a store's folder, an archive of segments, a local path or
-a URI that pyarrow knows.
+a URI that pyarrow knows (then pyarrow is imported).
 
 A log is read up to the place that its store states as synced, which a live service moves on after
 every sync. A store that a killed process left is read on to the last whole record, as a start of
@@ -9,9 +9,8 @@ the service would (storage/local/recovery.py).
 import os
 from typing import NamedTuple
 
-from pyarrow import fs
-
-from audit import hdfs, manifests, store_metadata
+from audit import manifests, store_metadata
+from audit.files import Files, LocalFiles, OpenFile
 from audit.store_metadata import StoreMetadata
 from audit.uris import is_uri, without_secrets
 from storage.formats import checkpoint, names
@@ -27,6 +26,10 @@ class NoBytes(Exception):
 
 class LogNotFound(Exception):
     """There is no log where one was said to be."""
+
+
+class NoPyarrow(OSError):
+    """A URI was given, and pyarrow is not installed."""
 
 
 class Segment(NamedTuple):
@@ -97,9 +100,9 @@ class LogReader:
     """
 
     def __init__(self) -> None:
-        self._filesystems: dict[str, fs.FileSystem] = {}
+        self._files: dict[str, Files] = {}
         self._segment: Segment | None = None
-        self._file: fs.NativeFile | None = None
+        self._file: OpenFile | None = None
         self._is_remote = False
         self._ahead_at, self._ahead = 0, b""
 
@@ -109,17 +112,16 @@ class LogReader:
             raise NoBytes(f"{segment.path} has the rows of a segment, not its bytes")
         if segment != self._segment or self._file is None:
             self.close()
-            if segment.uri not in self._filesystems:
-                self._filesystems[segment.uri], _ = filesystem_of(segment.uri)
-            filesystem = self._filesystems[segment.uri]
-            self._file = filesystem.open_input_file(segment.path)
-            self._is_remote = not isinstance(filesystem, fs.LocalFileSystem)
+            if segment.uri not in self._files:
+                self._files[segment.uri], _ = files_of(segment.uri)
+            files = self._files[segment.uri]
+            self._file = files.open(segment.path)
+            self._is_remote = files.is_remote
             self._ahead_at, self._ahead = 0, b""
             self._segment = segment
         at = offset - segment.base_offset
         if not self._is_remote or length >= _AHEAD_BYTES:
-            data: bytes = self._file.read_at(length, at)
-            return data
+            return self._file.read_at(length, at)
         if not self._ahead_at <= at <= at + length <= self._ahead_at + len(self._ahead):
             self._ahead_at, self._ahead = at, self._file.read_at(_AHEAD_BYTES, at)
         return self._ahead[at - self._ahead_at :][:length]
@@ -130,17 +132,21 @@ class LogReader:
             self._file = None
 
 
-def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system and the path in it. Without a scheme it is a path on this machine.
+def files_of(uri: str) -> tuple[Files, str]:
+    """The files that the path or URI belongs to, and the path among them.
 
-    Raises OSError, ValueError, NoHdfs.
+    Raises OSError, ValueError, NoPyarrow.
     """
-    if uri.startswith("hdfs:"):
-        return hdfs.filesystem_of(uri)
-    if is_uri(uri):
-        filesystem, path = fs.FileSystem.from_uri(uri)
-        return filesystem, path
-    return fs.LocalFileSystem(), os.path.abspath(uri)
+    if not is_uri(uri):
+        return LocalFiles(), os.path.abspath(uri)
+    try:
+        from audit.filesystems import ArrowFiles, filesystem_of
+    except ImportError:
+        raise NoPyarrow(
+            f"{without_secrets(uri)} is a URI, which is read by pyarrow; it is not installed"
+        ) from None
+    filesystem, path = filesystem_of(uri)
+    return ArrowFiles(filesystem), path
 
 
 def find_folder(uri: str) -> Folder:
@@ -149,18 +155,18 @@ def find_folder(uri: str) -> Folder:
 
     Raises LogNotFound.
     """
-    filesystem, path = filesystem_of(uri)
+    files, path = files_of(uri)
     below = f"{path.rstrip('/')}/{LOG_FOLDER}"
-    is_store = filesystem.get_file_info(below).type is fs.FileType.Directory
+    is_store = files.is_folder(below)
     # First what it says, then what is there: a service that goes on meanwhile has made the segments
     # before it says so.
     said = (
-        store_metadata.read(lambda name: _read_if_there(filesystem, f"{path}/{name}"))
+        store_metadata.read(lambda name: files.read(f"{path}/{name}"))
         if is_store
         else StoreMetadata()
     )
-    page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
-    segments = tuple(_segments(uri, filesystem, below if is_store else path))
+    page = files.read(f"{path}/checkpoint") if is_store else None
+    segments = tuple(_segments(uri, files, below if is_store else path))
     if not segments:
         text = (
             f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), "
@@ -170,11 +176,11 @@ def find_folder(uri: str) -> Folder:
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
         return Folder(uri, segments, None, None, is_abandoned=True, metadata=said)
     slot = checkpoint.newest_slot(page)
-    owner = _read_if_there(filesystem, f"{path}/abort")
+    owner = files.read(f"{path}/abort")
     if slot is not None and owner is None:
         is_abandoned = not slot.is_clean
     else:
-        is_abandoned = not (isinstance(filesystem, fs.LocalFileSystem) and _is_locked(path))
+        is_abandoned = files.is_remote or not _is_locked(path)
     fields = checkpoint.decode_fields(page)
     synced_ms = fields.physic_ms if slot is None else None
     return Folder(
@@ -182,33 +188,26 @@ def find_folder(uri: str) -> Folder:
     )
 
 
-def _segments(uri: str, filesystem: fs.FileSystem, folder: str) -> list[Segment]:
+def _segments(uri: str, files: Files, folder: str) -> list[Segment]:
     """By where they begin. Bytes are read rather than rows where a folder has both."""
-    found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    files = {info.base_name: info for info in found if info.type is fs.FileType.File}
+    sizes = files.sizes(folder)
     segments: dict[int, Segment] = {}
-    for name, info in files.items():
+    for name, size in sizes.items():
         base = names.base_offset(name.removesuffix(COMPACTED_ENDING))
-        is_sealed = name + manifests.ENDING in files
-        if base is None or not info.size:
+        is_sealed = name + manifests.ENDING in sizes
+        path = f"{folder.rstrip('/')}/{name}"
+        if base is None or not size:
             continue
         if not name.endswith(COMPACTED_ENDING):
-            segments[base] = Segment(info.path, base, info.size, uri, is_sealed)
+            segments[base] = Segment(path, base, size, uri, is_sealed)
         elif is_sealed and base not in segments:
-            manifest = manifests.read(filesystem, info.path, size_in="file_bytes")
+            raw = files.read(path + manifests.ENDING)
+            manifest = None if raw is None else manifests.parse(raw, size, size_in="file_bytes")
             if manifest is not None:
                 segments[base] = Segment(
-                    info.path, base, manifest["bytes"], uri, is_sealed=True, is_compacted=True
+                    path, base, manifest["bytes"], uri, is_sealed=True, is_compacted=True
                 )
     return [segments[base] for base in sorted(segments)]
-
-
-def _read_if_there(filesystem: fs.FileSystem, path: str) -> bytes | None:
-    if filesystem.get_file_info(path).type is not fs.FileType.File:
-        return None
-    with filesystem.open_input_file(path) as file:
-        data: bytes = file.read()
-    return data
 
 
 def _is_locked(directory: str) -> bool:

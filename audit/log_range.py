@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from audit import compacted
 from audit.log_files import Folder, LogReader, Segment, find_folder
 from audit.merged_log import unite
 from audit.walk import WINDOW_BYTES, Piece, Read, What, first_anchor, walk, whole_unit
@@ -83,6 +82,8 @@ def border_at(log: Log, offset: int) -> int:
         if offset <= segment.base_offset:
             return min(segment.base_offset, log.limit)
         if offset < limit and segment.is_compacted:
+            from audit import compacted
+
             return compacted.first_from(segment, offset)
         if offset < limit:
             reader = LogReader()

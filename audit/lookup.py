@@ -1,10 +1,10 @@
-"""What an audit looks up in a log without Spark: single records, and what its beginning tells."""
+"""Single records of a log, and what its beginning shows, by Arrow without Spark."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from audit import columns, compacted, log_range, log_rows
+from audit import arrow_columns, columns, compacted, log_range, log_rows
 from audit.decode import batches
 from audit.log_files import LogReader, Segment
 from audit.log_range import Log
@@ -39,33 +39,13 @@ def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int
     return found
 
 
-def has_brokers_records(log: Log) -> bool:
-    """Does any segment begin with a record that is not ours?
-
-    One that a broker went on in shows later, by its ops.
-    """
-    reader = LogReader()
-    try:
-        for segment in log.folder.segments:
-            if segment.is_compacted:
-                if segment.base_offset < log.end and compacted.manifest_of(segment)["is_brokers"]:
-                    return True
-                continue
-            raw = reader.read(segment, segment.base_offset, records.FIXED_BYTES)
-            if segment.base_offset < log.end and any(raw) and not batches.is_ours(raw):
-                return True
-        return False
-    finally:
-        reader.close()
-
-
 def first_half_number(log: Log) -> tuple[int | None, bool]:
     """(the number of the first half that the log has, is that known?); so far as the log's
     beginning shows it.
 
     Numbers rise along the log: no half behind it has a smaller one.
     """
-    wanted = columns.arrow_schema(("kind", "queue_offset"))
+    wanted = arrow_columns.schema(("kind", "queue_offset"))
     for part in log_range.parts(log, split_bytes=_STEP_BYTES):
         if part.begin - log.begin >= _BEGINNING_BYTES:
             return None, False

@@ -1,38 +1,21 @@
-"""What stands beside a file that was made of a segment, as JSON: what it is made of, and that it is
-whole. Written last.
+"""What is stored beside a file that was made of a segment, as JSON: what it is made of, and that it
+is whole. Written last.
 """
 
 import json
 from typing import Any
 
-from pyarrow import fs
-
-from audit import whole_files
-
 ENDING = ".json"
 
 
-def write(filesystem: fs.FileSystem, path: str, manifest: dict[str, Any]) -> None:
-    """Beside the file at this path, which is there and on disk."""
-    whole_files.write(
-        filesystem, path + ENDING, (json.dumps(manifest, indent=2) + "\n").encode("utf-8")
-    )
-
-
-def read(filesystem: fs.FileSystem, path: str, *, size_in: str) -> dict[str, Any] | None:
-    """Of the file at this path; None where there is none, or it does not parse, or states another
-    size than the file has.
+def parse(raw: bytes, size: int, *, size_in: str) -> dict[str, Any] | None:
+    """The manifest of a file of this size; None where it does not parse, or states another size.
 
     `size_in`: the field that states it.
     """
-    about, file = filesystem.get_file_info([path + ENDING, path])
-    if about.type is not fs.FileType.File or file.type is not fs.FileType.File:
-        return None
-    with filesystem.open_input_file(about.path) as stream:
-        raw = stream.read()
     try:
         manifest = json.loads(raw)
     except ValueError:
         return None
-    is_whole = isinstance(manifest, dict) and manifest.get(size_in) == file.size
+    is_whole = isinstance(manifest, dict) and manifest.get(size_in) == size
     return manifest if is_whole else None

@@ -33,7 +33,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from audit import parquet_file, whole_files
-from audit.log_files import filesystem_of
+from audit.filesystems import filesystem_of
 from audit.parquet_file import ENDING
 
 NAME = "parquetfolder"

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from audit import columns, details, digest, log_range, lookup, outcomes
+from audit import brokers, columns, details, digest, log_range, lookup, outcomes
 from audit.checks import run as checks
 from audit.checks.kinds import FAULTY_KINDS
 from audit.checks.run import Asked, add_to
@@ -117,7 +117,7 @@ class TransactionAudit:
         self._log = log
         self._scope = scope
         self._split_bytes = split_bytes
-        self._has_plain_ops = lookup.has_brokers_records(log)
+        self._has_plain_ops = brokers.has_brokers_records(log)
         self._cached: list[DataFrame] = []
 
     def run(

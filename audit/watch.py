@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from audit import columns, log_range, lookup, outcomes, parquet_folder
+from audit import brokers, columns, log_range, lookup, outcomes, parquet_folder
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.outcomes import Bounds
@@ -80,7 +80,7 @@ class Watch:
         self._split_mb = split_bytes / (1 << 20)
         self._listed = listed
         log = log_range.find_log(uri)
-        if lookup.has_brokers_records(log):
+        if brokers.has_brokers_records(log):
             raise NotWatched(f"{without_secrets(uri)} has records that a broker wrote{_WHY}")
         state = folder.newest()
         name = without_secrets(uri)

@@ -12,7 +12,7 @@ import msgspec
 from pyarrow import fs
 
 from audit import whole_files
-from audit.log_files import filesystem_of
+from audit.filesystems import filesystem_of
 from audit.uris import below
 
 _KEPT = 2  # states and their rows

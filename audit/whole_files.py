@@ -11,13 +11,12 @@ An object store has no such moment between: an upload is there when it is closed
 closed on several machines.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from pyarrow import fs
 
-_PART = ".part"
+from audit.files import PART, sync
 
 
 def make_folder(filesystem: fs.FileSystem, path: str) -> None:
@@ -27,7 +26,7 @@ def make_folder(filesystem: fs.FileSystem, path: str) -> None:
         missing = [one for one in (Path(path), *Path(path).parents) if not one.exists()]
     filesystem.create_dir(path, recursive=True)
     for one in missing:
-        _sync(str(one.parent))
+        sync(str(one.parent))
 
 
 def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
@@ -37,11 +36,11 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
 
 def part_of(path: str) -> str:
     """Name of the file until it is complete."""
-    return f"{path}{_PART}"
+    return f"{path}{PART}"
 
 
 def is_part(name: str) -> bool:
-    return name.endswith(_PART)
+    return name.endswith(PART)
 
 
 def write_part(filesystem: fs.FileSystem, path: str, blocks: Iterable[bytes]) -> str:
@@ -57,7 +56,7 @@ def write_part(filesystem: fs.FileSystem, path: str, blocks: Iterable[bytes]) ->
 def sync_part(filesystem: fs.FileSystem, path: str) -> None:
     """On a disk; and the next read takes the bytes from there and not from memory."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        _sync(part_of(path), forget=True)
+        sync(part_of(path), forget=True)
 
 
 def name(filesystem: fs.FileSystem, path: str) -> None:
@@ -69,14 +68,4 @@ def name(filesystem: fs.FileSystem, path: str) -> None:
         filesystem.delete_file(path)  # HDFS gives no name twice
     filesystem.move(part_of(path), path)
     if isinstance(filesystem, fs.LocalFileSystem):
-        _sync(str(Path(path).parent))
-
-
-def _sync(path: str, *, forget: bool = False) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-        if forget:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)
+        sync(str(Path(path).parent))

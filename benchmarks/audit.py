@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from audit import columns, log_range, log_rows
+from audit import arrow_columns, columns, log_range, log_rows
 from audit.log_files import LogReader
 from audit.log_range import Log
 from audit.outcomes import READ_COLUMNS
@@ -145,7 +145,7 @@ def _walk(log: Log) -> int:
 
 
 def _batches(log: Log) -> Iterator[pa.RecordBatch]:
-    schema = columns.arrow_schema(READ_COLUMNS)
+    schema = arrow_columns.schema(READ_COLUMNS)
     for part in log_range.parts(log):
         yield from log_rows.rows(log, part, schema)
 

@@ -107,7 +107,7 @@ def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
     possible.
     """
     from audit import whole_files
-    from audit.log_files import filesystem_of
+    from audit.filesystems import filesystem_of
 
     try:
         filesystem, path = filesystem_of(uri)
@@ -170,7 +170,7 @@ def read_file(where: str) -> bytes:
     """Of a path or a URI. Raises OSError, ValueError."""
     if not is_uri(where):
         return Path(where).read_bytes()
-    from audit.log_files import filesystem_of
+    from audit.filesystems import filesystem_of
 
     filesystem, path = filesystem_of(where)
     with filesystem.open_input_file(path) as file:
@@ -181,7 +181,7 @@ def read_file(where: str) -> bytes:
 def write_whole(where: str, text: str) -> None:
     """All of it or nothing, to a path or a URI."""
     from audit import whole_files
-    from audit.log_files import filesystem_of
+    from audit.filesystems import filesystem_of
 
     filesystem, path = filesystem_of(where)
     whole_files.write(filesystem, path, text.encode("utf-8"))

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from audit import columns, log_range, lookup
+from audit import brokers, columns, log_range
 from audit.checks import leases, queue_sums, timelines
 from audit.checks.queue_sums import QueueSums
 from audit.columns import DELAYED, DELAYED_AGAIN, RETRY
@@ -137,7 +137,7 @@ class CheckContext:
 
     @cached_property
     def has_brokers_records(self) -> bool:
-        return lookup.has_brokers_records(self.log)
+        return brokers.has_brokers_records(self.log)
 
     @cached_property
     def asked_before(self) -> int | None:

@@ -6,30 +6,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from audit import columns
+from audit import arrow_columns, columns
 from audit.columns import Role
-from audit.decode import other_columns, transaction_columns
-from audit.decode.records import Records
+from audit.decode import numbers, other_columns, transaction_columns
+from audit.decode.arrow_records import ArrowRecords
 from audit.walk import Piece, What
-from storage.formats import record as records
 
 BATCH_RECORDS = 16_384
 
-_STORE_HOST_AT = 64  # bytes into a record
 _STRETCH_ROLES = {
     columns.DAMAGED: Role.DAMAGED,
     columns.MISSING: Role.DAMAGED,
     columns.FILLER: Role.FILLER,
 }
 _MADE = {**transaction_columns.COLUMNS, **other_columns.COLUMNS}
-assert {*_MADE, "segment"} == set(columns.COLUMNS)
+assert {*_MADE, *numbers.COLUMNS, "segment"} == set(columns.COLUMNS)
 
 
 def of_records(piece: Piece, segment_base: int, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
     """The records of a piece as rows with the columns of the schema, in log order."""
     for at in range(0, len(piece.record_offsets), BATCH_RECORDS):
         some = slice(at, at + BATCH_RECORDS)
-        rows = Records(piece, piece.record_offsets[some], piece.record_bytes[some])
+        rows = ArrowRecords(piece, piece.record_offsets[some], piece.record_bytes[some])
         if len(rows):
             yield pa.RecordBatch.from_arrays(
                 [_column(rows, field, segment_base) for field in schema], schema=schema
@@ -37,13 +35,13 @@ def of_records(piece: Piece, segment_base: int, schema: pa.Schema) -> Iterable[p
         yield from of_stretches(rows.malformed, segment_base, schema)
 
 
-def _column(rows: Records, field: pa.Field, segment_base: int) -> pa.Array:
-    made = (
-        pa.array(np.full(len(rows), segment_base))
-        if field.name == "segment"
-        else _MADE[field.name](rows)
-    )
-    return made.cast(field.type)
+def _column(rows: ArrowRecords, field: pa.Field, segment_base: int) -> pa.Array:
+    if field.name == "segment":
+        return pa.array(np.full(len(rows), segment_base), field.type)
+    if field.name in numbers.COLUMNS:
+        found = numbers.COLUMNS[field.name](rows)
+        return pa.array(found.values, mask=found.is_none).cast(field.type)
+    return _MADE[field.name](rows).cast(field.type)
 
 
 def of_stretches(
@@ -82,12 +80,7 @@ def row_at(window: bytes, offset: int, names: Sequence[str]) -> dict[str, Any] |
         np.array([offset]),
         np.array([len(window)]),
     )
-    for batch in of_records(piece, offset, columns.arrow_schema(names)):
+    for batch in of_records(piece, offset, arrow_columns.schema(names)):
         row: dict[str, Any] = batch.to_pylist()[0]
         return row if row.get("kind") != columns.DAMAGED else None
     return None
-
-
-def is_ours(raw: bytes) -> bool:
-    """Did this service write the record that begins here? Its store host says so."""
-    return raw.startswith(records.HOST, _STORE_HOST_AT)

@@ -1,5 +1,5 @@
-"""What a record says of itself, as columns: its header, its place, its texts, when it is due, what
-the service noted in it.
+"""What a record says of itself, as Arrow columns: its times, its texts, when it is due, what the
+service noted in it.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from audit import columns
-from audit.decode import spans
-from audit.decode.records import NUMBER_PROPERTIES, TEXT_PROPERTIES, Records
+from audit import arrow_columns, columns
+from audit.decode import arrow_spans
+from audit.decode.arrow_records import ArrowRecords
+from audit.decode.records import NUMBER_PROPERTIES, TEXT_PROPERTIES
 from storage.formats import key_scan
 from storage.formats.delay_levels import DELAYS_MS, SCHEDULE_TOPIC
 from storage.formats.names import TIMER_TOPIC
@@ -26,31 +27,27 @@ _TIMER_SLOT_MS = 1_000  # of a broker's timer wheel
 _LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999
 
 
-def _of_header(name: str, kind: type[np.integer[Any]], rows: Records) -> pa.Array:
-    return pa.array(rows.field(name).astype(kind))
-
-
-def _time(name: str, rows: Records) -> pa.Array:
+def _time(name: str, rows: ArrowRecords) -> pa.Array:
     micros = np.clip(rows.field(name).astype(np.int64), -_MOST_MS, _MOST_MS) * 1000
-    return pa.array(micros).view(columns.arrow_field(name).type)
+    return pa.array(micros).view(arrow_columns.field(name).type)
 
 
-def _kind(rows: Records) -> pa.Array:
+def _kind(rows: ArrowRecords) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(rows.kinds), pa.array(columns.KINDS))
 
 
-def _event(rows: Records) -> pa.Array:
+def _event(rows: ArrowRecords) -> pa.Array:
     checks = np.flatnonzero(rows.are(columns.CHECK))
     if not len(checks):
         return pa.nulls(len(rows), pa.string())
-    bodies = spans.strings(rows.bodies(checks))
+    bodies = arrow_spans.strings(rows.bodies(checks))
     return _placed(pc.struct_field(pc.extract_regex(bodies, _EVENT), "event"), checks, len(rows))
 
 
-def _note(rows: Records) -> pa.Array:
+def _note(rows: ArrowRecords) -> pa.Array:
     noted = np.flatnonzero(rows.lie_in(*columns.NOTED))
     return (
-        _placed(spans.strings(rows.bodies(noted)), noted, len(rows))
+        _placed(arrow_spans.strings(rows.bodies(noted)), noted, len(rows))
         if len(noted)
         else pa.nulls(len(rows), pa.string())
     )
@@ -63,7 +60,7 @@ def _placed(values: pa.Array, places: Ints, count: int) -> pa.Array:
     return values.take(pa.array(indices, mask=indices < 0))
 
 
-def _due_ms(rows: Records) -> pa.Array:
+def _due_ms(rows: ArrowRecords) -> pa.Array:
     """As scheduler/scheduled_message.py reads it. A broker says so of a level by its name alone."""
     waits, of_level = rows.lie_in(SCHEDULE_TOPIC, TIMER_TOPIC), rows.lie_in(SCHEDULE_TOPIC)
     if not waits.any():
@@ -78,7 +75,7 @@ def _due_ms(rows: Records) -> pa.Array:
     return pc.if_else(pa.array(waits), due_ms, None)
 
 
-def _key_hashes(rows: Records) -> pa.Array:
+def _key_hashes(rows: ArrowRecords) -> pa.Array:
     offsets = rows.at + rows.window_offset
     found = key_scan.keys(rows.window, rows.window_offset, offsets, rows.lengths)
     counts = np.bincount(np.searchsorted(offsets, found.log_offsets), minlength=len(offsets))
@@ -86,30 +83,19 @@ def _key_hashes(rows: Records) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(bounds), pa.array(found.hashes.astype(np.int64)))
 
 
-COLUMNS: Mapping[str, Callable[[Records], Any]] = {
-    "log_offset": partial(_of_header, "log_offset", np.int64),
-    "record_bytes": lambda rows: pa.array(rows.lengths),
+COLUMNS: Mapping[str, Callable[[ArrowRecords], Any]] = {
     "kind": _kind,
     "damage": lambda rows: pa.nulls(len(rows), pa.string()),
     "is_verified": lambda rows: pa.array(np.full(len(rows), rows.is_verified)),
-    "topic": lambda rows: rows.topics,
-    "queue_id": partial(_of_header, "queue_id", np.int32),
-    "queue_offset": partial(_of_header, "queue_offset", np.int64),
-    "flag": partial(_of_header, "flag", np.int32),
-    "sys_flag": partial(_of_header, "sys_flag", np.int32),
+    "topic": lambda rows: rows.topic_array,
     "born_at": partial(_time, "born_at"),
     "stored_at": partial(_time, "stored_at"),
-    "stored_ms": partial(_of_header, "stored_at", np.int64),
-    "reconsume_times": partial(_of_header, "reconsume_times", np.int32),
-    "prepared_offset": partial(_of_header, "prepared_offset", np.int64),
-    "body_bytes": partial(_of_header, "body_bytes", np.int32),
-    "body_crc": partial(_of_header, "body_crc", np.int64),
     **{name: partial(lambda name, rows: rows.texts(name), name) for name in TEXT_PROPERTIES},
     **{name: partial(lambda name, rows: rows.numbers(name), name) for name in NUMBER_PROPERTIES},
     "event": _event,
     "note": _note,
     "due_ms": _due_ms,
     "key_hashes": _key_hashes,
-    "properties": lambda rows: spans.strings(rows.properties),
+    "properties": lambda rows: arrow_spans.strings(rows.properties),
     "body": lambda rows: rows.bodies(),
 }

@@ -3,19 +3,19 @@ what kind each is.
 
 Records with IPv6 hosts, which few brokers write, have their fields further back and are gathered by
 their own positions.
+
+Without Arrow: texts are copied one by one here, and many at a time by `arrow_records.py`.
 """
 
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from audit import columns
 from audit.decode import spans
 from audit.decode.items import Items
-from audit.decode.spans import Flags
+from audit.decode.spans import Bytes, Flags, Spans
 from audit.walk import Piece
 from storage.formats import properties
 from storage.formats import record as records
@@ -75,8 +75,7 @@ _NAMES = {
 _IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
 _WAITING = (columns.DELAYED, columns.DELAYED_AGAIN)
 _NUMBER_OF = {kind: number for number, kind in enumerate(columns.KINDS)}
-_NUMBER = r"^[0-9]{1,18}$"
-_INT = r"^[0-9]{1,9}$"  # a larger one is none
+_RETRY_PREFIX = b"%RETRY%"
 
 
 class Records:
@@ -158,45 +157,50 @@ class Records:
         return self._moved.get(name, self._head[name])
 
     # ----------------------------------------------------------------------------------------------
-    # texts and numbers
-
-    @cached_property
-    def properties(self) -> pa.Array:
-        """As they are stored."""
-        return spans.slices(self._raw, self._properties)
+    # texts
 
     @cached_property
     def items(self) -> Items:
         """Where in the properties the values stand that columns are made of."""
-        bounds = np.frombuffer(self.properties.buffers()[1], np.int32)[: len(self) + 1].astype(
-            np.int64
-        )
-        held = self.properties.buffers()[2]
-        return Items(
-            np.frombuffer(held, np.uint8)[: bounds[-1]] if held else np.empty(0, np.uint8),
-            bounds,
-            _NAMES,
-        )
+        return Items(*self._joined_properties(), _NAMES)
 
-    def texts(self, name: str) -> pa.Array:
-        """The values of a property."""
-        found = self.items[name]
-        return spans.strings(spans.slices(self.items.data, spans.ascending(found)), found[1] > 0)
-
-    def numbers(self, name: str) -> pa.Array:
-        """The same, where they are numbers."""
-        found = self.texts(name)
-        form = _INT if name in NUMBER_PROPERTIES else _NUMBER
-        return pc.if_else(pc.match_substring_regex(found, form), found, None).cast(pa.int64())
+    def _joined_properties(self) -> tuple[Bytes, Ints]:
+        """The properties of all records, back to back, and where those of each begin."""
+        begins, ends = self._properties
+        texts = self._slices(self._properties)
+        bounds = np.concatenate([[0], np.cumsum(ends - begins)])
+        return np.frombuffer(b"".join(texts), np.uint8), bounds
 
     @cached_property
-    def topics(self) -> pa.DictionaryArray:
-        return spans.strings(spans.slices(self._raw, self._topics)).dictionary_encode()
+    def numbered_topics(self) -> tuple[list[str], Ints]:
+        """The topics of these records, and of each record the place of its topic among them."""
+        numbers: dict[bytes, int] = {}
+        of_each = [numbers.setdefault(raw, len(numbers)) for raw in self._slices(self._topics)]
+        return [text_of(raw) for raw in numbers], np.array(of_each, np.int64)
 
-    def bodies(self, some: Ints | slice = slice(None)) -> pa.Array:
-        """Of these records, as bytes."""
+    def topics(self) -> list[str]:
+        names, numbers = self.numbered_topics
+        return [names[number] for number in numbers.tolist()]
+
+    def values(self, name: str) -> list[str | None]:
+        """The values of a property; None where a record has none."""
+        begins, ends = self.items[name]
+        data = self.items.data.tobytes()
+        return [
+            text_of(data[begin:end]) if end else None
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+
+    def body_of(self, number: int) -> bytes:
         begins, ends = self._bodies
-        return spans.slices(self._raw, (begins[some], ends[some]))
+        return self.window[int(begins[number]) : int(ends[number])]
+
+    def _slices(self, places: Spans) -> list[bytes]:
+        begins, ends = places
+        window = self.window
+        return [
+            window[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
 
     def begin_with(self, some: Flags, text: bytes) -> Flags:
         """Which of these have a body that begins so?"""
@@ -215,19 +219,15 @@ class Records:
     @cached_property
     def kinds(self) -> np.ndarray[Any, np.dtype[np.int8]]:
         """Of each record its place in `columns.KINDS`."""
-        of_topic = [
-            _NUMBER_OF[columns.kind_of_topic(topic)] for topic in self.topics.dictionary.to_pylist()
-        ]
-        found: np.ndarray[Any, np.dtype[np.int8]] = np.array(of_topic, np.int8)[
-            self.topics.indices.to_numpy()
-        ]
+        topics, numbers = self.numbered_topics
+        of_topic = [_NUMBER_OF[columns.kind_of_topic(topic)] for topic in topics]
+        found: np.ndarray[Any, np.dtype[np.int8]] = np.array(of_topic, np.int8)[numbers]
         found[(found == _NUMBER_OF[columns.MESSAGE]) & self.is_commit] = _NUMBER_OF[columns.FINAL]
         delayed = np.flatnonzero(found == _NUMBER_OF[columns.DELAYED])
         if len(delayed):  # a retry waits in the delay topic, too
-            targets = self.texts("real_topic").take(pa.array(delayed))
-            is_retry = pc.fill_null(pc.starts_with(targets, "%RETRY%"), False).to_numpy(
-                zero_copy_only=False
-            )
+            begins, ends = (each[delayed] for each in self.items["real_topic"])
+            is_retry = ends - begins >= len(_RETRY_PREFIX)
+            is_retry &= spans.stands(self.items.data, begins, _RETRY_PREFIX)
             found[delayed[self.items["so_far"][1][delayed] > 0]] = _NUMBER_OF[columns.DELAYED_AGAIN]
             found[delayed[is_retry]] = _NUMBER_OF[columns.RETRY]
         return found
@@ -240,10 +240,8 @@ class Records:
 
     def lie_in(self, *topics: str) -> Flags:
         """Which records are of these topics?"""
-        is_wanted = np.array(
-            [topic in topics for topic in self.topics.dictionary.to_pylist()], bool
-        )
-        found: Flags = is_wanted[self.topics.indices.to_numpy()]
+        known, numbers = self.numbered_topics
+        found: Flags = np.array([topic in topics for topic in known], bool)[numbers]
         return found
 
     @cached_property
@@ -258,3 +256,8 @@ class Records:
     @cached_property
     def are_identified(self) -> Flags:
         return (self.items["own_id"][1] > 0) | (self.lack_id & (self.items["message_id"][1] > 0))
+
+
+def text_of(raw: bytes) -> str:
+    """Decode UTF-8; other bytes are replaced, as Java does it."""
+    return raw.decode("utf-8", "replace")

@@ -11,7 +11,17 @@ import pytest
 from crc32c import crc32c
 
 from audit import archive as archiving
-from audit import columns, compact, compacted, digest, log_range, log_rows, lookup
+from audit import (
+    arrow_columns,
+    brokers,
+    columns,
+    compact,
+    compacted,
+    digest,
+    log_range,
+    log_rows,
+    lookup,
+)
 from audit.checks.run import Asked
 from audit.log_files import LogReader, NoBytes
 from audit.transaction_audit import Scope, run
@@ -51,7 +61,7 @@ def made(log: log_range.Log, target: Path, *, with_bodies: bool = False) -> list
 
 
 def rows(log: log_range.Log, names: list[str], split_bytes: int = 1 << 20) -> list[dict]:
-    schema = columns.arrow_schema(names)
+    schema = arrow_columns.schema(names)
     parts = log_range.parts(log, split_bytes=split_bytes)
     return [
         row
@@ -130,8 +140,8 @@ def test_whether_a_broker_wrote_it_stays_known(tmp_path, is_brokers):
 
     compact.write(segment, str(tmp_path / "rows"), with_bodies=False)
 
-    assert lookup.has_brokers_records(found) is is_brokers
-    assert lookup.has_brokers_records(log_range.find_log(str(tmp_path / "rows"))) is is_brokers
+    assert brokers.has_brokers_records(found) is is_brokers
+    assert brokers.has_brokers_records(log_range.find_log(str(tmp_path / "rows"))) is is_brokers
 
 
 def test_a_manifest_is_true_of_what_the_rows_are_made_of(tmp_path, store):

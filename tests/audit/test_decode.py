@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from audit import columns, log_range
+from audit import arrow_columns, columns, log_range
 from audit.columns import Role
-from audit.decode import batches, spans
+from audit.decode import batches, numbers, plain_rows, spans
 from audit.decode.hashes import hash_of, hashes
+from audit.decode.records import Records
 from audit.log_files import LogReader
 from audit.walk import Piece, What
 from scheduler import scheduled_message
@@ -31,6 +32,12 @@ STORES = {
     "a broker's, killed": BROKERS / "public-2.tar.xz",
 }
 
+PLAIN = (
+    *numbers.COLUMNS,
+    *("kind", "topic", "transaction_id", "group_hash", "half_offsets", "first_half_offset"),
+    *("message_id", "producer_group", "decision"),
+)
+
 
 def rows_of(store: Path) -> list[dict]:
     """Every row of a store, and the bytes of its log."""
@@ -41,7 +48,7 @@ def rows_of(store: Path) -> list[dict]:
         for piece in log_range.pieces(log, part, reader):
             if piece.what is What.RECORDS:
                 for batch in batches.of_records(
-                    piece, part.segment.base_offset, columns.arrow_schema()
+                    piece, part.segment.base_offset, arrow_columns.schema()
                 ):
                     found += batch.to_pylist()
     reader.close()
@@ -49,8 +56,10 @@ def rows_of(store: Path) -> list[dict]:
 
 
 def row_of(raw: bytes, offset: int = 0) -> dict:
+    """By Arrow; without Arrow it is the same."""
     row = batches.row_at(raw, offset, tuple(columns.COLUMNS))
     assert row is not None
+    assert plain_rows.row_at(raw, offset, PLAIN) == {name: row[name] for name in PLAIN}
     return row
 
 
@@ -198,6 +207,27 @@ def test_every_field_of_every_record_is_what_the_plain_codec_reads(name, tmp_pat
         assert row == expected(files[base], row["log_offset"] - base, row["log_offset"], base)
 
 
+@pytest.mark.parametrize("name", STORES)
+def test_without_arrow_the_columns_of_every_record_are_the_same(name, tmp_path):
+    with tarfile.open(STORES[name]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    log = log_range.find_log(str(tmp_path / "store"))
+    reader = LogReader()
+    compared = 0
+
+    for part in log_range.parts(log, split_bytes=100_000):
+        for piece in log_range.pieces(log, part, reader):
+            if piece.what is What.RECORDS:
+                rows = Records(piece, piece.record_offsets, piece.record_bytes)
+                (by_arrow,) = batches.of_records(piece, 0, arrow_columns.schema(PLAIN))
+                for column in PLAIN:
+                    assert plain_rows.column(rows, column) == by_arrow[column].to_pylist(), column
+                compared += len(rows)
+
+    reader.close()
+    assert compared > 100
+
+
 def test_the_kinds_that_a_store_can_hold_are_all_met_in_the_golden_ones(tmp_path):
     found = set()
     for name, path in STORES.items():
@@ -328,7 +358,7 @@ def test_what_many_records_of_all_kinds_share_a_window_does_not_matter():
     )
     piece = Piece(What.RECORDS, 0, len(raw), "", raw, 0, places, lengths)
 
-    (batch,) = batches.of_records(piece, 0, columns.arrow_schema())
+    (batch,) = batches.of_records(piece, 0, arrow_columns.schema())
 
     assert batch.to_pylist() == [expected(raw, at, at, 0) for at in offsets]
 
@@ -353,7 +383,7 @@ def test_a_record_whose_lengths_do_not_add_up_is_a_row_of_damage(at):
 
     rows = [
         row
-        for batch in batches.of_records(piece, 0, columns.arrow_schema())
+        for batch in batches.of_records(piece, 0, arrow_columns.schema())
         for row in batch.to_pylist()
     ]
 

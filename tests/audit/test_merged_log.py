@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from audit import archive as archiving
-from audit import columns, log_range, log_rows
+from audit import arrow_columns, columns, log_range, log_rows
 from audit.log_files import Dropped
 from audit.merged_log import DifferentLogs
 from audit.transaction_audit import Scope, run
@@ -50,7 +50,7 @@ def drop(folder: Path, *numbers: int) -> None:
 
 
 def rows(log: log_range.Log) -> list[dict]:
-    schema = columns.arrow_schema()
+    schema = arrow_columns.schema()
     return [
         row
         for part in log_range.parts(log)

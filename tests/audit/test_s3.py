@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from audit import archive as archiving
-from audit import columns, compact, details, digest, log_range, log_rows
+from audit import arrow_columns, compact, details, digest, log_range, log_rows
 from audit.checks.run import Asked
 from audit.transaction_audit import Scope, run
 from audit.verdicts import FAIL_ON
@@ -38,7 +38,7 @@ def s3(tmp_path_factory) -> Iterator[S3Server]:
 
 
 def rows(log: log_range.Log, part: log_range.Part) -> list[dict]:
-    schema = columns.arrow_schema(("log_offset", "kind", "record_bytes", "body"))
+    schema = arrow_columns.schema(("log_offset", "kind", "record_bytes", "body"))
     return [row for batch in log_rows.rows(log, part, schema) for row in batch.to_pylist()]
 
 

@@ -1,0 +1,34 @@
+"""Which records of a log a broker wrote. Without Arrow, unless segments are rows."""
+
+from audit.log_files import LogReader
+from audit.log_range import Log
+from storage.formats import record as records
+
+_STORE_HOST_AT = 64  # bytes into a record
+
+
+def is_ours(raw: bytes) -> bool:
+    """Did this service write the record that begins here? Its store host says so."""
+    return raw.startswith(records.HOST, _STORE_HOST_AT)
+
+
+def has_brokers_records(log: Log) -> bool:
+    """Does any segment begin with a record that is not ours?
+
+    One that a broker went on in shows later, by its ops.
+    """
+    reader = LogReader()
+    try:
+        for segment in log.folder.segments:
+            if segment.is_compacted:
+                from audit import compacted
+
+                if segment.base_offset < log.end and compacted.manifest_of(segment)["is_brokers"]:
+                    return True
+                continue
+            raw = reader.read(segment, segment.base_offset, records.FIXED_BYTES)
+            if segment.base_offset < log.end and any(raw) and not is_ours(raw):
+                return True
+        return False
+    finally:
+        reader.close()

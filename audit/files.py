@@ -1,0 +1,96 @@
+"""Files on this machine by the operating system; what they have in common with those of pyarrow
+(`filesystems.py`), which are named by URIs.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+PART = ".part"  # behind the name of a file until it is complete
+
+
+class OpenFile(Protocol):
+    def read_at(self, length: int, offset: int) -> bytes:
+        """Fewer bytes at the end of the file."""
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """`is_remote`: each read is a request to another machine."""
+
+    is_remote: bool
+
+    def is_folder(self, path: str) -> bool: ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The size of each file in the folder; empty where there is no folder."""
+
+    def read(self, path: str) -> bytes | None:
+        """None where there is no such file."""
+
+    def open(self, path: str) -> OpenFile: ...
+
+
+class LocalFiles:
+    is_remote = False
+
+    def is_folder(self, path: str) -> bool:
+        return Path(path).is_dir()
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        found = {}
+        if self.is_folder(folder):
+            for path in Path(folder).iterdir():
+                with suppress(FileNotFoundError):  # a service drops segments meanwhile
+                    if path.is_file():
+                        found[path.name] = path.stat().st_size
+        return found
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return Path(path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+
+    def open(self, path: str) -> OpenFile:
+        return LocalFile(path)
+
+
+class LocalFile:
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_RDONLY)
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        """Fewer bytes at the end of the file."""
+        found = b""
+        while len(found) < length:  # Linux reads at most 2 GiB at once
+            more = os.pread(self._handle, length - len(found), offset + len(found))
+            if not more:
+                break
+            found = found + more if found else more
+        return found
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file on this machine, whole or not at all; it is on disk on return."""
+    part = path + PART
+    Path(part).write_bytes(data)
+    sync(part)
+    os.replace(part, path)
+    sync(str(Path(path).absolute().parent))
+
+
+def sync(path: str, *, forget: bool = False) -> None:
+    """Sync a file or folder; `forget`: the next read takes its bytes from the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        if forget:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)

@@ -1,0 +1,30 @@
+"""Manifests on any file system that pyarrow knows (`manifests.py` says what they are)."""
+
+import json
+from typing import Any
+
+from pyarrow import fs
+
+from audit import manifests, whole_files
+from audit.manifests import ENDING
+
+
+def write(filesystem: fs.FileSystem, path: str, manifest: dict[str, Any]) -> None:
+    """Beside the file at this path, which is there and on disk."""
+    whole_files.write(
+        filesystem, path + ENDING, (json.dumps(manifest, indent=2) + "\n").encode("utf-8")
+    )
+
+
+def read(filesystem: fs.FileSystem, path: str, *, size_in: str) -> dict[str, Any] | None:
+    """Of the file at this path; None where there is none, or it does not parse, or states another
+    size than the file has.
+
+    `size_in`: the field that states it.
+    """
+    about, file = filesystem.get_file_info([path + ENDING, path])
+    if about.type is not fs.FileType.File or file.type is not fs.FileType.File:
+        return None
+    with filesystem.open_input_file(about.path) as stream:
+        raw: bytes = stream.read()
+    return manifests.parse(raw, file.size, size_in=size_in)
