@@ -20,7 +20,8 @@ from audit.checks.check_context import LISTED, CheckContext
 from audit.decode.hashes import hash_of
 from audit.errors import NoSuchGroup
 from audit.log_range import Log
-from audit.transaction_audit import Scope, TransactionAudit
+from audit.scope import Scope
+from audit.transaction_audit import TransactionAudit
 from audit.verdicts import VERDICTS, Fact, verdict
 
 KIND = "reconciliation"

@@ -1,13 +1,15 @@
-"""What the rows of all transactions sum up to: plain values, counted by Spark for each set of
+"""What the rows of all transactions sum up to: plain values, counted by an engine for each set of
 facts. Pure.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from audit.decode.hashes import hash_of
+from audit.errors import NoSuchGroup
 from audit.verdicts import DAMAGED, FINDINGS, FLAGS, VERDICTS, Fact, verdict
 
 _NONE = "none"  # where not exactly one verdict fits
@@ -89,6 +91,41 @@ class Sums:
             unclear=sum(row["transactions"] for row in asked if Fact.UNCLEAR in Fact(row["facts"])),
             first_half_number=min(numbers, default=None),
         )
+
+    @classmethod
+    def with_groups(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        names_at: Callable[[list[int]], Mapping[int, str]],
+        *,
+        listed: int,
+    ) -> "Sums":
+        """The sums with the largest groups.
+
+        `rows` have `group_offset` too, the log offset of a record that names the group;
+        `names_at`: the names at such offsets.
+        """
+        groups: dict[int, tuple[int, int]] = {}  # hash -> (transactions, log offset)
+        for row in rows:
+            if row["place"] == Place.ASKED and row["group"] is not None:
+                so_far, at = groups.get(row["group"], (0, row["group_offset"]))
+                groups[row["group"]] = so_far + row["transactions"], min(at, row["group_offset"])
+        largest = sorted(groups, key=lambda group: (-groups[group][0], groups[group][1]))[:listed]
+        named = names_at([groups[group][1] for group in largest])
+        names = {group: named.get(groups[group][1]) or "" for group in largest}
+        return cls.of(rows, names, groups_omitted=len(groups) - len(largest))
+
+    @classmethod
+    def without_groups(cls, rows: Sequence[Mapping[str, Any]], *, omitted: int) -> "Sums":
+        """The sums of rows whose `group` is None, as there are too many groups."""
+        return replace(cls.of(rows, {}), by_group=[], groups_omitted=omitted)
+
+    def check_group(self, producer_group: str | None) -> None:
+        """Raises NoSuchGroup."""
+        if producer_group is None or self.begun:
+            return
+        if hash_of(producer_group) not in self.group_hashes:
+            raise NoSuchGroup(f"no transaction in the log is of {producer_group}")
 
 
 def _sum(rows: Iterable[Mapping[str, Any]], name: str) -> int:

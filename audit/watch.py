@@ -25,8 +25,8 @@ from pyspark.sql import functions as F
 from audit import brokers, columns, log_range, lookup, outcomes, parquet_folder
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
-from audit.outcomes import Bounds
-from audit.transaction_audit import KIND
+from audit.report import KIND
+from audit.rules import Bounds
 from audit.uris import without_secrets
 from audit.verdicts import DAMAGED, FINDINGS, FLAGS, VERDICTS, Fact, is_wanted, verdict
 from audit.watch_state import State, StateError, StateFolder

@@ -23,9 +23,10 @@ from pyspark.sql import SparkSession
 from audit import arrow_columns, columns, log_range, log_rows
 from audit.log_files import LogReader
 from audit.log_range import Log
-from audit.outcomes import READ_COLUMNS
+from audit.rules import READ_COLUMNS
+from audit.scope import Scope
 from audit.session import session
-from audit.transaction_audit import Scope, TransactionAudit
+from audit.transaction_audit import TransactionAudit
 from audit.verdicts import FAIL_ON
 from audit.watch import Watch
 from audit.watch_state import StateFolder

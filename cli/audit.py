@@ -367,8 +367,9 @@ def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     from audit import progress
     from audit.checks.run import Asked
     from audit.details import Wanted
+    from audit.scope import Scope
     from audit.session import session
-    from audit.transaction_audit import Scope, run
+    from audit.transaction_audit import run
 
     scope = Scope(
         begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group

@@ -1,5 +1,5 @@
 """Columns that are numbers, by numpy alone: of the header, and what a record says about its
-transaction (`audit/outcomes.py` works out outcomes from them).
+transaction (`audit/rules.py` works out outcomes from them).
 """
 
 from collections.abc import Callable, Mapping

@@ -12,7 +12,8 @@ import pytest
 
 from audit import columns, log_range
 from audit.columns import Role
-from audit.outcomes import READ_COLUMNS, Bounds, by_transaction
+from audit.outcomes import by_transaction
+from audit.rules import READ_COLUMNS, Bounds
 from audit.transaction_audit import Outcome, Scope, TransactionAudit, run
 from audit.verdicts import FAIL_ON, VERDICTS, Fact, verdict
 from storage.formats import names

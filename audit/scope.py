@@ -1,0 +1,28 @@
+"""What an audit is asked, and what it answers. Plain values."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Which transactions: those begun in [begun_from, begun_to), of one producer group.
+
+    None leaves it open.
+    """
+
+    begun_from: datetime | None = None
+    begun_to: datetime | None = None
+    producer_group: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """`report` is what is written as JSON, but for its `run` part; `counts` how often each of
+    FINDINGS was found.
+    """
+
+    report: dict[str, Any]
+    counts: dict[str, int]
+    is_balanced: bool
