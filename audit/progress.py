@@ -1,29 +1,32 @@
-"""How far the jobs of a session are, on a terminal as a bar, elsewhere as a line every five
-seconds.
+"""How far an audit is, on a terminal as a bar, elsewhere as a line every five seconds.
+
+A task is one of Spark's, or a MiB of the log that the engine `local` has read.
 """
 
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import TextIO
 
-from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _LOOK_SECONDS = 0.2
 _LINE_SECONDS = 5.0
 
+Tasks = Callable[[], tuple[int, int]]
+"""(tasks that are done, tasks that are known)"""
+
 
 @contextmanager
-def shown(spark: SparkSession, what: str, *, console: Console) -> Iterator[None]:
-    """While the block runs, the tasks of the jobs that it starts are counted on `console`."""
+def shown(tasks: Tasks, what: str, *, console: Console, unit: str = "tasks") -> Iterator[None]:
+    """While the block runs, its tasks are counted on `console`."""
     done = threading.Event()
     watch = _bar if console.is_terminal else _lines
-    watcher = threading.Thread(target=watch, args=(spark, what, console, done), daemon=True)
+    watcher = threading.Thread(target=watch, args=(tasks, what, unit, console, done), daemon=True)
     watcher.start()
     try:
         yield
@@ -33,7 +36,7 @@ def shown(spark: SparkSession, what: str, *, console: Console) -> Iterator[None]
 
 
 @contextmanager
-def told(spark: SparkSession, stream: TextIO) -> Iterator[None]:
+def told(tasks: Tasks, stream: TextIO) -> Iterator[None]:
     """While the block runs, a line of JSON goes to the stream for each change: `tasks_done`,
     `tasks_known`.
     """
@@ -42,7 +45,7 @@ def told(spark: SparkSession, stream: TextIO) -> Iterator[None]:
     def watch() -> None:
         last = (0, 0)
         while not done.wait(_LOOK_SECONDS):
-            if (now := _tasks(spark)) != last:
+            if (now := tasks()) != last:
                 last = now
                 stream.write(json.dumps({"tasks_done": now[0], "tasks_known": now[1]}) + "\n")
                 stream.flush()
@@ -56,37 +59,26 @@ def told(spark: SparkSession, stream: TextIO) -> Iterator[None]:
         watcher.join()
 
 
-def _tasks(spark: SparkSession) -> tuple[int, int]:
-    """(done, known) of the stages that run now."""
-    tracker = spark.sparkContext.statusTracker()
-    stages = [
-        found
-        for number in tracker.getActiveStageIds()
-        if (found := tracker.getStageInfo(number)) is not None
-    ]
-    return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
-
-
-def _bar(spark: SparkSession, what: str, console: Console, done: threading.Event) -> None:
+def _bar(tasks: Tasks, what: str, unit: str, console: Console, done: threading.Event) -> None:
     parts = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} tasks"),
+        TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
     )
     with Progress(*parts, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
+        shown_task = progress.add_task(what, total=None)
         while not done.wait(_LOOK_SECONDS):
-            finished, known = _tasks(spark)
-            progress.update(task, completed=finished, total=known or None)
+            finished, known = tasks()
+            progress.update(shown_task, completed=finished, total=known or None)
 
 
-def _lines(spark: SparkSession, what: str, console: Console, done: threading.Event) -> None:
+def _lines(tasks: Tasks, what: str, unit: str, console: Console, done: threading.Event) -> None:
     begun = monotonic()
     while not done.wait(_LINE_SECONDS):
-        finished, known = _tasks(spark)
+        finished, known = tasks()
         console.print(
-            f"{what}: {finished} of {known} tasks, {monotonic() - begun:.0f} s",
+            f"{what}: {finished} of {known} {unit}, {monotonic() - begun:.0f} s",
             markup=False,
             highlight=False,
         )

@@ -126,3 +126,14 @@ def _stderr_into(path: Path) -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(target)
+
+
+def tasks_of(spark: SparkSession) -> tuple[int, int]:
+    """(done, known) of the stages that run now."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [
+        found
+        for number in tracker.getActiveStageIds()
+        if (found := tracker.getStageInfo(number)) is not None
+    ]
+    return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)

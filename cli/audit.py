@@ -1,5 +1,5 @@
-"""`escrowmq audit`: Spark jobs that prove what became of every transaction. Spark is imported when
-a job runs.
+"""`escrowmq audit`: jobs that prove what became of every transaction, by Spark or in this process.
+Spark is imported when a job of it runs.
 """
 
 import json
@@ -98,7 +98,7 @@ def archive(
 
     Exit status: 0 all sealed segments are archived; 3 the command failed.
     """
-    needs_pyarrow()
+    needs_pyarrow("The archive needs pyarrow")
     from audit import archive as archiving
     from audit import log_range
 
@@ -116,6 +116,11 @@ def archive(
     say(f"{len(made):,} segments copied")
 
 
+class Engine(StrEnum):
+    SPARK = "spark"
+    LOCAL = "local"
+
+
 class ProgressAs(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -128,7 +133,21 @@ def audit() -> None:
 
 @app.command()
 def run(
+    context: typer.Context,
     log: Log,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help=(
+                "spark: any log, all outputs and checks. local: a small log in this process, "
+                "without Spark, Java and pyarrow: the verdicts and their evidence, no checks."
+            )
+        ),
+    ] = Engine.SPARK,
+    max_log_mb: Annotated[
+        int,
+        typer.Option(help="With --engine local: largest log that is read, in MiB.", min=1),
+    ] = 4096,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
     ] = None,
@@ -231,7 +250,11 @@ def run(
     begun_at = datetime.now(UTC)
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    needs_spark()
+    if engine is Engine.LOCAL:
+        _check_for_local(context)
+        checks = "none"
+    else:
+        _check_for_spark(context)
     is_finding = counted_by(fail_on)
     named, policies = _names_of_checks(checks), _policies(what_if)
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
@@ -242,6 +265,8 @@ def run(
     report_id = report_id or report_id_of(begun_at)
     has_rows = parquet is not None or html is not None
     asked = _Asked(
+        engine,
+        max_log_mb << 20,
         log,
         _utc(begun_from),
         _utc(begun_to),
@@ -271,6 +296,8 @@ class _Rows(NamedTuple):
 
 
 class _Asked(NamedTuple):
+    engine: Engine
+    most_log_bytes: int  # of the engine `local`
     log: list[str]
     begun_from: datetime | None
     begun_to: datetime | None
@@ -325,7 +352,7 @@ def _run_or_exit(
 
     `describe`: the part of the report that differs between runs over the same bytes.
     """
-    from audit.errors import NoSuchGroup
+    from audit.errors import NoSuchGroup, NotLocal
 
     try:
         # before Spark: what is wrong with it is said at once
@@ -341,6 +368,9 @@ def _run_or_exit(
         raise
     except NoSuchGroup as error:
         raise typer.BadParameter(str(error), param_hint="--producer-group") from None
+    except NotLocal as error:
+        say(f"The audit was not made: {error}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The audit failed: {in_short(error)}")
         if asked.spark_log.exists() and asked.spark_log.stat().st_size:
@@ -360,49 +390,125 @@ def _open_sink(url: str) -> Any:
 
 def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     from audit import log_range
+    from audit.scope import Scope
 
     # before Spark: where there is no log, that is said at once
     found = log_range.find_log(asked.log)
-
-    from audit import progress
-    from audit.checks.run import Asked
-    from audit.details import Wanted
-    from audit.scope import Scope
-    from audit.session import session
-    from audit.transaction_audit import run
-
     scope = Scope(
         begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group
     )
-    length = found.end - found.begin
+    if asked.engine is Engine.LOCAL:
+        return _run_here(asked, found, scope, is_finding)
+    return _run_by_spark(asked, found, scope, is_finding)
+
+
+def _run_here(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str], bool]) -> Any:
+    from audit.local import local_audit
+
+    tasks = (0, -(-(found.end - found.begin) >> 20))  # in MiB
+
+    def on_read(read: int, known: int) -> None:
+        nonlocal tasks
+        tasks = read >> 20, -(-known >> 20)
+
+    with _shown(asked.progress, lambda: tasks, found, unit="MiB"):
+        return local_audit.run(
+            asked.log,
+            scope,
+            found=found,
+            counted=is_finding,
+            split_bytes=asked.split_mb << 20,
+            most_log_bytes=asked.most_log_bytes,
+            on_read=on_read,
+        )
+
+
+def _run_by_spark(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str], bool]) -> Any:
+    from audit.checks.run import Asked
+    from audit.details import Wanted
+    from audit.session import session, tasks_of
+    from audit.transaction_audit import run
+
     settings = {"spark.driver.memory": asked.driver_memory}
-    with session(
-        asked.master, log=asked.spark_log, to_read_bytes=length, settings=settings
-    ) as spark:
-        what = f"{length:,} bytes of log"
-        shown: AbstractContextManager[None] = nullcontext()
-        if asked.progress is ProgressAs.TEXT:
-            shown = progress.shown(spark, what, console=Console(stderr=True, soft_wrap=True))
-        elif asked.progress is ProgressAs.JSON:
-            shown = progress.told(spark, sys.stdout)
-        with shown, tempfile.TemporaryDirectory(prefix="escrowmq-audit-rows-") as scratch:
-            wanted = None
-            if asked.rows is not None:
-                if asked.rows.uri is None:  # spark-submit may have said where Spark runs
-                    _check_that_rows_are_seen(spark.sparkContext.master)
-                wanted = Wanted(
-                    uri=asked.rows.uri or scratch, run_id=asked.rows.run_id, files=asked.rows.files
-                )
-            return run(
-                spark,
-                asked.log,
-                scope,
-                found=found,
-                counted=is_finding,
-                split_bytes=asked.split_mb << 20,
-                asked=Asked(asked.checks, asked.policies),
-                rows=wanted,
+    length = found.end - found.begin
+    with (
+        session(
+            asked.master, log=asked.spark_log, to_read_bytes=length, settings=settings
+        ) as spark,
+        _shown(asked.progress, partial(tasks_of, spark), found),
+        tempfile.TemporaryDirectory(prefix="escrowmq-audit-rows-") as scratch,
+    ):
+        wanted = None
+        if asked.rows is not None:
+            if asked.rows.uri is None:  # spark-submit may have said where Spark runs
+                _check_that_rows_are_seen(spark.sparkContext.master)
+            wanted = Wanted(
+                uri=asked.rows.uri or scratch, run_id=asked.rows.run_id, files=asked.rows.files
             )
+        return run(
+            spark,
+            asked.log,
+            scope,
+            found=found,
+            counted=is_finding,
+            split_bytes=asked.split_mb << 20,
+            asked=Asked(asked.checks, asked.policies),
+            rows=wanted,
+        )
+
+
+def _shown(
+    form: ProgressAs | None,
+    tasks: Callable[[], tuple[int, int]],
+    found: Any,
+    *,
+    unit: str = "tasks",
+) -> AbstractContextManager[None]:
+    """Progress of the tasks while the block runs."""
+    from audit import progress
+
+    if form is ProgressAs.TEXT:
+        what = f"{found.end - found.begin:,} bytes of log"
+        return progress.shown(tasks, what, unit=unit, console=Console(stderr=True, soft_wrap=True))
+    return nullcontext() if form is None else progress.told(tasks, sys.stdout)
+
+
+_OF_SPARK = {
+    "master": "there is no cluster",
+    "driver_memory": "there is no Java process",
+    "spark_log": "there is no Spark",
+    "parquet": "its rows are written by Spark",
+    "parquet_files": "its rows are written by Spark",
+    "html": "a page is made from rows that Spark writes; "
+    "`escrowmq audit show FILE --html` makes one without them from a report of --json",
+    "what_if": "the checks are made by Spark",
+}
+"""Options that only Spark has, and why."""
+
+
+def _check_for_local(context: typer.Context) -> None:
+    """Raise BadParameter for options that the engine `local` does not have."""
+    for name, why in _OF_SPARK.items():
+        if _is_given(context, name):
+            raise typer.BadParameter(
+                f"it needs --engine spark: {why}", param_hint=f"--{name.replace('_', '-')}"
+            )
+    if _is_given(context, "checks") and context.params["checks"] != "none":
+        raise typer.BadParameter(
+            "it needs --engine spark, which makes the checks; --engine local has `none`",
+            param_hint="--checks",
+        )
+
+
+def _check_for_spark(context: typer.Context) -> None:
+    needs_spark(instead="; or audit a small log without it: --engine local")
+    if _is_given(context, "max_log_mb"):
+        raise typer.BadParameter("it needs --engine local", param_hint="--max-log-mb")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _check_that_rows_are_seen(master: str | None) -> None:

@@ -67,15 +67,17 @@ def status_of(report: dict[str, Any]) -> Exit:
     return Exit.FINDINGS if report["findings"]["total"] else Exit.CLEAN
 
 
-def needs_spark() -> None:
-    """Ends with NOT_CARRIED_OUT where it is not installed."""
+def needs_spark(*, instead: str = "") -> None:
+    """Ends with NOT_CARRIED_OUT where it is not installed; `instead`: what does without it."""
     _needs(
-        "pyspark", "pyarrow", text=f"The audit needs Spark: `make audit` installs it, or: {_LOCK}"
+        "pyspark",
+        "pyarrow",
+        text=f"The audit needs Spark: `make audit` installs it, or: {_LOCK}{instead}",
     )
 
 
-def needs_pyarrow() -> None:
-    _needs("pyarrow", text=f"The archive needs pyarrow: {_LOCK}")
+def needs_pyarrow(why: str) -> None:
+    _needs("pyarrow", text=f"{why}: {_LOCK}")
 
 
 def needs_matplotlib() -> None:
@@ -93,6 +95,7 @@ def check_file(where: str | None, option: str) -> None:
     if where is None:
         return
     if is_uri(where):
+        needs_pyarrow("A URI is written by pyarrow")
         check_folder(where, option, of_file=True)
         return
     file = Path(where)
@@ -180,6 +183,11 @@ def read_file(where: str) -> bytes:
 
 def write_whole(where: str, text: str) -> None:
     """All of it or nothing, to a path or a URI."""
+    from audit import files
+
+    if not is_uri(where):
+        files.write_whole(where, text.encode("utf-8"))
+        return
     from audit import whole_files
     from audit.filesystems import filesystem_of
 
