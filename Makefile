@@ -8,9 +8,10 @@ SEED ?=
 AUDIT ?=
 BENCH ?=
 PEERS ?=
+CLIENTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check test-faults bench bench-peers audit openapi migration demo lock wheels clean
+.PHONY: help setup run test check clients test-faults bench bench-peers audit openapi migration demo lock wheels clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -44,16 +45,19 @@ run: .venv/.run  ## start the service on 127.0.0.1:8080; topics are made as they
 	$(BIN)/escrowmq serve --dev --data-dir $(DATA_DIR)
 
 # What this repository is compiled to is kept, also where the environment says otherwise: tests start hundreds of processes.
-test test-faults: export PYTHONDONTWRITEBYTECODE :=
+test test-faults clients: export PYTHONDONTWRITEBYTECODE :=
 
 test: .venv/.demo .venv/.audit  ## the everyday tests
-	$(BIN)/pytest -n auto --dist loadgroup -m "not faults"
+	$(BIN)/pytest -n auto --dist loadgroup -m "not faults and not clients"
 
 check: .venv/.dev .venv/.audit  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+clients: .venv/.dev  ## generate, compile and run clients in other languages (CLIENTS="typescript go")
+	CLIENTS="$(CLIENTS)" $(BIN)/pytest -m clients tests/clients
 
 test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
 	PYTHONHASHSEED=0 FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults

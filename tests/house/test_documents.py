@@ -14,7 +14,8 @@ DOCUMENTS = sorted(
     path
     for path in ROOT.rglob("*.md")
     if not any(
-        part.startswith(".") or part in ("build", "data") for part in path.relative_to(ROOT).parts
+        part.startswith(".") or part in ("build", "data", "node_modules")
+        for part in path.relative_to(ROOT).parts
     )
 )
 VERBS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
