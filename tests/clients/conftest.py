@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.support.server import Server
@@ -29,3 +30,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.write_line("|---|---|---|---|---|")
         for row in _figures:
             terminalreporter.write_line(row)
+
+
+def owner(server: Server) -> httpx.Client:
+    return server.client(headers={"authorization": f"Bearer {KEY}"})

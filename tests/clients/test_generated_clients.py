@@ -2,15 +2,12 @@
 the strictest settings, and run against a live service.
 """
 
-import shutil
-
-import httpx
 import pytest
 
 from tests.clients import python, typescript
-from tests.clients.conftest import KEY
+from tests.clients.conftest import KEY, owner
 from tests.clients.generator import Generator
-from tests.clients.workplace import ROOT, Workplace, selected
+from tests.clients.workplace import ROOT, Workplace, selected, skip_without
 from tests.support.server import Server
 
 pytestmark = pytest.mark.clients
@@ -54,12 +51,6 @@ def test_a_client_is_generated_compiled_and_used_without_a_warning(
     figures.append(f"| {generator.name} | {' | '.join(row)} |")
 
 
-def skip_without(*commands: str) -> None:
-    missing = [command for command in commands if shutil.which(command) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-
-
 def make_topic_and_group(server: Server) -> None:
     """One queue, so that messages come in the order in which they were published."""
     with owner(server) as client:
@@ -81,7 +72,3 @@ def undecided_and_unread(server: Server) -> tuple[list[str], list[str], int]:
         lag = client.get("/v1/groups/live/lag").json()
         behind = lag["messages_ready"] + lag["messages_leased"] + lag["messages_waiting"]
     return by_state[0], by_state[1], behind
-
-
-def owner(server: Server) -> httpx.Client:
-    return server.client(headers={"authorization": f"Bearer {KEY}"})

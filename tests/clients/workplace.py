@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DOCUMENT = Path(os.environ.get("CLIENTS_DOCUMENT", ROOT / "openapi" / "openapi.json"))
 BUILD = ROOT / "build" / "clients"
@@ -24,6 +26,12 @@ def selected(language: str) -> bool:
     wanted = os.environ.get("CLIENTS", "").split()
     assert set(wanted) <= set(LANGUAGES), f"CLIENTS has words of {', '.join(LANGUAGES)}: {wanted}"
     return not wanted or language in wanted
+
+
+def skip_without(*commands: str) -> None:
+    missing = [command for command in commands if shutil.which(command) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
 
 
 @dataclass

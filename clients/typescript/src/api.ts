@@ -1,0 +1,173 @@
+import { randomUUID } from "node:crypto";
+import createClient, {
+  type Client,
+  type MaybeOptionalInit,
+  type MethodResponse,
+} from "openapi-fetch";
+import type { PathsWithMethod, RequiredKeysOf } from "openapi-typescript-helpers";
+import { type Clock, linked } from "./clock.js";
+import { ProblemError, RefusedEntries, Unreachable } from "./errors.js";
+import type { paths } from "./generated/api.js";
+import { type Retry, retrying } from "./retry.js";
+
+type Verb = "get" | "put" | "post" | "patch" | "delete";
+
+/** What a single call may set, beside the parameters and the body of its operation. */
+export interface CallOptions {
+  signal?: AbortSignal;
+  retry?: Partial<Retry>;
+  /** Time for one try, without the time that the request asks the service to wait. */
+  timeoutMs?: number;
+}
+
+type Init<Given> =
+  RequiredKeysOf<Given> extends never ? [(Given & CallOptions)?] : [Given & CallOptions];
+/** The JSON of an operation that has several types of content; nothing where it has no content. */
+type Answer<Json, Any> = [Json] extends [never] ? ([Any] extends [never] ? undefined : Any) : Json;
+type Returned<V extends Verb, Path extends PathsWithMethod<paths, V>, Given> = Answer<
+  MethodResponse<Client<paths, "application/json">, V, Path, Given>,
+  MethodResponse<Client<paths>, V, Path, Given>
+>;
+type Call<V extends Verb> = <
+  Path extends PathsWithMethod<paths, V>,
+  Given extends MaybeOptionalInit<paths[Path], V>,
+>(
+  path: Path,
+  ...init: Init<Given>
+) => Promise<Returned<V, Path, Given>>;
+
+/**
+ * Every operation of the service by its method and path, typed. The promise has the data of the
+ * response; a refusal throws `ProblemError`, a refused entry of a batch `RefusedEntries`.
+ */
+export type Api = { [V in Verb as Uppercase<V>]: Call<V> };
+
+export interface Connection {
+  url: string;
+  apiKey: string | undefined;
+  retry: Retry;
+  timeoutMs: number;
+  clock: Clock;
+  fetch: (request: Request) => Promise<Response>;
+}
+
+/** The POST operations that take an `Idempotency-Key`. Each call has one for all of its tries. */
+export const KEYED: ReadonlySet<string> = new Set([
+  "/v1/topics/{topic}/messages",
+  "/v1/topics/{topic}/messages/batch",
+  "/v1/topics/{topic}/messages/raw",
+  "/v1/topics/{topic}/messages/stream",
+  "/v1/transactions",
+  "/v1/topics",
+  "/v1/schedules",
+  "/v1/groups/{group}/dead-letters/redrive",
+  "/v1/topics/{topic}/requests",
+  "/v1/requests/{request_id}/reply",
+  "/v1/audit/reports",
+]);
+/** The POST operations that begin something and take no key: repeated, they would do it twice. */
+const ONCE: ReadonlySet<string> = new Set([
+  "/v1/producer-groups/{producer_group}/rotate-secret",
+  "/v1/producer-groups/{producer_group}/check-test",
+  "/v1/admin/store/verify",
+  "/v1/admin/retention/run",
+]);
+const RECEIVE = "/v1/groups/{group}/receive";
+
+/** An init of openapi-fetch, as far as this file reads it. */
+interface Loose extends CallOptions {
+  body?: unknown;
+  params?: { header?: Record<string, unknown>; query?: Record<string, unknown> };
+}
+type LooseRequest = (
+  method: Verb,
+  path: string,
+  init: object,
+) => Promise<{ data?: unknown; error?: unknown; response: Response }>;
+
+export function newApi(connection: Connection): Api {
+  const { url, apiKey, fetch } = connection;
+  const headers = apiKey === undefined ? {} : { authorization: `Bearer ${apiKey}` };
+  const client = createClient<paths>({ baseUrl: url, fetch, headers });
+  const request = client.request as unknown as LooseRequest;
+  const verb = (method: Verb) => (path: string, init?: Loose) =>
+    call(connection, request, method, path, init ?? {});
+  return {
+    GET: verb("get"),
+    PUT: verb("put"),
+    POST: verb("post"),
+    PATCH: verb("patch"),
+    DELETE: verb("delete"),
+  } as unknown as Api;
+}
+
+async function call(
+  connection: Connection,
+  request: LooseRequest,
+  method: Verb,
+  path: string,
+  given: Loose,
+): Promise<unknown> {
+  const { retry = {}, timeoutMs = connection.timeoutMs, ...init } = repeatable(method, path, given);
+  const limits = { ...connection.retry, ...retry };
+  if (ONCE.has(path) || init.body instanceof ReadableStream) limits.totalMs = 0;
+  const patience = timeoutMs + waitMs(init);
+  const { clock } = connection;
+  return retrying(() => once(clock, request, method, path, init, patience), {
+    retry: limits,
+    clock,
+    signal: init.signal,
+  });
+}
+
+async function once(
+  clock: Clock,
+  request: LooseRequest,
+  method: Verb,
+  path: string,
+  init: Loose,
+  patience: number,
+): Promise<unknown> {
+  const { controller, release } = linked(init.signal);
+  const done = new AbortController();
+  void clock
+    .sleep(patience, done.signal)
+    .then(() => controller.abort(new Error(`no response within ${patience} ms`)));
+  let answer;
+  try {
+    answer = await request(method, path, { ...init, signal: controller.signal });
+  } catch (error) {
+    if (init.signal?.aborted) throw init.signal.reason;
+    const cause = controller.signal.aborted ? controller.signal.reason : error;
+    throw new Unreachable(`no response from ${method.toUpperCase()} ${path}`, { cause });
+  } finally {
+    done.abort();
+    release();
+  }
+  const { data, error, response } = answer;
+  if (!response.ok) throw ProblemError.of(response, error);
+  if (response.status === 207) throw new RefusedEntries(data);
+  return data;
+}
+
+/** The same call with what makes it repeatable: a key for all tries, or the id of a receive. */
+function repeatable(method: Verb, path: string, init: Loose): Loose {
+  if (method !== "post") return init;
+  if (KEYED.has(path)) {
+    const header = { "Idempotency-Key": newId(), ...init.params?.header };
+    return { ...init, params: { ...init.params, header } };
+  }
+  if (path === RECEIVE) return { ...init, body: { attempt_id: newId(), ...(init.body as object) } };
+  return init;
+}
+
+/** How long the request itself asks the service to wait. */
+function waitMs({ body, params }: Loose): number {
+  const wanted = (body as { wait_ms?: unknown } | undefined)?.wait_ms ?? params?.query?.["wait_ms"];
+  return typeof wanted === "number" ? wanted : 0;
+}
+
+/** An id that no other call has. */
+export function newId(): string {
+  return randomUUID();
+}

@@ -1,0 +1,150 @@
+import { type Api, type CallOptions, newApi } from "./api.js";
+import { type Clock, systemClock } from "./clock.js";
+import { defaultRetry, type Retry } from "./retry.js";
+import type { MessageInput, Schemas } from "./schemas.js";
+import { runTransaction, type Transaction, type TransactionOptions } from "./transaction.js";
+
+export interface Options {
+  /** Of the service. Without it, the environment variable ESCROWMQ_URL. */
+  url?: string | undefined;
+  /** Without it, the environment variable ESCROWMQ_API_KEY, if there is one. */
+  apiKey?: string | undefined;
+  retry?: Partial<Retry> | undefined;
+  /** Time for one try of a request, without the time that it asks the service to wait. */
+  timeoutMs?: number | undefined;
+  fetch?: ((request: Request) => Promise<Response>) | undefined;
+  clock?: Clock | undefined;
+}
+
+/** A client of one service. It holds no connection and starts nothing by itself. */
+export class EscrowMQ {
+  /** Every operation by its method and path: `client.api.GET("/v1/topics")`. */
+  readonly api: Api;
+  readonly clock: Clock;
+
+  constructor(options: Options = {}) {
+    const url = options.url ?? process.env["ESCROWMQ_URL"];
+    if (url === undefined) throw new TypeError("give url, or set ESCROWMQ_URL");
+    new URL(url); // throws where it is not one
+    this.clock = options.clock ?? systemClock;
+    this.api = newApi({
+      url,
+      apiKey: options.apiKey ?? process.env["ESCROWMQ_API_KEY"],
+      retry: { ...defaultRetry, ...options.retry },
+      timeoutMs: options.timeoutMs ?? 30_000,
+      clock: this.clock,
+      fetch: options.fetch ?? ((request) => fetch(request)),
+    });
+  }
+
+  /** Send a message. A key for repetitions is made unless one is given. */
+  send(
+    topic: string,
+    message: MessageInput,
+    { idempotencyKey, ...call }: CallOptions & { idempotencyKey?: string } = {},
+  ): Promise<Schemas["Receipt"]> {
+    const header = idempotencyKey === undefined ? {} : { "Idempotency-Key": idempotencyKey };
+    const params = { path: { topic }, header };
+    return this.api.POST("/v1/topics/{topic}/messages", { params, body: message, ...call });
+  }
+
+  /** Send a message and wait for the reply of its consumer. */
+  request(
+    topic: string,
+    message: MessageInput,
+    { timeoutMs = 30_000, ...call }: { timeoutMs?: number; signal?: AbortSignal } = {},
+  ): Promise<Schemas["RequestView"]> {
+    return this.api.POST("/v1/topics/{topic}/requests", {
+      params: { path: { topic } },
+      body: { message, timeout_ms: timeoutMs, wait_ms: Math.min(timeoutMs, 30_000) },
+      ...call,
+    });
+  }
+
+  /**
+   * Publish messages if, and only if, a local transaction commits.
+   *
+   * `work` adds the messages, runs the local transaction, and calls `tx.mark` in it. When it
+   * returns, the service commits. When it throws, the markers say what became of the local
+   * transaction; where they cannot, nothing is sent and a check decides. Without `tx.mark`, begin
+   * and commit are both sent when `work` returns, and nothing when it throws.
+   */
+  transaction<Db = never, Result = void>(
+    producerGroup: string,
+    options: TransactionOptions<Db>,
+    work: (tx: Transaction<Db>) => Promise<Result>,
+  ): Promise<Result> {
+    return runTransaction(this, producerGroup, options, work);
+  }
+
+  begin(
+    body: Schemas["BeginInput"],
+    { idempotencyKey, ...call }: CallOptions & { idempotencyKey?: string } = {},
+  ): Promise<Schemas["Transaction"]> {
+    const header = idempotencyKey === undefined ? {} : { "Idempotency-Key": idempotencyKey };
+    return this.api.POST("/v1/transactions", { params: { header }, body, ...call });
+  }
+
+  commit(transactionId: string, call: CallOptions = {}): Promise<Schemas["Decision"]> {
+    const params = { path: { transaction_id: transactionId } };
+    return this.api.POST("/v1/transactions/{transaction_id}/commit", { params, ...call });
+  }
+
+  rollback(
+    transactionId: string,
+    { reason, ...call }: CallOptions & { reason?: string } = {},
+  ): Promise<Schemas["Decision"]> {
+    const params = { path: { transaction_id: transactionId } };
+    const body = reason === undefined ? {} : { reason };
+    return this.api.POST("/v1/transactions/{transaction_id}/rollback", { params, body, ...call });
+  }
+
+  /** Lease messages of a group. An id for repetitions is made unless `attempt_id` is given. */
+  receive(
+    group: string,
+    body: Schemas["ReceiveInput"] = {},
+    call: CallOptions = {},
+  ): Promise<Schemas["ReceivedMessages"]> {
+    return this.api.POST("/v1/groups/{group}/receive", {
+      params: { path: { group } },
+      body,
+      ...call,
+    });
+  }
+
+  ack(
+    group: string,
+    entries: Schemas["AckEntry"][],
+    call: CallOptions = {},
+  ): Promise<Schemas["SettleResults"]> {
+    const params = { path: { group } };
+    return this.api.POST("/v1/groups/{group}/ack", { params, body: { entries }, ...call });
+  }
+
+  nack(
+    group: string,
+    entries: Schemas["NackEntry"][],
+    call: CallOptions = {},
+  ): Promise<Schemas["SettleResults"]> {
+    const params = { path: { group } };
+    return this.api.POST("/v1/groups/{group}/nack", { params, body: { entries }, ...call });
+  }
+
+  extend(
+    group: string,
+    entries: Schemas["ExtendEntry"][],
+    call: CallOptions = {},
+  ): Promise<Schemas["SettleResults"]> {
+    const params = { path: { group } };
+    return this.api.POST("/v1/groups/{group}/extend", { params, body: { entries }, ...call });
+  }
+
+  deadLetter(
+    group: string,
+    entries: Schemas["DeadLetterEntry"][],
+    call: CallOptions = {},
+  ): Promise<Schemas["SettleResults"]> {
+    const params = { path: { group } };
+    return this.api.POST("/v1/groups/{group}/dead-letter", { params, body: { entries }, ...call });
+  }
+}

@@ -1,0 +1,108 @@
+import type { Problem } from "./schemas.js";
+
+/** The base of all errors of this package. */
+export class EscrowMQError extends Error {
+  override name = this.constructor.name;
+}
+
+/** No response came: the service could not be reached, or did not answer in time. */
+export class Unreachable extends EscrowMQError {}
+
+/**
+ * The service refused a request. `code` says why. Decide by `status` and `retryable` where you do
+ * not know a code, as later versions of the service may add some.
+ */
+export class ProblemError extends EscrowMQError {
+  readonly code: string;
+  readonly status: number;
+  readonly detail: string;
+  readonly retryable: boolean;
+  /** How long to wait before the same request, if the service said so. */
+  readonly retryAfterMs: number | undefined;
+  readonly errors: Problem["errors"];
+  readonly context: Problem["context"];
+  readonly requestId: string | undefined;
+
+  constructor(problem: Partial<Problem>, status: number, retryAfterMs?: number) {
+    const code = problem.code ?? `http_${status}`;
+    const detail = problem.detail ?? "the response is not a problem document";
+    super(`${status} ${code}: ${detail}`);
+    this.code = code;
+    this.status = status;
+    this.detail = detail;
+    this.retryable = problem.retryable ?? false;
+    this.retryAfterMs = retryAfterMs;
+    this.errors = problem.errors ?? [];
+    this.context = problem.context ?? {};
+    this.requestId = problem.request_id;
+  }
+
+  /** The problem of a response, whose body was parsed as far as it could be. */
+  static of(response: Response, body: unknown): ProblemError {
+    const problem = (typeof body === "object" && body !== null ? body : {}) as Partial<Problem>;
+    return new ProblemError(problem, response.status, retryAfter(response, problem));
+  }
+}
+
+/** Some entries of a batch were refused. `answer` is the whole response. */
+export class RefusedEntries<Answer = unknown> extends EscrowMQError {
+  readonly problems: Problem[];
+
+  constructor(readonly answer: Answer) {
+    const { results = [] } = answer as { results?: { problem?: Problem }[] };
+    const problems = results.flatMap(({ problem }) => (problem ? [problem] : []));
+    super(`${problems.length} of ${results.length} entries were refused: ${summary(problems)}`);
+    this.problems = problems;
+  }
+}
+
+/** The lease of a message ended before its handler did. The message is delivered again. */
+export class LeaseLost extends EscrowMQError {}
+
+/**
+ * The local work is done, and the service has not confirmed the commit. Do not repeat the work: a
+ * check publishes the messages if the local transaction committed.
+ */
+export class CommitPending extends EscrowMQError {
+  constructor(
+    readonly transactionId: string,
+    cause?: unknown,
+  ) {
+    super(`the commit of transaction ${transactionId} is not confirmed; a check decides`, {
+      cause,
+    });
+  }
+}
+
+/** The work returned, and its local transaction did not commit. Nothing is published. */
+export class NotCommitted extends EscrowMQError {
+  constructor(readonly transactionId: string) {
+    super(`the local transaction of ${transactionId} did not commit`);
+  }
+}
+
+/** The outcome of the transaction is already decided. The local transaction must roll back. */
+export class Fenced extends EscrowMQError {
+  constructor(
+    readonly transactionId: string,
+    cause?: unknown,
+  ) {
+    super(`transaction ${transactionId} is already decided; roll back the local transaction`, {
+      cause,
+    });
+  }
+}
+
+function retryAfter(response: Response, problem: object): number | undefined {
+  const { retry_after_ms: given } = problem as { retry_after_ms?: unknown };
+  if (typeof given === "number") return given;
+  const header = response.headers.get("retry-after");
+  const seconds = header === null ? NaN : Number(header);
+  return Number.isFinite(seconds) ? seconds * 1_000 : undefined;
+}
+
+function summary(problems: Problem[]): string {
+  const counts = new Map<string, number>();
+  for (const { code } of problems) counts.set(code, (counts.get(code) ?? 0) + 1);
+  return [...counts].map(([code, count]) => `${code} (${count})`).join(", ");
+}

@@ -1,0 +1,48 @@
+import type { Clock } from "./clock.js";
+import { ProblemError, Unreachable } from "./errors.js";
+
+/** How long a request is repeated. `totalMs: 0` repeats none. */
+export interface Retry {
+  /** Time after which no further try begins. */
+  totalMs: number;
+  /** Upper limit of the first pause; each further one is up to twice as long. */
+  firstMs: number;
+  /** Upper limit of all pauses. */
+  maxMs: number;
+}
+
+export const defaultRetry: Retry = { totalMs: 30_000, firstMs: 100, maxMs: 5_000 };
+
+const NEVER = new Set(["reply_timeout"]);
+
+/** Is a request that failed like this worth repeating? The one rule, for every operation. */
+export function isTransient(error: unknown): boolean {
+  if (error instanceof Unreachable) return true;
+  if (!(error instanceof ProblemError) || NEVER.has(error.code)) return false;
+  return error.retryable || error.status === 429 || error.status === 503;
+}
+
+/** The pause after the given number of tries: what the service asks for, or a random part. */
+export function pause(error: unknown, tries: number, retry: Retry, random: number): number {
+  const limit = Math.min(retry.maxMs, retry.firstMs * 2 ** (tries - 1));
+  const wanted = error instanceof ProblemError ? (error.retryAfterMs ?? 0) : 0;
+  return Math.max(wanted, random * limit);
+}
+
+/** The result of the first try that does not fail in a way that is worth repeating. */
+export async function retrying<Result>(
+  once: () => Promise<Result>,
+  { retry, clock, signal }: { retry: Retry; clock: Clock; signal?: AbortSignal | null | undefined },
+): Promise<Result> {
+  const deadline = clock.now() + retry.totalMs;
+  for (let tries = 1; ; tries++) {
+    try {
+      return await once();
+    } catch (error) {
+      const ms = pause(error, tries, retry, clock.random());
+      if (!isTransient(error) || clock.now() + ms >= deadline) throw error;
+      await clock.sleep(ms, signal ?? undefined);
+      signal?.throwIfAborted();
+    }
+  }
+}

@@ -1,0 +1,167 @@
+import { newId } from "./api.js";
+import type { EscrowMQ } from "./client.js";
+import { CommitPending, EscrowMQError, Fenced, NotCommitted, ProblemError } from "./errors.js";
+import type { MarkerStore, Outcome, SyncMarkerStore } from "./markers.js";
+import { isTransient } from "./retry.js";
+import type { MessageInput, Schemas } from "./schemas.js";
+
+export interface TransactionOptions<Db> {
+  /** Without it, one is made. With it, the same work can be repeated after a crash. */
+  id?: string | undefined;
+  markers?: MarkerStore<Db> | undefined;
+  businessKey?: string | undefined;
+  check?: Schemas["CheckInput"] | undefined;
+  /** How long to look up the marker at the end, before the outcome is left to a check. */
+  outcomeMs?: number | undefined;
+}
+
+const OUTCOME_MS = 5_000;
+const UNDECIDED: readonly string[] = ["prepared", "held"];
+
+/** The messages of one transaction, and its marker in the local one. */
+export class Transaction<Db = never> {
+  readonly #messages: Schemas["TransactionMessageInput"][] = [];
+  #begun: Promise<void> | undefined;
+  #mayExist = false;
+  #mark: "none" | "inserted" | "failed" = "none";
+
+  constructor(
+    private readonly client: EscrowMQ,
+    private readonly producerGroup: string,
+    private readonly options: TransactionOptions<Db>,
+    readonly id: string,
+  ) {}
+
+  get isEmpty(): boolean {
+    return this.#messages.length === 0;
+  }
+
+  /** Does the service have this transaction, as far as is known? */
+  get mayExist(): boolean {
+    return this.#mayExist;
+  }
+
+  /** Was `mark` called? Then the local transaction decides. */
+  get isMarked(): boolean {
+    return this.#mark !== "none";
+  }
+
+  /** Add a message. All are added before `begin` and `mark`. */
+  add(topic: string, message: MessageInput): void {
+    if (this.#begun) throw new EscrowMQError("add all messages before begin and mark");
+    this.#messages.push({ topic, message });
+  }
+
+  /**
+   * Begin at the service: the messages are stored, and no consumer sees them. `mark` does it by
+   * itself; call it before a marker of your own, or before `markSync`.
+   */
+  begin(): Promise<void> {
+    if (this.isEmpty) return Promise.resolve();
+    this.#begun ??= this.#begin();
+    return this.#begun;
+  }
+
+  /** Begin at the service, then insert the marker row in the local transaction. */
+  async mark(db: Db): Promise<void> {
+    if (this.isEmpty) return;
+    const markers = this.#markers();
+    this.#mark = "failed";
+    await this.begin();
+    await markers.mark(db, this.id);
+    this.#mark = "inserted";
+  }
+
+  /** Insert the marker row, after `begin`, by a database whose statements run at once. */
+  markSync(db: Db): void {
+    if (this.isEmpty) return;
+    const markers = this.#markers() as Partial<SyncMarkerStore<Db>>;
+    if (!markers.markSync) throw new EscrowMQError("these markers have no markSync");
+    if (!this.#mayExist) throw new EscrowMQError("await tx.begin() before tx.markSync()");
+    this.#mark = "failed";
+    markers.markSync(db, this.id);
+    this.#mark = "inserted";
+  }
+
+  /** The outcome that the markers give; undefined without any, or if they take too long. */
+  async outcome(): Promise<Outcome | undefined> {
+    const { markers, outcomeMs = OUTCOME_MS } = this.options;
+    if (!markers) return undefined;
+    const done = new AbortController();
+    const late = this.client.clock.sleep(outcomeMs, done.signal).then(() => undefined);
+    const found = markers.outcome(this.id).catch(() => undefined);
+    const outcome = await Promise.race([found, late]);
+    done.abort();
+    return outcome;
+  }
+
+  async #begin(): Promise<void> {
+    const { businessKey, check, id: given } = this.options;
+    const body = {
+      producer_group: this.producerGroup,
+      transaction_id: this.id,
+      messages: this.#messages,
+      ...(businessKey === undefined ? {} : { business_key: businessKey }),
+      ...(check === undefined ? {} : { check }),
+    };
+    this.#mayExist = true;
+    try {
+      // With an id of the caller's, the begin of an earlier run is found by the same key.
+      const key = given === undefined ? {} : { idempotencyKey: `begin-${this.id}` };
+      const { state } = await this.client.begin(body, key);
+      if (!UNDECIDED.includes(state)) throw new Fenced(this.id);
+    } catch (error) {
+      if (error instanceof ProblemError && !isTransient(error)) this.#mayExist = false;
+      throw error;
+    }
+  }
+
+  #markers(): MarkerStore<Db> {
+    if (!this.options.markers) throw new EscrowMQError("give the transaction its markers");
+    return this.options.markers;
+  }
+}
+
+export async function runTransaction<Db, Result>(
+  client: EscrowMQ,
+  producerGroup: string,
+  options: TransactionOptions<Db>,
+  work: (tx: Transaction<Db>) => Promise<Result>,
+): Promise<Result> {
+  const tx = new Transaction<Db>(client, producerGroup, options, options.id ?? newId());
+  let result;
+  try {
+    result = await work(tx);
+  } catch (error) {
+    if (tx.mayExist) await settle(client, tx.id, await tx.outcome());
+    throw error;
+  }
+  if (tx.isEmpty) return result;
+  if (tx.isMarked) {
+    // The work may have rolled back, or a driver may have hidden that the database did.
+    const outcome = await tx.outcome();
+    if (outcome === undefined) throw new CommitPending(tx.id);
+    if (outcome === "rollback") {
+      await settle(client, tx.id, outcome);
+      throw new NotCommitted(tx.id);
+    }
+  }
+  await tx.begin();
+  try {
+    await client.commit(tx.id);
+  } catch (error) {
+    throw isTransient(error) ? new CommitPending(tx.id, error) : error;
+  }
+  return result;
+}
+
+/** Send an outcome once. If that fails, or the outcome is unknown, a check decides. */
+async function settle(client: EscrowMQ, id: string, outcome: Outcome | undefined): Promise<void> {
+  const once = { retry: { totalMs: 0 } };
+  try {
+    if (outcome === "commit") await client.commit(id, once);
+    else if (outcome === "rollback") await client.rollback(id, once);
+  } catch (error) {
+    if (!(error instanceof EscrowMQError)) throw error;
+  }
+}

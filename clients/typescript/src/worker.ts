@@ -1,0 +1,329 @@
+import { Batches } from "./batches.js";
+import type { EscrowMQ } from "./client.js";
+import { type Clock, linked } from "./clock.js";
+import { EscrowMQError, LeaseLost, ProblemError } from "./errors.js";
+import { isTransient } from "./retry.js";
+import type { ReceivedMessage, Schemas } from "./schemas.js";
+
+/** Thrown by a handler: deliver the message again, after a pause instead of the group's own. */
+export class Redeliver extends EscrowMQError {
+  constructor(
+    readonly afterMs?: number,
+    reason = "the handler asks for another delivery",
+  ) {
+    super(reason);
+  }
+}
+
+/** Thrown by a handler: move the message to the dead letters. */
+export class DeadLetter extends EscrowMQError {}
+
+/** Why the signal of a handler aborts when its worker stops. */
+class Stopped extends EscrowMQError {}
+
+/**
+ * Processes one message. It is acknowledged when the promise resolves. `signal` aborts when the
+ * lease is lost, or when the worker has to stop: give up then, as the message is delivered again.
+ */
+export type Handler = (
+  message: ReceivedMessage,
+  context: { signal: AbortSignal },
+) => Promise<unknown>;
+
+export interface WorkerOptions {
+  /** Number of messages that are processed at the same time. */
+  concurrency?: number | undefined;
+  /** Lease of a message; without it, that of the group. It is extended at a third. */
+  leaseMs?: number | undefined;
+  /** Time from the receive after which a lease is extended no more. */
+  maxLeaseMs?: number | undefined;
+  /** How long one request waits for messages. */
+  waitMs?: number | undefined;
+  /** After a stop: how long handlers may still run. */
+  shutdownMs?: number | undefined;
+  /** Name of this worker, which traces show. */
+  name?: string | undefined;
+  /** Takes what went wrong, with the message if it is about one; never silent. */
+  onError?: ((error: unknown, message?: ReceivedMessage) => void) | undefined;
+}
+
+/** The options with their defaults. */
+interface Settings {
+  concurrency: number;
+  leaseMs: number | undefined;
+  maxLeaseMs: number;
+  waitMs: number;
+  shutdownMs: number;
+  name: string | undefined;
+  onError: (error: unknown, message?: ReceivedMessage) => void;
+}
+
+type SettleResult = Schemas["SettleResult"];
+
+/** A message from its receive until it is settled, or its lease is lost. */
+interface Delivery {
+  message: ReceivedMessage;
+  /** Of the handler. */
+  controller: AbortController;
+  /** Aborts when nothing is to be done for the lease any more. */
+  settled: AbortController;
+  /** Is its result on the way to the service? */
+  isSettling: boolean;
+  done: Promise<boolean>;
+}
+
+const MAX_REASON = 255;
+
+/** Receives the messages of a group and gives each to a handler under a lease. */
+export class Worker {
+  readonly counts = { received: 0, acknowledged: 0, rejected: 0, deadLettered: 0, lost: 0 };
+  readonly #options: Settings;
+  readonly #clock: Clock;
+  readonly #stop = new AbortController();
+  readonly #stopNow = new AbortController();
+  readonly #deliveries = new Set<Delivery>();
+  /** The last message of each key whose messages are processed one after another. */
+  readonly #lastOfKey = new Map<string, Promise<boolean>>();
+  readonly #acks: Batches<Schemas["AckEntry"], SettleResult>;
+  readonly #nacks: Batches<Schemas["NackEntry"], SettleResult>;
+  readonly #deadLetters: Batches<Schemas["DeadLetterEntry"], SettleResult>;
+  #wake = new AbortController();
+  #lastReceive: number;
+
+  constructor(
+    readonly client: EscrowMQ,
+    readonly group: string,
+    readonly handler: Handler,
+    options: WorkerOptions = {},
+  ) {
+    this.#options = {
+      concurrency: options.concurrency ?? 16,
+      leaseMs: options.leaseMs,
+      maxLeaseMs: options.maxLeaseMs ?? 3_600_000,
+      waitMs: options.waitMs ?? 20_000,
+      shutdownMs: options.shutdownMs ?? 25_000,
+      name: options.name,
+      onError: options.onError ?? ((error) => console.error(error)),
+    };
+    this.#clock = client.clock;
+    this.#lastReceive = this.#clock.now();
+    this.#acks = new Batches((entries) => client.ack(group, entries));
+    this.#nacks = new Batches((entries) => client.nack(group, entries));
+    this.#deadLetters = new Batches((entries) => client.deadLetter(group, entries));
+  }
+
+  /**
+   * Work until the signal aborts or `stop` is called, then until the handlers are done. Throws what
+   * cannot become better by itself, after the handlers are done.
+   */
+  async run({ signal }: { signal?: AbortSignal } = {}): Promise<void> {
+    const stop = (): void => this.#stop.abort();
+    signal?.addEventListener("abort", stop);
+    if (signal?.aborted) stop();
+    try {
+      const params = { path: { group: this.group } };
+      const { ordered } = await this.client.api.GET("/v1/groups/{group}", { params });
+      while (!this.#stop.signal.aborted) await this.#receive(ordered);
+    } finally {
+      await this.#drain();
+      signal?.removeEventListener("abort", stop);
+    }
+  }
+
+  /** Stop receiving; with `now`, also stop the handlers. */
+  stop({ now = false } = {}): void {
+    this.#stop.abort();
+    if (now) this.#stopNow.abort();
+  }
+
+  /** Was a receive answered in this time, or are all handlers busy? */
+  healthy(maxSilenceMs = 60_000): boolean {
+    if (this.#deliveries.size >= this.#options.concurrency) return true;
+    return this.#clock.now() - this.#lastReceive <= maxSilenceMs;
+  }
+
+  async #receive(ordered: boolean): Promise<void> {
+    const free = this.#options.concurrency - this.#deliveries.size;
+    if (free <= 0) {
+      this.#wake = new AbortController();
+      const { controller, release } = linked(this.#stop.signal, this.#wake.signal);
+      await aborted(controller.signal);
+      return release();
+    }
+    const { waitMs, leaseMs, name } = this.#options;
+    const wanted = {
+      max_messages: Math.min(free, 1_000),
+      wait_ms: waitMs,
+      ...(leaseMs === undefined ? {} : { lease_ms: leaseMs }),
+      ...(name === undefined ? {} : { worker: name }),
+    };
+    try {
+      const received = await this.client.receive(this.group, wanted, { signal: this.#stop.signal });
+      this.#lastReceive = this.#clock.now();
+      for (const message of received.messages) this.#start(message, received.server_time, ordered);
+    } catch (error) {
+      if (this.#stop.signal.aborted) return;
+      if (!isTransient(error)) throw error;
+      this.#options.onError(error);
+    }
+  }
+
+  #start(message: ReceivedMessage, serverTime: string, ordered: boolean): void {
+    const delivery: Delivery = {
+      message,
+      controller: new AbortController(),
+      settled: new AbortController(),
+      isSettling: false,
+      done: Promise.resolve(false),
+    };
+    this.counts.received++;
+    this.#deliveries.add(delivery);
+    void this.#extend(delivery, Date.parse(message.lease_expires_at) - Date.parse(serverTime));
+    const queue = `${message.topic} ${message.queue_id}`;
+    const key = ordered ? (message.ordering_key ?? queue) : undefined;
+    const before = key === undefined ? undefined : this.#lastOfKey.get(key);
+    delivery.done = this.#process(delivery, before).finally(() => {
+      this.#deliveries.delete(delivery);
+      this.#wake.abort();
+      if (key === undefined || this.#lastOfKey.get(key) !== delivery.done) return;
+      this.#lastOfKey.delete(key);
+    });
+    if (key !== undefined) this.#lastOfKey.set(key, delivery.done);
+  }
+
+  /** Run the handler and settle the message; was it acknowledged? */
+  async #process(delivery: Delivery, before: Promise<boolean> | undefined): Promise<boolean> {
+    const { message, controller, settled } = delivery;
+    let failure: { error: unknown } | undefined;
+    try {
+      if (before && !(await before))
+        throw new Redeliver(0, "an earlier message is not acknowledged");
+      controller.signal.throwIfAborted();
+      await this.handler(message, { signal: controller.signal });
+    } catch (error) {
+      failure = { error };
+    }
+    // A handler may end after its lease was lost or given back: then nothing is to be settled.
+    if (settled.signal.aborted) return false;
+    delivery.isSettling = true;
+    if (failure) return this.#reject(delivery, failure.error);
+    const { receipt_handle } = message;
+    return this.#settle(delivery, "acknowledged", this.#acks.add({ receipt_handle }));
+  }
+
+  async #reject(delivery: Delivery, error: unknown): Promise<false> {
+    const { receipt_handle } = delivery.message;
+    const said = error instanceof Error ? error.message : String(error);
+    const entry = { receipt_handle, reason: said.slice(0, MAX_REASON) || "no reason" };
+    if (error instanceof DeadLetter) {
+      await this.#settle(delivery, "deadLettered", this.#deadLetters.add(entry));
+      return false;
+    }
+    if (!(error instanceof Redeliver)) this.#options.onError(error, delivery.message);
+    const afterMs = error instanceof Redeliver ? error.afterMs : undefined;
+    const delay = afterMs === undefined ? {} : { delay_ms: afterMs };
+    await this.#settle(delivery, "rejected", this.#nacks.add({ ...entry, ...delay }));
+    return false;
+  }
+
+  /** Count what was sent for a message, or report that it was refused; was it accepted? */
+  async #settle(
+    { message, settled }: Delivery,
+    count: "acknowledged" | "rejected" | "deadLettered",
+    sent: Promise<SettleResult>,
+  ): Promise<boolean> {
+    try {
+      const { problem } = await sent;
+      if (!problem) {
+        this.counts[count]++;
+        return true;
+      }
+      this.counts.lost++;
+      const cause = new ProblemError(problem, problem.status);
+      this.#options.onError(new LeaseLost(`not ${count}: ${problem.detail}`, { cause }), message);
+    } catch (error) {
+      this.#options.onError(error, message);
+    } finally {
+      settled.abort();
+    }
+    return false;
+  }
+
+  /** Extend the lease at a third of it, until the message is settled or the lease is lost. */
+  async #extend(delivery: Delivery, leaseMs: number): Promise<void> {
+    const { message, settled } = delivery;
+    const { signal } = settled;
+    const last = this.#clock.now() + this.#options.maxLeaseMs;
+    const entries = [{ receipt_handle: message.receipt_handle, lease_ms: leaseMs }];
+    let ends = this.#clock.now() + leaseMs;
+    for (;;) {
+      const now = this.#clock.now();
+      await this.#clock.sleep(now >= last ? ends - now : Math.min(leaseMs / 3, ends - now), signal);
+      if (signal.aborted) return;
+      const begun = this.#clock.now();
+      if (begun >= ends) return this.#lose(delivery, new LeaseLost("the lease has ended"));
+      if (begun >= last) continue;
+      const ms = Math.min(leaseMs / 3, ends - begun); // of one try, and of all of them
+      try {
+        const limits = { retry: { totalMs: ms }, timeoutMs: ms, signal };
+        await this.client.extend(this.group, entries, limits);
+        ends = begun + leaseMs;
+      } catch (error) {
+        if (signal.aborted) return;
+        if (!isTransient(error)) {
+          if (delivery.isSettling) return; // it was settled meanwhile, as its own answer says
+          return this.#lose(
+            delivery,
+            new LeaseLost("the lease was not extended", { cause: error }),
+          );
+        }
+        this.#options.onError(error, message);
+      }
+    }
+  }
+
+  #lose({ message, controller, settled }: Delivery, error: LeaseLost): void {
+    this.counts.lost++;
+    settled.abort();
+    controller.abort(error);
+    this.#options.onError(error, message);
+  }
+
+  /** Wait for the handlers; those that take too long are stopped and their messages given back. */
+  async #drain(): Promise<void> {
+    this.#stop.abort();
+    const finished = new AbortController();
+    const patience = linked(this.#stopNow.signal, finished.signal);
+    const late = this.#clock.sleep(this.#options.shutdownMs, patience.controller.signal);
+    await Promise.race([this.#finished(), late]);
+    finished.abort();
+    patience.release();
+    const left = [...this.#deliveries].map(async (delivery) => {
+      const { message, controller, settled } = delivery;
+      if (delivery.isSettling) return delivery.done;
+      if (settled.signal.aborted) return false;
+      settled.abort();
+      const stopped = new Stopped("the worker stopped");
+      controller.abort(stopped);
+      const { receipt_handle } = message;
+      const entry = { receipt_handle, delay_ms: 0, reason: stopped.message };
+      return this.#settle(delivery, "rejected", this.#nacks.add(entry));
+    });
+    await Promise.all(left);
+  }
+
+  async #finished(): Promise<void> {
+    while (this.#deliveries.size > 0) {
+      this.#wake = new AbortController();
+      await aborted(this.#wake.signal);
+    }
+  }
+}
+
+/** Resolves when the signal aborts. */
+function aborted(signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    if (signal.aborted) return resolve();
+    signal.addEventListener("abort", () => resolve(), { once: true });
+  });
+}

@@ -1,0 +1,185 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { KEYED } from "../../src/api.js";
+import { EscrowMQ, ProblemError, RefusedEntries, Unreachable } from "../../src/index.js";
+import { fakeService, problem, refused, respond, silence } from "./support.js";
+
+const RECEIPT = { message_id: "msg_1", topic: "orders", durability: "synced" };
+const BROKEN = new TypeError("connection reset");
+
+test("a send that gets no answer is repeated with the same key", async () => {
+  const answers = [BROKEN, refused(503, "overloaded"), RECEIPT];
+  const { client, clock, calls } = fakeService(() => answers.shift());
+
+  const sent = client.send("orders", { json: 1 });
+  await clock.advance(1_000);
+
+  assert.deepEqual(await sent, RECEIPT);
+  const keys = calls.map(({ headers }) => headers.get("idempotency-key"));
+  assert.equal(keys.length, 3);
+  assert.equal(new Set(keys).size, 1);
+  assert.match(keys[0] ?? "", /^[\da-f-]{36}$/);
+});
+
+test("a receive that is repeated keeps its attempt id", async () => {
+  const answers = [BROKEN, { server_time: "", messages: [] }];
+  const { client, clock, calls } = fakeService(() => answers.shift());
+
+  const received = client.receive("billing");
+  await clock.advance(1_000);
+
+  assert.deepEqual((await received).messages, []);
+  assert.equal(calls.length, 2);
+  assert.equal(calls[0]?.body.attempt_id, calls[1]?.body.attempt_id);
+});
+
+test("pauses are a random part of a limit that doubles, up to a total", async () => {
+  const times: number[] = [];
+  const { client, clock } = fakeService(() => {
+    times.push(clock.now());
+    return BROKEN;
+  });
+  const sent = client.send("orders", { json: 1 }, { retry: { totalMs: 1_000 } });
+  const failed = assert.rejects(sent, Unreachable);
+
+  await clock.advance(5_000);
+
+  await failed;
+  assert.deepEqual(times, [0, 50, 150, 350, 750]);
+});
+
+test("the pause is what the service asks for", async () => {
+  const answers = [respond(503, problem(503, "overloaded"), { "retry-after": "7" }), RECEIPT];
+  const { client, clock } = fakeService(() => answers.shift());
+
+  const sent = client.send("orders", { json: 1 });
+  let isSent = false;
+  void sent.then(() => (isSent = true));
+  await clock.advance(6_999);
+  assert.equal(isSent, false);
+  await clock.advance(1);
+
+  assert.deepEqual(await sent, RECEIPT);
+});
+
+test("retry_after_ms of the problem counts before the header", async () => {
+  const busy = { ...problem(429, "too_many_waiting"), retry_after_ms: 1_500 };
+  const { client } = fakeService(() => respond(429, busy, { "retry-after": "9" }));
+
+  const failed = client.send("orders", { json: 1 }, { retry: { totalMs: 0 } });
+
+  await assert.rejects(failed, { retryAfterMs: 1_500, status: 429 });
+});
+
+test("a refusal that is not transient is thrown at once, with its problem", async () => {
+  const { client, calls } = fakeService(() => refused(409, "transaction_already_resolved"));
+
+  await assert.rejects(client.commit("order-1"), (error: unknown) => {
+    assert.ok(error instanceof ProblemError);
+    assert.equal(error.name, "ProblemError");
+    assert.equal(error.code, "transaction_already_resolved");
+    assert.deepEqual([error.status, error.retryable], [409, false]);
+    return true;
+  });
+  assert.equal(calls.length, 1);
+});
+
+test("a code that is not known is judged by what the problem says of it", async () => {
+  const answers = [refused(409, "brand_new", true), RECEIPT];
+  const { client, clock } = fakeService(() => answers.shift());
+
+  const sent = client.send("orders", { json: 1 });
+  await clock.advance(1_000);
+
+  assert.deepEqual(await sent, RECEIPT);
+});
+
+test("a reply that did not come in time is never asked for again", async () => {
+  const { client, calls } = fakeService(() => refused(504, "reply_timeout", true));
+
+  await assert.rejects(client.request("prices", { json: 1 }), { code: "reply_timeout" });
+
+  assert.equal(calls.length, 1);
+});
+
+test("a response that is no problem document is an error with its status", async () => {
+  const { client } = fakeService(() => new Response("<html>", { status: 502 }));
+
+  await assert.rejects(client.commit("order-1"), { code: "http_502", status: 502 });
+});
+
+test("an operation that would begin something twice is not repeated", async () => {
+  const { client, calls } = fakeService(() => BROKEN);
+  const params = { path: { producer_group: "shop" } };
+
+  const path = "/v1/producer-groups/{producer_group}/rotate-secret";
+  await assert.rejects(client.api.POST(path, { params }), Unreachable);
+
+  assert.equal(calls.length, 1);
+});
+
+test("a try ends after its timeout, to which the time of a long poll is added", async () => {
+  const { client, clock } = fakeService(() => silence);
+  const wanted = { wait_ms: 20_000 };
+  const received = client.receive("billing", wanted, { retry: { totalMs: 0 }, timeoutMs: 1_000 });
+  let isOver = false;
+  const failed = assert.rejects(received, Unreachable).then(() => (isOver = true));
+
+  await clock.advance(20_999);
+  assert.equal(isOver, false);
+  await clock.advance(1);
+
+  await failed;
+});
+
+test("a signal ends a call with its own reason, also in a pause", async () => {
+  const { client, clock, calls } = fakeService(() => BROKEN);
+  const controller = new AbortController();
+  const sent = client.send("orders", { json: 1 }, { signal: controller.signal });
+  const failed = assert.rejects(sent, /enough/);
+  await clock.advance(10);
+
+  controller.abort(new Error("enough"));
+
+  await failed;
+  assert.equal(calls.length, 1);
+});
+
+test("a refused entry of a batch is thrown with the whole answer", async () => {
+  const results = [{ status: 200 }, { status: 409, problem: problem(409, "lease_expired") }];
+  const answer = { accepted: 1, rejected: 1, results };
+  const { client } = fakeService(() => respond(207, answer));
+
+  await assert.rejects(client.ack("billing", [{ receipt_handle: "lh_1" }]), (error: unknown) => {
+    assert.ok(error instanceof RefusedEntries);
+    assert.deepEqual(error.answer, answer);
+    assert.match(error.message, /1 of 2 entries were refused: lease_expired \(1\)/);
+    return true;
+  });
+});
+
+test("each operation that takes an idempotency key gets one", () => {
+  const file = process.env["OPENAPI"] ?? "../../openapi/openapi.json";
+  const { paths } = JSON.parse(readFileSync(file, "utf8")) as {
+    paths: Record<string, { post?: { parameters?: { name: string }[] } }>;
+  };
+  const keyed = Object.entries(paths).filter(([, { post }]) =>
+    post?.parameters?.some(({ name }) => name === "Idempotency-Key"),
+  );
+
+  assert.deepEqual(keyed.map(([path]) => path).sort(), [...KEYED].sort());
+});
+
+test("the key goes along as a bearer token", async () => {
+  const { client, calls } = fakeService(() => RECEIPT);
+
+  await client.send("orders", { json: 1 }, { idempotencyKey: "mine" });
+
+  assert.equal(calls[0]?.headers.get("authorization"), "Bearer a-key");
+  assert.equal(calls[0]?.headers.get("idempotency-key"), "mine");
+});
+
+test("a client needs an address that is one", () => {
+  assert.throws(() => new EscrowMQ({ url: "not an address" }), /Invalid URL/);
+});

@@ -1,0 +1,83 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { type AnswerCheck, Checker, RefusedEntries } from "../../src/index.js";
+import { fakeService, problem, refused, respond, silence } from "./support.js";
+
+const RECEIVE = "POST /v1/producer-groups/shop/checks/receive";
+const CHECKS = [
+  { check_id: "chk_1", transaction_id: "order-1", answer_number: 1, age_ms: 1 },
+  { check_id: "chk_2", transaction_id: "order-2", answer_number: 1, age_ms: 1 },
+];
+
+function world(answer: AnswerCheck, answered: unknown = { accepted: 2, rejected: 0, results: [] }) {
+  const checks = [CHECKS];
+  const errors: unknown[] = [];
+  const service = fakeService(({ operation }) =>
+    operation === RECEIVE ? { checks: checks.shift() ?? [] } : answered,
+  );
+  const onError = (error: unknown): unknown => errors.push(error);
+  return { ...service, errors, checker: new Checker(service.client, "shop", answer, { onError }) };
+}
+
+test("checks are answered with what is looked up, in one request", async () => {
+  const { checker, calls } = world((id) => (id === "order-1" ? "commit" : "rollback"));
+
+  assert.equal(await checker.runOnce(), 2);
+
+  assert.deepEqual(calls[1]?.body.answers, [
+    { check_id: "chk_1", decision: "commit" },
+    { check_id: "chk_2", decision: "rollback" },
+  ]);
+});
+
+test("a lookup that fails is answered unknown, with the reason as evidence", async () => {
+  const { checker, calls, errors } = world((id) => {
+    if (id === "order-1") throw new Error("database away");
+    return { decision: "commit", evidence: { row: "2" } };
+  });
+
+  await checker.runOnce();
+
+  assert.deepEqual(calls[1]?.body.answers, [
+    { check_id: "chk_1", decision: "unknown", evidence: { reason: "Error: database away" } },
+    { check_id: "chk_2", decision: "commit", evidence: { row: "2" } },
+  ]);
+  assert.match(String(errors[0]), /database away/);
+});
+
+test("an answer that is refused is reported, and the others count", async () => {
+  const results = [{ status: 200 }, { status: 409, problem: problem(409, "check_not_open") }];
+  const { checker, errors } = world(
+    () => "commit",
+    respond(207, { accepted: 1, rejected: 1, results }),
+  );
+
+  assert.equal(await checker.runOnce(), 1);
+
+  assert.ok(errors[0] instanceof RefusedEntries);
+});
+
+test("a checker goes on after a service that is away, and ends with its signal", async () => {
+  const answers: unknown[] = [{ checks: [] }];
+  const errors: unknown[] = [];
+  const { client, clock, calls } = fakeService(() =>
+    clock.now() < 40_000 ? new TypeError("away") : (answers.shift() ?? silence),
+  );
+  const checker = new Checker(client, "shop", () => "commit", { onError: (e) => errors.push(e) });
+  const stop = new AbortController();
+  const running = checker.run({ signal: stop.signal });
+
+  await clock.advance(60_000);
+  stop.abort();
+  await running;
+
+  assert.ok(errors.length >= 1);
+  assert.equal(answers.length, 0);
+  assert.equal(calls.at(-1)?.operation, RECEIVE);
+});
+
+test("a checker without a key ends with the refusal", async () => {
+  const { client } = fakeService(() => refused(401, "unauthenticated"));
+
+  await assert.rejects(new Checker(client, "shop", () => "commit").run(), { status: 401 });
+});

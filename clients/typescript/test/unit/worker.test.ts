@@ -1,0 +1,379 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import {
+  DeadLetter,
+  type Handler,
+  LeaseLost,
+  type ReceivedMessage,
+  Redeliver,
+  Worker,
+  type WorkerOptions,
+} from "../../src/index.js";
+import { type Call, fakeService, problem, refused, respond, settled, silence } from "./support.js";
+
+const GROUP = "GET /v1/groups/billing";
+const RECEIVE = "POST /v1/groups/billing/receive";
+const ACK = "POST /v1/groups/billing/ack";
+const NACK = "POST /v1/groups/billing/nack";
+const EXTEND = "POST /v1/groups/billing/extend";
+const DEAD = "POST /v1/groups/billing/dead-letter";
+
+const T0 = Date.parse("2026-01-01T00:00:00Z");
+
+function message(n: number, fields: Partial<ReceivedMessage> = {}): ReceivedMessage {
+  return {
+    message_id: `msg_${n}`,
+    topic: "orders",
+    queue_id: 0,
+    queue_offset: n,
+    payload: `${n}`,
+    properties: {},
+    born_at: "",
+    stored_at: "",
+    attempt: 1,
+    receipt_handle: `lh_${n}`,
+    lease_expires_at: new Date(T0 + 30_000).toISOString(),
+    ...fields,
+  };
+}
+
+/** A service with these messages, and a worker that runs; `answer` may answer instead. */
+function world(
+  messages: ReceivedMessage[],
+  handler: Handler,
+  options: WorkerOptions & { ordered?: boolean } = {},
+  answer: (call: Call) => unknown = () => undefined,
+) {
+  const { ordered = false, ...rest } = options;
+  const errors: unknown[] = [];
+  const service = fakeService((call) => {
+    const own = answer(call);
+    if (own !== undefined) return own;
+    if (call.operation === GROUP) return { ordered };
+    if (call.operation === RECEIVE) {
+      const some = messages.splice(0, call.body.max_messages);
+      return some.length ? { server_time: new Date(T0).toISOString(), messages: some } : silence;
+    }
+    const results = call.body.entries.map(() => ({ status: 200 }));
+    return { accepted: results.length, rejected: 0, results };
+  });
+  const onError = (error: unknown): unknown => errors.push(error);
+  const worker = new Worker(service.client, "billing", handler, { onError, ...rest });
+  const stop = new AbortController();
+  const running = worker.run({ signal: stop.signal });
+  const handles = (operation: string): string[] =>
+    service.calls
+      .filter((call) => call.operation === operation)
+      .flatMap(({ body }) => body.entries.map((entry: any) => entry.receipt_handle));
+  return { ...service, worker, errors, handles, running, stop: () => stop.abort() };
+}
+
+/** A handler whose calls the test ends. */
+function held() {
+  const open = new Map<string, { end: (error?: unknown) => void; signal: AbortSignal }>();
+  const handler: Handler = ({ message_id }, { signal }) =>
+    new Promise((resolve, reject) => {
+      open.set(message_id, { end: (error) => (error ? reject(error) : resolve(0)), signal });
+    });
+  return { open, handler };
+}
+
+test("messages that end together are acknowledged in one request", async () => {
+  const seen: string[] = [];
+  const { worker, calls, handles, running, stop } = world(
+    [message(1), message(2), message(3)],
+    async ({ message_id }) => seen.push(message_id),
+  );
+  await settled();
+  stop();
+  await running;
+
+  assert.deepEqual(seen, ["msg_1", "msg_2", "msg_3"]);
+  assert.deepEqual(handles(ACK), ["lh_1", "lh_2", "lh_3"]);
+  assert.equal(calls.filter(({ operation }) => operation === ACK).length, 1);
+  assert.equal(worker.counts.acknowledged, 3);
+});
+
+test("no more messages are received than can start now", async () => {
+  const { open, handler } = held();
+  const { calls, running, stop } = world(
+    [1, 2, 3, 4].map((n) => message(n)),
+    handler,
+    {
+      concurrency: 2,
+    },
+  );
+  const wanted = (): number[] =>
+    calls.filter(({ operation }) => operation === RECEIVE).map(({ body }) => body.max_messages);
+  await settled();
+  assert.deepEqual([...open.keys()], ["msg_1", "msg_2"]);
+  assert.deepEqual(wanted(), [2]);
+
+  open.get("msg_1")?.end();
+  await settled();
+
+  assert.deepEqual([...open.keys()], ["msg_1", "msg_2", "msg_3"]);
+  assert.deepEqual(wanted(), [2, 1]);
+  open.forEach(({ end }) => end());
+  stop();
+  await settled();
+  open.forEach(({ end }) => end());
+  await running;
+});
+
+test("a lease is extended at a third of it, until the message is acknowledged", async () => {
+  const { open, handler } = held();
+  const { clock, handles, running, stop } = world([message(1)], handler);
+  await clock.advance(9_999);
+  assert.deepEqual(handles(EXTEND), []);
+  await clock.advance(1);
+  assert.deepEqual(handles(EXTEND), ["lh_1"]);
+  await clock.advance(20_000);
+  assert.equal(handles(EXTEND).length, 3);
+
+  open.get("msg_1")?.end();
+  await clock.advance(60_000);
+
+  assert.equal(handles(EXTEND).length, 3);
+  stop();
+  await running;
+});
+
+test("a lost lease aborts the handler, whose result is not sent", async () => {
+  const { open, handler } = held();
+  const results = [{ status: 409, problem: problem(409, "lease_expired") }];
+  const { clock, handles, errors, worker, running, stop } = world(
+    [message(1)],
+    handler,
+    {},
+    ({ operation }) =>
+      operation === EXTEND ? respond(207, { accepted: 0, rejected: 1, results }) : undefined,
+  );
+  await clock.advance(10_000);
+  const { signal, end } = open.get("msg_1") ?? assert.fail();
+
+  assert.equal(signal.aborted, true);
+  assert.ok(signal.reason instanceof LeaseLost);
+  end();
+  await settled();
+  assert.deepEqual(handles(ACK), []);
+  assert.ok(errors[0] instanceof LeaseLost);
+  assert.equal(worker.counts.lost, 1);
+  stop();
+  await running;
+});
+
+test("a lease that cannot be extended is lost when it ends, not before", async () => {
+  const { open, handler } = held();
+  const { clock, running, stop } = world([message(1)], handler, {}, ({ operation }) =>
+    operation === EXTEND ? new TypeError("away") : undefined,
+  );
+  await clock.advance(29_999);
+  const { signal, end } = open.get("msg_1") ?? assert.fail();
+  assert.equal(signal.aborted, false);
+
+  await clock.advance(1);
+
+  assert.equal(signal.aborted, true);
+  end();
+  stop();
+  await running;
+});
+
+test("a lease is not extended beyond its longest time", async () => {
+  const { open, handler } = held();
+  const options = { maxLeaseMs: 15_000 };
+  const { clock, handles, running, stop } = world([message(1)], handler, options);
+
+  await clock.advance(120_000);
+
+  assert.equal(handles(EXTEND).length, 1);
+  const { signal, end } = open.get("msg_1") ?? assert.fail();
+  assert.equal(signal.aborted, true);
+  end();
+  stop();
+  await running;
+});
+
+test("an error of the handler rejects the message with its reason, and is reported", async () => {
+  const { calls, errors, running, stop } = world([message(1)], async () => {
+    throw new Error("database away");
+  });
+  await settled();
+  stop();
+  await running;
+
+  const [nack] = calls.filter(({ operation }) => operation === NACK);
+  assert.deepEqual(nack?.body.entries, [{ receipt_handle: "lh_1", reason: "database away" }]);
+  assert.match(String(errors[0]), /database away/);
+});
+
+test("a handler may ask for another delivery, or for the dead letters", async () => {
+  const { calls, errors, worker, running, stop } = world(
+    [message(1), message(2)],
+    async ({ message_id }) => {
+      throw message_id === "msg_1" ? new Redeliver(5_000, "later") : new DeadLetter("bad schema");
+    },
+  );
+  await settled();
+  stop();
+  await running;
+
+  const sent = (one: string) => calls.find(({ operation }) => operation === one)?.body.entries;
+  assert.deepEqual(sent(NACK), [{ receipt_handle: "lh_1", reason: "later", delay_ms: 5_000 }]);
+  assert.deepEqual(sent(DEAD), [{ receipt_handle: "lh_2", reason: "bad schema" }]);
+  assert.deepEqual(errors, []);
+  assert.deepEqual([worker.counts.rejected, worker.counts.deadLettered], [1, 1]);
+});
+
+test("an acknowledgement that is refused is reported and counted", async () => {
+  const results = [{ status: 409, problem: problem(409, "lease_expired") }];
+  const { errors, worker, running, stop } = world(
+    [message(1)],
+    async () => undefined,
+    {},
+    ({ operation }) =>
+      operation === ACK ? respond(207, { accepted: 0, rejected: 1, results }) : undefined,
+  );
+  await settled();
+  stop();
+  await running;
+
+  assert.ok(errors[0] instanceof LeaseLost);
+  assert.deepEqual([worker.counts.acknowledged, worker.counts.lost], [0, 1]);
+});
+
+test("an extension that comes after the acknowledgement is no lost lease", async () => {
+  const { open, handler } = held();
+  let isAcked: (answer: unknown) => void = () => undefined;
+  const { clock, worker, errors, running, stop } = world([message(1)], handler, {}, (call) => {
+    if (call.operation === ACK) return new Promise((resolve) => (isAcked = resolve));
+    const results = [{ status: 409, problem: problem(409, "lease_expired") }];
+    return call.operation === EXTEND
+      ? respond(207, { accepted: 0, rejected: 1, results })
+      : undefined;
+  });
+  await settled();
+  open.get("msg_1")?.end();
+  await clock.advance(10_000);
+  isAcked({ accepted: 1, rejected: 0, results: [{ status: 200 }] });
+  await settled();
+
+  assert.deepEqual(errors, []);
+  assert.deepEqual([worker.counts.acknowledged, worker.counts.lost], [1, 0]);
+  stop();
+  await running;
+});
+
+test("a stop waits for handlers, whose leases are extended meanwhile", async () => {
+  const { open, handler } = held();
+  const { clock, handles, running, stop } = world([message(1)], handler);
+  await settled();
+  stop();
+  await clock.advance(15_000);
+  assert.deepEqual(handles(EXTEND), ["lh_1"]);
+
+  open.get("msg_1")?.end();
+  await running;
+
+  assert.deepEqual(handles(ACK), ["lh_1"]);
+  assert.deepEqual(handles(NACK), []);
+});
+
+test("a handler that outlasts a stop is aborted, and its message given back", async () => {
+  const { open, handler } = held();
+  const { clock, calls, running, stop } = world([message(1)], handler);
+  await settled();
+  stop();
+  await clock.advance(25_000);
+  await running;
+
+  assert.equal(open.get("msg_1")?.signal.aborted, true);
+  const [nack] = calls.filter(({ operation }) => operation === NACK);
+  const reason = "the worker stopped";
+  assert.deepEqual(nack?.body.entries, [{ receipt_handle: "lh_1", delay_ms: 0, reason }]);
+});
+
+test("a second stop does not wait", async () => {
+  const { open, handler } = held();
+  const { worker, handles, running, stop } = world([message(1)], handler);
+  await settled();
+  stop();
+  worker.stop({ now: true });
+  await running;
+
+  assert.equal(open.get("msg_1")?.signal.aborted, true);
+  assert.deepEqual(handles(NACK), ["lh_1"]);
+});
+
+test("in an ordered group one message of a key is processed at a time", async () => {
+  const { open, handler } = held();
+  const { running, handles, stop } = world(
+    [
+      message(1, { ordering_key: "a" }),
+      message(2, { ordering_key: "a" }),
+      message(3, { ordering_key: "b" }),
+    ],
+    handler,
+    { ordered: true },
+  );
+  await settled();
+  assert.deepEqual([...open.keys()], ["msg_1", "msg_3"]);
+
+  open.get("msg_1")?.end();
+  await settled();
+
+  assert.deepEqual([...open.keys()], ["msg_1", "msg_3", "msg_2"]);
+  open.forEach(({ end }) => end());
+  stop();
+  await running;
+  assert.deepEqual(handles(ACK).sort(), ["lh_1", "lh_2", "lh_3"]);
+});
+
+test("in an ordered group the messages behind a rejected one are given back", async () => {
+  const seen: string[] = [];
+  const { running, handles, stop } = world(
+    [message(1, { ordering_key: "a" }), message(2, { ordering_key: "a" })],
+    async ({ message_id }) => {
+      seen.push(message_id);
+      throw new Redeliver();
+    },
+    { ordered: true },
+  );
+  await settled();
+  stop();
+  await running;
+
+  assert.deepEqual(seen, ["msg_1"]);
+  assert.deepEqual(handles(NACK), ["lh_1", "lh_2"]);
+});
+
+test("a worker goes on after a service that was away, and was not healthy", async () => {
+  const { clock, worker, errors, handles, running, stop } = world(
+    [message(1)],
+    async () => undefined,
+    {},
+    ({ operation }) =>
+      operation === RECEIVE && clock.now() < 70_000 ? new TypeError("away") : undefined,
+  );
+  await clock.advance(65_000);
+  assert.equal(worker.healthy(), false);
+  await clock.advance(20_000);
+
+  assert.equal(worker.healthy(), true);
+  assert.ok(errors.length >= 1);
+  assert.deepEqual(handles(ACK), ["lh_1"]);
+  stop();
+  await running;
+});
+
+test("a group that does not exist ends the worker with the refusal", async () => {
+  const { running } = world(
+    [],
+    async () => undefined,
+    {},
+    () => refused(404, "group_not_found"),
+  );
+
+  await assert.rejects(running, { code: "group_not_found" });
+});

@@ -1,0 +1,61 @@
+"""The clients in other languages are product: plain words, lines of the usual width, and nothing
+that was generated or that names where a package was fetched from.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+from tests.house.test_words import private_words
+
+CODE = (".ts", ".go", ".java", ".rs")
+WIDTH = 100
+
+
+def committed(*suffixes: str) -> list[Path]:
+    """The files of clients/ and openapi/clients/ that are committed, or are about to be."""
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    done = subprocess.run(
+        [*command, "clients", "openapi/clients"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = [ROOT / name for name in done.stdout.splitlines()]
+    return [path for path in paths if path.name.endswith(suffixes) and path.exists()]
+
+
+@pytest.mark.parametrize("suffix", CODE)
+def test_the_code_of_clients_has_no_private_words_and_no_wide_lines(suffix):
+    for path in committed(suffix):
+        lines = path.read_text("utf-8").expandtabs(4).splitlines()
+
+        assert private_words(path) == []
+        assert [line for line in lines if len(line) > WIDTH] == [], path
+
+
+def test_no_generated_source_is_committed():
+    folders = {"generated", "dist", "node_modules", "target", "build"}
+
+    assert [path for path in committed("") if folders & set(path.relative_to(ROOT).parts)] == []
+
+
+def test_lock_files_pin_content_and_do_not_say_where_it_was_fetched_from():
+    locks = committed("package-lock.json")
+
+    assert locks
+    for path in locks:
+        packages = json.loads(path.read_text("utf-8"))["packages"]
+        for name, package in packages.items():
+            assert "resolved" not in package, f"{path}: {name}"
+            assert name == "" or package["integrity"].startswith("sha512-"), f"{path}: {name}"
+
+
+def test_the_python_tests_of_clients_are_in_tests():
+    names = [path for path in committed(".py") if path.name.startswith(("test_", "conftest"))]
+
+    assert names == []
