@@ -5,7 +5,7 @@ import sys
 from tests.clients.generator import Generator
 from tests.clients.workplace import ROOT, Workplace
 
-_CONFIG = ROOT / "openapi" / "generator.yaml"
+_CONFIG = ROOT / "openapi" / "clients" / "openapi-python-client.yaml"
 _OPTIONS = ("--meta", "none", "--fail-on-warning", "--config", _CONFIG)
 
 

@@ -28,6 +28,7 @@ export interface CheckerOptions {
 }
 
 const MAX_REASON = 1_000;
+const PAUSE_MS = 1_000;
 
 /**
  * Receives the checks of a producer group and answers them. An answer that throws is sent as
@@ -55,6 +56,7 @@ export class Checker {
         if (signal?.aborted) return;
         if (!isTransient(error)) throw error;
         this.#onError(error);
+        await this.client.clock.sleep(PAUSE_MS, signal);
       }
     }
   }

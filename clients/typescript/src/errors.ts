@@ -23,7 +23,7 @@ export class ProblemError extends EscrowMQError {
   readonly context: Problem["context"];
   readonly requestId: string | undefined;
 
-  constructor(problem: Partial<Problem>, status: number, retryAfterMs?: number) {
+  constructor(problem: Partial<Problem>, status: number) {
     const code = problem.code ?? `http_${status}`;
     const detail = problem.detail ?? "the response is not a problem document";
     super(`${status} ${code}: ${detail}`);
@@ -31,16 +31,18 @@ export class ProblemError extends EscrowMQError {
     this.status = status;
     this.detail = detail;
     this.retryable = problem.retryable ?? false;
-    this.retryAfterMs = retryAfterMs;
+    this.retryAfterMs = problem.retry_after_ms;
     this.errors = problem.errors ?? [];
     this.context = problem.context ?? {};
     this.requestId = problem.request_id;
   }
 
   /** The problem of a response, whose body was parsed as far as it could be. */
-  static of(response: Response, body: unknown): ProblemError {
-    const problem = (typeof body === "object" && body !== null ? body : {}) as Partial<Problem>;
-    return new ProblemError(problem, response.status, retryAfter(response, problem));
+  static of({ status, headers }: Response, body: unknown): ProblemError {
+    const problem = (typeof body === "object" ? body : {}) as Partial<Problem>;
+    const seconds = Number(headers.get("retry-after") ?? NaN); // also a proxy sends it
+    const waits = Number.isFinite(seconds) ? { retry_after_ms: seconds * 1_000 } : {};
+    return new ProblemError({ ...waits, ...problem }, status);
   }
 }
 
@@ -91,14 +93,6 @@ export class Fenced extends EscrowMQError {
       cause,
     });
   }
-}
-
-function retryAfter(response: Response, problem: object): number | undefined {
-  const { retry_after_ms: given } = problem as { retry_after_ms?: unknown };
-  if (typeof given === "number") return given;
-  const header = response.headers.get("retry-after");
-  const seconds = header === null ? NaN : Number(header);
-  return Number.isFinite(seconds) ? seconds * 1_000 : undefined;
 }
 
 function summary(problems: Problem[]): string {

@@ -111,7 +111,8 @@ export class Transaction<Db = never> {
       const { state } = await this.client.begin(body, key);
       if (!UNDECIDED.includes(state)) throw new Fenced(this.id);
     } catch (error) {
-      if (error instanceof ProblemError && !isTransient(error)) this.#mayExist = false;
+      const isRefused = error instanceof ProblemError && error.status < 500;
+      if (isRefused && !isTransient(error)) this.#mayExist = false;
       throw error;
     }
   }
@@ -150,9 +151,15 @@ export async function runTransaction<Db, Result>(
   try {
     await client.commit(tx.id);
   } catch (error) {
-    throw isTransient(error) ? new CommitPending(tx.id, error) : error;
+    // Any other failure leaves the transaction open, and a check finds the work done.
+    throw isDecided(error) ? error : new CommitPending(tx.id, error);
   }
   return result;
+}
+
+/** Does the service say that it is rolled back, or that it does not have it any more? */
+function isDecided(error: unknown): boolean {
+  return error instanceof ProblemError && [404, 409, 410].includes(error.status);
 }
 
 /** Send an outcome once. If that fails, or the outcome is unknown, a check decides. */

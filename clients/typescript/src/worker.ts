@@ -73,6 +73,7 @@ interface Delivery {
 }
 
 const MAX_REASON = 255;
+const PAUSE_MS = 1_000;
 
 /** Receives the messages of a group and gives each to a handler under a lease. */
 export class Worker {
@@ -165,6 +166,7 @@ export class Worker {
       if (this.#stop.signal.aborted) return;
       if (!isTransient(error)) throw error;
       this.#options.onError(error);
+      await this.#clock.sleep(PAUSE_MS, this.#stop.signal);
     }
   }
 

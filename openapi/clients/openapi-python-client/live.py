@@ -49,7 +49,7 @@ receipt = given(
         "live", client=client, body=MessageInput(json={"n": 2}), idempotency_key="live-2"
     )
 )
-print("send", receipt.durability.value)
+print("send", receipt.durability)
 
 wanted = ReceiveInput(max_messages=10, wait_ms=5_000)
 received = given(receive_messages.sync("live", client=client, body=wanted))

@@ -1,4 +1,4 @@
-import { type Clock, EscrowMQ, type Problem } from "../../src/index.js";
+import { type Clock, EscrowMQ, type Options, type Problem } from "../../src/index.js";
 
 /** A clock that a test moves. */
 export class ManualClock implements Clock {
@@ -69,7 +69,10 @@ export const refused = (status: number, code: string, retryable = false): Respon
   respond(status, problem(status, code, retryable));
 
 /** A client whose service is a function, and the calls that it got. */
-export function fakeService(answers: Answers): {
+export function fakeService(
+  answers: Answers,
+  options: Options = {},
+): {
   client: EscrowMQ;
   clock: ManualClock;
   calls: Call[];
@@ -80,6 +83,7 @@ export function fakeService(answers: Answers): {
   const client = new EscrowMQ({
     url: "http://service.test",
     apiKey: "a-key",
+    ...options,
     clock,
     fetch: async (request) => {
       const text = await request.text();

@@ -267,6 +267,39 @@ test("a commit that is refused is thrown as the problem that it is", async () =>
   await assert.rejects(work, { code: "transaction_already_resolved" });
 });
 
+for (const [name, answer, error] of [
+  ["without a key", () => refused(401, "unauthenticated"), CommitPending],
+  ["with an internal error", () => refused(500, "internal_error"), CommitPending],
+  ["of a transaction that is gone", () => refused(410, "transaction_expired"), ProblemError],
+] as const) {
+  test(`a commit ${name} is a ${error.name}`, async () => {
+    const { client, markers, options } = world(({ operation }) =>
+      operation === COMMIT ? answer() : PREPARED,
+    );
+
+    const work = client.transaction("shop", options, async (tx) => {
+      tx.add("orders", { json: 1 });
+      await markers.transaction((db) => tx.mark(db));
+    });
+
+    await assert.rejects(work, error);
+  });
+}
+
+test("a begin whose outcome the service does not know is rolled back", async () => {
+  const { client, markers, options, operations } = world(({ operation }) =>
+    operation === BEGIN ? refused(500, "internal_error") : PREPARED,
+  );
+
+  const work = client.transaction("shop", options, async (tx) => {
+    tx.add("orders", { json: 1 });
+    await markers.transaction((db) => tx.mark(db));
+  });
+
+  await assert.rejects(work, { code: "internal_error" });
+  assert.deepEqual(operations(), [BEGIN, ROLLBACK]);
+});
+
 test("a local transaction that is tried again begins once", async () => {
   const { client, markers, options, operations } = world();
 

@@ -367,6 +367,22 @@ test("a worker goes on after a service that was away, and was not healthy", asyn
   await running;
 });
 
+test("a worker whose requests are not repeated pauses between them", async () => {
+  const { client, clock, operations } = fakeService(
+    ({ operation }) => (operation === GROUP ? { ordered: false } : new TypeError("away")),
+    { retry: { totalMs: 0 } },
+  );
+  const stop = new AbortController();
+  const worker = new Worker(client, "billing", async () => undefined, { onError: () => undefined });
+  const running = worker.run({ signal: stop.signal });
+
+  await clock.advance(5_500);
+  stop.abort();
+  await running;
+
+  assert.equal(operations().filter((one) => one === RECEIVE).length, 6);
+});
+
 test("a group that does not exist ends the worker with the refusal", async () => {
   const { running } = world(
     [],
