@@ -14,6 +14,7 @@ from sqlalchemy import URL, make_url
 from tests.clients import typescript
 from tests.clients.conftest import KEY, owner
 from tests.clients.workplace import ROOT, Workplace, selected, skip_without
+from tests.support import mysql
 from tests.support.server import Server
 
 pytestmark = [
@@ -32,6 +33,22 @@ def server(tmp_path) -> Iterator[Server]:
     }
     with Server(tmp_path / "data", environment=environment) as running:
         yield running
+
+
+@pytest.fixture
+def databases(postgresql, tmp_path) -> Iterator[dict[str, str]]:
+    """The environment in which the live tests find their databases."""
+    found = {
+        "DATABASES": "sqlite postgresql",
+        "SQLITE_PATH": str(tmp_path / "shop.db"),
+        **as_environment(make_url(postgresql.new_database())),
+    }
+    if not mysql.is_installed():
+        yield found
+        return
+    with mysql.MySql() as server:
+        found |= {"MYSQL_SOCKET": server.socket, "MYSQL_DATABASE": server.new_database()}
+        yield found | {"DATABASES": "sqlite postgresql mysql"}
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +73,9 @@ def test_the_typescript_client_is_formatted_and_passes_its_own_tests(package):
 
 
 def test_the_typescript_client_passes_its_tests_against_a_service_and_databases(
-    package, server, postgresql, tmp_path
+    package, server, databases
 ):
-    url = make_url(postgresql.new_database())
-    environment = {
-        "ESCROWMQ_URL": server.url,
-        "ESCROWMQ_API_KEY": KEY,
-        "DATABASES": "sqlite postgresql",
-        "SQLITE_PATH": str(tmp_path / "shop.db"),
-        **as_environment(url),
-    }
+    environment = {"ESCROWMQ_URL": server.url, "ESCROWMQ_API_KEY": KEY, **databases}
     tests = sorted((package.folder / "dist" / "test" / "live").glob("*.test.js"))
 
     printed = package.run("live", "node", "--test", *tests, environment=environment)
