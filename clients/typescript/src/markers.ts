@@ -54,19 +54,21 @@ export interface PgClient {
 export function pgMarkers(pool: PgClient, options: MarkerOptions = {}): MarkerStore<PgClient> {
   const { table, index, columns } = names(options);
   const insert = `INSERT INTO ${table} ${columns} VALUES ($1, $2, $3)`;
-  const conflicts = codes("40001", "40P01"); // serialization failure, deadlock
   return {
     mark(db, id) {
       if (db === pool)
         throw new TypeError("mark takes the client of the transaction, not its pool");
       return marked(id, codes("23505"), () => db.query(insert, [id, "commit", Date.now()]));
     },
+    // Each statement is a transaction. The insert waits for the end of one that marks this id.
     outcome: (id) =>
-      repeated(conflicts, async () => {
-        // Each statement is a transaction. The insert waits for the end of one that marks this id.
-        await pool.query(`${insert} ON CONFLICT DO NOTHING`, [id, "rollback", Date.now()]);
-        const select = `SELECT outcome FROM ${table} WHERE transaction_id = $1`;
-        return outcomeOf((await pool.query(select, [id])).rows[0]);
+      decided({
+        isConflict: codes("40001", "40P01"), // serialization failure, deadlock
+        fence: () => pool.query(`${insert} ON CONFLICT DO NOTHING`, [id, "rollback", Date.now()]),
+        read: async () => {
+          const select = `SELECT outcome FROM ${table} WHERE transaction_id = $1`;
+          return (await pool.query(select, [id])).rows[0];
+        },
       }),
     async create() {
       await pool.query(
@@ -105,14 +107,20 @@ export function mysqlMarkers(
       const taken = codes("ER_DUP_ENTRY");
       return marked(id, taken, () => db.query(insert, [id, "commit", Date.now()]));
     },
+    // Each statement is a transaction. Both wait for the end of one that marks this id.
     outcome: (id) =>
-      repeated(codes("ER_LOCK_DEADLOCK"), async () => {
-        // Each statement is a transaction. The insert waits for the end of one that marks this id.
-        const fence = `${insert} ON DUPLICATE KEY UPDATE transaction_id = transaction_id`;
-        await pool.query(fence, [id, "rollback", Date.now()]);
-        const select = `SELECT outcome FROM ${table} WHERE transaction_id = ?`;
-        const [rows] = await pool.query(select, [id]);
-        return outcomeOf((rows as unknown[])[0]);
+      decided({
+        isConflict: codes("ER_LOCK_DEADLOCK"),
+        fence: () => {
+          const same = "ON DUPLICATE KEY UPDATE transaction_id = transaction_id";
+          return pool.query(`${insert} ${same}`, [id, "rollback", Date.now()]);
+        },
+        read: async () => {
+          // The lock: whatever isolation is set, what is not committed is not read.
+          const select = `SELECT outcome FROM ${table} WHERE transaction_id = ?`;
+          const [rows] = await pool.query(`${select} LOCK IN SHARE MODE`, [id]);
+          return (rows as unknown[])[0];
+        },
       }),
     async create() {
       await pool.query(
@@ -163,22 +171,32 @@ export function sqliteMarkers(
       throw isTaken ? new Fenced(id, error) : error;
     }
   };
+  const alone = async <Result>(begin: string, run: () => Result): Promise<Result> => {
+    connection.exec(begin); // fails inside of another transaction
+    try {
+      const result = run();
+      connection.exec("COMMIT");
+      return result;
+    } catch (error) {
+      connection.exec("ROLLBACK");
+      throw error;
+    }
+  };
   return {
     markSync,
     mark: async (db, id) => markSync(db, id),
-    outcome: async (id) => {
-      connection.exec("BEGIN IMMEDIATE"); // fails inside of another transaction
-      try {
-        connection.prepare(`INSERT OR IGNORE ${insert}`).run(id, "rollback", Date.now());
-        const select = `SELECT outcome FROM ${table} WHERE transaction_id = ?`;
-        const row = connection.prepare(select).get(id);
-        connection.exec("COMMIT");
-        return outcomeOf(row);
-      } catch (error) {
-        connection.exec("ROLLBACK");
-        throw error;
-      }
-    },
+    outcome: (id) =>
+      decided({
+        isConflict: () => false,
+        fence: () =>
+          alone("BEGIN IMMEDIATE", () =>
+            connection.prepare(`INSERT OR IGNORE ${insert}`).run(id, "rollback", Date.now()),
+          ),
+        read: () =>
+          alone("BEGIN", () =>
+            connection.prepare(`SELECT outcome FROM ${table} WHERE transaction_id = ?`).get(id),
+          ),
+      }),
     async create() {
       connection.exec(
         `CREATE TABLE IF NOT EXISTS ${table} (
@@ -212,13 +230,22 @@ async function marked(id: string, isTaken: Test, insert: () => Promise<unknown>)
   }
 }
 
-/** The result of `once`, which is repeated while it fails on a conflict. */
-async function repeated<Result>(isConflict: Test, once: () => Promise<Result>): Promise<Result> {
+/** The outcome in the row, or in the fence that is inserted where there is none. */
+async function decided(statements: {
+  read: () => Promise<unknown>;
+  fence: () => Promise<unknown>;
+  isConflict: Test;
+}): Promise<Outcome> {
   for (let tries = 1; ; tries++) {
     try {
-      return await once();
+      let row = await statements.read();
+      if (!row) {
+        await statements.fence();
+        row = await statements.read();
+      }
+      return outcomeOf(row);
     } catch (error) {
-      if (tries === TRIES || !isConflict(error)) throw error;
+      if (tries === TRIES || !statements.isConflict(error)) throw error;
     }
   }
 }

@@ -121,6 +121,17 @@ for (const name of available) {
     assert.equal(waits ? await outcome : await markers.outcome(id), "commit");
   });
 
+  test(`${name}: an outcome that is known does not wait for another transaction`, async () => {
+    const [known, other] = [unique("known"), unique("other")];
+    await database.transaction((db) => database.markers.mark(db, known));
+    if (!database.waits) return; // by this driver even a reader finds the database locked
+
+    await database.transaction(async (db) => {
+      await database.markers.mark(db, other);
+      assert.equal(await database.markers.outcome(known), "commit");
+    });
+  });
+
   test(`${name}: of an outcome and a mark at the same time, the first decides`, async () => {
     const ids = Array.from({ length: 20 }, () => unique("race"));
 
