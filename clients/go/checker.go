@@ -1,0 +1,161 @@
+package escrowmq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"escrowmq.dev/go/api"
+)
+
+// A Checker receives the checks of a producer group and answers them from the producer's database.
+// Any number of processes may run one.
+type Checker struct {
+	Client        *Client
+	ProducerGroup string
+	// Answer looks a transaction up, for example with [Markers.Outcome]. After an error, the check is
+	// answered with Unknown, and the error is kept as evidence.
+	Answer func(ctx context.Context, transactionID string) (Decision, error)
+	// Timeout of one call of Answer. 0: 10 seconds, within the 15 for which a check is leased.
+	Timeout time.Duration
+	// Log gets failures. Nil: slog.Default().
+	Log *slog.Logger
+}
+
+// Run answers checks until the context ends, and returns its error. A failure of the service is
+// logged and tried again.
+func (c *Checker) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if _, err := c.RunOnce(ctx, 20*time.Second); err != nil && ctx.Err() == nil {
+			logger(c.Log).Error("checks could not be answered", "producer_group", c.ProducerGroup, "error", err)
+			_ = sleep(ctx, time.Second)
+		}
+	}
+	return ctx.Err()
+}
+
+// RunOnce waits for checks, answers them, and returns their number. The error is a *RefusedError if
+// the service refused some of the answers.
+func (c *Checker) RunOnce(ctx context.Context, wait time.Duration) (int, error) {
+	waitMs, most := wait.Milliseconds(), int32(1) // one at a time: each has its whole lease
+	answer, err := c.Client.API.ReceiveChecksWithResponse(
+		ctx, c.ProducerGroup, api.ReceiveChecksInput{WaitMs: &waitMs, MaxChecks: &most})
+	if err != nil {
+		return 0, err
+	}
+	list, err := result(answer.JSON200, answer.HTTPResponse, answer.Body)
+	if err != nil || len(list.Checks) == 0 {
+		return 0, err
+	}
+	input := api.AnswersInput{}
+	for _, check := range list.Checks {
+		decision, evidence := ask(ctx, c.Answer, check.TransactionID, c.Timeout)
+		input.Answers = append(input.Answers, api.AnswerInput{
+			CheckID: check.CheckID, Decision: api.CheckDecision(decision), Evidence: evidence,
+		})
+	}
+	answered, err := c.Client.API.AnswerChecksWithResponse(ctx, c.ProducerGroup, input)
+	if err != nil {
+		return 0, err
+	}
+	results, err := result(answered.JSON2XX, answered.HTTPResponse, answered.Body)
+	if err != nil {
+		return 0, err
+	}
+	refused := map[int]*ProblemError{}
+	for place, one := range results.Results {
+		if one.Problem != nil {
+			refused[place] = &ProblemError{*one.Problem}
+		}
+	}
+	if len(refused) > 0 {
+		return int(results.Accepted), &RefusedError{"answers to checks", refused}
+	}
+	return int(results.Accepted), nil
+}
+
+// CheckHandler answers the checks that a service sends to a webhook.
+//
+// The signature is verified over the raw body before anything of it is read; status 401 refuses it.
+// Only an answer of yours is status 200: after an error the status is 500, and the service asks
+// again. `secrets` is called for each check, so that a rotation needs no restart.
+func CheckHandler(
+	secrets func() []string,
+	answer func(ctx context.Context, transactionID string) (Decision, error),
+) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if request.Method != http.MethodPost {
+			http.Error(w, "send a POST", http.StatusMethodNotAllowed)
+			return
+		}
+		body, err := io.ReadAll(http.MaxBytesReader(w, request.Body, 64<<10))
+		if err != nil {
+			http.Error(w, "the body is too large or incomplete", http.StatusBadRequest)
+			return
+		}
+		if _, err := Verify(secrets(), request.Header, body, time.Now()); err != nil {
+			status := http.StatusInternalServerError
+			if errors.Is(err, ErrInvalidSignature) {
+				status = http.StatusUnauthorized
+			}
+			http.Error(w, http.StatusText(status), status)
+			return
+		}
+		var check api.CheckQuestion
+		if json.Unmarshal(body, &check) != nil || check.TransactionID == "" {
+			http.Error(w, "the body is no check", http.StatusBadRequest)
+			return
+		}
+		decision, err := answer(request.Context(), check.TransactionID)
+		if err != nil {
+			slog.Error("a check could not be answered", "transaction_id", check.TransactionID, "error", err)
+			http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(api.CheckAnswer{Decision: api.CheckDecision(decision)})
+	})
+}
+
+// ask calls Answer. A panic and an error become Unknown, with the error as evidence.
+func ask(
+	ctx context.Context, answer func(context.Context, string) (Decision, error),
+	transactionID string, timeout time.Duration,
+) (decision Decision, evidence *api.Texts) {
+	if timeout == 0 {
+		timeout = 10 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	unknown := func(reason string) (Decision, *api.Texts) {
+		return Unknown, &api.Texts{"error": shortened(reason)}
+	}
+	defer func() {
+		if failure := recover(); failure != nil {
+			decision, evidence = unknown(fmt.Sprint(failure))
+		}
+	}()
+	decision, err := answer(ctx, transactionID)
+	if err != nil {
+		return unknown(err.Error())
+	}
+	return decision, nil
+}
+
+// shortened keeps a text within the limit of a reason, on whole characters.
+func shortened(text string) string {
+	runes := []rune(text)
+	return string(runes[:min(len(runes), 120)]) // at most 480 bytes of the 500
+}
+
+func logger(log *slog.Logger) *slog.Logger {
+	if log == nil {
+		return slog.Default()
+	}
+	return log
+}

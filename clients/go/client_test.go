@@ -1,0 +1,248 @@
+package escrowmq
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"escrowmq.dev/go/api"
+)
+
+// answering is a server that gives these answers, one after another, and keeps what it was sent.
+type answering struct {
+	*httptest.Server
+	keys   []string
+	bodies []string
+}
+
+type answer struct {
+	status int
+	body   string
+}
+
+func answers(t *testing.T, list ...answer) *answering {
+	t.Helper()
+	found := &answering{}
+	found.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		found.keys = append(found.keys, r.Header.Get("Idempotency-Key"))
+		found.bodies = append(found.bodies, string(body))
+		next := list[min(len(found.bodies), len(list))-1]
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(next.status)
+		_, _ = io.WriteString(w, next.body)
+	}))
+	t.Cleanup(found.Close)
+	return found
+}
+
+const receipt = `{"message_id":"msg_1","topic":"orders","stored_at":"2026-11-24T00:00:00Z",
+	"durability":"synced","deduplicated":false}`
+
+func newClient(t *testing.T, url string) *Client {
+	t.Helper()
+	client, err := New(url, WithRetry(Retry{Total: time.Minute, First: 1, Longest: 1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func TestASendThatIsRepeatedHasTheSameKeyAndTheSameBody(t *testing.T) {
+	server := answers(t,
+		answer{503, `{"code":"overloaded","status":503,"retryable":true,"retry_after_ms":1}`},
+		answer{429, `busy`}, answer{201, receipt})
+
+	got, err := newClient(t, server.URL).Send(context.Background(), "orders", JSON(map[string]int{"n": 1}))
+
+	if err != nil || got.MessageID != "msg_1" {
+		t.Fatal(got, err)
+	}
+	if len(server.keys) != 3 || server.keys[0] == "" || server.keys[0] != server.keys[2] {
+		t.Error("keys:", server.keys)
+	}
+	if server.bodies[0] != `{"json":{"n":1}}` && strings.TrimSpace(server.bodies[0]) != `{"json":{"n":1}}` {
+		t.Error("body:", server.bodies[0])
+	}
+	if server.bodies[0] != server.bodies[2] {
+		t.Error("bodies:", server.bodies)
+	}
+}
+
+func TestAProblemWithAnUnknownCodeIsAProblemErrorAndIsNotRepeated(t *testing.T) {
+	server := answers(t, answer{409, `{"code":"brand_new","detail":"why","status":409,"retryable":false}`})
+
+	_, err := newClient(t, server.URL).Send(context.Background(), "orders", Text("x"))
+
+	var problem *ProblemError
+	if !errors.As(err, &problem) || problem.Code != "brand_new" || problem.Status != 409 {
+		t.Fatal(err)
+	}
+	if len(server.bodies) != 1 {
+		t.Error(len(server.bodies), "tries")
+	}
+}
+
+func TestAReplyThatDidNotComeInTimeIsNotAskedForAgain(t *testing.T) {
+	server := answers(t, answer{504, `{"code":"reply_timeout","status":504,"retryable":true}`})
+
+	_, err := newClient(t, server.URL).Send(context.Background(), "orders", Text("x"))
+
+	if !HasCode(err, "reply_timeout") || len(server.bodies) != 1 {
+		t.Fatal(err, len(server.bodies))
+	}
+}
+
+func TestAnAnswerOfAProxyIsAnError(t *testing.T) {
+	for _, one := range []answer{{502, "<html>"}, {200, "<html>"}, {200, ""}} {
+		server := answers(t, one)
+		if got, err := newClient(t, server.URL).Send(context.Background(), "orders", Text("x")); err == nil {
+			t.Error(one, got)
+		}
+	}
+}
+
+func TestTheDelayGrowsToItsLimitAndIsNeverShorterThanTheServiceAsks(t *testing.T) {
+	retry := Retry{Total: time.Minute, First: 100 * time.Millisecond, Longest: 5 * time.Second}
+	cases := []struct {
+		tries        int
+		spent, asked time.Duration
+		random       float64
+		wait         time.Duration
+		again        bool
+	}{
+		{1, 0, 0, 0.5, 50 * time.Millisecond, true},
+		{2, 0, 0, 0.5, 100 * time.Millisecond, true},
+		{50, 0, 0, 0.5, 2500 * time.Millisecond, true},
+		{1, 0, time.Second, 0.5, time.Second, true},
+		{1, 59 * time.Second, 2 * time.Second, 0, 2 * time.Second, false},
+		{1, time.Minute, 0, 0, 0, false},
+	}
+	for _, c := range cases {
+		if wait, again := retry.delay(c.tries, c.spent, c.asked, c.random); wait != c.wait || again != c.again {
+			t.Errorf("%+v: %v %v", c, wait, again)
+		}
+	}
+}
+
+func TestACommitThatCannotBeSentIsPendingAndOneThatIsRefusedIsAProblem(t *testing.T) {
+	begun := answer{201, `{"transaction_id":"t","state":"prepared","producer_group":"shop","messages":[],
+		"prepared_at":"2026-11-24T00:00:00Z","answers":0,"checking":false,"late":false,"revision":1}`}
+	commit := func(second answer) error {
+		server := answers(t, begun, second)
+		client, err := New(server.URL, WithRetry(Retry{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client.Transaction(context.Background(), "shop", func(tx *Tx) error {
+			tx.Add("orders", Text("x"))
+			return nil
+		})
+	}
+
+	var pending *CommitPendingError
+	if err := commit(answer{503, "away"}); !errors.As(err, &pending) || pending.TransactionID == "" {
+		t.Error(err)
+	}
+	refused := answer{409, `{"code":"transaction_already_resolved","status":409,"retryable":false}`}
+	if err := commit(refused); errors.As(err, &pending) || !HasCode(err, "transaction_already_resolved") {
+		t.Error(err)
+	}
+}
+
+func TestEveryStateOfTheLocalTransactionHasAnEnding(t *testing.T) {
+	for state := notBegun; state <= outcomeUnknown; state++ {
+		if _, found := endings[state]; !found {
+			t.Error(state)
+		}
+	}
+	if len(endings) != int(outcomeUnknown)+1 {
+		t.Error(len(endings))
+	}
+	if endings[outcomeUnknown].succeeded != sendNothing || endings[outcomeUnknown].failed != sendNothing {
+		t.Error("an unknown outcome is decided by the check alone")
+	}
+}
+
+// Source: the vectors of the Standard Webhooks reference libraries.
+func TestASignatureIsVerifiedOverTheRawBody(t *testing.T) {
+	secret := "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+	at := time.Unix(1614265330, 0)
+	header := http.Header{}
+	header.Set("Webhook-Id", "msg_p5jXN8AQM9LWM0D4loKWxJek")
+	header.Set("Webhook-Timestamp", strconv.FormatInt(at.Unix(), 10))
+	header.Set("Webhook-Signature", "v1,AAAA v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=")
+	body := []byte(`{"test": 2432232314}`)
+	other := "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))
+
+	if id, err := Verify([]string{other, secret}, header, body, at); err != nil || id != header.Get("Webhook-Id") {
+		t.Fatal(id, err)
+	}
+	refused := map[string]func() error{
+		"another body":   func() error { _, err := Verify([]string{secret}, header, body[1:], at); return err },
+		"another secret": func() error { _, err := Verify([]string{other}, header, body, at); return err },
+		"an old one": func() error {
+			_, err := Verify([]string{secret}, header, body, at.Add(tolerance+time.Second))
+			return err
+		},
+		"no header": func() error { _, err := Verify([]string{secret}, http.Header{}, body, at); return err },
+	}
+	for name, verify := range refused {
+		if err := verify(); !errors.Is(err, ErrInvalidSignature) {
+			t.Error(name, err)
+		}
+	}
+}
+
+func TestAHandlerIsNotReachedWithoutASignatureAndAnErrorIsNoAnswer(t *testing.T) {
+	secret := "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))
+	handler := CheckHandler(func() []string { return []string{secret} },
+		func(context.Context, string) (Decision, error) { return Commit, errors.New("the database is away") })
+	unsigned := httptest.NewRecorder()
+	handler.ServeHTTP(unsigned, httptest.NewRequest("POST", "/", strings.NewReader(`{"transaction_id":"t"}`)))
+	if unsigned.Code != http.StatusUnauthorized {
+		t.Error(unsigned.Code)
+	}
+}
+
+func TestMessagesOfAnOrderedGroupAreHandledByKeyOrQueue(t *testing.T) {
+	a, b := "a", "b"
+	deliver := func(id string, queue int32, key *string) Delivery {
+		return Delivery{api.ReceivedMessage{MessageID: id, Topic: "t", QueueID: queue, OrderingKey: key}}
+	}
+	messages := []Delivery{
+		deliver("1", 0, &a), deliver("2", 0, &b), deliver("3", 0, &a), deliver("4", 0, nil),
+		deliver("5", 1, nil), deliver("6", 0, nil),
+	}
+
+	if got := len(lines(messages, false)); got != 6 {
+		t.Error(got)
+	}
+	ordered := lines(messages, true)
+	var ids []string
+	for _, line := range ordered {
+		id := ""
+		for _, delivery := range line {
+			id += delivery.MessageID
+		}
+		ids = append(ids, id)
+	}
+	if strings.Join(ids, " ") != "13 2 46 5" {
+		t.Error(ids)
+	}
+}
+
+func TestATableNameThatIsNoneIsRefused(t *testing.T) {
+	for _, name := range []string{"a b", "a;b", "a.b.c", "1a", `a"`} {
+		if _, err := (&Markers{Table: name}).statement("%s"); err == nil {
+			t.Error(name)
+		}
+	}
+}

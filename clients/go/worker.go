@@ -1,0 +1,422 @@
+package escrowmq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"escrowmq.dev/go/api"
+)
+
+// ErrLeaseLost is the cause of a handler's context (context.Cause) when its lease has ended: another
+// consumer may have the message now.
+var ErrLeaseLost = errors.New("the lease of this message has ended")
+
+// ErrStopped is the cause of a handler's context when the worker's Shutdown time is over.
+var ErrStopped = errors.New("the worker stops")
+
+// A Delivery is a message under a lease.
+type Delivery struct{ api.ReceivedMessage }
+
+// Body returns the message's bytes.
+func (d Delivery) Body() ([]byte, error) { return Body(d.ReceivedMessage) }
+
+// Decode reads the body as JSON into the value.
+func (d Delivery) Decode(value any) error {
+	body, err := d.Body()
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, value)
+}
+
+// RetryAfter is an error with which a handler rejects its message for this long, instead of the
+// group's backoff.
+func RetryAfter(delay time.Duration, reason string) error {
+	return &rejected{delay: &delay, reason: reason}
+}
+
+// DeadLetter is an error with which a handler moves its message to the dead letters at once.
+func DeadLetter(reason string) error { return &rejected{reason: reason, dead: true} }
+
+type rejected struct {
+	delay  *time.Duration // nil: the backoff of the group
+	reason string
+	dead   bool
+}
+
+func (r *rejected) Error() string { return r.reason }
+
+// Worker receives the messages of a group, calls Handle for each, and acknowledges those for which
+// it returned nil. An error rejects the message: it is delivered again, and becomes a dead letter
+// after the last attempt of its group.
+//
+// Leases are extended at a third of their time, for as long as the handler runs. A handler whose
+// lease is lost has its context cancelled with the cause ErrLeaseLost. No message is leased that no
+// handler is free for. Delivery is at least once: a handler must expect the same message again.
+type Worker struct {
+	Client *Client
+	Group  string
+	Handle func(ctx context.Context, delivery Delivery) error
+	// Concurrency is the number of handlers at a time. 0: 16.
+	Concurrency int
+	// MaxLease ends the extension of a lease, so that a handler that hangs gives its message back.
+	// 0: an hour.
+	MaxLease time.Duration
+	// Shutdown is how long handlers may go on when the context of Run has ended. 0: 25 seconds.
+	Shutdown time.Duration
+	// Name is stored with the leases.
+	Name string
+	// Log gets failures. Nil: slog.Default().
+	Log *slog.Logger
+
+	acknowledged, rejections, lost atomic.Int64
+	received                       atomic.Int64 // when the last receive was answered, in ms
+}
+
+// Stats counts what became of messages since the start.
+type Stats struct{ Acknowledged, Rejected, Lost int64 }
+
+// Stats returns the counts. Safe while the worker runs.
+func (w *Worker) Stats() Stats {
+	return Stats{w.acknowledged.Load(), w.rejections.Load(), w.lost.Load()}
+}
+
+// SinceReceive returns how long ago the service last answered a receive. It is under 30 seconds
+// while the worker is well and not all of its handlers are busy.
+func (w *Worker) SinceReceive() time.Duration {
+	return time.Since(time.UnixMilli(w.received.Load()))
+}
+
+// Run receives until the context ends; then it waits for the handlers, at most for Shutdown, and
+// gives back what they have not finished. It returns nil then, and an error if the service refuses
+// to let this group receive.
+func (w *Worker) Run(ctx context.Context) error {
+	answer, err := w.Client.API.GetGroupWithResponse(ctx, w.Group)
+	if err != nil {
+		return err
+	}
+	group, err := result(answer.JSON200, answer.HTTPResponse, answer.Body)
+	if err != nil {
+		return err
+	}
+	handlers, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	free := make(chan struct{}, w.concurrency()) // one token for each running handler
+	var running sync.WaitGroup
+	failure := w.receive(ctx, func(messages []Delivery, lease time.Duration) {
+		for _, line := range lines(messages, group.Ordered) {
+			running.Add(1)
+			go func() {
+				defer running.Done()
+				w.handleLine(handlers, line, lease, func() { <-free })
+			}()
+		}
+	}, free)
+	finished := make(chan struct{})
+	go func() { running.Wait(); close(finished) }()
+	shutdown := time.NewTimer(orDefault(w.Shutdown, 25*time.Second))
+	defer shutdown.Stop()
+	select {
+	case <-finished:
+	case <-shutdown.C:
+		stop(ErrStopped)
+		<-finished
+	}
+	return failure
+}
+
+// receive leases messages for free handlers and starts them, until the context ends.
+func (w *Worker) receive(
+	ctx context.Context, start func([]Delivery, time.Duration), free chan struct{},
+) error {
+	attempt := randomID()
+	for {
+		// Wait for one free handler, then take those that are free beside it.
+		select {
+		case <-ctx.Done():
+			return nil
+		case free <- struct{}{}:
+		}
+		wanted := 1
+		for ; wanted < cap(free); wanted++ {
+			select {
+			case free <- struct{}{}:
+				continue
+			default:
+			}
+			break
+		}
+		list, err := w.receiveOnce(ctx, attempt, wanted)
+		got := 0
+		if err == nil {
+			got = len(list.Messages)
+			attempt = randomID()
+			w.received.Store(time.Now().UnixMilli())
+		}
+		for range wanted - got {
+			<-free
+		}
+		var problem *ProblemError
+		switch {
+		case ctx.Err() != nil && got == 0:
+			return nil
+		case errors.As(err, &problem) && !problem.Retryable:
+			return err
+		case err != nil:
+			logger(w.Log).Error("messages could not be received", "group", w.Group, "error", err)
+			_ = sleep(ctx, time.Second)
+		case got > 0:
+			deliveries := make([]Delivery, got)
+			for place, message := range list.Messages {
+				deliveries[place] = Delivery{message}
+			}
+			start(deliveries, list.Messages[0].LeaseExpiresAt.Sub(list.ServerTime))
+		}
+	}
+}
+
+func (w *Worker) receiveOnce(
+	ctx context.Context, attempt string, wanted int,
+) (*api.ReceivedMessages, error) {
+	input := api.ReceiveInput{AttemptID: &attempt}
+	most, wait := int32(min(wanted, 1000)), int64(20_000)
+	input.MaxMessages, input.WaitMs = &most, &wait
+	if w.Name != "" {
+		input.Worker = &w.Name
+	}
+	answer, err := w.Client.API.ReceiveMessagesWithResponse(ctx, w.Group, input)
+	if err != nil {
+		return nil, err
+	}
+	return result(answer.JSON200, answer.HTTPResponse, answer.Body)
+}
+
+// lines splits messages into those that are handled one after another: of an ordered group, those
+// with one ordering key, or without a key in one queue.
+func lines(messages []Delivery, ordered bool) [][]Delivery {
+	var all [][]Delivery
+	places := map[string]int{}
+	for _, message := range messages {
+		if ordered {
+			line := fmt.Sprintf("queue %s/%d", message.Topic, message.QueueID)
+			if message.OrderingKey != nil {
+				line = "key " + *message.OrderingKey
+			}
+			if place, found := places[line]; found {
+				all[place] = append(all[place], message)
+				continue
+			}
+			places[line] = len(all)
+		}
+		all = append(all, []Delivery{message})
+	}
+	return all
+}
+
+// handleLine handles messages one after another. The leases of those that wait are extended, too.
+func (w *Worker) handleLine(
+	handlers context.Context, line []Delivery, lease time.Duration, done func(),
+) {
+	type held struct {
+		ctx     context.Context
+		release func()
+	}
+	leases := make([]held, len(line))
+	for place, delivery := range line {
+		leases[place].ctx, leases[place].release = w.hold(handlers, delivery, lease)
+	}
+	failed := false
+	for place, delivery := range line {
+		outcome := error(&rejected{delay: new(time.Duration), reason: "an earlier message of its order was rejected"})
+		if !failed {
+			outcome = w.call(leases[place].ctx, handlers, delivery)
+		}
+		cause := context.Cause(leases[place].ctx)
+		leases[place].release()
+		failed = w.settle(delivery, outcome, cause) || failed
+		done()
+	}
+}
+
+// hold extends a lease until it is released. Its context ends with it.
+func (w *Worker) hold(
+	handlers context.Context, delivery Delivery, lease time.Duration,
+) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(handlers)
+	extending, end := context.WithCancel(context.WithoutCancel(handlers))
+	go func() {
+		started := time.Now()
+		expires := started.Add(lease)
+		for sleep(extending, lease/3) == nil {
+			now := time.Now()
+			if now.Sub(started) > orDefault(w.MaxLease, time.Hour) || now.After(expires) {
+				cancel(ErrLeaseLost)
+				return
+			}
+			until, stop := context.WithDeadline(extending, expires)
+			err := w.extend(until, delivery, lease)
+			stop()
+			if err == nil {
+				expires = now.Add(lease)
+			} else if HasCode(err, "lease_expired") {
+				cancel(ErrLeaseLost)
+				return
+			}
+		}
+	}()
+	return ctx, func() { end(); cancel(nil) }
+}
+
+func (w *Worker) extend(ctx context.Context, delivery Delivery, lease time.Duration) error {
+	ms := lease.Milliseconds()
+	answer, err := w.Client.API.ExtendLeasesWithResponse(ctx, w.Group, api.ExtendInput{
+		Entries: []api.ExtendEntry{{ReceiptHandle: delivery.ReceiptHandle, LeaseMs: &ms}},
+	})
+	if err != nil {
+		return err
+	}
+	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+}
+
+// call runs the handler. A panic becomes an error, so that one message cannot stop the others. A
+// handler that goes on after the worker has stopped is left behind, and its message given back.
+func (w *Worker) call(ctx, handlers context.Context, delivery Delivery) error {
+	returned := make(chan error, 1)
+	go func() {
+		defer func() {
+			if failure := recover(); failure != nil {
+				returned <- fmt.Errorf("panic: %v", failure)
+			}
+		}()
+		returned <- w.Handle(ctx, delivery)
+	}()
+	select {
+	case err := <-returned:
+		return err
+	case <-handlers.Done():
+	}
+	select {
+	case err := <-returned:
+		return err
+	case <-time.After(time.Second):
+		return ErrStopped
+	}
+}
+
+// settle acknowledges or rejects a message, and reports whether it will be delivered again.
+func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
+	log := logger(w.Log).With("group", w.Group, "message_id", delivery.MessageID)
+	if errors.Is(cause, ErrLeaseLost) {
+		w.lost.Add(1)
+		log.Error("the lease of a message was lost while it was handled")
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), decisionTimeout)
+	defer cancel()
+	rejects := outcome != nil
+	var err error
+	switch reason := (*rejected)(nil); {
+	case !rejects:
+		err = w.ack(ctx, delivery)
+	case errors.As(outcome, &reason) && reason.dead:
+		rejects = false
+		err = w.deadLetter(ctx, delivery, reason.reason)
+	case errors.Is(cause, ErrStopped):
+		err = w.nack(ctx, delivery, new(time.Duration), "the worker stopped")
+	case reason != nil:
+		err = w.nack(ctx, delivery, reason.delay, reason.reason)
+	default:
+		log.Warn("a message was rejected", "error", outcome, "attempt", delivery.Attempt)
+		err = w.nack(ctx, delivery, nil, outcome.Error())
+	}
+	switch {
+	case HasCode(err, "lease_expired"):
+		w.lost.Add(1)
+		log.Error("the lease of a message had ended before it was settled", "error", err)
+		return true
+	case err != nil:
+		log.Error("a message could not be settled; it is delivered again", "error", err)
+		return true
+	case outcome == nil:
+		w.acknowledged.Add(1)
+	default:
+		w.rejections.Add(1)
+	}
+	return rejects
+}
+
+func (w *Worker) ack(ctx context.Context, delivery Delivery) error {
+	answer, err := w.Client.API.AckMessagesWithResponse(ctx, w.Group, api.AckInput{
+		Entries: []api.AckEntry{{ReceiptHandle: delivery.ReceiptHandle}},
+	})
+	if err != nil {
+		return err
+	}
+	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+}
+
+func (w *Worker) nack(
+	ctx context.Context, delivery Delivery, delay *time.Duration, reason string,
+) error {
+	entry := api.NackEntry{ReceiptHandle: delivery.ReceiptHandle, Reason: reasonOf(reason)}
+	if delay != nil {
+		ms := delay.Milliseconds()
+		entry.DelayMs = &ms
+	}
+	answer, err := w.Client.API.NackMessagesWithResponse(
+		ctx, w.Group, api.NackInput{Entries: []api.NackEntry{entry}})
+	if err != nil {
+		return err
+	}
+	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+}
+
+func (w *Worker) deadLetter(ctx context.Context, delivery Delivery, reason string) error {
+	answer, err := w.Client.API.DeadLetterMessagesWithResponse(ctx, w.Group, api.DeadLetterInput{
+		Entries: []api.DeadLetterEntry{
+			{ReceiptHandle: delivery.ReceiptHandle, Reason: reasonOf(reason)}},
+	})
+	if err != nil {
+		return err
+	}
+	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+}
+
+// refusal returns why the one entry of a request was refused.
+func refusal(results *api.SettleResults, response *http.Response, body []byte) error {
+	answered, err := result(results, response, body)
+	if err != nil {
+		return err
+	}
+	for _, one := range answered.Results {
+		if one.Problem != nil {
+			return &ProblemError{*one.Problem}
+		}
+	}
+	return nil
+}
+
+func reasonOf(reason string) *string {
+	if reason == "" {
+		return nil
+	}
+	reason = shortened(reason)
+	return &reason
+}
+
+func (w *Worker) concurrency() int { return orDefault(w.Concurrency, 16) }
+
+func orDefault[T comparable](value, otherwise T) T {
+	var zero T
+	if value == zero {
+		return otherwise
+	}
+	return value
+}

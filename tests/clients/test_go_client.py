@@ -1,0 +1,85 @@
+"""Our client in Go: its types generated, vetted, and its tests run against a live service."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import make_url
+
+from tests.clients.conftest import KEY, owner
+from tests.clients.go import CONFIGS, OAPI_CODEGEN
+from tests.clients.workplace import ROOT, Workplace, selected, skip_without
+from tests.support.server import Server
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.skipif(not selected("go"), reason="CLIENTS names other languages"),
+]
+PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
+GENERATE = (
+    *("go", "run", OAPI_CODEGEN, "-config", CONFIGS / "oapi-codegen.yaml"),
+    *("-package", "api", "-o", "api/api.gen.go", "openapi.json"),
+)
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[Server]:
+    """A service that may send checks to this machine, and wants a key."""
+    environment = {
+        "ESCROWMQ_API_KEYS": f'["{KEY}"]',
+        "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]',
+    }
+    with Server(tmp_path / "data", environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def module() -> Workplace:
+    """The module with its generated package."""
+    skip_without("go", "gofmt")
+    place = Workplace.copy_of(ROOT / "clients" / "go", "go")
+    place.run("generate", *GENERATE, warnings=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def live(module) -> Workplace:
+    """A module of its own: a program that uses the client gets no driver of a database with it."""
+    return Workplace(module.folder / "live")
+
+
+def test_the_go_client_is_formatted_vetted_and_passes_its_own_tests(module):
+    assert module.run("format", "gofmt", "-l", ".") == ""
+    module.run("vet", "go", "vet", "./...", warnings=True)
+    module.run("test", "go", "test", "./...", warnings=True)
+
+
+def test_the_go_client_passes_its_tests_against_a_service_and_databases(live, server, postgresql):
+    database = make_url(postgresql.new_database())
+    environment = {
+        "ESCROWMQ_URL": server.url,
+        "ESCROWMQ_API_KEY": KEY,
+        "ESCROWMQ_TEST_POSTGRESQL": f"host={database.query['host']} port=5432 "
+        f"user=escrowmq dbname={database.database}",
+    }
+
+    live.run("vet", "go", "vet", "./...", warnings=True)
+    live.run("live", "go", "test", "-count=1", "./...", environment=environment, warnings=True)
+
+
+def test_the_go_program_of_the_page_publishes_an_order_and_handles_it(live, server):
+    (program,) = re.findall(r"```go\n(package main\n.*?)```", PAGE, re.DOTALL)
+    address = '"http://127.0.0.1:8080"'
+    assert address in program
+    ours = program.replace(address, f'"{server.url}", escrowmq.WithAPIKey("{KEY}")')
+    (live.folder / "page").mkdir(exist_ok=True)
+    (live.folder / "page" / "main.go").write_text(ours, "utf-8")
+    with owner(server) as client:
+        client.post("/v1/topics", json={"topic": "orders"}).raise_for_status()
+        client.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}).raise_for_status()
+
+    printed = live.run("page", "go", "run", "./page", warnings=True)
+
+    assert printed == "bill order-7303\n"
+    with owner(server) as client:
+        assert client.get("/v1/transactions/order-7303").json()["state"] == "committed"
