@@ -1,5 +1,7 @@
 """Java 17: openapi-generator with java.net.http ("native")."""
 
+from pathlib import Path
+
 from tests.clients.generator import Generator
 from tests.clients.workplace import ROOT, Workplace
 
@@ -13,9 +15,13 @@ def install(place: Workplace) -> None:
 
 
 def generate(place: Workplace) -> None:
-    """Generate the client; it says of every document of OpenAPI 3.1 that it is beta."""
+    run_generator(place, CONFIG)
+
+
+def run_generator(place: Workplace, config: Path) -> None:
+    """Generate a client; openapi-generator says of every document of OpenAPI 3.1 that it is beta."""
     jar = f"cache/openapi-generator-cli-{VERSION}.jar"
-    source = ("-i", "openapi.json", "-c", CONFIG, "-o", "generated")
+    source = ("-i", "openapi.json", "-c", config, "-o", "generated")
     place.run("generate", "java", "-jar", jar, "generate", *source, warnings=True)
 
 

@@ -4,7 +4,7 @@ the strictest settings, and run against a live service.
 
 import pytest
 
-from tests.clients import go, java, python, typescript
+from tests.clients import go, java, python, rust, typescript
 from tests.clients.conftest import KEY, owner
 from tests.clients.generator import Generator
 from tests.clients.workplace import ROOT, Workplace, selected, skip_without
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.clients
 
 GENERATORS = [
     generator
-    for language in (typescript, python, go, java)
+    for language in (typescript, python, go, java, rust)
     for generator in language.GENERATORS
     if selected(generator.language)
 ]
