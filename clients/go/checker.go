@@ -32,7 +32,8 @@ type Checker struct {
 func (c *Checker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if _, err := c.RunOnce(ctx, 20*time.Second); err != nil && ctx.Err() == nil {
-			logger(c.Log).Error("checks could not be answered", "producer_group", c.ProducerGroup, "error", err)
+			logger(c.Log).Error("checks could not be answered",
+				"producer_group", c.ProducerGroup, "error", err)
 			_ = sleep(ctx, time.Second)
 		}
 	}
@@ -114,7 +115,7 @@ func CheckHandler(
 		decision, err := answer(request.Context(), check.TransactionID)
 		if err != nil {
 			slog.Error("a check could not be answered", "transaction_id", check.TransactionID, "error", err)
-			http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
+			http.Error(w, "no answer: see the log", http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

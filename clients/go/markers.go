@@ -41,7 +41,7 @@ type Execer interface {
 //
 // The producer's own transaction inserts (id, commit). A check of an id without a row inserts
 // (id, rollback) before it answers: a producer that is slower than the check then collides with
-// that row and cannot commit any more. So both see one outcome, whoever comes first.
+// that row and cannot commit any more. So both see one outcome, whichever comes first.
 type Markers struct {
 	Dialect Dialect
 	// Table is its name: letters, digits, '_', with an optional schema. Empty: escrowmq_markers.

@@ -57,7 +57,8 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 	for tries := 1; ; tries++ {
 		response, err := r.next.Do(request)
 		again, asked := verdict(response, err)
-		if !again || request.Context().Err() != nil || (request.Body != nil && request.GetBody == nil) {
+		isRepeatable := request.Body == nil || request.GetBody != nil
+		if !again || !isRepeatable || request.Context().Err() != nil {
 			return response, err
 		}
 		wait, ok := r.retry.delay(tries, time.Since(started), asked, mathrand.Float64())

@@ -61,8 +61,9 @@ const (
 
 // endings is the whole rule: what is sent, by what is known and by whether the function failed.
 var endings = map[localState]struct{ succeeded, failed step }{
-	notBegun:     {sendBoth, sendNothing},
-	begun:        {sendCommit, sendNothing}, // failed: after or before the local commit, the check finds out
+	notBegun: {sendBoth, sendNothing},
+	// A failure came before or after the local commit: the check finds out.
+	begun:        {sendCommit, sendNothing},
 	notCommitted: {sendRollback, sendRollback},
 	// The database has it, whatever failed afterwards.
 	committed:      {sendCommit, sendCommit},

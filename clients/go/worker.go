@@ -234,7 +234,7 @@ func (w *Worker) handleLine(
 	}
 	failed := false
 	for place, delivery := range line {
-		outcome := error(&rejected{delay: new(time.Duration), reason: "an earlier message of its order was rejected"})
+		outcome := RetryAfter(0, "an earlier message of its order was rejected")
 		if !failed {
 			outcome = w.call(leases[place].ctx, handlers, delivery)
 		}
