@@ -18,8 +18,8 @@ import (
 type Checker struct {
 	Client        *Client
 	ProducerGroup string
-	// Answer looks a transaction up, for example with [Markers.Outcome]. After an error, the check is
-	// answered with Unknown, and the error is kept as evidence.
+	// Answer looks a transaction up, for example with [Markers.Outcome]. After an error, the check
+	// is answered with Unknown, and the error is kept as evidence.
 	Answer func(ctx context.Context, transactionID string) (Decision, error)
 	// Timeout of one call of Answer. 0: 10 seconds, within the 15 for which a check is leased.
 	Timeout time.Duration
@@ -114,7 +114,8 @@ func CheckHandler(
 		}
 		decision, err := answer(request.Context(), check.TransactionID)
 		if err != nil {
-			slog.Error("a check could not be answered", "transaction_id", check.TransactionID, "error", err)
+			slog.Error("a check could not be answered",
+				"transaction_id", check.TransactionID, "error", err)
 			http.Error(w, "no answer: see the log", http.StatusInternalServerError)
 			return
 		}

@@ -52,7 +52,8 @@ var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-
 
 // CreateTable creates the table if it does not exist.
 func (m *Markers) CreateTable(ctx context.Context, db Execer) error {
-	definition := "CREATE TABLE IF NOT EXISTS %s (transaction_id VARCHAR(255) NOT NULL PRIMARY KEY, " +
+	definition := "CREATE TABLE IF NOT EXISTS %s " +
+		"(transaction_id VARCHAR(255) NOT NULL PRIMARY KEY, " +
 		"outcome VARCHAR(8) NOT NULL, marked_at_ms BIGINT NOT NULL)"
 	if m.Dialect == MySQL {
 		// Ids differ by case, which MySQL's default collation takes no notice of.
@@ -117,7 +118,8 @@ func (m *Markers) insert(
 	if err != nil {
 		return false, err
 	}
-	result, err := db.ExecContext(ctx, query, transactionID, string(outcome), time.Now().UnixMilli())
+	now := time.Now().UnixMilli()
+	result, err := db.ExecContext(ctx, query, transactionID, string(outcome), now)
 	if err != nil {
 		return false, err
 	}

@@ -32,8 +32,8 @@ var DefaultRetry = Retry{
 	Total: 30 * time.Second, First: 100 * time.Millisecond, Longest: 5 * time.Second,
 }
 
-// delay returns how long to wait before the next try, and whether there is one. `tries` counts those
-// that were made, `random` is in [0, 1).
+// delay returns how long to wait before the next try, and whether there is one. `tries` counts
+// those that were made, `random` is in [0, 1).
 func (r Retry) delay(tries int, spent, asked time.Duration, random float64) (time.Duration, bool) {
 	longest := r.Longest
 	if tries <= 20 && r.First<<(tries-1) < longest {

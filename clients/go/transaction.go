@@ -18,7 +18,8 @@ type OutcomeUnknownError struct {
 }
 
 func (e *OutcomeUnknownError) Error() string {
-	return fmt.Sprintf("whether the local transaction of %s committed is unknown until its check: %v",
+	return fmt.Sprintf(
+		"whether the local transaction of %s committed is unknown until its check: %v",
 		e.TransactionID, e.Err)
 }
 
@@ -33,7 +34,8 @@ type CommitPendingError struct {
 }
 
 func (e *CommitPendingError) Error() string {
-	return fmt.Sprintf("the messages of %s are published after its check: %v", e.TransactionID, e.Err)
+	return fmt.Sprintf(
+		"the messages of %s are published after its check: %v", e.TransactionID, e.Err)
 }
 
 func (e *CommitPendingError) Unwrap() error { return e.Err }

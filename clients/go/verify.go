@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// ErrInvalidSignature says that a webhook was not signed with one of the secrets, or not within five
-// minutes of now. Do not act on it.
+// ErrInvalidSignature says that a webhook was not signed with one of the secrets, or not within
+// five minutes of now. Do not act on it.
 var ErrInvalidSignature = errors.New("invalid webhook signature")
 
 const tolerance = 5 * time.Minute

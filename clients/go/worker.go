@@ -14,8 +14,8 @@ import (
 	"escrowmq.dev/go/api"
 )
 
-// ErrLeaseLost is the cause of a handler's context (context.Cause) when its lease has ended: another
-// consumer may have the message now.
+// ErrLeaseLost is the cause of a handler's context (context.Cause) when its lease has ended:
+// another consumer may have the message now.
 var ErrLeaseLost = errors.New("the lease of this message has ended")
 
 // ErrStopped is the cause of a handler's context when the worker's Shutdown time is over.

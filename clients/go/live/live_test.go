@@ -28,13 +28,16 @@ type database struct {
 	markers *escrowmq.Markers
 }
 
-// eachDatabase runs the test on SQLite, and on those servers whose addresses are in the environment.
+// eachDatabase runs the test on SQLite, and on those servers whose addresses are in the
+// environment.
 func eachDatabase(t *testing.T, test func(t *testing.T, on database)) {
+	options := "/shop.db?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)" +
+		"&_pragma=foreign_keys(1)&_txlock=immediate"
 	cases := []struct {
 		name, driver, address string
 		dialect               escrowmq.Dialect
 	}{
-		{"SQLite", "sqlite", "file:" + t.TempDir() + "/shop.db?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=foreign_keys(1)&_txlock=immediate", escrowmq.SQLite},
+		{"SQLite", "sqlite", "file:" + t.TempDir() + options, escrowmq.SQLite},
 		{"PostgreSQL", "pgx", os.Getenv("ESCROWMQ_TEST_POSTGRESQL"), escrowmq.PostgreSQL},
 		{"MySQL", "mysql", os.Getenv("ESCROWMQ_TEST_MYSQL"), escrowmq.MySQL},
 	}
@@ -161,7 +164,8 @@ func TestACheckThatComesFirstFencesASlowProducer(t *testing.T) {
 		err := client.Transaction(ctx, "shop", func(tx *escrowmq.Tx) error {
 			tx.Add(topic, escrowmq.Text("x"))
 			expect(t, outcome(t, on, id), escrowmq.Rollback)
-			return tx.Local(ctx, on.db, nil, func(*sql.Tx) error { return errors.New("never called") })
+			never := func(*sql.Tx) error { return errors.New("never called") }
+			return tx.Local(ctx, on.db, nil, never)
 		}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers))
 
 		if !errors.Is(err, escrowmq.ErrFenced) {
@@ -367,7 +371,8 @@ func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
 	check(t, worker.Run(running))
 
 	wait := int64(5000)
-	again, err := client.API.ReceiveMessagesWithResponse(ctx, group, api.ReceiveInput{WaitMs: &wait})
+	again, err := client.API.ReceiveMessagesWithResponse(
+		ctx, group, api.ReceiveInput{WaitMs: &wait})
 	check(t, err)
 	expect(t, len(again.JSON200.Messages), 1)
 	expect(t, again.JSON200.Messages[0].Attempt, int32(2))
@@ -386,7 +391,8 @@ func service(t *testing.T) *escrowmq.Client {
 	if os.Getenv("ESCROWMQ_URL") == "" {
 		t.Skip("ESCROWMQ_URL is not set")
 	}
-	client, err := escrowmq.New(os.Getenv("ESCROWMQ_URL"), escrowmq.WithAPIKey(os.Getenv("ESCROWMQ_API_KEY")))
+	key := escrowmq.WithAPIKey(os.Getenv("ESCROWMQ_API_KEY"))
+	client, err := escrowmq.New(os.Getenv("ESCROWMQ_URL"), key)
 	check(t, err)
 	return client
 }

@@ -38,7 +38,8 @@ func main() {
 	fmt.Println("send", sent.JSON2XX.Durability)
 
 	wait := int64(5000)
-	received, err := client.ReceiveMessagesWithResponse(ctx, "live", escrowmq.ReceiveInput{WaitMs: &wait})
+	received, err := client.ReceiveMessagesWithResponse(
+		ctx, "live", escrowmq.ReceiveInput{WaitMs: &wait})
 	check(err)
 	fmt.Print("receive")
 	entries := []escrowmq.AckEntry{}

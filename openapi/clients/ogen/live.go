@@ -29,7 +29,8 @@ func main() {
 	check(err)
 	fmt.Println("begin", begun.State)
 
-	decided, err := client.CommitTransaction(ctx, escrowmq.CommitTransactionParams{TransactionID: "live-1"})
+	decided, err := client.CommitTransaction(ctx,
+		escrowmq.CommitTransactionParams{TransactionID: "live-1"})
 	check(err)
 	fmt.Println("commit", decided.State)
 
@@ -60,7 +61,8 @@ func main() {
 	_, err = client.RollbackTransaction(ctx, escrowmq.OptRollbackInput{},
 		escrowmq.RollbackTransactionParams{TransactionID: "live-3"})
 	check(err)
-	_, err = client.CommitTransaction(ctx, escrowmq.CommitTransactionParams{TransactionID: "live-3"})
+	_, err = client.CommitTransaction(ctx,
+		escrowmq.CommitTransactionParams{TransactionID: "live-3"})
 	var problem *escrowmq.ProblemStatusCode
 	if !errors.As(err, &problem) {
 		log.Fatal("a rolled back transaction was committed: ", err)
