@@ -104,6 +104,7 @@ def _read_record(data: bytes, begin: int) -> tuple[Record, int]:
         tag=found.get("TAGS"),
         ordering_key=found.get("__SHARDINGKEY"),
         content_type=found.get("__content_type"),
+        transaction_id=found.get("__transactionId__"),
         properties=_of_the_sender(found),
         born_at=_time(born_at_ms),
         stored_at=_time(stored_at_ms),

@@ -52,6 +52,7 @@ def as_json(page: MessagePage) -> dict[str, Any]:
             **({"tag": one.tag} if one.tag else {}),
             **({"ordering_key": one.ordering_key} if one.ordering_key else {}),
             **({"content_type": one.content_type} if one.content_type else {}),
+            **({"transaction_id": one.transaction_id} if one.transaction_id else {}),
             "payload": base64.b64encode(one.body).decode(),
             "payload_encoding": "base64",
             "properties": one.properties,

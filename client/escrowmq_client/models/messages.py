@@ -104,6 +104,8 @@ class Message(Content, frozen=True, kw_only=True):
     key: str | None = None
     tag: str | None = None
     ordering_key: str | None = None
+    transaction_id: str | None = None
+    """The transaction that the message was sent in; None if in none."""
     born_at: datetime
     stored_at: datetime
 
@@ -142,6 +144,8 @@ class KnownMessage(Content, frozen=True, kw_only=True):
     key: str | None = None
     tag: str | None = None
     ordering_key: str | None = None
+    transaction_id: str | None = None
+    """The transaction that the message was sent in; None if in none."""
     born_at: datetime
     stored_at: datetime
 
@@ -162,13 +166,33 @@ class TraceEvent(Output, frozen=True, kw_only=True):
     """For a lease: the attempt, from 1."""
     worker: str | None = None
     """For a lease: the worker, if it gave a name."""
+    reason: str | None = None
+    """For nacked, dead_lettered and discarded: the reason that the consumer gave."""
+
+
+class GroupStatus(Output, frozen=True, kw_only=True):
+    """Status of a message for a consumer group, by the group's positions and filter of today."""
+
+    group: str
+    status: str
+    filter: str | None = None
+    """For filtered: the expression of the group's filter."""
+    until: datetime | None = None
+    """For leased, the end of the lease; for waiting, the time of the next delivery, if known."""
 
 
 class Trace(Output, frozen=True, kw_only=True):
-    """The history of a message, in order."""
+    """The history of a message, in order, and its status for each group that reads its topic."""
 
     message_id: str
     topic: str
+    transaction_id: str | None = None
+    """The transaction that the message was sent in; None if in none."""
+    schedule_id: str | None = None
+    """For a delayed message: the id to reschedule or cancel it."""
+    deliver_at: datetime | None = None
     items: list[TraceEvent]
+    groups: list[GroupStatus]
+    """At most 1,000 groups, by name."""
     told_until: datetime | None = None
     """The trace ends at this time: later events were too many to search."""

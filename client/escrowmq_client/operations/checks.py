@@ -27,11 +27,13 @@ def put_producer_group(
     check_url: str | None = None,
     timeout_ms: int | None = None,
     concurrency: int | None = None,
+    signing_secret: str | None = None,
     if_match: int | None = None,
 ) -> Call[ProducerGroup]:
     """Create or update a producer group. Fields that are not given keep their value.
 
-    With `check_mode="webhook"` the first answer holds the secret that checks are signed with.
+    With `check_mode="webhook"` the first answer holds the secret that checks are signed with,
+    unless it is your own (`signing_secret`).
     `if_match`: the revision that is to be replaced as a whole.
 
     Raises Conflict; ProblemError (check_url_refused, revision_mismatch, validation_failed).
@@ -48,6 +50,7 @@ def put_producer_group(
             check_url=check_url,
             timeout_ms=timeout_ms,
             concurrency=concurrency,
+            signing_secret=signing_secret,
         ),
     )
 

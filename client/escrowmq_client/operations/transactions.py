@@ -115,13 +115,15 @@ def list_transactions(
     *,
     state: str | None = None,
     producer_group: str | None = None,
+    business_key: str | None = None,
     older_than_ms: int | None = None,
     page_size: int | None = None,
     page_token: str | None = None,
 ) -> Call[TransactionPage]:
     """List transactions in the order in which they were begun.
 
-    `state` is one or several states with commas, for example `prepared,held`.
+    `state` is one or several states with commas, for example `prepared,held`; `business_key` the
+    whole key that was given at the begin. A page may have fewer items, and more may follow.
     """
     return Call(
         "listTransactions",
@@ -131,6 +133,7 @@ def list_transactions(
         query=query(
             state=state,
             producer_group=producer_group,
+            business_key=business_key,
             older_than_ms=older_than_ms,
             page_size=page_size,
             page_token=page_token,
