@@ -70,9 +70,11 @@ def disk_of(files: Files) -> SimulatedDisk:
     disk = SimulatedDisk()
     for path, data in files.items():
         disk.make_directory(path.parent)
-        disk.open(path, create=True)._inode.live[:] = data
-        disk._folder(path.parent).live[path.name].on_disk[:] = data
-        disk._folder(path.parent).sync()
+        file = disk.open(path, create=True)
+        file.write(0, data)
+        file.sync()
+        file.close()
+        disk.sync_directory(path.parent)
     return disk
 
 
