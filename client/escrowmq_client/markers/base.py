@@ -36,6 +36,7 @@ DEFAULT_LOCK_TIMEOUT_MS = 2_000
 # A check can come this long after its transaction began: a day without an answer
 # (unreachable_limit_ms), and the service itself away for another.
 CHECK_HORIZON_MS = 2 * 86_400_000
+IN_LOCAL_TRANSACTION = "the only connection is in the local transaction itself"
 _TRIES = 5
 _PRUNED_AT_ONCE = 1_000
 

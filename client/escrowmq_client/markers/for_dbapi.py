@@ -8,6 +8,7 @@ from typing import Any
 
 from escrowmq_client.markers.base import (
     DEFAULT_LOCK_TIMEOUT_MS,
+    IN_LOCAL_TRANSACTION,
     IsOpen,
     Local,
     MarkerCommitsAlone,
@@ -85,7 +86,7 @@ class _Own(Local):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         if in_transaction(self._connection):
-            raise RuntimeError("the only connection is in the local transaction itself")
+            raise RuntimeError(IN_LOCAL_TRANSACTION)
         try:
             self._begin()
             yield

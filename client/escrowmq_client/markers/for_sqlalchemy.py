@@ -8,9 +8,11 @@ from typing import Any, cast
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool import StaticPool
 
 from escrowmq_client.markers.base import (
     DEFAULT_LOCK_TIMEOUT_MS,
+    IN_LOCAL_TRANSACTION,
     Asked,
     IsOpen,
     Local,
@@ -83,6 +85,7 @@ class SqlAlchemyMarkers(Markers):
             return await super().outcome_async(transaction)
         transaction_id = transaction if isinstance(transaction, str) else transaction.transaction_id
         try:
+            self._refuse_inside()
             async with self._async_engine.connect() as connection:
                 return cast("Outcome", await connection.run_sync(self._decide_on, transaction_id))
         except OutcomeUnknown:
@@ -103,8 +106,15 @@ class SqlAlchemyMarkers(Markers):
 
     @contextmanager
     def _connected(self) -> Iterator[Local]:
+        self._refuse_inside()
         with self._engine.connect() as connection:
             yield _Own(connection)
+
+    def _refuse_inside(self) -> None:
+        """To give the one connection of a StaticPool back would end what is open on it."""
+        pool = self._engine.pool
+        if isinstance(pool, StaticPool) and in_transaction(pool.connection.driver_connection):
+            raise RuntimeError(IN_LOCAL_TRANSACTION)
 
     def _decide_on(self, connection: Connection, transaction_id: str) -> Outcome:
         return self._decide(_Own(connection), transaction_id)
@@ -122,7 +132,7 @@ class _Own(Local):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         if in_transaction(_driver_connection(self._connection)):
-            raise RuntimeError("the only connection is in the local transaction itself")
+            raise RuntimeError(IN_LOCAL_TRANSACTION)
         with self._connection.begin():
             yield
 
@@ -137,5 +147,5 @@ def _execute(connection: Connection, statement: Statement, values: dict[str, obj
 
 
 def _driver_connection(connection: Connection) -> Any:
-    """The connection of the driver, or its adapter if that is asynchronous."""
-    return connection.connection.dbapi_connection
+    """The connection of the driver itself, without the adapter of an asynchronous one."""
+    return connection.connection.driver_connection
