@@ -23,7 +23,8 @@ export interface Database {
   close(): Promise<void>;
 }
 
-const table = unique("markers").replaceAll("-", "_");
+/** One table for a test and the programs that it starts. */
+export const table = process.env["MARKERS"] ?? unique("markers").replaceAll("-", "_");
 const SELECT = `SELECT outcome FROM ${table} WHERE transaction_id =`;
 const INSERT = `INSERT INTO ${table} VALUES`;
 

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
 import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { CHECK_HORIZON_MS, CommitPending, Fenced } from "../../src/index.js";
-import { available, type Database, databases } from "./databases.js";
+import { available, type Database, databases, table } from "./databases.js";
 import {
   answerChecks,
   client,
@@ -86,6 +88,37 @@ for (const name of available) {
     await assert.rejects(late, Fenced);
     assert.equal(await database.row(id), "rollback");
   });
+
+  for (const [step, outcome] of [
+    ["before begin", undefined],
+    ["after begin", "rollback"],
+    ["after mark", "rollback"],
+    ["after local commit", "commit"],
+    ["before commit", "commit"],
+    ["after commit", "commit"],
+  ] as const) {
+    test(`${name}: a program that dies ${step} publishes what its database has`, async (t) => {
+      if (!database.waits) return t.skip("this driver leaves its lock behind");
+      const [id, topic, group] = [unique("order"), await newTopic(), unique("shop")];
+
+      const args = [
+        fileURLToPath(new URL("dies.js", import.meta.url)),
+        name,
+        step,
+        id,
+        topic,
+        group,
+      ];
+      const env = { ...process.env, MARKERS: table };
+      const { signal, stderr } = spawnSync(process.execPath, args, { env, encoding: "utf8" });
+      assert.equal(signal, "SIGKILL", stderr);
+      const isOpen = outcome !== undefined && (await stateOf(id)) === "prepared";
+      if (isOpen) assert.equal(await answerChecks(group, database.markers), 1);
+
+      assert.equal(await database.row(id), outcome);
+      assert.deepEqual(await published(topic), outcome === "commit" ? [id] : []);
+    });
+  }
 
   test(`${name}: a run that died after its begin is repeated under the same id`, async () => {
     const [id, topic] = [unique("order"), await newTopic()];
