@@ -88,7 +88,7 @@ def test_a_wait_is_as_long_as_the_service_asks_for_and_ends_in_time(
 def test_the_tries_of_a_call_end(retry, course):
     """Each wait passes on the clock; no course of failures waits longer than `total_ms`."""
     attempts = Attempts(retry, repeatable=True)
-    began_ms = now_ms = 1e9
+    began_ms = now_ms = 0.0  # exact sums: each wait is compared as it is added
     for failure, chance in course:
         wait_ms = attempts.wait_ms(failure, now_ms=now_ms, chance=chance)
         if wait_ms is None:
