@@ -54,7 +54,7 @@ var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-
 func (m *Markers) CreateTable(ctx context.Context, db Execer) error {
 	definition := "CREATE TABLE IF NOT EXISTS %s " +
 		"(transaction_id VARCHAR(255) NOT NULL PRIMARY KEY, " +
-		"outcome VARCHAR(8) NOT NULL, marked_at_ms BIGINT NOT NULL)"
+		"outcome VARCHAR(8) NOT NULL, written_at_ms BIGINT NOT NULL)"
 	if m.Dialect == MySQL {
 		// Ids differ by case, which MySQL's default collation takes no notice of.
 		definition += " CHARACTER SET ascii COLLATE ascii_bin"
@@ -100,7 +100,7 @@ func (m *Markers) Outcome(ctx context.Context, db *sql.DB, transactionID string)
 // undecided at the service (a day, unless its check says otherwise): a row that is gone is a
 // rollback to the next check.
 func (m *Markers) Prune(ctx context.Context, db Execer, age time.Duration) error {
-	return m.execute(ctx, db, "DELETE FROM %s WHERE marked_at_ms < "+m.parameter(1),
+	return m.execute(ctx, db, "DELETE FROM %s WHERE written_at_ms < "+m.parameter(1),
 		time.Now().Add(-age).UnixMilli())
 }
 
@@ -108,7 +108,7 @@ func (m *Markers) Prune(ctx context.Context, db Execer, age time.Duration) error
 func (m *Markers) insert(
 	ctx context.Context, db Execer, transactionID string, outcome Decision,
 ) (bool, error) {
-	into := "INTO %s (transaction_id, outcome, marked_at_ms) VALUES (" +
+	into := "INTO %s (transaction_id, outcome, written_at_ms) VALUES (" +
 		m.parameter(1) + ", " + m.parameter(2) + ", " + m.parameter(3) + ")"
 	insert := "INSERT " + into + " ON CONFLICT (transaction_id) DO NOTHING"
 	if m.Dialect == MySQL {
