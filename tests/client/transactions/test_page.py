@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from fastapi import FastAPI
@@ -20,6 +21,13 @@ from pytest_escrowmq.service import EscrowMQ
 PAGE = (Path(__file__).parents[3] / "docs" / "transactions.md").read_text("utf-8")
 SECTION = PAGE.partition("## With the Python client\n")[2].partition("\n## ")[0]
 SNIPPETS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+README = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+
+
+def test_the_front_page_shows_the_transaction_of_the_page():
+    (shown,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+    assert indent(shown, "    ") in SNIPPETS[0]
 
 
 def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
