@@ -40,7 +40,9 @@ from txn.options import TransactionOptions
 
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
-_PROGRAM_OF_FIXTURE = f"{PREFIX}EXECUTABLE"  # which pytest_escrowmq starts; no setting
+# Variables of programs beside the service, no settings: what pytest_escrowmq starts, and where
+# clients find a service. A client's ESCROWMQ_API_KEY stays refused, as it may be meant for API_KEYS.
+_OF_OTHERS = (f"{PREFIX}EXECUTABLE", f"{PREFIX}URL")
 MOST_CONNECTIONS = 4_096  # unless the settings say more
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL has a password in it
@@ -275,11 +277,10 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {
         *variable_names(),
         CONFIG_FILE,
-        _PROGRAM_OF_FIXTURE,
         *(f"{PREFIX}{name}".upper() for name in Settings.model_fields),
     }
     for name in sorted(environment):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
+        if name.upper().startswith(PREFIX) and name.upper() not in {*known, *_OF_OTHERS}:
             near = difflib.get_close_matches(name.upper(), known, n=1)
             raise ConfigurationError(
                 f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else "")

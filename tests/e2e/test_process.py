@@ -148,6 +148,8 @@ def test_beyond_loopback_it_starts_with_a_key(tmp_path):
     ("environment", "words"),
     [
         ({"ESCROWMQ_PROT": "80"}, ["ESCROWMQ_PROT", "did you mean ESCROWMQ_PORT?"]),
+        # a client's, which may be meant for the service's own
+        ({"ESCROWMQ_API_KEY": "k"}, ["ESCROWMQ_API_KEY", "did you mean ESCROWMQ_API_KEYS?"]),
         (
             {"ESCROWMQ_LOCAL__SEGMENT_BITES": "1"},
             ["ESCROWMQ_LOCAL__SEGMENT_BITES", "did you mean ESCROWMQ_LOCAL__SEGMENT_BYTES?"],
