@@ -1,0 +1,117 @@
+package dev.escrowmq.client;
+
+import dev.escrowmq.client.invoker.ApiException;
+import dev.escrowmq.client.model.AnswerInput;
+import dev.escrowmq.client.model.AnswersInput;
+import dev.escrowmq.client.model.ReceiveChecksInput;
+import java.lang.System.Logger.Level;
+import java.time.Duration;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+
+/**
+ * Receives the checks of a producer group and answers them from the producer's database. Any number
+ * of processes may run one.
+ */
+public final class Checker implements AutoCloseable {
+  private static final System.Logger LOG = System.getLogger(Checker.class.getName());
+
+  private final EscrowMQ client;
+  private final String producerGroup;
+  private final Outcomes outcomes;
+  private final Duration timeout;
+  private final Loop loop = new Loop();
+  private final ExecutorService lookups = Threads.executor("escrowmq-checker");
+
+  /** Gives each answer 10 seconds, of the 15 for which a check is leased. */
+  public Checker(EscrowMQ client, String producerGroup, Outcomes outcomes) {
+    this(client, producerGroup, outcomes, Duration.ofSeconds(10));
+  }
+
+  /** Gives each answer this much time; then the check is answered with UNKNOWN. */
+  public Checker(EscrowMQ client, String producerGroup, Outcomes outcomes, Duration timeout) {
+    this.client = client;
+    this.producerGroup = producerGroup;
+    this.outcomes = outcomes;
+    this.timeout = timeout;
+  }
+
+  /**
+   * Answers checks until {@link #close} is called or the thread is interrupted. A failure of the
+   * service is logged and tried again.
+   */
+  public void run() {
+    loop.enter();
+    try {
+      while (!loop.isStopped()) {
+        try {
+          runOnce(Duration.ofSeconds(20));
+        } catch (EscrowMQException | ApiException failure) {
+          if (!loop.isStopped()) {
+            LOG.log(Level.ERROR, "checks of " + producerGroup + " were not answered", failure);
+            loop.rest();
+          }
+        }
+      }
+    } finally {
+      loop.leave();
+    }
+  }
+
+  /** Runs in a thread of its own. */
+  public Checker start() {
+    Threads.named("escrowmq-checker-" + producerGroup).newThread(this::run).start();
+    return this;
+  }
+
+  /**
+   * Waits for a check this long, answers it, and returns the number of answers that counted.
+   *
+   * @throws RefusedException if the service refused the answer
+   */
+  public int runOnce(Duration wait) {
+    // One at a time: each has its whole lease.
+    var wanted = new ReceiveChecksInput().waitMs(wait.toMillis()).maxChecks(1);
+    var list = EscrowMQ.answered(client.checks().receiveChecks(producerGroup, wanted));
+    var answers = new AnswersInput();
+    for (var check : list.getChecks()) {
+      answers.addAnswersItem(answer(check.getTransactionId()).checkId(check.getCheckId()));
+    }
+    if (list.getChecks().isEmpty()) {
+      return 0;
+    }
+    return EscrowMQ.answered(client.checks().answerChecks(producerGroup, answers)).getAccepted();
+  }
+
+  /** Ends {@link #run} and waits for it. */
+  @Override
+  public void close() {
+    loop.close();
+    lookups.shutdownNow();
+  }
+
+  /** Looks a transaction up. A failure becomes UNKNOWN, with itself as evidence. */
+  private AnswerInput answer(String transactionId) {
+    var lookup = lookups.submit(() -> outcomes.of(transactionId));
+    try {
+      var decision = lookup.get(timeout.toMillis(), TimeUnit.MILLISECONDS);
+      return new AnswerInput().decision(decision.word());
+    } catch (ExecutionException failure) {
+      return unknown(Threads.reason(failure.getCause()));
+    } catch (TimeoutException late) {
+      return unknown("no outcome within " + timeout);
+    } catch (InterruptedException stop) {
+      Thread.currentThread().interrupt();
+      return unknown("the checker stopped");
+    } finally {
+      lookup.cancel(true);
+    }
+  }
+
+  private static AnswerInput unknown(String reason) {
+    return new AnswerInput().decision(Decision.UNKNOWN.word()).evidence(Map.of("error", reason));
+  }
+}

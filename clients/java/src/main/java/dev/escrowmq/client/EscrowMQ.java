@@ -1,0 +1,252 @@
+package dev.escrowmq.client;
+
+import dev.escrowmq.client.api.AdminApi;
+import dev.escrowmq.client.api.AuditApi;
+import dev.escrowmq.client.api.ChecksApi;
+import dev.escrowmq.client.api.ConsumeApi;
+import dev.escrowmq.client.api.DeadLettersApi;
+import dev.escrowmq.client.api.GroupsApi;
+import dev.escrowmq.client.api.MessagesApi;
+import dev.escrowmq.client.api.OffsetsApi;
+import dev.escrowmq.client.api.PullApi;
+import dev.escrowmq.client.api.RequestsApi;
+import dev.escrowmq.client.api.SchedulesApi;
+import dev.escrowmq.client.api.TasksApi;
+import dev.escrowmq.client.api.TopicsApi;
+import dev.escrowmq.client.api.TransactionsApi;
+import dev.escrowmq.client.invoker.ApiClient;
+import dev.escrowmq.client.invoker.ApiException;
+import dev.escrowmq.client.model.MessageInput;
+import dev.escrowmq.client.model.Receipt;
+import java.net.http.HttpClient;
+import java.time.Duration;
+
+/**
+ * Sends requests to one service. It is safe for concurrent use.
+ *
+ * <p>{@link #topics}, {@link #groups} and the like return generated classes with one method for
+ * each operation. All of them repeat requests by one {@link Retry}, and throw {@link
+ * ProblemException} for a refusal, {@link RefusedException} if entries of a batch are refused, and
+ * {@link ApiException} where there is no answer of the service. None of these is checked.
+ */
+public final class EscrowMQ {
+  private final ApiClient settings;
+  private final MessagesApi messages;
+  private final TransactionsApi transactions;
+  private final ChecksApi checks;
+  private final ConsumeApi consume;
+
+  private EscrowMQ(Builder builder) {
+    var http = new RepeatingClient(builder.http, builder.retry);
+    settings =
+        new ApiClient() {
+          @Override
+          public HttpClient getHttpClient() {
+            return http;
+          }
+        };
+    settings.updateBaseUri(builder.url);
+    settings.setReadTimeout(builder.timeout);
+    if (builder.apiKey != null) {
+      var bearer = "Bearer " + builder.apiKey;
+      settings.setRequestInterceptor(request -> request.header("Authorization", bearer));
+    }
+    messages = new MessagesApi(settings);
+    transactions = new TransactionsApi(settings);
+    checks = new ChecksApi(settings);
+    consume = new ConsumeApi(settings);
+  }
+
+  /** Makes a client of the service at this address, for example http://127.0.0.1:8080. */
+  public static EscrowMQ at(String url) {
+    return builder(url).build();
+  }
+
+  /** Begins a client with settings of its own. */
+  public static Builder builder(String url) {
+    return new Builder(url);
+  }
+
+  /** The settings of a client. */
+  public static final class Builder {
+    private final String url;
+    private String apiKey;
+    private Retry retry = Retry.DEFAULT;
+    private Duration timeout = Duration.ofSeconds(60);
+    private HttpClient http;
+
+    private Builder(String url) {
+      this.url = url.endsWith("/") ? url.substring(0, url.length() - 1) : url;
+    }
+
+    /** Sends the key with every request. */
+    public Builder apiKey(String key) {
+      apiKey = key;
+      return this;
+    }
+
+    /** Replaces the default rule of when a request is sent again. */
+    public Builder retry(Retry rule) {
+      retry = rule;
+      return this;
+    }
+
+    /** Sets how long one try waits for its answer: longer than the longest wait, 30 seconds. */
+    public Builder timeout(Duration ofOneTry) {
+      timeout = ofOneTry;
+      return this;
+    }
+
+    /** Replaces the HTTP client, for a proxy or certificates of your own. */
+    public Builder httpClient(HttpClient client) {
+      http = client;
+      return this;
+    }
+
+    /** Makes the client. */
+    public EscrowMQ build() {
+      if (http == null) {
+        http =
+            HttpClient.newBuilder()
+                .version(HttpClient.Version.HTTP_1_1)
+                .connectTimeout(Duration.ofSeconds(10))
+                .build();
+      }
+      return new EscrowMQ(this);
+    }
+  }
+
+  /** Stores one message, and returns where. A send that is repeated is stored once. */
+  public Receipt send(String topic, MessageInput message) {
+    return answered(messages.sendMessage(topic, message, null));
+  }
+
+  /**
+   * Publishes messages if, and only if, a database transaction commits.
+   *
+   * <pre>{@code
+   * client.transaction("shop", TxOptions.id(order.id()).markers(markers), tx -> {
+   *   tx.add("orders", Messages.json(order).key(order.id()));
+   *   tx.local(database, connection -> insert(connection, order));
+   * });
+   * }</pre>
+   *
+   * <p>{@link Tx#local} begins the transaction at the service, then runs the local one with a
+   * marker row in it. Afterwards the service is sent a commit if the local transaction committed, a
+   * rollback if it did not, and nothing if its COMMIT failed without an answer: then, and whenever
+   * the process ends before the decision is sent, the service asks a {@link Checker} or a {@link
+   * CheckHandler} of the producer group, and the marker row is the answer.
+   *
+   * <p>Work that calls neither {@code local}, {@code mark} nor {@code begin} has its messages
+   * published when it returns. That protects against nothing: the process may end between the local
+   * commit and the begin.
+   *
+   * @throws CommitPendingException if the messages are published later, after a check
+   * @throws OutcomeUnknownException if only a check can find out whether they are published
+   */
+  public <E extends Exception> void transaction(
+      String producerGroup, TxOptions options, TxWork<E> work) throws E {
+    try (var tx = open(producerGroup, options)) {
+      try {
+        work.run(tx);
+      } catch (Throwable failure) {
+        tx.fail(failure);
+        throw failure;
+      }
+      tx.commit();
+    }
+  }
+
+  /** What a transaction does. */
+  @FunctionalInterface
+  public interface TxWork<E extends Exception> {
+    /** Adds messages, and runs or marks the local transaction. */
+    void run(Tx tx) throws E;
+  }
+
+  /**
+   * Opens a transaction whose end you report yourself, by {@link Tx#commit} or {@link Tx#rollback}:
+   * for a framework that runs the local transaction. Nothing is sent yet.
+   */
+  public Tx open(String producerGroup, TxOptions options) {
+    return new Tx(this, producerGroup, options);
+  }
+
+  /** Returns the value of an accepted request, which a proxy might leave out. */
+  static <T> T answered(T value) {
+    if (value == null) {
+      throw new ApiException("an answer without the JSON of EscrowMQ");
+    }
+    return value;
+  }
+
+  /** Returns the operations on messages. */
+  public MessagesApi messages() {
+    return messages;
+  }
+
+  /** Returns the operations on transactions. */
+  public TransactionsApi transactions() {
+    return transactions;
+  }
+
+  /** Returns the operations on producer groups and their checks. */
+  public ChecksApi checks() {
+    return checks;
+  }
+
+  /** Returns the operations of consumers: receive, acknowledge, reject. */
+  public ConsumeApi consume() {
+    return consume;
+  }
+
+  /** Returns the operations on topics. */
+  public TopicsApi topics() {
+    return new TopicsApi(settings);
+  }
+
+  /** Returns the operations on consumer groups. */
+  public GroupsApi groups() {
+    return new GroupsApi(settings);
+  }
+
+  /** Returns the operations on dead letters. */
+  public DeadLettersApi deadLetters() {
+    return new DeadLettersApi(settings);
+  }
+
+  /** Returns the operations on offsets. */
+  public OffsetsApi offsets() {
+    return new OffsetsApi(settings);
+  }
+
+  /** Returns the operations that read a queue by its offsets. */
+  public PullApi pull() {
+    return new PullApi(settings);
+  }
+
+  /** Returns the operations on requests and replies. */
+  public RequestsApi requests() {
+    return new RequestsApi(settings);
+  }
+
+  /** Returns the operations on schedules. */
+  public SchedulesApi schedules() {
+    return new SchedulesApi(settings);
+  }
+
+  /** Returns the operations on tasks. */
+  public TasksApi tasks() {
+    return new TasksApi(settings);
+  }
+
+  /** Returns the operations of the audit. */
+  public AuditApi audit() {
+    return new AuditApi(settings);
+  }
+
+  /** Returns the operations on the service itself. */
+  public AdminApi admin() {
+    return new AdminApi(settings);
+  }
+}

@@ -1,0 +1,259 @@
+package dev.escrowmq.client;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import dev.escrowmq.client.model.Problem;
+import java.io.ByteArrayInputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.net.Authenticator;
+import java.net.CookieHandler;
+import java.net.ProxySelector;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpHeaders;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.nio.charset.Charset;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Optional;
+import java.util.TreeMap;
+import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
+import java.util.concurrent.ThreadLocalRandom;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.SSLParameters;
+
+/**
+ * What the generated classes send their requests with: repeats them by {@link Retry}, and throws
+ * {@link ProblemException} and {@link RefusedException} for refusals.
+ */
+final class RepeatingClient extends HttpClient {
+  // A problem is small. What follows a megabyte is no problem of this service.
+  private static final int LONGEST_PROBLEM = 1 << 20;
+
+  private final HttpClient next;
+  private final Retry retry;
+
+  RepeatingClient(HttpClient next, Retry retry) {
+    this.next = next;
+    this.retry = retry;
+  }
+
+  @Override
+  public <T> HttpResponse<T> send(HttpRequest given, HttpResponse.BodyHandler<T> handler)
+      throws IOException, InterruptedException {
+    var request = withKey(given);
+    long started = System.nanoTime();
+    for (int tries = 1; ; tries++) {
+      Problem problem = null;
+      IOException failure = null;
+      try {
+        var response = next.send(request, handler);
+        if (response.statusCode() < 400) {
+          return accepted(response);
+        }
+        problem = problem(response);
+      } catch (IOException unanswered) {
+        failure = unanswered;
+      }
+      var asked = problem == null ? null : problem.getRetryAfterMs();
+      var spent = Duration.ofNanos(System.nanoTime() - started);
+      var random = ThreadLocalRandom.current().nextDouble();
+      var wait = retry.delay(tries, spent, Duration.ofMillis(asked == null ? 0 : asked), random);
+      if (wait.isEmpty() || problem != null && !isRepeated(problem)) {
+        if (failure != null) {
+          throw failure;
+        }
+        throw new ProblemException(problem);
+      }
+      Thread.sleep(wait.get().toMillis());
+    }
+  }
+
+  private static HttpRequest withKey(HttpRequest request) {
+    var has = request.headers().firstValue("Idempotency-Key").isPresent();
+    if (has || !request.method().equals("POST")) {
+      return request;
+    }
+    var key = UUID.randomUUID().toString();
+    return HttpRequest.newBuilder(request, (name, value) -> true)
+        .header("Idempotency-Key", key)
+        .build();
+  }
+
+  private static boolean isRepeated(Problem problem) {
+    return Boolean.TRUE.equals(problem.getRetryable())
+        && !"reply_timeout".equals(problem.getCode());
+  }
+
+  /** Reads a refusal. It has a code also if it is a proxy's answer, for example. */
+  private static Problem problem(HttpResponse<?> response) throws IOException {
+    var status = response.statusCode();
+    var problem = Json.readOrNull(bytes(response, LONGEST_PROBLEM), Problem.class);
+    if (problem == null || problem.getCode() == null) {
+      problem =
+          new Problem()
+              .code("not_a_problem_document")
+              .detail("status " + status + " without a problem document");
+    }
+    var busy = status == 429 || status == 503;
+    problem.status(status).retryable(busy || Boolean.TRUE.equals(problem.getRetryable()));
+    var seconds = response.headers().firstValue("Retry-After").orElse("");
+    if (problem.getRetryAfterMs() == null && seconds.matches("\\d{1,9}")) {
+      problem.retryAfterMs(Long.parseLong(seconds) * 1000);
+    }
+    return problem;
+  }
+
+  /** Reads an answer in JSON, so that one that breaks off is asked for again. */
+  private static <T> HttpResponse<T> accepted(HttpResponse<T> response) throws IOException {
+    var type = response.headers().firstValue("Content-Type").orElse("");
+    var isPlain = response.headers().firstValue("Content-Encoding").isEmpty();
+    if (!(response.body() instanceof InputStream) || !isPlain || !type.contains("/json")) {
+      return response;
+    }
+    var document = bytes(response, Integer.MAX_VALUE);
+    if (response.statusCode() == 207) {
+      refuse(document);
+    }
+    if (!Charset.defaultCharset().equals(StandardCharsets.UTF_8)) {
+      // The generated classes read text in the default charset.
+      var text = Json.inAscii(new String(document, StandardCharsets.UTF_8));
+      document = text.getBytes(StandardCharsets.US_ASCII);
+    }
+    return new Read<>(response, new ByteArrayInputStream(document));
+  }
+
+  private static void refuse(byte[] document) {
+    var answer = Json.readOrNull(document, JsonNode.class);
+    if (answer == null) {
+      return; // what is no JSON fails in the generated class
+    }
+    var refused = new TreeMap<Integer, ProblemException>();
+    var place = 0;
+    for (var entry : answer.path("results")) {
+      if (entry.has("problem")) {
+        var problem = Json.MAPPER.convertValue(entry.get("problem"), Problem.class);
+        refused.put(place, new ProblemException(problem));
+      }
+      place++;
+    }
+    if (!refused.isEmpty()) {
+      throw new RefusedException(answer, refused);
+    }
+  }
+
+  private static byte[] bytes(HttpResponse<?> response, int most) throws IOException {
+    if (!(response.body() instanceof InputStream)) {
+      return new byte[0];
+    }
+    try (var body = (InputStream) response.body()) {
+      return body.readNBytes(most);
+    }
+  }
+
+  /** A response whose body has been read. */
+  private record Read<T>(HttpResponse<T> response, InputStream stream) implements HttpResponse<T> {
+    @Override
+    @SuppressWarnings("unchecked") // the body was an InputStream before
+    public T body() {
+      return (T) stream;
+    }
+
+    @Override
+    public int statusCode() {
+      return response.statusCode();
+    }
+
+    @Override
+    public HttpRequest request() {
+      return response.request();
+    }
+
+    @Override
+    public Optional<HttpResponse<T>> previousResponse() {
+      return response.previousResponse();
+    }
+
+    @Override
+    public HttpHeaders headers() {
+      return response.headers();
+    }
+
+    @Override
+    public Optional<javax.net.ssl.SSLSession> sslSession() {
+      return response.sslSession();
+    }
+
+    @Override
+    public URI uri() {
+      return response.uri();
+    }
+
+    @Override
+    public Version version() {
+      return response.version();
+    }
+  }
+
+  @Override
+  public <T> CompletableFuture<HttpResponse<T>> sendAsync(
+      HttpRequest request, HttpResponse.BodyHandler<T> handler) {
+    throw new UnsupportedOperationException("the generated classes wait for their answers");
+  }
+
+  @Override
+  public <T> CompletableFuture<HttpResponse<T>> sendAsync(
+      HttpRequest request,
+      HttpResponse.BodyHandler<T> handler,
+      HttpResponse.PushPromiseHandler<T> push) {
+    return sendAsync(request, handler);
+  }
+
+  @Override
+  public Optional<CookieHandler> cookieHandler() {
+    return next.cookieHandler();
+  }
+
+  @Override
+  public Optional<Duration> connectTimeout() {
+    return next.connectTimeout();
+  }
+
+  @Override
+  public Redirect followRedirects() {
+    return next.followRedirects();
+  }
+
+  @Override
+  public Optional<ProxySelector> proxy() {
+    return next.proxy();
+  }
+
+  @Override
+  public SSLContext sslContext() {
+    return next.sslContext();
+  }
+
+  @Override
+  public SSLParameters sslParameters() {
+    return next.sslParameters();
+  }
+
+  @Override
+  public Optional<Authenticator> authenticator() {
+    return next.authenticator();
+  }
+
+  @Override
+  public Version version() {
+    return next.version();
+  }
+
+  @Override
+  public Optional<Executor> executor() {
+    return next.executor();
+  }
+}

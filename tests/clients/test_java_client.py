@@ -1,0 +1,91 @@
+"""Our client in Java: its types generated, compiled, and its tests run against a live service."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from tests.clients.conftest import KEY, owner
+from tests.clients.java import CONFIG
+from tests.clients.relay import port_before
+from tests.clients.workplace import ROOT, Workplace, selected, skip_without
+from tests.support.server import Server
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.skipif(not selected("java"), reason="CLIENTS names other languages"),
+]
+PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
+LIBRARIES = "target/classes:target/dependency/*"
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[Server]:
+    """A service that may send checks to this machine, and wants a key."""
+    environment = {
+        "ESCROWMQ_API_KEYS": f'["{KEY}"]',
+        "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]',
+    }
+    with Server(tmp_path / "data", environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def package() -> Workplace:
+    """The package, compiled with each warning as an error, with its own tests passed."""
+    skip_without("java", "javac", "mvn")
+    place = Workplace.copy_of(ROOT / "clients" / "java", "java")
+    document = f"-Descrowmq.document={place.folder / 'openapi.json'}"
+    # openapi-generator says of every document of OpenAPI 3.1 that it is beta.
+    goals = ("clean", "package", "dependency:copy-dependencies")
+    place.run(
+        "package",
+        "mvn",
+        "-q",
+        "-B",
+        *goals,
+        document,
+        f"-Descrowmq.options={CONFIG}",
+        warnings=True,
+    )
+    return place
+
+
+def test_the_java_client_passes_its_tests_against_a_service_and_databases(
+    package, server, postgresql
+):
+    database = make_url(postgresql.new_database())
+    with port_before(Path(database.query["host"]) / ".s.PGSQL.5432") as port:
+        environment = {
+            "ESCROWMQ_URL": server.url,
+            "ESCROWMQ_API_KEY": KEY,
+            "ESCROWMQ_TEST_POSTGRESQL": f"jdbc:postgresql://127.0.0.1:{port}/"
+            f"{database.database}?user=escrowmq&sslmode=disable",
+        }
+        package.run(
+            *("live", "mvn", "-q", "-B", "surefire:test", "-Dgroups=live"),
+            environment=environment,
+            warnings=True,
+        )
+
+
+def test_the_java_program_of_the_page_publishes_an_order_and_handles_it(package, server):
+    (program,) = re.findall(r"```java\n(import .*?\nclass Shop .*?)```", PAGE, re.DOTALL)
+    address = 'builder("http://127.0.0.1:8080")'
+    assert address in program
+    ours = program.replace(address, f'builder("{server.url}").apiKey("{KEY}")')
+    (package.folder / "page").mkdir(exist_ok=True)
+    (package.folder / "page" / "Shop.java").write_text(ours, "utf-8")
+    with owner(server) as client:
+        client.post("/v1/topics", json={"topic": "orders"}).raise_for_status()
+        client.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}).raise_for_status()
+
+    strict = ("-Xlint:all", "-Werror", "-proc:none")
+    package.run("page", "javac", *strict, "-cp", LIBRARIES, "-d", "page", "page/Shop.java")
+    printed = package.run("page", "java", "-cp", f"page:{LIBRARIES}", "Shop", warnings=True)
+
+    assert printed == "bill order-7303\n"
+    with owner(server) as client:
+        assert client.get("/v1/transactions/order-7303").json()["state"] == "committed"
