@@ -14,7 +14,7 @@ DOCUMENTS = sorted(
     path
     for path in ROOT.rglob("*.md")
     if not any(
-        part.startswith(".") or part in ("build", "data", "node_modules")
+        part.startswith(".") or part in ("build", "data", "node_modules", "target")
         for part in path.relative_to(ROOT).parts
     )
 )

@@ -98,7 +98,9 @@ public final class Checker implements AutoCloseable {
     var lookup = lookups.submit(() -> outcomes.of(transactionId));
     try {
       var decision = lookup.get(timeout.toMillis(), TimeUnit.MILLISECONDS);
-      return new AnswerInput().decision(decision.word());
+      return decision == null
+          ? unknown("no outcome")
+          : new AnswerInput().decision(decision.word());
     } catch (ExecutionException failure) {
       return unknown(Threads.reason(failure.getCause()));
     } catch (TimeoutException late) {

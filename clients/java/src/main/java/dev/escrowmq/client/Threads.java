@@ -32,7 +32,8 @@ final class Threads {
 
   /** Returns what went wrong, within the limit of a reason, on whole characters. */
   static String reason(Throwable failure) {
-    var text = failure.getMessage() == null ? failure.toString() : failure.getMessage();
+    var message = failure.getMessage();
+    var text = message == null || message.isEmpty() ? failure.toString() : message;
     if (text.codePointCount(0, text.length()) <= LONGEST_REASON) {
       return text;
     }

@@ -3,7 +3,6 @@ package dev.escrowmq.client;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
-import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -293,9 +292,9 @@ class ClientTest {
   }
 
   @Test
-  void aReasonIsCutOnWholeCharacters() {
+  void aReasonIsNeverEmptyAndIsCutOnWholeCharacters() {
     assertEquals("😀".repeat(120), Threads.reason(new EscrowMQException("😀".repeat(200))));
     assertEquals("short", Threads.reason(new EscrowMQException("short")));
-    assertNull(Json.readOrNull(new byte[0], Integer.class));
+    assertFalse(Threads.reason(new DeadLetterException("")).isEmpty());
   }
 }
