@@ -21,6 +21,7 @@ import java.util.Base64;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
@@ -261,6 +262,49 @@ class ClientTest {
     var body = "{\"transaction_id\":\"t\"}".getBytes(StandardCharsets.UTF_8);
 
     assertEquals(401, handler.answer(name -> null, body).status());
+  }
+
+  @Test
+  void aHandlerIsInterruptedWhenItsLeaseEndsWhileTheServiceIsAway() throws IOException {
+    var group =
+        """
+        {"group": "g", "topics": [], "start": "earliest", "lease_ms": 300, "max_attempts": 3,
+         "backoff_ms": [], "dead_letter": true, "ordered": false, "revision": 1,
+         "created_at": "2026-11-24T00:00:00Z"}""";
+    var messages =
+        """
+        {"server_time": "2026-11-24T00:00:00Z", "messages": [{"message_id": "m", "topic": "t",
+          "queue_id": 0, "queue_offset": 0, "payload": "x", "attempt": 1, "receipt_handle": "h",
+          "lease_expires_at": "2026-11-24T00:00:00.300Z"}]}""";
+    var client =
+        client(
+            Retry.within(Duration.ofSeconds(5)),
+            new Answer(200, group), new Answer(200, messages), new Answer(503, "away"));
+    var worker = new AtomicReference<Worker>();
+    var lostAfter = new AtomicReference<Duration>();
+    worker.set(
+        Worker.builder(
+                client,
+                "g",
+                delivery -> {
+                  var begun = System.nanoTime();
+                  try {
+                    Thread.sleep(4000);
+                  } finally {
+                    worker.get().stop();
+                    if (delivery.isLost()) {
+                      lostAfter.set(Duration.ofNanos(System.nanoTime() - begun));
+                    }
+                  }
+                })
+            .concurrency(1)
+            .build());
+
+    worker.get().run();
+
+    assertNotNull(lostAfter.get());
+    assertTrue(lostAfter.get().toMillis() < 2000, lostAfter.toString());
+    assertEquals(new Worker.Stats(0, 0, 1), worker.get().stats());
   }
 
   @Test
