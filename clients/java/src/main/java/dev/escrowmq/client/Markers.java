@@ -52,7 +52,7 @@ public final class Markers {
         "CREATE TABLE IF NOT EXISTS "
             + table
             + " (transaction_id VARCHAR(255) NOT NULL PRIMARY KEY,"
-            + " outcome VARCHAR(8) NOT NULL, marked_at_ms BIGINT NOT NULL)"
+            + " outcome VARCHAR(8) NOT NULL, written_at_ms BIGINT NOT NULL)"
             + suffix;
     onItsOwn(database, connection -> execute(connection, definition));
   }
@@ -100,14 +100,14 @@ public final class Markers {
    */
   public int prune(DataSource database, Duration age) throws SQLException {
     var oldest = System.currentTimeMillis() - age.toMillis();
-    var delete = "DELETE FROM " + table + " WHERE marked_at_ms < ?";
+    var delete = "DELETE FROM " + table + " WHERE written_at_ms < ?";
     return onItsOwn(database, connection -> execute(connection, delete, oldest));
   }
 
   /** Reports whether the row is new. It waits for another transaction that has inserted it. */
   private boolean insert(Connection connection, String transactionId, String outcome)
       throws SQLException {
-    var into = "INTO " + table + " (transaction_id, outcome, marked_at_ms) VALUES (?, ?, ?)";
+    var into = "INTO " + table + " (transaction_id, outcome, written_at_ms) VALUES (?, ?, ?)";
     var statement =
         dialect == Dialect.MYSQL
             ? "INSERT IGNORE " + into
