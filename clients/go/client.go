@@ -91,7 +91,7 @@ func Problem(response *http.Response, body []byte) *ProblemError {
 			Status:    int32(response.StatusCode),
 			Code:      "not_a_problem_document",
 			Detail:    fmt.Sprintf("status %d without a problem document", response.StatusCode),
-			Retryable: retryableStatus(response.StatusCode),
+			Retryable: retryableStatus(response.StatusCode) || isProxys(response.StatusCode),
 		}
 	}
 	return found

@@ -105,7 +105,7 @@ func TestAReplyThatDidNotComeInTimeIsNotAskedForAgain(t *testing.T) {
 }
 
 func TestAnAnswerOfAProxyIsAnError(t *testing.T) {
-	for _, one := range []answer{{502, "<html>"}, {200, "<html>"}, {200, ""}} {
+	for _, one := range []answer{{500, "<html>"}, {200, "<html>"}, {200, ""}} {
 		server := answers(t, one)
 		if got, err := newClient(t, server.URL).Send(ctx, "orders", Text("x")); err == nil {
 			t.Error(one, got)
@@ -162,6 +162,31 @@ func TestACommitThatCannotBeSentIsPendingAndOneThatIsRefusedIsAProblem(t *testin
 	err = commit(refused)
 	if errors.As(err, &pending) || !HasCode(err, "transaction_already_resolved") {
 		t.Error(err)
+	}
+}
+
+func TestABeginWithoutAnAnswerIsNotRolledBack(t *testing.T) {
+	server := answers(t, answer{503, "away"})
+	client, err := New(server.URL, WithRetry(Retry{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	err = client.Transaction(ctx, "shop", func(tx *Tx) error {
+		tx.Add("orders", Text("x"))
+		return tx.Begin(ctx)
+	}, WithID("order-1"))
+
+	if err == nil || len(server.bodies) != 1 {
+		t.Error(err, len(server.bodies), "requests")
+	}
+}
+
+func TestAGatewayThatGotNoAnswerIsAskedAgain(t *testing.T) {
+	server := answers(t, answer{502, "<html>"}, answer{504, ""}, answer{201, receipt})
+
+	if _, err := newClient(t, server.URL).Send(ctx, "orders", Text("x")); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 
 // Retry is the one rule of when a request is sent again.
 //
-// A request without an answer, one that was answered 429 or 503, and one whose problem says that it
-// is retryable, is sent again, after the longer of the service's Retry-After and a random part of a
+// A request without an answer, one that was answered 429 or 503 (by a proxy, 502 or 504, too), and
+// one whose problem says that it is retryable, is sent again, after the longer of the service's Retry-After and a random part of a
 // delay that doubles. A POST has an Idempotency-Key that stays the same, so that the service
 // carries it out once. A body that cannot be read twice is not sent again, and neither is a request
 // whose reply did not come in time (reply_timeout).
@@ -106,11 +106,18 @@ func verdict(response *http.Response, err error) (again bool, asked time.Duratio
 	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && asked == 0 {
 		asked = time.Duration(seconds) * time.Second
 	}
-	return problem.Retryable || retryableStatus(response.StatusCode), asked
+	status := response.StatusCode
+	again = problem.Retryable || retryableStatus(status) || problem.Code == "" && isProxys(status)
+	return again, asked
 }
 
 func retryableStatus(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
+}
+
+// isProxys reports whether an answer without a problem document says that the service gave none.
+func isProxys(status int) bool {
+	return status == http.StatusBadGateway || status == http.StatusGatewayTimeout
 }
 
 func sleep(ctx context.Context, wait time.Duration) error {

@@ -150,13 +150,11 @@ func (tx *Tx) Begin(ctx context.Context) error {
 	if tx.state != notBegun {
 		return errors.New("this transaction has begun already")
 	}
-	tx.state = notCommitted // also without an answer: then nothing may be written locally
+	// Without an answer, or with transaction_exists, another call may have begun this id: it decides.
+	tx.state = outcomeUnknown
 	answer, err := tx.client.API.BeginTransactionWithResponse(ctx, nil, tx.input)
 	if err == nil {
 		err = problemOf(answer.HTTPResponse, answer.Body)
-	}
-	if HasCode(err, "transaction_exists") {
-		tx.state = outcomeUnknown // it is another call's, and that one decides
 	}
 	if err != nil {
 		return fmt.Errorf("begin of transaction %s: %w", tx.ID(), err)

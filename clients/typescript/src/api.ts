@@ -51,6 +51,9 @@ export interface Connection {
   fetch: (request: Request) => Promise<Response>;
 }
 
+/** Codes of answers without a problem document, with which a proxy says that it got none. */
+const FROM_A_PROXY = new Set(["http_502", "http_503", "http_504"]);
+
 /** The POST operations that take an `Idempotency-Key`. Each call has one for all of its tries. */
 export const KEYED: ReadonlySet<string> = new Set([
   "/v1/topics/{topic}/messages",
@@ -145,7 +148,11 @@ async function once(
     release();
   }
   const { data, error, response } = answer;
-  if (!response.ok) throw ProblemError.of(response, error);
+  if (!response.ok) {
+    const problem = ProblemError.of(response, error);
+    if (FROM_A_PROXY.has(problem.code)) throw new Unreachable(problem.message);
+    throw problem;
+  }
   if (response.status === 207) throw new RefusedEntries(data);
   return data;
 }

@@ -22,6 +22,17 @@ test("a send that gets no answer is repeated with the same key", async () => {
   assert.match(keys[0] ?? "", /^[\da-f-]{36}$/);
 });
 
+test("a send to which a proxy got no answer is repeated", async () => {
+  const answers = [new Response("<html>", { status: 502 }), RECEIPT];
+  const { client, clock, calls } = fakeService(() => answers.shift());
+
+  const sent = client.send("orders", { json: 1 });
+  await clock.advance(1_000);
+
+  assert.deepEqual(await sent, RECEIPT);
+  assert.equal(calls.length, 2);
+});
+
 test("a receive that is repeated keeps its attempt id", async () => {
   const answers = [BROKEN, { server_time: "", messages: [] }];
   const { client, clock, calls } = fakeService(() => answers.shift());
@@ -104,9 +115,9 @@ test("a reply that did not come in time is never asked for again", async () => {
 });
 
 test("a response that is no problem document is an error with its status", async () => {
-  const { client } = fakeService(() => new Response("<html>", { status: 502 }));
+  const { client } = fakeService(() => new Response("<html>", { status: 500 }));
 
-  await assert.rejects(client.commit("order-1"), { code: "http_502", status: 502 });
+  await assert.rejects(client.commit("order-1"), { code: "http_500", status: 500 });
 });
 
 test("an operation that would begin something twice is not repeated", async () => {

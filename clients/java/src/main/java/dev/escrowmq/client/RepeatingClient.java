@@ -92,13 +92,14 @@ final class RepeatingClient extends HttpClient {
   private static Problem problem(HttpResponse<?> response) throws IOException {
     var status = response.statusCode();
     var problem = Json.readOrNull(bytes(response, LONGEST_PROBLEM), Problem.class);
+    var busy = status == 429 || status == 503;
     if (problem == null || problem.getCode() == null) {
+      busy |= status == 502 || status == 504; // of a proxy, which got no answer
       problem =
           new Problem()
               .code("not_a_problem_document")
               .detail("status " + status + " without a problem document");
     }
-    var busy = status == 429 || status == 503;
     problem.status(status).retryable(busy || Boolean.TRUE.equals(problem.getRetryable()));
     var seconds = response.headers().firstValue("Retry-After").orElse("");
     if (problem.getRetryAfterMs() == null && seconds.matches("\\d{1,9}")) {

@@ -86,15 +86,9 @@ public final class Tx implements AutoCloseable {
     if (state != State.NOT_BEGUN) {
       throw new IllegalStateException("this transaction has begun already");
     }
-    state = State.NOT_COMMITTED; // also without an answer: then nothing may be written locally
-    try {
-      client.transactions().beginTransaction(input, null);
-    } catch (ProblemException refused) {
-      if (refused.is("transaction_exists")) {
-        state = State.OUTCOME_UNKNOWN; // it is another call's, and that one decides
-      }
-      throw refused;
-    }
+    // Without an answer, or with transaction_exists, another call may have begun this id.
+    state = State.OUTCOME_UNKNOWN;
+    client.transactions().beginTransaction(input, null);
     state = State.BEGUN;
   }
 

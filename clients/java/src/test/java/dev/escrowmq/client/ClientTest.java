@@ -124,8 +124,31 @@ class ClientTest {
   }
 
   @Test
+  void aBeginWithoutAnAnswerIsNotRolledBack() throws IOException {
+    var client = client(Retry.NONE, new Answer(503, "away"));
+
+    assertThrows(
+        ProblemException.class,
+        () ->
+            client.transaction(
+                "shop", TxOptions.id("t"), tx -> tx.add("orders", Messages.text("x")).begin()));
+
+    assertEquals(1, bodies.size());
+  }
+
+  @Test
+  void aGatewayThatGotNoAnswerIsAskedAgain() throws IOException {
+    var client = client(SOON, new Answer(502, "<html>"), new Answer(504, ""),
+        new Answer(201, RECEIPT));
+
+    client.send("orders", Messages.text("x"));
+
+    assertEquals(3, bodies.size());
+  }
+
+  @Test
   void anAnswerOfAProxyIsAnException() throws IOException {
-    var client = client(Retry.NONE, new Answer(502, "<html>"), new Answer(200, "<html>"),
+    var client = client(Retry.NONE, new Answer(500, "<html>"), new Answer(200, "<html>"),
         new Answer(200, ""));
     var message = Messages.text("x");
 
