@@ -14,11 +14,9 @@ import pytest
 from audit import archive as archiving
 from audit import log_range
 from audit.errors import NoSuchGroup, NotLocal
-from audit.java import JavaNotFound
 from audit.local import local_audit
 from audit.local.local_audit import LocalAudit
 from audit.scope import Scope
-from audit.session import session
 from audit.transaction_audit import TransactionAudit
 from audit.verdicts import FINDINGS
 from cli.audit_common import status_of
@@ -211,23 +209,17 @@ def test_however_the_log_is_split_the_report_is_the_same(tmp_path):
 
 
 @pytest.mark.faults
-@pytest.mark.xdist_group("spark")
-def test_both_engines_give_the_same_report_of_crashed_and_spoiled_stores(tmp_path):
-    settings = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+def test_both_engines_give_the_same_report_of_crashed_and_spoiled_stores(spark, tmp_path):
     findings = 0
-    try:
-        with session("local[2]", log=tmp_path / "spark.log", settings=settings) as spark:
-            for seed in range(JUDGED):
-                disk, _, _ = crashed_disk(30_000 + seed)
-                store = copied(disk, tmp_path / str(seed))
-                if not (store / "commitlog").is_dir() or not any((store / "commitlog").iterdir()):
-                    continue
-                if seed % SPOILED_EACH == 0:
-                    spoiled(store, Random(seed), log_range.find_log(str(store)).end)
-                report = compare(spark, store, split_bytes=9_000, counted=FINDINGS.__contains__)
-                findings += report["findings"]["total"]
-    except JavaNotFound as missing:
-        pytest.skip(str(missing))
+    for seed in range(JUDGED):
+        disk, _, _ = crashed_disk(30_000 + seed)
+        store = copied(disk, tmp_path / str(seed))
+        if not (store / "commitlog").is_dir() or not any((store / "commitlog").iterdir()):
+            continue
+        if seed % SPOILED_EACH == 0:
+            spoiled(store, Random(seed), log_range.find_log(str(store)).end)
+        report = compare(spark, store, split_bytes=9_000, counted=FINDINGS.__contains__)
+        findings += report["findings"]["total"]
 
     assert findings
 
