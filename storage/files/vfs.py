@@ -102,7 +102,7 @@ class File(Protocol):
     def allocate(self, begin: int, end: int) -> None:
         """Give all bytes from `begin` to `end`, which are within the file, space on the disk.
 
-        They read as before, holes as zeros. ENOSPC when there is not enough.
+        They read as before, holes as zeros. ENOSPC when there is not enough; nothing is taken then.
         """
 
     def extend(self, length: int) -> None:
@@ -295,6 +295,11 @@ class _OsFile:
             written += self._named(os.pwrite, memoryview(data)[written:], offset + written)
 
     def allocate(self, begin: int, end: int) -> None:
+        # Asked before: ext4 keeps what it has found until it fails, so that a failed allocation
+        # would take the rest of the disk from the registry.
+        disk = os.fstatvfs(self._fd)
+        if disk.f_bavail * disk.f_frsize < end - begin:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
         self._named(os.posix_fallocate, begin, end - begin)
 
     def extend(self, length: int) -> None:

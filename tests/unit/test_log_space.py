@@ -291,3 +291,18 @@ def test_a_simulated_file_has_space_only_for_what_was_written_or_allocated():
 
 def disk_bytes(folder: Path) -> int:
     return sum(512 * path.lstat().st_blocks for path in folder.rglob("*"))
+
+
+def test_an_allocation_for_which_there_is_no_space_takes_none(tmp_path):
+    """ext4 would keep what it found before it failed, which is all that the registry has left."""
+    disk = os.statvfs(tmp_path)
+    too_much = disk.f_bavail * disk.f_frsize + (1 << 30)
+    path = tmp_path / "segment"
+    file = OsVfs().open(path, create=True)
+    file.extend(too_much)
+
+    with pytest.raises(OSError, match="No space left on device"):
+        file.allocate(0, too_much)
+
+    assert path.stat().st_blocks == 0
+    file.close()
