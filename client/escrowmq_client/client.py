@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -114,14 +114,20 @@ class Client:
                     wait_ms = attempts.wait_ms(error, now_ms=now_ms, chance=chance)
                     if wait_ms is None:
                         raise
-                time.sleep(wait_ms / 1_000)
+                self._pause(wait_ms)
 
-    def _try(self, request: dict[str, Any], call: Call[T]) -> T:
+    def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
         try:
-            response = self._http.request(**request)
+            response = self._request(request)
         except LOST as error:
             raise error_from(error) from error
         return read(response, call.parse)
+
+    def _request(self, request: Mapping[str, Any]) -> httpx.Response:
+        return self._http.request(**request)
+
+    def _pause(self, wait_ms: float) -> None:
+        time.sleep(wait_ms / 1_000)
 
     def send_stream(
         self,

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import Queue
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from escrowmq_client import (
     AsyncClient,
     AsyncWorker,
+    Call,
     Client,
     DeadLetter,
     LeasedMessage,
@@ -180,6 +181,116 @@ async def test_a_worker_of_tasks_handles_many_messages_at_once(client, server, t
 
     assert worker.stats.acked == 50
     assert client.get_group_lag(group).messages_leased == 0
+
+
+class Receives:
+    """Hooks that note the receives of a worker."""
+
+    def __init__(self) -> None:
+        self.begun: Queue[str] = Queue()
+
+    def on_call(self, call: Call[object], headers: dict[str, str]) -> AbstractContextManager[None]:
+        if call.operation == "receiveMessages":
+            self.begun.put(call.operation)
+        return nullcontext()
+
+    def on_message(self, group: str, message: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def await_receive(client: Client, receives: Receives) -> None:
+    """Return when the service has the receive of the worker."""
+    receives.begun.get(timeout=PATIENCE_S)
+    client.get_version()
+
+
+def test_a_receive_that_waits_ends_when_the_worker_stops(server, client, topic, group):
+    receives = Receives()
+    with Client(server.url, hooks=receives) as own:
+        worker = Worker(own, group, print, wait_ms=30_000)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        await_receive(client, receives)
+
+        worker.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+    send(client, topic, 1)
+    (message,) = client.receive_messages(group, wait_ms=10_000).messages
+    assert message.attempt == 1
+
+
+def test_a_worker_that_stops_does_not_receive_what_is_sent_afterwards(server, client, topic, group):
+    client.put_group(group, topics=[topic], max_attempts=1)
+    receives, begun, may_end = Receives(), threading.Event(), threading.Event()
+
+    def handle(message: LeasedMessage) -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    with Client(server.url, hooks=receives) as own:
+        worker = Worker(own, group, handle, wait_ms=30_000)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        await_receive(client, receives)
+        client.send(topic, json=0)
+        assert begun.wait(PATIENCE_S)
+        await_receive(client, receives)
+        worker.stop()
+        client.send(topic, json=1)
+
+        (other,) = client.receive_messages(group, wait_ms=10_000).messages
+        may_end.set()
+        thread.join(PATIENCE_S)
+
+    assert (other.json(), other.attempt) == (1, 1)
+    assert (worker.stats.received, worker.stats.acked) == (1, 1)
+    assert client.list_dead_letters(group).items == []
+
+
+@pytest.mark.parametrize("has_own_connections", [True, False])
+def test_what_a_worker_gives_back_does_not_come_to_it_again(
+    server, client, http, topic, group, has_own_connections
+):
+    client.put_group(group, topics=[topic], max_attempts=2)
+    receives, begun, may_end = Receives(), threading.Event(), threading.Event()
+
+    def handle(message: LeasedMessage) -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    with Client(server.url, hooks=receives, http=None if has_own_connections else http) as own:
+        worker = Worker(own, group, handle, wait_ms=30_000, shutdown_ms=0)
+        with running(worker):
+            await_receive(client, receives)
+            client.send(topic, json=0)
+            assert begun.wait(PATIENCE_S)
+            await_receive(client, receives)
+    may_end.set()
+
+    assert (worker.stats.received, worker.stats.nacked) == (1, 1)
+    (again,) = client.receive_messages(group, wait_ms=10_000).messages
+    assert again.attempt == 2
+
+
+def test_an_answer_that_was_on_its_way_when_the_worker_stopped_is_handled(client, topic, group):
+    """Over connections of the caller, a receive lasts for up to a second after the stop."""
+    client.put_group(group, topics=[topic], max_attempts=1)
+    receives = Receives()
+    handled: list[int] = []
+    own = Client(client.url, http=client._http, hooks=receives)
+    worker = Worker(own, group, lambda message: handled.append(message.json()))
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    await_receive(client, receives)
+    worker.stop()
+    client.send(topic, json=1)
+    thread.join(PATIENCE_S)
+
+    late = client.receive_messages(group, wait_ms=100).messages
+    assert [*handled, *(message.json() for message in late)] == [1]
+    assert client.list_dead_letters(group).items == []
 
 
 def test_an_ordered_group_is_handled_in_order_one_message_of_a_key_at_a_time(client, topic):

@@ -29,9 +29,11 @@ from escrowmq_client.worker.book import (
     settle_calls,
 )
 from escrowmq_client.worker.outcomes import is_failure, outcome_of
+from escrowmq_client.worker.poller import Poller
 from escrowmq_client.worker.words import is_passing, log, log_failed, log_lost, worker_name
 
 _PAUSE_MS = 1_000  # before a service that failed is asked again
+_LAST_RECEIVE_MS = 2_000  # for the answer of a receive that was cut, or waits for a second
 _GIVING_BACK_MS = 2_000  # for the last answers of a worker that stops
 _HEALTHY_MS = 60_000
 
@@ -51,9 +53,9 @@ class Worker:
     than can start at once. In an ordered group one message of each ordering key is handled at a
     time.
 
-    SIGTERM and SIGINT, or `stop()`, end it: nothing is received any more, handlers have
-    `shutdown_ms` to finish while their leases are extended, and the rest is given back. A second
-    signal gives it back at once.
+    SIGTERM and SIGINT, or `stop()`, end it: a receive that waits is ended, handlers have
+    `shutdown_ms` to finish while their leases are extended, and the rest is given back, which
+    counts as an attempt. A second signal gives it back at once.
 
     `ack_batch_ms`: how long an acknowledgement waits for others. `wait_ms`: how long a receive
     waits for messages. `lease_ms`: lease time, unless the group's.
@@ -93,6 +95,7 @@ class Worker:
         self._book = Book(options, is_ordered=False)
         self._changed = threading.Condition()
         self._work: SimpleQueue[Lease | None] = SimpleQueue()
+        self._poller: Poller | None = None
         self._stops = 0
         self._is_receiving = False
         self._is_closed = False
@@ -111,22 +114,25 @@ class Worker:
         """
         self._book.is_ordered = self._client.get_group(self._group).ordered
         self._last_answer_ms = _now_ms()
-        services = [self._receive, self._extend, self._settle]
+        self._poller = poller = Poller(self._client)
+        services = [lambda: self._receive(poller), self._extend, self._settle]
         services += [self._handle] * self._options.concurrency
         with self._signals() if self._handle_signals else nullcontext():
             for service in services:
                 # A daemon: a handler that never returns must not keep the process.
                 threading.Thread(target=self._guarded(service), daemon=True).start()
             try:
-                self._supervise()
+                self._supervise(poller)
             finally:
-                self._close()
+                self._close(poller)
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
         """Stop, from any thread; a second call gives back at once what still runs."""
         self._stops += 1
+        if self._poller is not None:
+            self._poller.cut()
         with self._changed:
             self._changed.notify_all()
 
@@ -141,7 +147,7 @@ class Worker:
             is_busy = not self._book.is_stopping and self._book.free == 0
             return is_busy or _now_ms() - self._last_answer_ms <= within_ms
 
-    def _supervise(self) -> None:
+    def _supervise(self, poller: Poller) -> None:
         """Start handlers, notice lost leases, and stop in time."""
         give_up_ms = leave_ms = received_by_ms = inf
         with self._changed:
@@ -149,56 +155,61 @@ class Worker:
                 now_ms = _now_ms()
                 for lease in self._book.lose_overdue(now_ms):
                     log_lost(lease, "it has ended")
-                if self._stops and not self._book.is_stopping:
+                if self._stops and received_by_ms == inf:
                     give_up_ms = now_ms + self._options.shutdown_ms
-                    received_by_ms = now_ms + self._options.wait_ms + _PAUSE_MS
-                    self._book.stop(now_ms)
+                    received_by_ms = now_ms + _LAST_RECEIVE_MS
+                    poller.cut()
                 for lease in self._book.start():
                     self._work.put(lease)
-                if self._stops > 1 or now_ms >= give_up_ms:
+                # What is given back while a receive waits would come to this worker again.
+                has_received = not self._is_receiving or now_ms >= received_by_ms
+                if self._stops and has_received and not self._book.is_stopping:
+                    self._book.stop(now_ms)
+                if self._book.is_stopping and (self._stops > 1 or now_ms >= give_up_ms):
                     give_up_ms = inf
                     leave_ms = min(leave_ms, now_ms + _GIVING_BACK_MS)
                     for lease in self._book.give_up(now_ms):
                         log.warning("gave back message %s unfinished", lease.message.message_id)
-                if self._book.is_stopping:
-                    has_received = not self._is_receiving or now_ms >= received_by_ms
-                    if (self._book.is_empty and has_received) or now_ms >= leave_ms:
-                        return
-                self._changed.notify_all()
-                self._wait(min(self._book.next_loss_ms(), give_up_ms, leave_ms, received_by_ms))
-
-    def _receive(self) -> None:
-        while True:
-            with self._changed:
-                while not self._book.free and not self._is_ending:
-                    self._changed.wait()
-                if self._is_ending:
+                if self._book.is_stopping and (self._book.is_empty or now_ms >= leave_ms):
                     return
-                most = self._book.free
-                self._is_receiving = True
-            answer = self._received(most)
-            with self._changed:
-                self._is_receiving = False
-                if answer is None:
-                    self._wait(_now_ms() + _PAUSE_MS)
-                else:
-                    self._book.receive(answer, _now_ms())
                 self._changed.notify_all()
+                next_ms = min(give_up_ms, leave_ms) if self._book.is_stopping else received_by_ms
+                self._wait(min(self._book.next_loss_ms(), next_ms))
 
-    def _received(self, most: int) -> ReceivedMessages | None:
+    def _receive(self, poller: Poller) -> None:
+        with poller:
+            while True:
+                with self._changed:
+                    while not self._book.free and not self._is_ending:
+                        self._changed.wait()
+                    if self._is_ending:
+                        return
+                    most = self._book.free
+                    self._is_receiving = True
+                answer = self._received(poller, most)
+                with self._changed:
+                    self._is_receiving = False
+                    if answer is None:
+                        self._wait(_now_ms() + _PAUSE_MS)
+                    else:
+                        self._book.receive(answer, _now_ms())
+                    self._changed.notify_all()
+
+    def _received(self, poller: Poller, most: int) -> ReceivedMessages | None:
         """Receive up to so many messages; None if the service failed."""
         try:
-            answer = self._client.receive_messages(
+            answer = poller.receive_messages(
                 self._group,
                 max_messages=min(most, MOST_ENTRIES),
-                wait_ms=self._options.wait_ms,
+                wait_ms=poller.longest_wait_ms(self._options.wait_ms),
                 lease_ms=self._options.lease_ms,
                 worker=self._name,
             )
         except EscrowMQError as error:
             if not is_passing(error):
                 raise
-            log.warning("cannot receive messages of group %s: %s", self._group, error)
+            if not self._stops:
+                log.warning("cannot receive messages of group %s: %s", self._group, error)
             return None
         self._last_answer_ms = _now_ms()
         return answer
@@ -281,7 +292,8 @@ class Worker:
         wait_ms = until_ms - _now_ms()
         self._changed.wait(None if wait_ms == inf else max(0, wait_ms) / 1_000)
 
-    def _close(self) -> None:
+    def _close(self, poller: Poller) -> None:
+        poller.cut()
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
