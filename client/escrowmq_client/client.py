@@ -195,7 +195,7 @@ class Client:
 
         Raises CommitPending if the decision could not be delivered, FencedError if a check has
         given the transaction up, NotCommitted if the local transaction did not commit although the
-        block ended without an error.
+        block ended without an error, Conflict (transaction_exists) if the id has other messages.
         """
         return TransactionScope(self, producer_group, id, business_key, check, markers)
 

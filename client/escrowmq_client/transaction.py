@@ -39,10 +39,17 @@ from msgspec import UNSET
 
 from escrowmq_client.call import Call
 from escrowmq_client.decisions import ACTIONS, Action, Event, State, event_of_end
-from escrowmq_client.errors import EscrowMQError, InvalidAnswer, ProblemError, Unreachable
+from escrowmq_client.errors import (
+    EscrowMQError,
+    InvalidAnswer,
+    ProblemError,
+    Unreachable,
+    error_of,
+)
 from escrowmq_client.markers.base import FencedError, IsOpen, Markers, Outcome, OutcomeUnknown
 from escrowmq_client.methods import AsyncCaller, Caller
 from escrowmq_client.models.messages import MessageInput
+from escrowmq_client.models.problem import Problem
 from escrowmq_client.models.transactions import (
     CheckInput,
     Transaction,
@@ -52,6 +59,7 @@ from escrowmq_client.models.transactions import (
 from escrowmq_client.operations.transactions import (
     begin_transaction,
     commit_transaction,
+    get_transaction,
     rollback_transaction,
 )
 
@@ -59,6 +67,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _UNDECIDED = ("prepared", "held")
+# The Idempotency-Key of a begin is its id, and is forgotten sooner than the transaction.
+_TAKEN = ("idempotency_key_reused", "transaction_exists")
 
 
 class CommitPending(EscrowMQError):
@@ -223,17 +233,41 @@ class _Scope:
         if not self._messages:
             raise TransactionMisuse(f"{self.transaction_id} has no message: add them first")
         self._state = State.OVER
-        self.begun = yield begin_transaction(
-            self._group,
-            self._messages,
-            transaction_id=self.transaction_id,
-            business_key=self._business_key,
-            check=self._check,
-            idempotency_key=self.transaction_id,
-        )
+        try:
+            self.begun = yield begin_transaction(
+                self._group,
+                self._messages,
+                transaction_id=self.transaction_id,
+                business_key=self._business_key,
+                check=self._check,
+                idempotency_key=self.transaction_id,
+            )
+        except ProblemError as error:
+            if error.code not in _TAKEN:
+                raise
+            raise (yield from self._taken(error)) from error
         if self.begun.state not in _UNDECIDED:
             raise FencedError(self.transaction_id)
         self._state = State.BEGUN
+
+    def _taken(self, error: ProblemError) -> _Steps[EscrowMQError]:
+        """Return the error of an id that a transaction with another content has."""
+        try:
+            existing: Transaction = yield get_transaction(self.transaction_id)
+        except EscrowMQError:
+            return error
+        return error_of(
+            Problem(
+                type="/problems/transaction_exists",
+                title="Transaction exists",
+                status=409,
+                code="transaction_exists",
+                detail=f"The transaction {self.transaction_id} exists with other messages or "
+                f"fields, and is {existing.state}. Repeat it with the same, or use another id.",
+                retryable=False,
+                context={"transaction_id": self.transaction_id, "state": existing.state},
+            )
+        )
 
     def _settle(self, event: Event) -> _Steps[None]:
         if (yield from self._outcome()) == "commit":
@@ -302,14 +336,15 @@ class TransactionScope(_Scope):
         self._client = client
 
     def begin(self) -> None:
-        """Begin at the service now, for a marker of your own in the local transaction.
+        """Begin at the service now, before the local transaction; `mark` may follow in it.
 
-        If the block fails afterwards, nothing is sent: your own checker decides.
+        Or a marker of your own: if the block fails then, nothing is sent, and your checker decides.
+        Raises Conflict (transaction_exists) if the id has other messages.
         """
         self._run(self._begin())
 
     def mark(self, db: Any) -> None:
-        """Begin at the service, then insert the marker in the local transaction of `db`.
+        """Begin at the service unless it has begun, then insert the marker with `db`.
 
         `db`: a Connection or Session of SQLAlchemy, or what the `markers` of the transaction take.
         Raises FencedError if the transaction was given up: let it end the local transaction.
@@ -356,14 +391,15 @@ class AsyncTransactionScope(_Scope):
         self._client = client
 
     async def begin(self) -> None:
-        """Begin at the service now, for a marker of your own in the local transaction.
+        """Begin at the service now, before the local transaction; `mark` may follow in it.
 
-        If the block fails afterwards, nothing is sent: your own checker decides.
+        Or a marker of your own: if the block fails then, nothing is sent, and your checker decides.
+        Raises Conflict (transaction_exists) if the id has other messages.
         """
         await self._run(self._begin())
 
     async def mark(self, db: Any) -> None:
-        """Begin at the service, then insert the marker in the local transaction of `db`.
+        """Begin at the service unless it has begun, then insert the marker with `db`.
 
         `db`: an AsyncConnection or AsyncSession of SQLAlchemy, or what the `markers` of the
         transaction take. Raises FencedError if the transaction was given up: let it end the local

@@ -20,6 +20,7 @@ from escrowmq_client import (
     CheckInput,
     Client,
     CommitPending,
+    Conflict,
     FencedError,
     NotCommitted,
     Retry,
@@ -497,13 +498,14 @@ def test_an_id_that_has_other_messages_is_refused_before_the_local_work(
         place(client, plain, topic, transaction_id)
 
     with (
-        pytest.raises(Exception, match="idempotency_key_reused"),
+        pytest.raises(Conflict, match=f"transaction_exists.*{transaction_id}.*prepared") as caught,
         client.transaction("shop", id=transaction_id) as tx,
     ):
         tx.add(topic, json=2)
         with plain.local() as db:
             tx.mark(db)
 
+    assert caught.value.context == {"transaction_id": transaction_id, "state": "prepared"}
     assert state(service, transaction_id) == "prepared"
 
 
