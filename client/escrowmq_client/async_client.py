@@ -118,7 +118,7 @@ class AsyncClient:
         try:
             response = await self._http.request(**request)
         except LOST as error:
-            raise error_from(error) from error
+            raise error_from(error, self.url) from error
         return read(response, call.parse)
 
     async def send_stream(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from escrowmq_client.check_answers import Answer, AsyncAnswer, answer_of, unknown
-from escrowmq_client.errors import EscrowMQError, Refused
+from escrowmq_client.errors import EscrowMQError, NotFound, Refused
 from escrowmq_client.markers.base import OutcomeUnknown
 from escrowmq_client.models.checks import AnswerInput, AnswersResult, Check, CheckAnswer
 
@@ -35,6 +35,14 @@ class _Counts:
         self.counts: Counter[str] = Counter()
         """commit, rollback, unknown and refused."""
         self._wait_ms = wait_ms
+        self._is_known = False
+
+    def _is_new(self) -> None:
+        """Warn: the first receive creates a group, so a wrong name would go unnoticed."""
+        _log.warning(
+            "producer group %s does not exist: no producer has used it yet, or its name is wrong",
+            self.group,
+        )
 
     def _count(self, sent: Sequence[tuple[Check, CheckAnswer]], answer: AnswersResult) -> None:
         """A refused answer is not an error here: the producer, or an operator, was first."""
@@ -101,6 +109,12 @@ class Checker(_Counts):
 
     def run_once(self) -> int:
         """Wait for checks and answer them; their number. Raises EscrowMQError."""
+        if not self._is_known:
+            try:
+                self._client.get_producer_group(self.group)
+            except NotFound:
+                self._is_new()
+            self._is_known = True
         received = self._client.receive_checks(
             self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
         )
@@ -144,6 +158,12 @@ class AsyncChecker(_Counts):
 
     async def run_once(self) -> int:
         """Wait for checks and answer them; their number. Raises EscrowMQError."""
+        if not self._is_known:
+            try:
+                await self._client.get_producer_group(self.group)
+            except NotFound:
+                self._is_new()
+            self._is_known = True
         received = await self._client.receive_checks(
             self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
         )

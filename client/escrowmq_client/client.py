@@ -49,9 +49,10 @@ class Client:
             client.send("orders", json={"id": 1}, key="o1")
 
     `url` and `api_key`: those of the environment, `ESCROWMQ_URL` and `ESCROWMQ_API_KEY`, unless
-    given. `timeout_ms` limits each try of a call, beside the time that the service was asked to
-    wait; `retry` says how long tries go on. `http`: an `httpx.Client` of your own, which `close()`
-    leaves open. `hooks`: observers, for example of OpenTelemetry. Threads may share a client.
+    given; without either the URL is http://127.0.0.1:8080. `timeout_ms` limits each try of a call,
+    beside the time that the service was asked to wait; `retry` says how long tries go on. `http`:
+    an `httpx.Client` of your own, which `close()` leaves open. `hooks`: observers, for example of
+    OpenTelemetry. Threads may share a client.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Client:
         try:
             response = self._request(request)
         except LOST as error:
-            raise error_from(error) from error
+            raise error_from(error, self.url) from error
         return read(response, call.parse)
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:

@@ -8,7 +8,10 @@ EscrowMQError
 │   │   ├── AlreadyResolved   the transaction has the other decision
 │   │   └── LeaseLost         the receipt handle is not valid any more
 │   └── Overloaded       429 or 503: the service cannot do it now
-└── Refused              some entries of a request with several were refused
+├── Refused              some entries of a request with several were refused
+├── InvalidAnswer        an answer that cannot be read
+├── CommitPending, NotCommitted, TransactionMisuse       of `client.transaction`
+└── FencedError, MarkerCommitsAlone, OutcomeUnknown      of a marker
 """
 
 from collections import Counter
@@ -49,7 +52,9 @@ class ProblemError(EscrowMQError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"{self.problem.status} {self.problem.code}: {self.problem.detail}"
+        others = [one for one in self.errors if one.pointer not in self.detail]
+        fields = "".join(f"; {one.pointer}: {one.detail}" for one in others)
+        return f"{self.status} {self.code}: {self.detail}{fields}"
 
     @property
     def code(self) -> str:

@@ -68,10 +68,11 @@ class Connection:
         }
 
 
-def error_from(error: httpx.TransportError) -> Unreachable:
-    """Return the error of a request that got no answer."""
+def error_from(error: httpx.TransportError, url: str) -> Unreachable:
+    """Return the error of a request to this service that got no answer."""
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return Unreachable(
-        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+        f"{url}: {reason}",
         outcome_unknown=not isinstance(error, NOT_SENT),
     )
 

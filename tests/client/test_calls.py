@@ -101,6 +101,27 @@ def test_a_lost_answer_of_a_call_that_acts_twice_is_an_error_that_says_so(execut
     assert caught.value.outcome_unknown
 
 
+def test_a_service_that_is_not_reached_is_named_by_its_address(execute):
+    played = Played(*[httpx.ConnectError("[Errno 111] Connection refused")] * 10_000)
+
+    with pytest.raises(Unreachable, match=r"http://service:1: ConnectError: .* refused"):
+        execute(played, "get_version")
+
+
+def test_the_text_of_a_refusal_names_the_fields_that_are_wrong(execute):
+    wrong = {"pointer": "/queues", "code": "too_large", "detail": "at most 64"}
+    unnamed = problem(422, "validation_failed", detail="The body is invalid.", errors=[wrong])
+    named = problem(422, "validation_failed", detail="/queues is invalid.", errors=[wrong])
+
+    for answer, text in (
+        (unnamed, "422 validation_failed: The body is invalid.; /queues: at most 64"),
+        (named, "422 validation_failed: /queues is invalid."),
+    ):
+        with pytest.raises(ProblemError) as caught:
+            execute(Played(answer), "get_version")
+        assert str(caught.value) == text
+
+
 def test_a_service_that_is_starting_is_waited_for(execute):
     played = Played(
         httpx.ConnectError("refused"),

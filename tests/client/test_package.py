@@ -39,6 +39,18 @@ def test_every_name_of_the_package_can_be_imported(name):
     assert name in dir(escrowmq_client)
 
 
+def test_the_errors_of_the_client_have_one_base_and_are_in_the_table_of_the_page():
+    page = (ROOT / "docs" / "python-client.md").read_text("utf-8")
+    table = page.partition("\n## Errors\n")[2].partition("\nAll are `EscrowMQError`")[0]
+    values = [getattr(escrowmq_client, name) for name in escrowmq_client.__all__]
+    errors = {one for one in values if isinstance(one, type) and issubclass(one, Exception)}
+    raised_by_handlers = {escrowmq_client.RetryLater, escrowmq_client.DeadLetter}
+
+    for error in errors - raised_by_handlers - {escrowmq_client.EscrowMQError}:
+        assert issubclass(error, escrowmq_client.EscrowMQError), error
+        assert f"`{error.__name__}`" in table, error
+
+
 def test_the_client_needs_httpx_and_msgspec_and_nothing_else():
     allowed = NEEDS | EXTRAS | set(sys.stdlib_module_names)
     found = {name for module in modules("client").values() for name in imported(module)}

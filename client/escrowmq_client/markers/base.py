@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from typing import Any, Literal, Protocol
 
+from escrowmq_client.errors import EscrowMQError
 from escrowmq_client.markers.drivers import Failure, failure_of
 from escrowmq_client.markers.statements import LONGEST_ID, Statement, Statements
 
@@ -41,7 +42,7 @@ _TRIES = 5
 _PRUNED_AT_ONCE = 1_000
 
 
-class FencedError(Exception):
+class FencedError(EscrowMQError):
     """The transaction has a marker already: a check has given it up, or it is committed.
 
     Roll the local transaction back. The work may be tried again under another id.
@@ -55,11 +56,11 @@ class FencedError(Exception):
         self.transaction_id = transaction_id
 
 
-class MarkerCommitsAlone(Exception):
+class MarkerCommitsAlone(EscrowMQError):
     """The connection is in autocommit, so the marker would be committed before the work."""
 
 
-class OutcomeUnknown(Exception):
+class OutcomeUnknown(EscrowMQError):
     """The database could not tell the outcome now: it is locked, or cannot be reached.
 
     Answer `unknown`; the check comes again.
@@ -142,10 +143,11 @@ class Markers(ABC):
     def create_table(self) -> None:
         """Create the table if it does not exist. For migrations there is `ddl`."""
         with self._connected() as local:
-            for statement in self._statements.create:
-                # PostgreSQL: two that create the table at once, one of them may fail
-                with suppress_duplicate(), local.transaction():
-                    local.run(statement)
+            self._create(local)
+
+    async def create_table_async(self) -> None:
+        """Create the table if it does not exist, without blocking the event loop."""
+        await asyncio.to_thread(self.create_table)
 
     def prune(self, *, older_than_ms: int, keep: Collection[str] = ()) -> int:
         """Delete markers that are older than this; their number.
@@ -187,7 +189,13 @@ class Markers(ABC):
         """A connection of its own, given back at the end."""
 
     # ----------------------------------------------------------------------------------------------
-    # the fence
+    # the table, and the fence
+
+    def _create(self, local: Local) -> None:
+        for statement in self._statements.create:
+            # PostgreSQL: two that create the table at once, one of them may fail
+            with suppress_duplicate(), local.transaction():
+                local.run(statement)
 
     def _decide(self, local: Local, transaction_id: str) -> Outcome:
         for tries in count(1):

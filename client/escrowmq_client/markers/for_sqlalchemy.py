@@ -93,6 +93,21 @@ class SqlAlchemyMarkers(Markers):
         except Exception as error:
             raise OutcomeUnknown(transaction_id, reason_of(error)) from error
 
+    def create_table(self) -> None:
+        """Create the table if it does not exist. Raises TypeError for an AsyncEngine."""
+        if self._async_engine is not None:
+            raise TypeError("for an AsyncEngine, await markers.create_table_async()")
+        super().create_table()
+
+    async def create_table_async(self) -> None:
+        """The same as `create_table`; through the AsyncEngine if there is one."""
+        if self._async_engine is None:
+            await super().create_table_async()
+            return
+        self._refuse_inside()
+        async with self._async_engine.connect() as connection:
+            await connection.run_sync(lambda one: self._create(_Own(one)))
+
     def _insert(self, db: Any, statement: Statement, values: dict[str, object]) -> IsOpen:
         # of a Session, in its transaction
         connection: Connection = db.connection() if hasattr(db, "get_bind") else db

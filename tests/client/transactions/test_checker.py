@@ -167,10 +167,35 @@ def test_a_checker_runs_until_it_is_stopped_also_while_the_service_is_away(
     assert not thread.is_alive()
 
 
-async def test_an_asynchronous_checker_answers_the_same(service, client, style, topic, group):
+def test_a_group_that_does_not_exist_is_a_warning(service, client, group, caplog):
+    """The receive creates it, so a name that is wrong would go unnoticed."""
+    client.put_producer_group(f"{group}-known")
+
+    assert Checker(client, f"{group}-known", lambda check: "commit", wait_ms=0).run_once() == 0
+    assert "does not exist" not in caplog.text
+    checker = Checker(client, group, lambda check: "commit", wait_ms=0)
+    assert checker.run_once() == checker.run_once() == 0
+
+    assert caplog.text.count(f"producer group {group} does not exist") == 1
+
+
+def test_the_group_of_a_transaction_is_known(service, client, style, topic, group, caplog):
+    lost(service, client, style, topic, group, is_committed=True)
+
+    Checker(client, group, style.markers.outcome, wait_ms=0).run_once()
+
+    assert "does not exist" not in caplog.text
+
+
+async def test_an_asynchronous_checker_answers_the_same(
+    service, client, style, topic, group, caplog
+):
     transaction_id = lost(service, client, style, topic, group, is_committed=True)
 
     async with AsyncClient(service.url, retry=Retry(total_ms=0)) as asynchronous:
+        other = AsyncChecker(asynchronous, f"{group}-2", style.markers.outcome_async, wait_ms=0)
+        assert await other.run_once() == 0
+        assert f"producer group {group}-2 does not exist" in caplog.text
         checker = AsyncChecker(asynchronous, group, style.markers.outcome_async, wait_ms=0)
         assert await checker.run_once() == 1
 

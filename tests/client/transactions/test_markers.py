@@ -391,9 +391,10 @@ async def test_asynchronous_connections_and_sessions_mark_and_are_asked(postgres
 
     engine = create_async_engine(postgresql.new_database())
     markers = SqlAlchemyMarkers(engine)
-    async with engine.connect() as connection:
-        await connection.run_sync(lambda sync: create_on(sync))
-        await connection.commit()
+    with pytest.raises(TypeError, match="create_table_async"):
+        markers.create_table()
+    await markers.create_table_async()
+    await markers.create_table_async()  # it exists
 
     async with engine.begin() as connection:
         await markers.mark_async(connection, "order-1")
@@ -407,12 +408,6 @@ async def test_asynchronous_connections_and_sessions_mark_and_are_asked(postgres
         async with engine.begin() as connection:
             await markers.mark_async(connection, "order-3")
     await engine.dispose()
-
-
-def create_on(connection) -> None:
-    for statement in ddl("postgresql").split(";\n"):
-        if statement:
-            connection.exec_driver_sql(statement)
 
 
 test_asynchronous_connections_and_sessions_mark_and_are_asked = pytest.mark.xdist_group(

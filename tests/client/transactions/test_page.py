@@ -39,7 +39,7 @@ def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
     outbox_table("outbox").metadata.create_all(engine)
     with engine.begin() as db:
         db.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY, total TEXT)"))
-    transaction, checker, webhook, outbox = SNIPPETS
+    transaction, checker, early, webhook, outbox = SNIPPETS
     (tmp_path / "service").mkdir()
     with EscrowMQ(tmp_path / "service") as service:
         names: dict = {"SIGNING_SECRET": "whsec_"}
@@ -53,10 +53,14 @@ def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
         lose_a_commit(names, service)
         execute(checker, names, service)
         assert payloads(service)[1:] == ['{"id":2}']
+        execute(early, names, service)
+        names["place_while_a_user_waits"]({"id": 3, "total": "1.00"})
+        assert payloads(service)[2:] == ['{"id":3,"total":"1.00"}']
+        names["impatient"].close()
         execute(webhook, names, service)
         assert isinstance(names["app"], FastAPI)
         execute(outbox, names, service)
-        assert payloads(service)[2:] == ['{"id":3}']
+        assert payloads(service)[3:] == ['{"id":3}']
         names["client"].close()
     engine.dispose()
     names["engine"].dispose()
