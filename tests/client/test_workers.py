@@ -183,6 +183,46 @@ async def test_a_worker_of_tasks_handles_many_messages_at_once(client, server, t
     assert client.get_group_lag(group).messages_leased == 0
 
 
+def test_until_idle_each_message_is_handled_in_this_thread_and_settled(client, topic, group):
+    client.put_group(group, topics=[topic], max_attempts=2)
+    send(client, topic, 3)
+    threads: set[threading.Thread] = set()
+
+    def handle(message: LeasedMessage) -> None:
+        threads.add(threading.current_thread())
+        if message.json() == 1:
+            raise RetryLater(0)
+        if message.json() == 2:
+            raise DeadLetter("bad schema")
+
+    worker = Worker(client, group, handle)
+    assert worker.run_until_idle() == 4
+    assert worker.run_until_idle() == 0
+    send(client, topic, 1)
+    assert worker.run_until_idle() == 1
+
+    assert threads == {threading.current_thread()}
+    assert (worker.stats.acked, worker.stats.nacked, worker.stats.dead_lettered) == (2, 2, 1)
+    assert client.get_group_lag(group).messages_leased == 0
+
+
+async def test_until_idle_a_worker_of_tasks_does_the_same(client, server, topic, group):
+    client.put_group(group, topics=[topic], max_attempts=2)
+    send(client, topic, 2)
+
+    async def handle(message: LeasedMessage) -> None:
+        if message.json() == 1:
+            raise RetryLater(0)
+
+    async with AsyncClient(server.url) as one:
+        worker = AsyncWorker(one, group, handle)
+        assert await worker.run_until_idle() == 3
+        assert await worker.run_until_idle() == 0
+
+    assert (worker.stats.acked, worker.stats.nacked) == (1, 2)
+    assert client.get_group_lag(group).messages_leased == 0
+
+
 class Receives:
     """Hooks that note the receives of a worker."""
 

@@ -18,7 +18,7 @@ from tests.support.http import ok
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
 REAL = os.environ[VARIABLE]
-EXAMPLE, SETTINGS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLE, EXAMPLE_OF_CLIENT, SETTINGS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run_pytest(
@@ -54,6 +54,13 @@ def test_the_worked_example_of_the_page_passes_in_a_project_of_its_own(tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout
+
+
+def test_the_example_with_the_python_client_passes_in_a_project_of_its_own(tmp_path):
+    done = run_pytest(tmp_path, EXAMPLE_OF_CLIENT)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
 
 
 def test_neither_packages_nor_the_environment_of_the_project_get_in_the_way(tmp_path, monkeypatch):

@@ -128,6 +128,36 @@ class Worker:
         if self._error is not None:
             raise self._error
 
+    def run_until_idle(self) -> int:
+        """Handle the messages that are available now, in this thread; return their number.
+
+        For tests and scheduled jobs: it receives and settles one message after another, and returns
+        when a receive without a wait finds none. A message that is rejected counts each time that
+        it comes. Leases are not extended. Not while `run` runs. Raises EscrowMQError.
+        """
+        handled = 0
+        while not self._stops:
+            answer = self._client.receive_messages(
+                self._group, max_messages=1, lease_ms=self._options.lease_ms, worker=self._name
+            )
+            self._book.receive(answer, _now_ms())
+            for lease in self._book.start():
+                handled += 1
+                self._book.finish(lease, outcome_of(self._handled(lease)), _now_ms())
+            for call, leases in settle_calls(self._group, self._book.to_settle(inf)):
+                try:
+                    results = self._client.call(call).results
+                except Refused as refused:
+                    results = refused.answer.results
+                except EscrowMQError:
+                    self._book.not_settled(leases, _now_ms())
+                    raise
+                for lease in self._book.settled(leases, results):
+                    log_lost(lease, "its settlement was refused")
+            if not answer.messages:
+                break
+        return handled
+
     def stop(self) -> None:
         """Stop, from any thread; a second call gives back at once what still runs."""
         self._stops += 1
