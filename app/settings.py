@@ -41,7 +41,7 @@ from txn.options import TransactionOptions
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
 # Variables of programs beside the service, no settings: what pytest_escrowmq starts, and where
-# clients find a service. A client's ESCROWMQ_API_KEY stays refused, as it may be meant for API_KEYS.
+# clients find a service. ESCROWMQ_API_KEY stays refused, as it may be meant for API_KEYS.
 _OF_OTHERS = (f"{PREFIX}EXECUTABLE", f"{PREFIX}URL")
 MOST_CONNECTIONS = 4_096  # unless the settings say more
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -1,14 +1,16 @@
 """Workers against a real service: in this process, and in one that is stopped and killed."""
 
 import asyncio
+import functools
 import logging
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import Queue
 
 import pytest
@@ -25,6 +27,8 @@ from escrowmq_client import (
     RetryLater,
     Worker,
 )
+from escrowmq_client.worker import outcomes
+from escrowmq_client.worker.book import WorkerStats
 from tests.house.source import ROOT
 from tests.support.server import Server
 
@@ -482,3 +486,246 @@ def test_a_message_of_a_worker_that_was_killed_comes_again(server, client, topic
     assert program.ended() == -signal.SIGKILL
     (again,) = client.receive_messages(group, wait_ms=20_000).messages
     assert (again.message_id, again.attempt) == (message_id, 2)
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+AWKWARD = [
+    ValueError("1 validation error for Order\n  amount: must be positive"),
+    ValueError("a\tb"),
+    ValueError("bad \x00 name"),
+    ValueError("bad \udc80 name"),
+    ValueError("\U0001f600" * 700),
+    ValueError(""),
+    NoText(),
+    DeadLetter(""),
+    DeadLetter("x" * 501),
+    DeadLetter("two\nlines"),
+    DeadLetter(ValueError("no text at all")),
+    RetryLater(60_000, ""),
+    RetryLater(60_000, "two\nlines"),
+]
+
+
+def raise_awkward(number: int) -> None:
+    """Raise one of the errors; return for the last number."""
+    if number == len(AWKWARD):
+        RetryLater(-5)
+    if number < len(AWKWARD):
+        raise AWKWARD[number]
+
+
+def test_no_text_of_an_error_ends_the_worker_or_keeps_another_message(client, topic, group):
+    client.put_group(group, topics=[topic], backoff_ms=[600_000])
+    send(client, topic, len(AWKWARD) + 2)
+    worker = Worker(
+        client, group, lambda message: raise_awkward(message.json()), wait_ms=200, concurrency=20
+    )
+
+    with running(worker):
+        wait_until(lambda: settled_count(worker) == len(AWKWARD) + 2)
+
+    stats = worker.stats
+    assert (stats.acked, stats.nacked, stats.dead_lettered, stats.lost) == (1, 10, 4, 0)
+    reasons = {one.reason for one in client.items(client.list_dead_letters, group)}
+    given_none = "given up by its consumer"
+    assert reasons == {given_none, "x" * 500, "two lines", "no text at all"}
+
+
+async def test_no_text_of_an_error_ends_a_worker_of_tasks(client, server, topic, group):
+    client.put_group(group, topics=[topic], backoff_ms=[600_000])
+    send(client, topic, len(AWKWARD) + 2)
+
+    async def handle(message: LeasedMessage) -> None:
+        raise_awkward(message.json())
+
+    async with AsyncClient(server.url) as one:
+        worker = AsyncWorker(one, group, handle, concurrency=20, handle_signals=False)
+        running = asyncio.create_task(worker.run())
+        while settled_count(worker) < len(AWKWARD) + 2:
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        worker.stop()
+        await asyncio.wait_for(running, PATIENCE_S)
+
+    assert (worker.stats.acked, worker.stats.nacked, worker.stats.lost) == (1, 10, 0)
+
+
+@KINDS
+def test_a_settlement_that_is_refused_as_a_whole_spoils_no_other_message(
+    server, client, topic, group, kind, monkeypatch, caplog
+):
+    """Whatever a future version sends that the service does not take."""
+    send(client, topic, 4)
+    monkeypatch.setattr(outcomes, "error_text", lambda error: "two\nlines")
+
+    def handle(message: LeasedMessage) -> None:
+        if message.json() == 0:
+            raise ValueError
+        if message.json() < 3:
+            raise RetryLater(600_000, "later")
+
+    stats = worked(server, group, handle, kind, lambda stats: stats.acked and stats.nacked == 2)
+
+    assert (stats.acked, stats.nacked, stats.lost) == (1, 2, 1)
+    assert "messages are settled one by one" in caplog.text
+    (again,) = client.receive_messages(group, wait_ms=20_000).messages
+    assert (again.json(), again.attempt) == (0, 2)
+
+
+def worked(
+    server: Server,
+    group: str,
+    handle: Callable[[LeasedMessage], None],
+    kind: str,
+    is_done: Callable[[WorkerStats], object],
+) -> WorkerStats:
+    """Run a worker of either kind until it is done; return its numbers."""
+    if kind == "threads":
+        with Client(server.url) as client:
+            threaded = Worker(client, group, handle, wait_ms=200, ack_batch_ms=300, lease_ms=3_000)
+            with running(threaded):
+                wait_until(lambda: is_done(threaded.stats))
+        return threaded.stats
+
+    async def of_tasks() -> WorkerStats:
+        async with AsyncClient(server.url) as one:
+            worker = AsyncWorker(one, group, handle, wait_ms=200, ack_batch_ms=300,
+                                 lease_ms=3_000, handle_signals=False)  # fmt: skip
+            ended = asyncio.create_task(worker.run())
+            while not is_done(worker.stats):
+                assert not ended.done()
+                await asyncio.sleep(0.01)
+            worker.stop()
+            await asyncio.wait_for(ended, PATIENCE_S)
+        return worker.stats
+
+    return asyncio.run(of_tasks())
+
+
+def settled_count(worker: Worker | AsyncWorker) -> int:
+    stats = worker.stats
+    return stats.acked + stats.nacked + stats.dead_lettered
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("after_ms", [-5, 1 << 60])
+def test_a_delay_out_of_range_is_refused_where_it_is_written(after_ms):
+    with pytest.raises(ValueError, match="after_ms"):
+        RetryLater(after_ms)
+
+
+@pytest.mark.parametrize("after_ms", [1.5, "5", True])
+def test_a_delay_that_is_no_whole_number_is_refused_where_it_is_written(after_ms):
+    with pytest.raises(TypeError, match="whole number"):
+        RetryLater(after_ms)
+
+
+async def coroutine_handler(message: LeasedMessage) -> None:
+    raise AssertionError
+
+
+def generator_handler(message: LeasedMessage) -> Iterator[int]:
+    yield 1
+
+
+async def asynchronous_generator_handler(message: LeasedMessage) -> AsyncIterator[int]:
+    yield 1
+
+
+class CoroutineHandler:
+    async def __call__(self, message: LeasedMessage) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        coroutine_handler,
+        functools.partial(coroutine_handler),
+        CoroutineHandler(),
+        generator_handler,
+        asynchronous_generator_handler,
+    ],
+)
+def test_a_handler_that_threads_cannot_run_is_refused(client, handler):
+    with pytest.raises(TypeError, match=r"use AsyncWorker|use a plain function"):
+        Worker(client, "billing", handler)
+
+
+@pytest.mark.parametrize("handler", [generator_handler, asynchronous_generator_handler])
+async def test_a_handler_that_tasks_cannot_run_is_refused(server, handler):
+    async with AsyncClient(server.url) as one:
+        with pytest.raises(TypeError, match="use a plain function"):
+            AsyncWorker(one, "billing", handler)
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [(coroutine_handler, "threads"), (generator_handler, "threads"), (generator_handler, "tasks")],
+)
+def test_what_a_handler_returns_without_running_it_is_a_failure(
+    server, client, topic, group, handler, kind, caplog
+):
+    client.put_group(group, topics=[topic], backoff_ms=[600_000])
+    send(client, topic, 1)
+
+    stats = worked(server, group, lambda message: handler(message), kind, lambda one: one.nacked)
+
+    assert (stats.acked, stats.nacked) == (0, 1)
+    assert "that has not run" in caplog.text
+
+
+def test_a_worker_of_tasks_acknowledges_what_a_plain_function_handled(server, client, topic, group):
+    send(client, topic, 1)
+    handled: list[int] = []
+
+    def handle(message: LeasedMessage) -> None:
+        handled.append(message.json())
+
+    stats = worked(server, group, handle, "tasks", lambda one: one.acked)
+
+    assert (handled, stats.nacked) == ([0], 0)
+
+
+@pytest.mark.parametrize("stops", [1, 2])
+async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
+    client, server, topic, group, stops, caplog
+):
+    send(client, topic, 1)
+    begun, is_over = asyncio.Event(), False
+
+    async def handle(message: LeasedMessage) -> None:
+        begun.set()
+        while not is_over:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+
+    async with AsyncClient(server.url) as one:
+        shutdown_ms = 200 if stops == 1 else 600_000
+        worker = AsyncWorker(
+            one, group, handle, shutdown_ms=shutdown_ms, wait_ms=200, handle_signals=False
+        )
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        for _ in range(stops):
+            worker.stop()
+        await asyncio.wait({running}, timeout=15)
+        has_ended = running.done()
+        is_over = True
+        await running
+
+    assert has_ended
+    assert "ignores its cancellation" in caplog.text
+    assert worker.stats.nacked == 1
+    (again,) = client.receive_messages(group, wait_ms=10_000).messages
+    assert again.attempt == 2

@@ -1,12 +1,28 @@
 """What becomes of a message: the outcome of its handler, and how a handler asks for one."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from escrowmq_client.reasons import error_text, valid_text
+
+_LONGEST_DELAY_MS = 1 << 53
 
 
 class RetryLater(Exception):
-    """Raise it in a handler to receive the message again: after `after_ms`, or the backoff."""
+    """Raise it in a handler to receive the message again: after `after_ms`, or the backoff.
+
+    `after_ms` is a whole number of milliseconds, 0 or more. TypeError or ValueError of another one
+    is a failure of the handler: the message comes again after the backoff.
+    """
 
     def __init__(self, after_ms: int | None = None, reason: str | None = None) -> None:
+        if after_ms is not None:
+            if not isinstance(after_ms, int) or isinstance(after_ms, bool):
+                raise TypeError(f"after_ms is a whole number of milliseconds, not {after_ms!r}")
+            if not 0 <= after_ms <= _LONGEST_DELAY_MS:
+                raise ValueError(f"after_ms must be 0 to {_LONGEST_DELAY_MS}, not {after_ms}")
         super().__init__(after_ms, reason)
         self.after_ms = after_ms
         self.reason = reason
@@ -37,12 +53,10 @@ class Nack:
 class Bury:
     """The message is to become a dead letter."""
 
-    reason: str
+    reason: str | None
 
 
 Outcome = Ack | Nack | Bury
-
-_LONGEST_REASON = 500
 
 
 def outcome_of(error: Exception | None) -> Outcome:
@@ -50,12 +64,51 @@ def outcome_of(error: Exception | None) -> Outcome:
     if error is None:
         return Ack()
     if isinstance(error, RetryLater):
-        return Nack(error.after_ms, error.reason)
+        return Nack(error.after_ms, _given(error.reason))
     if isinstance(error, DeadLetter):
-        return Bury(error.reason)
-    return Nack(None, f"{type(error).__name__}: {error}"[:_LONGEST_REASON])
+        return Bury(_given(error.reason))
+    return Nack(None, error_text(error))
 
 
 def is_failure(error: Exception) -> bool:
     """Tell whether a handler failed, and did not just ask for an outcome."""
     return not isinstance(error, RetryLater | DeadLetter)
+
+
+def check_blocking(handler: Callable[..., object]) -> None:
+    """Raise TypeError for a handler that a worker with threads cannot run."""
+    if _is_a(handler, inspect.iscoroutinefunction):
+        raise TypeError("the handler is `async def`: use AsyncWorker, or a plain function")
+    _check_no_generator(handler)
+
+
+def check_awaitable(handler: Callable[..., object]) -> None:
+    """Raise TypeError for a handler that a worker of tasks cannot run."""
+    _check_no_generator(handler)
+
+
+def check_returned(value: object) -> None:
+    """Raise TypeError for what a handler returned if it is code that has not run."""
+    if not (inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)):
+        return
+    if inspect.iscoroutine(value):
+        value.close()  # or Python warns that it was never awaited
+    raise TypeError(
+        f"the handler returned a {type(value).__name__} that has not run: use AsyncWorker for a "
+        "coroutine, and a plain function in place of a generator"
+    )
+
+
+def _check_no_generator(handler: Callable[..., object]) -> None:
+    if _is_a(handler, inspect.isgeneratorfunction) or _is_a(handler, inspect.isasyncgenfunction):
+        raise TypeError("the handler is a generator, which nothing iterates: use a plain function")
+
+
+def _is_a(handler: Any, test: Callable[[Any], bool]) -> bool:
+    """Apply the test to a function, or to `__call__` of an object."""
+    return test(handler) or test(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def _given(reason: object) -> str | None:
+    """Return a handler's own reason as the service takes it, None without one."""
+    return None if reason is None else valid_text(reason) or None

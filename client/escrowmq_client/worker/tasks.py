@@ -5,15 +5,16 @@ book; a task that waits is woken by every change.
 """
 
 import asyncio
+import inspect
 import signal
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext, suppress
 from math import inf
 
 from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.call import Call
-from escrowmq_client.errors import EscrowMQError, Refused
+from escrowmq_client.errors import EscrowMQError, ProblemError, Refused
 from escrowmq_client.models.consume import ReceivedMessages, SettleResult, SettleResults
 from escrowmq_client.worker.book import (
     MOST_ENTRIES,
@@ -25,11 +26,27 @@ from escrowmq_client.worker.book import (
     message_of,
     settle_calls,
 )
-from escrowmq_client.worker.outcomes import Nack, Outcome, is_failure, outcome_of
-from escrowmq_client.worker.words import is_passing, log, log_failed, log_lost, worker_name
+from escrowmq_client.worker.outcomes import (
+    Nack,
+    Outcome,
+    check_awaitable,
+    check_returned,
+    is_failure,
+    outcome_of,
+)
+from escrowmq_client.worker.words import (
+    is_passing,
+    log,
+    log_failed,
+    log_lost,
+    log_refused_together,
+    refusal_of,
+    worker_name,
+)
 
 _PAUSE_MS = 1_000  # before a service that failed is asked again
 _GIVING_BACK_MS = 2_000  # for the last answers of a worker that stops
+_LAST_MOMENT_MS = 100  # for handlers that end as they are cancelled, behind a second stop
 _HEALTHY_MS = 60_000
 _CANCELLED = Nack(0, "its handler was cancelled")
 
@@ -72,6 +89,7 @@ class AsyncWorker:
             shutdown_ms=shutdown_ms,
             ack_batch_ms=ack_batch_ms,
         )
+        check_awaitable(handler)
         self._client = client
         self._group = group
         self._handler = handler
@@ -115,10 +133,21 @@ class AsyncWorker:
                             one.result()
             finally:
                 self._is_closed = True
-                everything = [supervising, *services, *self._running.values()]
-                for one in everything:
-                    one.cancel()
-                await asyncio.gather(*everything, return_exceptions=True)
+                await self._cancel([supervising, *services, *self._running.values()])
+
+    async def _cancel(self, tasks: "Iterable[asyncio.Task[None]]") -> None:
+        """Cancel tasks and wait for their end; not for long, as a handler may ignore it."""
+        left = set(tasks)
+        leave_ms = _now_ms() + _GIVING_BACK_MS
+        for one in left:
+            one.cancel()
+        while left := {one for one in left if not _is_over(one)}:
+            if self._stops > 1:
+                leave_ms = min(leave_ms, _now_ms() + _LAST_MOMENT_MS)
+            if _now_ms() >= leave_ms:
+                log.error("%d handlers have not ended: each ignores its cancellation", len(left))
+                return
+            await self._wait(leave_ms, *left)
 
     async def run_until_idle(self) -> int:
         """Handle the messages that are available now, one by one; return their number.
@@ -240,13 +269,26 @@ class AsyncWorker:
             while not (batch := self._book.to_settle(_now_ms())):
                 await self._wait(self._book.next_settlement_ms())
             for call, leases in settle_calls(self._group, batch):
-                results = await self._results(call)
-                if results is None:
-                    self._book.not_settled(leases, _now_ms())
-                else:
-                    for lease in self._book.settled(leases, results):
-                        self._lost(lease, "its settlement was refused")
-                self._notify()
+                await self._settle_by(call, leases)
+
+    async def _settle_by(self, call: Call[SettleResults], leases: list[Lease]) -> None:
+        """Settle them together; one by one if the service refuses that as a whole."""
+        try:
+            results = await self._results(call)
+        except ProblemError as error:
+            if len(leases) > 1:
+                log_refused_together(call.operation, self._group, len(leases), error)
+                for lease in leases:
+                    for one, of_it in settle_calls(self._group, [lease]):
+                        await self._settle_by(one, of_it)
+                return
+            results = [refusal_of(lease, error) for lease in leases]
+        if results is None:
+            self._book.not_settled(leases, _now_ms())
+        else:
+            for lease in self._book.settled(leases, results):
+                self._lost(lease, "its settlement was refused")
+        self._notify()
 
     async def _results(self, call: Call[SettleResults]) -> list[SettleResult] | None:
         """Return the result of each entry; None if the service failed."""
@@ -278,7 +320,11 @@ class AsyncWorker:
         message, hooks = message_of(lease), self._client.hooks
         try:
             with hooks.on_message(self._group, message) if hooks else nullcontext():
-                await self._handler(message)
+                returned: object = self._handler(message)
+                if inspect.isawaitable(returned):
+                    await returned
+                else:
+                    check_returned(returned)
         except Exception as error:  # noqa: BLE001  it is the outcome of the handler
             if is_failure(error):
                 log_failed(lease, error)
@@ -290,14 +336,16 @@ class AsyncWorker:
         if (task := self._running.get(lease)) is not None:
             task.cancel()
 
-    async def _wait(self, until_ms: float) -> None:
-        """Wait for a change, until then at most."""
+    async def _wait(self, until_ms: float, *others: "asyncio.Future[None]") -> None:
+        """Wait for a change, or the end of one of the others, until then at most."""
         wait_ms = until_ms - _now_ms()
         change = asyncio.get_running_loop().create_future()
         self._waiting.add(change)
         try:
             await asyncio.wait(
-                {change}, timeout=None if wait_ms == inf else max(0, wait_ms) / 1_000
+                {change, *others},
+                timeout=None if wait_ms == inf else max(0, wait_ms) / 1_000,
+                return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             self._waiting.discard(change)
@@ -321,6 +369,15 @@ class AsyncWorker:
         finally:
             for one in added:
                 loop.remove_signal_handler(one)
+
+
+def _is_over(task: "asyncio.Task[None]") -> bool:
+    """Tell whether it has ended; its error, if any, was raised before or is of no use now."""
+    if not task.done():
+        return False
+    if not task.cancelled():
+        task.exception()  # or asyncio reports that nothing took it
+    return True
 
 
 def _now_ms() -> float:

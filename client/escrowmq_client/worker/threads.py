@@ -16,7 +16,7 @@ from types import FrameType
 
 from escrowmq_client.call import Call
 from escrowmq_client.client import Client
-from escrowmq_client.errors import EscrowMQError, Refused
+from escrowmq_client.errors import EscrowMQError, ProblemError, Refused
 from escrowmq_client.models.consume import ReceivedMessages, SettleResult, SettleResults
 from escrowmq_client.worker.book import (
     MOST_ENTRIES,
@@ -28,9 +28,22 @@ from escrowmq_client.worker.book import (
     message_of,
     settle_calls,
 )
-from escrowmq_client.worker.outcomes import is_failure, outcome_of
+from escrowmq_client.worker.outcomes import (
+    check_blocking,
+    check_returned,
+    is_failure,
+    outcome_of,
+)
 from escrowmq_client.worker.poller import Poller
-from escrowmq_client.worker.words import is_passing, log, log_failed, log_lost, worker_name
+from escrowmq_client.worker.words import (
+    is_passing,
+    log,
+    log_failed,
+    log_lost,
+    log_refused_together,
+    refusal_of,
+    worker_name,
+)
 
 _PAUSE_MS = 1_000  # before a service that failed is asked again
 _LAST_RECEIVE_MS = 2_000  # for the answer of a receive that was cut, or waits for a second
@@ -86,6 +99,7 @@ class Worker:
             shutdown_ms=shutdown_ms,
             ack_batch_ms=ack_batch_ms,
         )
+        check_blocking(handler)
         self._client = client
         self._group = group
         self._handler = handler
@@ -269,14 +283,27 @@ class Worker:
                         return
                     self._wait(self._book.next_settlement_ms())
             for call, leases in settle_calls(self._group, batch):
-                results = self._results(call)
-                with self._changed:
-                    if results is None:
-                        self._book.not_settled(leases, _now_ms())
-                    else:
-                        for lease in self._book.settled(leases, results):
-                            log_lost(lease, "its settlement was refused")
-                    self._changed.notify_all()
+                self._settle_by(call, leases)
+
+    def _settle_by(self, call: Call[SettleResults], leases: list[Lease]) -> None:
+        """Settle them together; one by one if the service refuses that as a whole."""
+        try:
+            results = self._results(call)
+        except ProblemError as error:
+            if len(leases) > 1:
+                log_refused_together(call.operation, self._group, len(leases), error)
+                for lease in leases:
+                    for one, of_it in settle_calls(self._group, [lease]):
+                        self._settle_by(one, of_it)
+                return
+            results = [refusal_of(lease, error) for lease in leases]
+        with self._changed:
+            if results is None:
+                self._book.not_settled(leases, _now_ms())
+            else:
+                for lease in self._book.settled(leases, results):
+                    log_lost(lease, "its settlement was refused")
+            self._changed.notify_all()
 
     def _results(self, call: Call[SettleResults]) -> list[SettleResult] | None:
         """Return the result of each entry; None if the service failed."""
@@ -306,7 +333,7 @@ class Worker:
         message, hooks = message_of(lease), self._client.hooks
         try:
             with hooks.on_message(self._group, message) if hooks else nullcontext():
-                self._handler(message)
+                check_returned(self._handler(message))
         except Exception as error:  # noqa: BLE001  it is the outcome of the handler
             if is_failure(error):
                 log_failed(lease, error)

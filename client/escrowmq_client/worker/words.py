@@ -5,6 +5,7 @@ import os
 import socket
 
 from escrowmq_client.errors import EscrowMQError, InvalidAnswer, ProblemError, Unreachable
+from escrowmq_client.models.consume import SettleResult
 from escrowmq_client.worker.book import Lease
 
 log = logging.getLogger("escrowmq_client")
@@ -46,3 +47,20 @@ def log_failed(lease: Lease, error: Exception) -> None:
         lease.message.attempt,
         exc_info=error,
     )
+
+
+def log_refused_together(operation: str, group: str, count: int, error: ProblemError) -> None:
+    """Log that a settlement of several messages was refused as a whole."""
+    log.error(
+        "%s of group %s was refused: %s; its %d messages are settled one by one",
+        operation,
+        group,
+        error,
+        count,
+    )
+
+
+def refusal_of(lease: Lease, error: ProblemError) -> SettleResult:
+    """Make the result of a message whose settlement was refused as a whole, and log why."""
+    log.error("the settlement of message %s was refused: %s", lease.message.message_id, error)
+    return SettleResult(receipt_handle=lease.handle, status=error.status, problem=error.problem)
