@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MOST_AT_ONCE = 100  # transactions whose rows are locked together
 _PAUSE_MS = 1_000  # after an error of the service or of the database
+_FIRST_PAUSE_S = 1.0  # of a transaction that the service has refused; doubled each time
+_LONGEST_PAUSE_S = 300.0
 _LOCKING = ("postgresql", "mysql", "mariadb")
 # its usual collations hold "A" and "a" for the same
 _ID_OF_MYSQL = VARCHAR(100, charset="ascii", collation="ascii_bin")
@@ -74,6 +77,14 @@ def outbox_table(
     if stamped:
         table.append_column(sa.Column("published_at_ms", sa.BigInteger(), index=True))
     return table
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """When a transaction that the service has refused is tried again."""
+
+    pause_s: float
+    again_at_s: float
 
 
 class Outbox:
@@ -103,6 +114,7 @@ class Outbox:
         self._is_locking = engine.dialect.name in _LOCKING
         self._is_stamped = "published_at_ms" in table.c
         self._is_stopping = threading.Event()
+        self._refusals: dict[str, _Refusal] = {}
 
     def add(
         self,
@@ -161,9 +173,12 @@ class Outbox:
     def run_once(self) -> int:
         """Publish what is in the table now, up to 100 local transactions; their number.
 
-        Raises EscrowMQError if the service does not answer; what was published is taken off first.
+        One that the service has refused is tried again later, at most every five minutes, and those
+        behind it are published meanwhile. Raises EscrowMQError if the service does not answer; what
+        was published is taken off first.
         """
-        published, failure = 0, None
+        published = 0
+        failure: EscrowMQError | None = None
         with self._engine.connect() as db:
             if self._is_locking:
                 # READ COMMITTED: on MySQL other levels lock the gap into which programs insert
@@ -171,14 +186,20 @@ class Outbox:
             # The locks last until all is done; SQLite's would stop the programs meanwhile.
             whole = db.begin() if self._is_locking else nullcontext()
             with whole:
-                with self._step(db):
-                    waiting = [row.tx_id for row in db.execute(self._first_rows())]
-                for tx_id in waiting:
-                    try:
-                        published += self._move(db, tx_id)
-                    except EscrowMQError as error:  # noqa: PERF203
-                        failure = error
-                        break
+                last_id, is_last = None, False
+                while not (published or failure or is_last):
+                    with self._step(db):
+                        found = db.execute(self._first_rows(last_id)).fetchall()
+                    is_last = len(found) < _MOST_AT_ONCE or self._is_stopping.is_set()
+                    for row in found:
+                        last_id = row.id
+                        if not self._is_due(row.tx_id):
+                            continue
+                        try:
+                            published += self._move(db, row.tx_id)
+                        except EscrowMQError as error:
+                            failure = error
+                            break
         if failure is not None:
             raise failure
         return published
@@ -186,15 +207,32 @@ class Outbox:
     def _step(self, db: Connection) -> AbstractContextManager[Any]:
         return nullcontext() if self._is_locking else db.begin()
 
-    def _first_rows(self) -> Any:
-        """The first row of each local transaction: the lock on it stands for all of them."""
+    def _is_due(self, tx_id: str) -> bool:
+        """Whether it was not refused, or long enough ago."""
+        refusal = self._refusals.get(tx_id)
+        return refusal is None or refusal.again_at_s <= time.monotonic()
+
+    def _refused(self, tx_id: str) -> None:
+        before = self._refusals.get(tx_id)
+        pause_s = _FIRST_PAUSE_S if before is None else min(2 * before.pause_s, _LONGEST_PAUSE_S)
+        self._refusals[tx_id] = _Refusal(pause_s, time.monotonic() + pause_s)
+        self.refused_count += 1
+
+    def _first_rows(self, last_id: int | None) -> Any:
+        """The first row of each local transaction, behind that id: the lock on it stands for all of
+        them.
+        """
         rows, others = self._table, self._table.alias()
         earlier = sa.select(others.c.id).where(
             others.c.tx_id == rows.c.tx_id, others.c.id < rows.c.id, self._is_waiting(others)
         )
         first = (
             sa.select(rows.c.id, rows.c.tx_id)
-            .where(~earlier.exists(), self._is_waiting(rows))
+            .where(
+                ~earlier.exists(),
+                self._is_waiting(rows),
+                sa.true() if last_id is None else rows.c.id > last_id,
+            )
             .order_by(rows.c.id)
             .limit(_MOST_AT_ONCE)
         )
@@ -211,6 +249,7 @@ class Outbox:
                 sa.select(table.c.topic, table.c.message).where(mine).order_by(table.c.id)
             ).fetchall()
         if not rows:
+            self._refusals.pop(tx_id, None)
             return False  # another process was faster
         try:
             messages = [TransactionMessageInput(row.topic, _message(row.message)) for row in rows]
@@ -218,9 +257,10 @@ class Outbox:
         except (ProblemError, ValueError, TypeError) as error:
             if isinstance(error, ProblemError) and (error.retryable or error.status >= 500):
                 raise
-            self.refused_count += 1
+            self._refused(tx_id)
             _log.error("outbox %s: %s was refused: %s", table.name, tx_id, error)
             return False
+        self._refusals.pop(tx_id, None)
         with self._step(db):
             if self._is_stamped:
                 db.execute(table.update().where(mine).values(published_at_ms=_now_ms()))

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import sqlalchemy as sa
 
-from escrowmq_client import Client, Unreachable
+from escrowmq_client import Client, Unreachable, outbox
 from escrowmq_client.outbox import Outbox, outbox_table
 
 _numbers = count(1)
@@ -144,6 +144,34 @@ def test_rows_that_the_service_refuses_for_good_stay_and_stop_no_others(
     assert texts(service, topic) == ["2"]
     assert (shop.rows(), shop.outbox.refused_count) == (3, 3)
     assert "was refused" in caplog.text
+
+
+def test_more_refused_transactions_than_are_read_together_stop_no_others(
+    service, shop, topic, monkeypatch
+):
+    monkeypatch.setattr(outbox, "_MOST_AT_ONCE", 10)
+    for number in range(20):
+        shop.place("no..such topic", number)
+    shop.place(topic, 20)
+
+    assert shop.outbox.run_once() == 1
+    shop.place(topic, 21)
+    assert shop.outbox.run_once() == 1
+
+    assert texts(service, topic) == ["20", "21"]
+    assert (shop.rows(), shop.outbox.refused_count) == (20, 20)
+
+
+def test_a_refused_transaction_is_tried_again_later(service, shop, topic, monkeypatch):
+    monkeypatch.setattr(outbox, "_FIRST_PAUSE_S", 0.0)
+    shop.place("no..such topic", 1)
+    assert shop.outbox.run_once() == 0
+    with shop.engine.begin() as db:
+        db.execute(shop.table.update().values(topic=topic))
+
+    assert shop.outbox.run_once() == 1
+
+    assert (texts(service, topic), shop.rows()) == (["1"], 0)
 
 
 def test_several_processes_share_the_transactions_and_publish_each_once(
