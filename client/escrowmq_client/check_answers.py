@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 
 from escrowmq_client.markers.base import OutcomeUnknown, reason_of
 from escrowmq_client.models.checks import CheckAnswer
+from escrowmq_client.reasons import valid_text
 
 _DECISIONS = ("commit", "rollback", "unknown")
 _LONGEST_REASON = 1_000  # characters; the service takes 4,096 bytes of evidence
@@ -42,4 +43,4 @@ def answer_of(decided: Decided) -> CheckAnswer:
 def unknown(error: Exception) -> CheckAnswer:
     """Make the answer for a function that raised: the check comes again."""
     reason = error.reason if isinstance(error, OutcomeUnknown) else reason_of(error)
-    return CheckAnswer("unknown", evidence={"reason": reason[:_LONGEST_REASON]})
+    return CheckAnswer("unknown", evidence={"reason": valid_text(reason, _LONGEST_REASON)})

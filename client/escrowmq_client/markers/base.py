@@ -264,5 +264,8 @@ def _only(rows: list[Any]) -> Outcome | None:
 
 def reason_of(error: BaseException) -> str:
     """An error in one line: SQLAlchemy adds the statement and a link in lines of their own."""
-    first = str(error).partition("\n")[0]
+    try:
+        first = str(error).partition("\n")[0]
+    except Exception:  # noqa: BLE001  an error of the program's own making
+        first = ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

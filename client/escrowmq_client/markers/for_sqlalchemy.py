@@ -22,7 +22,7 @@ from escrowmq_client.markers.base import (
     OutcomeUnknown,
     reason_of,
 )
-from escrowmq_client.markers.drivers import commits_by_itself, in_transaction
+from escrowmq_client.markers.drivers import in_transaction, is_autocommit
 from escrowmq_client.markers.statements import (
     DEFAULT_TABLE,
     ISOLATION,
@@ -111,7 +111,7 @@ class SqlAlchemyMarkers(Markers):
     def _insert(self, db: Any, statement: Statement, values: dict[str, object]) -> IsOpen:
         # of a Session, in its transaction
         connection: Connection = db.connection() if hasattr(db, "get_bind") else db
-        if commits_by_itself(_driver_connection(connection)):
+        if _commits_by_itself(connection):
             raise MarkerCommitsAlone(
                 "the connection is in autocommit: mark in a transaction, as of engine.begin()"
             )
@@ -159,6 +159,21 @@ def _execute(connection: Connection, statement: Statement, values: dict[str, obj
     given = {name: values[name] for name in statement.names} or None
     result = connection.execute(text(statement.text), given)
     return list(result.fetchall()) if result.returns_rows else []
+
+
+def _commits_by_itself(connection: Connection) -> bool:
+    """Whether the next statement would be committed at once.
+
+    SQLAlchemy knows of autocommit that it has set itself. Of the asyncpg driver its adapter alone
+    does, in `dbapi_connection`.
+    """
+    driver, adapter = _driver_connection(connection), connection.connection.dbapi_connection
+    is_alone = (
+        connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+        or is_autocommit(driver)
+        or is_autocommit(adapter)
+    )
+    return is_alone and not in_transaction(driver)
 
 
 def _driver_connection(connection: Connection) -> Any:

@@ -103,6 +103,36 @@ def test_an_error_of_the_answer_is_unknown_with_its_reason_as_evidence(
     assert service.transaction(transaction_id)["state"] == "prepared"
 
 
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "evidence"),
+    [
+        (ValueError("bad \udc80 \x00 name"), "ValueError: bad \ufffd   name"),
+        (NoText(), "NoText"),
+        (ValueError("\U0001f600" * 2_000), "ValueError: " + "\U0001f600" * 988),
+    ],
+)
+def test_any_text_of_an_error_becomes_evidence_that_the_service_takes(
+    service, client, style, topic, group, error, evidence
+):
+    transaction_id = lost(service, client, style, topic, group, is_committed=True)
+
+    def answer(check):
+        raise error
+
+    checker = Checker(client, group, answer, wait_ms=0)
+    checker.run_once()
+
+    history = client.get_transaction_history(transaction_id).items
+    (answered,) = (event for event in history if event.event == "check_answered")
+    assert answered.evidence == {"reason": evidence}
+    assert checker.counts == {"unknown": 1}
+
+
 def test_a_decision_that_is_none_is_unknown(service, client, style, topic, group):
     lost(service, client, style, topic, group, is_committed=True)
     checker = Checker(client, group, lambda check: "comitted", wait_ms=0)

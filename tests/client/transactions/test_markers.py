@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import create_engine, event
@@ -293,6 +294,35 @@ def test_in_autocommit_a_marker_is_refused(database):
         style.execute(connection, "COMMIT")
     assert style.markers.outcome("order-2") == "rollback"
     assert style.markers.outcome("order-3") == "commit"
+
+
+def test_in_autocommit_of_one_connection_a_marker_is_refused(database):
+    engine = database.engine()
+    markers = SqlAlchemyMarkers(engine)
+    markers.create_table()
+
+    with engine.connect() as plain:
+        connection = plain.execution_options(isolation_level="AUTOCOMMIT")
+        with connection.begin(), pytest.raises(MarkerCommitsAlone):
+            markers.mark(connection, "order-1")
+    assert markers.outcome("order-1") == "rollback"
+    engine.dispose()
+
+
+def test_autocommit_is_seen_that_the_adapter_of_a_driver_alone_knows_of(tmp_path):
+    """As with asyncpg, whose own connection has no such attribute."""
+    engine = SqliteDatabase(str(tmp_path / "shop.db")).engine()
+    markers = SqlAlchemyMarkers(engine)
+    markers.create_table()
+
+    with engine.begin() as connection:
+        pooled = connection.connection
+        adapter = SimpleNamespace(autocommit=True, driver_connection=object())
+        pooled.dbapi_connection, real = adapter, pooled.dbapi_connection
+        with pytest.raises(MarkerCommitsAlone):
+            markers.mark(connection, "order-1")
+        pooled.dbapi_connection = real
+    engine.dispose()
 
 
 def turn_autocommit_on(database, connection) -> None:
