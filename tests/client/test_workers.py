@@ -547,7 +547,7 @@ async def test_no_text_of_an_error_ends_a_worker_of_tasks(client, server, topic,
         running = asyncio.create_task(worker.run())
         while settled_count(worker) < len(AWKWARD) + 2:
             assert not running.done()
-            await asyncio.sleep(0.01)
+            await asyncio.wait({running}, timeout=0.01)
         worker.stop()
         await asyncio.wait_for(running, PATIENCE_S)
 
@@ -598,7 +598,7 @@ def worked(
             ended = asyncio.create_task(worker.run())
             while not is_done(worker.stats):
                 assert not ended.done()
-                await asyncio.sleep(0.01)
+                await asyncio.wait({ended}, timeout=0.01)
             worker.stop()
             await asyncio.wait_for(ended, PATIENCE_S)
         return worker.stats
@@ -615,7 +615,7 @@ def wait_until(is_true: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        threading.Event().wait(0.01)
 
 
 @pytest.mark.parametrize("after_ms", [-5, 1 << 60])
@@ -702,13 +702,13 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
     client, server, topic, group, stops, caplog
 ):
     send(client, topic, 1)
-    begun, is_over = asyncio.Event(), False
+    begun, is_over = asyncio.Event(), asyncio.Event()
 
     async def handle(message: LeasedMessage) -> None:
         begun.set()
-        while not is_over:
+        while not is_over.is_set():
             with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.05)
+                await is_over.wait()
 
     async with AsyncClient(server.url) as one:
         shutdown_ms = 200 if stops == 1 else 600_000
@@ -721,7 +721,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
             worker.stop()
         await asyncio.wait({running}, timeout=15)
         has_ended = running.done()
-        is_over = True
+        is_over.set()
         await running
 
     assert has_ended
