@@ -31,7 +31,12 @@ type Checker struct {
 // logged and tried again.
 func (c *Checker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if _, err := c.RunOnce(ctx, 20*time.Second); err != nil && ctx.Err() == nil {
+		_, err := c.RunOnce(ctx, 20*time.Second)
+		if HasCode(err, "check_not_open", "check_conflict") {
+			// The producer, or another checker, has decided in the meantime.
+			logger(c.Log).Info("an answer to a check came too late",
+				"producer_group", c.ProducerGroup, "error", err)
+		} else if err != nil && ctx.Err() == nil {
 			logger(c.Log).Error("checks could not be answered",
 				"producer_group", c.ProducerGroup, "error", err)
 			_ = sleep(ctx, time.Second)
@@ -44,12 +49,12 @@ func (c *Checker) Run(ctx context.Context) error {
 // the service refused some of the answers.
 func (c *Checker) RunOnce(ctx context.Context, wait time.Duration) (int, error) {
 	waitMs, most := wait.Milliseconds(), int32(1) // one at a time: each has its whole lease
-	answer, err := c.Client.API.ReceiveChecksWithResponse(
-		ctx, c.ProducerGroup, api.ReceiveChecksInput{WaitMs: &waitMs, MaxChecks: &most})
+	answer, err := Check(c.Client.API.ReceiveChecksWithResponse(
+		ctx, c.ProducerGroup, api.ReceiveChecksInput{WaitMs: &waitMs, MaxChecks: &most}))
 	if err != nil {
 		return 0, err
 	}
-	list, err := result(answer.JSON200, answer.HTTPResponse, answer.Body)
+	list, err := value(answer.JSON200, answer)
 	if err != nil || len(list.Checks) == 0 {
 		return 0, err
 	}
@@ -60,24 +65,15 @@ func (c *Checker) RunOnce(ctx context.Context, wait time.Duration) (int, error) 
 			CheckID: check.CheckID, Decision: api.CheckDecision(decision), Evidence: evidence,
 		})
 	}
-	answered, err := c.Client.API.AnswerChecksWithResponse(ctx, c.ProducerGroup, input)
-	if err != nil {
+	answered, err := Check(c.Client.API.AnswerChecksWithResponse(ctx, c.ProducerGroup, input))
+	if refused := (*RefusedError)(nil); err != nil && !errors.As(err, &refused) {
 		return 0, err
 	}
-	results, err := result(answered.JSON2XX, answered.HTTPResponse, answered.Body)
-	if err != nil {
-		return 0, err
+	results, failure := value(answered.JSON2XX, answered)
+	if failure != nil {
+		return 0, failure
 	}
-	refused := map[int]*ProblemError{}
-	for place, one := range results.Results {
-		if one.Problem != nil {
-			refused[place] = &ProblemError{*one.Problem}
-		}
-	}
-	if len(refused) > 0 {
-		return int(results.Accepted), &RefusedError{"answers to checks", refused}
-	}
-	return int(results.Accepted), nil
+	return int(results.Accepted), err
 }
 
 // CheckHandler answers the checks that a service sends to a webhook.

@@ -3,7 +3,7 @@
 // It has what is hard to get right by hand: a transaction together with a database transaction
 // ([Client.Transaction], [Markers]), answers to checks ([Checker], [CheckHandler]), a consumer that
 // keeps its leases ([Worker]) and signed webhooks ([Verify]). Every other operation is a method of
-// [Client.API], which is generated from the OpenAPI document; [Problem] reads its errors.
+// [Client.API], which is generated from the OpenAPI document; [Check] makes an error of a refusal.
 package escrowmq
 
 import (
@@ -61,15 +61,98 @@ func New(url string, options ...Option) (*Client, error) {
 	return &Client{API: generated}, nil
 }
 
-// Send stores one message, and returns where. A send that is repeated is stored once: it has an
-// Idempotency-Key.
-func (c *Client) Send(ctx context.Context, topic string, message Message) (*api.Receipt, error) {
-	answer, err := c.API.SendMessageWithResponse(ctx, topic, nil, message)
+// Send stores one message, and returns where. A send that the client repeats is stored once; for
+// one that your program repeats, after a crash for example, set [IdempotencyKey].
+func (c *Client) Send(
+	ctx context.Context, topic string, message Message, options ...SendOption,
+) (*api.Receipt, error) {
+	var params api.SendMessageParams
+	for _, option := range options {
+		option(&params)
+	}
+	answer, err := Check(c.API.SendMessageWithResponse(ctx, topic, &params, message))
 	if err != nil {
 		return nil, err
 	}
-	return result(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+	return value(answer.JSON2XX, answer)
 }
+
+// A SendOption changes how a message is sent.
+type SendOption func(*api.SendMessageParams)
+
+// IdempotencyKey makes a send repeatable: the same key with the same message is stored once. The
+// topic's dedup_window_ms is how long a key is remembered.
+func IdempotencyKey(key string) SendOption {
+	return func(params *api.SendMessageParams) { params.IdempotencyKey = &key }
+}
+
+// PutTopic creates a topic, or changes it to this definition.
+func (c *Client) PutTopic(
+	ctx context.Context, topic string, definition api.TopicDefinition,
+) (*api.Topic, error) {
+	answer, err := Check(c.API.PutTopicWithResponse(ctx, topic, definition))
+	if err != nil {
+		return nil, err
+	}
+	return value(answer.JSON2XX, answer)
+}
+
+// PutGroup creates a consumer group, or changes it, that reads these topics beside those of the
+// input.
+func (c *Client) PutGroup(
+	ctx context.Context, group string, input api.GroupInput, topics ...string,
+) (*api.Group, error) {
+	var all []api.SubscriptionInput
+	if input.Topics != nil {
+		all = append(all, *input.Topics...)
+	}
+	for _, topic := range topics {
+		all = append(all, api.SubscriptionInput{Topic: topic})
+	}
+	if all != nil {
+		input.Topics = &all
+	}
+	answer, err := Check(c.API.PutGroupWithResponse(ctx, group, nil, input))
+	if err != nil {
+		return nil, err
+	}
+	return value(answer.JSON2XX, answer)
+}
+
+// Reply answers a request, for example within a handler of a [Worker], which acknowledges the
+// request's message afterwards. The same reply to the same request counts once; one to a request
+// that has another reply, or that was cancelled, is refused with request_closed.
+func (c *Client) Reply(
+	ctx context.Context, request api.ReceivedMessage, message Message,
+) (*api.ReplyResult, error) {
+	if request.RequestID == nil {
+		return nil, fmt.Errorf("message %s is not a request", request.MessageID)
+	}
+	key := "reply-" + *request.RequestID
+	answer, err := Check(c.API.ReplyToRequestWithResponse(ctx, *request.RequestID,
+		&api.ReplyToRequestParams{IdempotencyKey: &key}, api.ReplyInput{
+			ContentType: message.ContentType, JSON: message.JSON, Payload: message.Payload,
+			PayloadEncoding: message.PayloadEncoding, Properties: message.Properties,
+		}))
+	if err != nil {
+		return nil, err
+	}
+	return value(answer.JSON200, answer)
+}
+
+// Redrive sends dead letters back to their group, in a task of the service.
+func (c *Client) Redrive(
+	ctx context.Context, group string, input api.RedriveInput,
+) (*api.Task, error) {
+	answer, err := Check(c.API.RedriveDeadLettersWithResponse(ctx, group, nil, input))
+	if err != nil {
+		return nil, err
+	}
+	return value(answer.JSON202, answer)
+}
+
+// Ptr returns a pointer to the value, for the optional fields of package api.
+func Ptr[T any](value T) *T { return &value }
 
 // A ProblemError is the service's refusal of a request (RFC 9457).
 //
@@ -79,40 +162,71 @@ type ProblemError struct{ api.Problem }
 
 func (e *ProblemError) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Detail) }
 
-// Problem returns the refusal in an answer of [Client.API], or nil if the request was accepted.
-func Problem(response *http.Response, body []byte) *ProblemError {
-	if response.StatusCode < 400 {
-		return nil
+// An Answer is what a method of [Client.API] returns.
+type Answer interface {
+	GetBody() []byte
+	StatusCode() int
+}
+
+// Check makes one error of all that can be wrong with a call of [Client.API]:
+//
+//	answer, err := escrowmq.Check(client.API.CommitTransactionWithResponse(ctx, id))
+//
+// The error is that of the call if there was no answer, a *ProblemError if the service refused the
+// request, and a *RefusedError if it refused some entries of it: those of a batch, for example. The
+// answer of the others is there then, too.
+func Check[A Answer](answer A, err error) (A, error) {
+	if err != nil {
+		return answer, err
 	}
+	status, body := answer.StatusCode(), answer.GetBody()
+	if status >= http.StatusBadRequest {
+		return answer, problemIn(status, body)
+	}
+	if status == http.StatusMultiStatus {
+		if refused := refusedIn(body); len(refused) > 0 {
+			return answer, &RefusedError{refused}
+		}
+	}
+	return answer, nil
+}
+
+func problemIn(status int, body []byte) *ProblemError {
 	found := &ProblemError{}
 	if json.Unmarshal(body, &found.Problem) != nil || found.Code == "" {
 		// A proxy's answer, for example.
 		found.Problem = api.Problem{
-			Status:    int32(response.StatusCode),
+			Status:    int32(status),
 			Code:      "not_a_problem_document",
-			Detail:    fmt.Sprintf("status %d without a problem document", response.StatusCode),
-			Retryable: retryableStatus(response.StatusCode) || isProxys(response.StatusCode),
+			Detail:    fmt.Sprintf("status %d without a problem document", status),
+			Retryable: retryableStatus(status) || isProxys(status),
 		}
 	}
 	return found
 }
 
-// result returns the value of an accepted request, or why there is none.
-func result[T any](value *T, response *http.Response, body []byte) (*T, error) {
-	if problem := Problem(response, body); problem != nil {
-		return nil, problem
+func refusedIn(body []byte) map[int]*ProblemError {
+	var answered struct {
+		Results []struct {
+			Problem *api.Problem `json:"problem"`
+		} `json:"results"`
 	}
-	if value == nil {
-		return nil, fmt.Errorf("status %d without the JSON of EscrowMQ", response.StatusCode)
+	_ = json.Unmarshal(body, &answered)
+	refused := map[int]*ProblemError{}
+	for place, one := range answered.Results {
+		if one.Problem != nil {
+			refused[place] = &ProblemError{*one.Problem}
+		}
 	}
-	return value, nil
+	return refused
 }
 
-func problemOf(response *http.Response, body []byte) error {
-	if problem := Problem(response, body); problem != nil {
-		return problem
+// value returns the JSON of an accepted request, or that there is none.
+func value[T any](found *T, answer Answer) (*T, error) {
+	if found == nil {
+		return nil, fmt.Errorf("status %d without the JSON of EscrowMQ", answer.StatusCode())
 	}
-	return nil
+	return found, nil
 }
 
 // HasCode reports whether the error is a refusal with one of these codes.
@@ -132,8 +246,6 @@ func HasCode(err error, codes ...string) bool {
 // A RefusedError says that a request with several entries was answered, and that the service
 // refused some of them. The others were accepted.
 type RefusedError struct {
-	// What the entries were: acknowledgements, for example.
-	What string
 	// Refused has the problem of each refused entry by its place in the request.
 	Refused map[int]*ProblemError
 }
@@ -145,7 +257,8 @@ func (e *RefusedError) Error() string {
 			first = place
 		}
 	}
-	return fmt.Sprintf("%d %s refused, the first: %v", len(e.Refused), e.What, e.Refused[first])
+	return fmt.Sprintf("entries refused: %d; the first, %d: %v",
+		len(e.Refused), first, e.Refused[first])
 }
 
 // Unwrap returns the problem of each refused entry.

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -162,6 +163,93 @@ func TestACommitThatCannotBeSentIsPendingAndOneThatIsRefusedIsAProblem(t *testin
 	err = commit(refused)
 	if errors.As(err, &pending) || !HasCode(err, "transaction_already_resolved") {
 		t.Error(err)
+	}
+	var resolved *AlreadyResolvedError
+	if !errors.As(err, &resolved) || resolved.State != "rolled_back" || resolved.Err == nil {
+		t.Error(err)
+	}
+}
+
+func TestAMessageThatIsAddedAfterTheBeginPanics(t *testing.T) {
+	server := answers(t, answer{503, "away"})
+	client, err := New(server.URL, WithRetry(Retry{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("the message is dropped in silence")
+		}
+	}()
+
+	_ = client.Transaction(ctx, "shop", func(tx *Tx) error {
+		tx.Add("orders", Text("x"))
+		_ = tx.Begin(ctx)
+		tx.Add("orders", Text("y"))
+		return nil
+	})
+}
+
+func TestABeginWithoutMessagesIsRefusedBeforeARequest(t *testing.T) {
+	server := answers(t, answer{422, `{"code":"validation_failed","status":422}`})
+
+	err := newClient(t, server.URL).Transaction(ctx, "shop", func(tx *Tx) error {
+		return tx.Begin(ctx)
+	})
+
+	if err == nil || !strings.Contains(err.Error(), "call Add before") || len(server.bodies) > 0 {
+		t.Error(err, server.bodies)
+	}
+}
+
+func TestACheckIsOneErrorForAnAnswerARefusalAndAnEntry(t *testing.T) {
+	ack := func(status int, body string) error {
+		client := newClient(t, answers(t, answer{status, body}).URL)
+		_, err := Check(client.API.AckMessagesWithResponse(ctx, "billing", api.AckInput{}))
+		return err
+	}
+	refused := `{"accepted":1,"rejected":1,"results":[{"status":200,"receipt_handle":"a"},
+		{"status":409,"receipt_handle":"b","problem":{"code":"lease_expired","status":409}}]}`
+
+	if err := ack(200, `{"accepted":0,"rejected":0,"results":[]}`); err != nil {
+		t.Error(err)
+	}
+	err := ack(404, `{"code":"group_not_found","status":404}`)
+	if !HasCode(err, "group_not_found") {
+		t.Error(err)
+	}
+	var entries *RefusedError
+	err = ack(207, refused)
+	if !errors.As(err, &entries) || entries.Refused[1] == nil || !HasCode(err, "lease_expired") {
+		t.Error(err)
+	}
+	away, _ := New("http://127.0.0.1:1", WithRetry(Retry{}))
+	if _, err := Check(away.API.GetGroupWithResponse(ctx, "billing")); err == nil {
+		t.Error("there is no service")
+	}
+}
+
+func TestACheckThatWasAnsweredMeanwhileIsNoError(t *testing.T) {
+	running, stop := context.WithCancel(ctx)
+	server := answers(t,
+		answer{200, `{"checks":[{"check_id":"c","transaction_id":"t"}]}`},
+		answer{207, `{"accepted":0,"rejected":1,"results":[{"status":409,"check_id":"c",
+			"problem":{"code":"check_not_open","status":409}}]}`},
+		answer{404, `{"code":"brand_new","status":404}`})
+	var written strings.Builder
+	checker := &Checker{Client: newClient(t, server.URL), ProducerGroup: "shop",
+		Log: slog.New(slog.NewTextHandler(&written, nil)),
+		Answer: func(context.Context, string) (Decision, error) {
+			time.AfterFunc(100*time.Millisecond, stop)
+			return Commit, nil
+		}}
+
+	_ = checker.Run(running)
+
+	log := written.String()
+	if !strings.Contains(log, "level=INFO msg=\"an answer to a check came too late") ||
+		strings.Count(log, "level=ERROR") != 1 { // the third answer alone
+		t.Error(log)
 	}
 }
 

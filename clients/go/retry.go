@@ -16,12 +16,14 @@ import (
 // Retry is the one rule of when a request is sent again.
 //
 // A request without an answer, one that was answered 429 or 503 (by a proxy, 502 or 504, too), and
-// one whose problem says that it is retryable, is sent again, after the longer of the service's Retry-After and a random part of a
+// one whose problem says that it is retryable, is sent again, after the longer of the service's
+// Retry-After and a random part of a
 // delay that doubles. A POST has an Idempotency-Key that stays the same, so that the service
 // carries it out once. A body that cannot be read twice is not sent again, and neither is a request
 // whose reply did not come in time (reply_timeout).
 type Retry struct {
-	// Total is the time after which no try begins; 0 sends each request once.
+	// Total is the time after which no try begins; 0 leaves every try but the first to net/http,
+	// which itself repeats a request whose reused connection was closed without an answer.
 	Total time.Duration
 	// First is the longest delay before the second try; it doubles with each try, up to Longest.
 	First, Longest time.Duration

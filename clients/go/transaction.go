@@ -40,15 +40,37 @@ func (e *CommitPendingError) Error() string {
 
 func (e *CommitPendingError) Unwrap() error { return e.Err }
 
+// An AlreadyResolvedError says that the service had decided the transaction before: it was checked,
+// or an operator or another call with its id was faster.
+type AlreadyResolvedError struct {
+	TransactionID string
+	// State is committed or rolled_back.
+	State string
+	// Err is the service's refusal of the commit of a local transaction that has committed. It is
+	// nil if the begin found the decision, so that nothing was done.
+	Err error
+}
+
+func (e *AlreadyResolvedError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("%s has committed in the database, but at the service it is %s: %v",
+			e.TransactionID, e.State, e.Err)
+	}
+	return fmt.Sprintf("transaction %s is %s already; other work needs another id",
+		e.TransactionID, e.State)
+}
+
+func (e *AlreadyResolvedError) Unwrap() error { return e.Err }
+
 // localState is what a Tx knows about the transaction of the database.
 type localState int
 
 const (
 	notBegun       localState = iota // nothing was sent to the service
 	begun                            // the service holds the messages; the database is the caller's
-	notCommitted                     // the local transaction was rolled back, or never began
+	notCommitted                     // Local failed: its marker row, if any, is of another call
 	committed                        // the local transaction has committed
-	outcomeUnknown                   // its COMMIT failed, or its end cannot be seen from here
+	outcomeUnknown                   // its COMMIT failed, or another call with the id decides
 )
 
 // step is what is done when the function of a transaction has returned.
@@ -58,15 +80,16 @@ const (
 	sendNothing step = iota
 	sendBoth         // begin and commit, one after the other
 	sendCommit
-	sendRollback
+	askMarkers // and send what they say
 )
 
 // endings is the whole rule: what is sent, by what is known and by whether the function failed.
 var endings = map[localState]struct{ succeeded, failed step }{
 	notBegun: {sendBoth, sendNothing},
 	// A failure came before or after the local commit: the check finds out.
-	begun:        {sendCommit, sendNothing},
-	notCommitted: {sendRollback, sendRollback},
+	begun: {sendCommit, sendNothing},
+	// Another call with the id may have committed. The marker row says so, or a fence prevents it.
+	notCommitted: {askMarkers, askMarkers},
 	// The database has it, whatever failed afterwards.
 	committed:      {sendCommit, sendCommit},
 	outcomeUnknown: {sendNothing, sendNothing},
@@ -77,15 +100,19 @@ type Tx struct {
 	client  *Client
 	input   api.BeginInput
 	markers *Markers
+	db      *sql.DB // that of Local
 	state   localState
 }
 
 // A TxOption changes how a transaction begins.
 type TxOption func(*Tx)
 
-// WithID sets the transaction id: at most 127 letters, digits, '_', '-' and '.'. An id of your own,
-// that of the order for example, makes a repeated call fail with transaction_exists instead of
-// publishing twice.
+// WithID sets the transaction id: at most 127 letters, digits, '_', '-' and '.'. Another call with
+// the id and the same messages within a day continues the transaction, after a crash for example:
+// the messages are published once, and Local does not repeat work that has committed. A transaction
+// that was rolled back stays so ([AlreadyResolvedError]): work that is tried again after a failure
+// needs another id. So give the order's id to [WithBusinessKey], and let the client make the
+// transaction id, unless a call must continue an earlier one.
 func WithID(id string) TxOption { return func(tx *Tx) { tx.input.TransactionID = &id } }
 
 // WithBusinessKey sets the key by which the transaction can be found.
@@ -105,13 +132,14 @@ func WithMarkers(markers *Markers) TxOption { return func(tx *Tx) { tx.markers =
 //			_, err := local.ExecContext(ctx, "INSERT INTO orders ...")
 //			return err
 //		})
-//	}, escrowmq.WithID(order.ID), escrowmq.WithMarkers(markers))
+//	}, escrowmq.WithBusinessKey(order.ID), escrowmq.WithMarkers(markers))
 //
 // Local begins the transaction at the service, then runs the local one with a marker row in it.
 // Afterwards the service is sent a commit if the local transaction committed, a rollback if it did
-// not, and nothing if its COMMIT failed without an answer: then, and whenever the process ends
-// before the decision is sent, the service asks a [Checker] or a [CheckHandler] of the producer
-// group, and the marker row is the answer.
+// not (a fence in the table then prevents that another call with the id commits), and nothing if
+// its COMMIT failed without an answer, or if the database cannot be asked: then, and whenever the
+// process ends before the decision is sent, the service asks a [Checker] or a [CheckHandler] of the
+// producer group, and the marker row is the answer.
 //
 // A function that calls neither Local, Mark nor Begin has its messages published when it returns
 // without an error. That protects against nothing: the process may end between the local commit
@@ -138,33 +166,47 @@ func (c *Client) Transaction(
 // ID returns the transaction id.
 func (tx *Tx) ID() string { return *tx.input.TransactionID }
 
-// Add adds a message, before Begin, Mark or Local.
+// Add adds a message. It panics after Begin, Mark or Local, which have sent the messages.
 func (tx *Tx) Add(topic string, message Message) {
+	if tx.state != notBegun {
+		panic("escrowmq: Add after Begin, Mark or Local: the messages of " + tx.ID() + " were sent")
+	}
 	tx.input.Messages = append(tx.input.Messages,
 		api.TransactionMessageInput{Topic: topic, Message: message})
 }
 
-// Begin stores the messages at the service, where no consumer sees them before the commit. Call it
-// before your database transaction writes a marker of your own.
+// Begin stores the messages at the service, where no consumer sees them before the commit, or finds
+// those of an earlier call with the same id. Call it before your database transaction writes a
+// marker of your own, whose id must be unique. The error is an *AlreadyResolvedError if the
+// transaction was decided before.
 func (tx *Tx) Begin(ctx context.Context) error {
 	if tx.state != notBegun {
 		return errors.New("this transaction has begun already")
 	}
-	// Without an answer, or with transaction_exists, another call may have begun this id: it decides.
+	if len(tx.input.Messages) == 0 {
+		return errors.New("this transaction has no message: call Add before Begin, Mark or Local")
+	}
+	// Without an answer, or with transaction_exists, another call may have begun it, and decides.
 	tx.state = outcomeUnknown
-	answer, err := tx.client.API.BeginTransactionWithResponse(ctx, nil, tx.input)
+	key := "begin-" + tx.ID() // the begin of an earlier run is found by it
+	answer, err := Check(tx.client.API.BeginTransactionWithResponse(ctx,
+		&api.BeginTransactionParams{IdempotencyKey: &key}, tx.input))
 	if err == nil {
-		err = problemOf(answer.HTTPResponse, answer.Body)
+		_, err = value(answer.JSON201, answer)
 	}
 	if err != nil {
 		return fmt.Errorf("begin of transaction %s: %w", tx.ID(), err)
+	}
+	switch state := answer.JSON201.State; state {
+	case api.TransactionStateCommitted, api.TransactionStateRolledBack:
+		return &AlreadyResolvedError{TransactionID: tx.ID(), State: string(state)}
 	}
 	tx.state = begun
 	return nil
 }
 
 // Mark begins the transaction at the service and writes its marker row within your database
-// transaction. If it returns an error, roll that back.
+// transaction. If it returns an error, roll that back; the check decides.
 func (tx *Tx) Mark(ctx context.Context, local Execer) error {
 	if tx.markers == nil {
 		return errors.New("a marker row needs the option WithMarkers")
@@ -174,23 +216,52 @@ func (tx *Tx) Mark(ctx context.Context, local Execer) error {
 	}
 	err := tx.markers.Mark(ctx, local, tx.ID())
 	if err != nil {
-		tx.state = notCommitted
+		tx.state = outcomeUnknown // another call with the id may have written the row
 	}
 	return err
 }
 
 // Local begins the transaction at the service, and runs a database transaction with its marker row.
+// If an earlier call with the same id has committed, the function is not called, and Local returns
+// nil. After an error that is not that of COMMIT, Local may be called again: after a deadlock, for
+// example.
 func (tx *Tx) Local(
 	ctx context.Context, db *sql.DB, options *sql.TxOptions, do func(*sql.Tx) error,
 ) error {
 	if tx.markers == nil {
 		return errors.New("a marker row needs the option WithMarkers")
 	}
-	if err := tx.Begin(ctx); err != nil {
-		return err
+	tx.db = db
+	if tx.state != notCommitted {
+		err := tx.Begin(ctx)
+		var resolved *AlreadyResolvedError
+		if errors.As(err, &resolved) && resolved.State == string(api.TransactionStateCommitted) {
+			if outcome, failure := tx.outcome(ctx); outcome == Commit {
+				return nil
+			} else if failure != nil {
+				return failure
+			}
+		}
+		if err != nil {
+			return err
+		}
 	}
 	tx.state = notCommitted
-	local, err := db.BeginTx(ctx, options)
+	err := tx.runLocal(ctx, options, do)
+	if errors.Is(err, ErrFenced) {
+		// The row that is there is a check's fence, or the marker of another call with this id.
+		if outcome, _ := tx.outcome(ctx); outcome == Commit {
+			tx.state = committed
+			return nil
+		}
+	}
+	return err
+}
+
+func (tx *Tx) runLocal(
+	ctx context.Context, options *sql.TxOptions, do func(*sql.Tx) error,
+) error {
+	local, err := tx.db.BeginTx(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -209,6 +280,17 @@ func (tx *Tx) Local(
 	return nil
 }
 
+// outcome asks the database, as a check does.
+func (tx *Tx) outcome(ctx context.Context) (Decision, error) {
+	ctx, cancel := context.WithTimeout(ctx, outcomeTimeout)
+	defer cancel()
+	outcome, err := tx.markers.Outcome(ctx, tx.db, tx.ID())
+	if err != nil {
+		return Unknown, &OutcomeUnknownError{tx.ID(), err}
+	}
+	return outcome, nil
+}
+
 // end sends the decision. It is sent also if the context of the call has ended: the service waits
 // for it.
 func (tx *Tx) end(ctx context.Context, failure error) error {
@@ -224,29 +306,64 @@ func (tx *Tx) end(ctx context.Context, failure error) error {
 	switch ending {
 	case sendBoth:
 		if err := tx.Begin(ctx); err != nil {
-			return err
+			return unlessCommitted(err)
 		}
 		return tx.commit(ctx)
 	case sendCommit:
-		return errors.Join(failure, tx.commit(ctx))
-	case sendRollback:
-		// If it fails, the check rolls back.
-		_, _ = tx.client.API.RollbackTransactionWithResponse(ctx, tx.ID(), api.RollbackInput{})
+		return joined(failure, tx.commit(ctx))
+	case askMarkers:
+		outcome, err := tx.outcome(ctx)
+		switch outcome {
+		case Commit:
+			err = tx.commit(ctx)
+		case Rollback:
+			// If it fails, the check rolls back.
+			_, _ = tx.client.API.RollbackTransactionWithResponse(ctx, tx.ID(), api.RollbackInput{})
+		}
+		return joined(failure, err)
 	}
 	return failure
 }
+
+// unlessCommitted returns nil for messages that an earlier call with the same id has published.
+func unlessCommitted(err error) error {
+	var resolved *AlreadyResolvedError
+	if errors.As(err, &resolved) && resolved.State == string(api.TransactionStateCommitted) {
+		return nil
+	}
+	return err
+}
+
+func joined(failure, further error) error {
+	if failure == nil {
+		return further
+	}
+	if further == nil {
+		return failure
+	}
+	return errors.Join(failure, further)
+}
+
+// outcomeTimeout is how long the database may take to say whether the local transaction has
+// committed, before that is left to a check.
+const outcomeTimeout = 5 * time.Second
 
 // decisionTimeout is how long an ended call goes on to send its decision.
 const decisionTimeout = 40 * time.Second
 
 func (tx *Tx) commit(ctx context.Context) error {
-	answer, err := tx.client.API.CommitTransactionWithResponse(ctx, tx.ID())
+	answer, err := Check(tx.client.API.CommitTransactionWithResponse(ctx, tx.ID()))
 	if err == nil {
-		err = problemOf(answer.HTTPResponse, answer.Body)
+		_, err = value(answer.JSON200, answer)
 	}
 	var problem *ProblemError
-	if err != nil && (!errors.As(err, &problem) || problem.Retryable) {
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &problem) || problem.Retryable:
 		return &CommitPendingError{tx.ID(), err}
+	case problem.Code == "transaction_already_resolved":
+		return &AlreadyResolvedError{tx.ID(), string(api.TransactionStateRolledBack), err}
 	}
 	return err
 }

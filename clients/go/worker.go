@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,6 +59,9 @@ func (r *rejected) Error() string { return r.reason }
 // Leases are extended at a third of their time, for as long as the handler runs. A handler whose
 // lease is lost has its context cancelled with the cause ErrLeaseLost. No message is leased that no
 // handler is free for. Delivery is at least once: a handler must expect the same message again.
+//
+// A message that is given back at a stop has used one of its attempts. On its last one it becomes a
+// dead letter: so let Shutdown be longer than a handler takes, and max_attempts be more than two.
 type Worker struct {
 	Client *Client
 	Group  string
@@ -76,16 +78,20 @@ type Worker struct {
 	// Log gets failures. Nil: slog.Default().
 	Log *slog.Logger
 
-	acknowledged, rejections, lost atomic.Int64
-	received                       atomic.Int64 // when the last receive was answered, in ms
+	acknowledged, rejections, lost, deadLetters atomic.Int64
+
+	received atomic.Int64 // when the last receive was answered, in ms
 }
 
-// Stats counts what became of messages since the start.
-type Stats struct{ Acknowledged, Rejected, Lost int64 }
+// Stats counts what became of messages since the start. DeadLetters are those of [DeadLetter]: the
+// last attempt of a message is counted as Rejected, and the service makes a dead letter of it.
+type Stats struct{ Acknowledged, Rejected, Lost, DeadLetters int64 }
 
 // Stats returns the counts. Safe while the worker runs.
 func (w *Worker) Stats() Stats {
-	return Stats{w.acknowledged.Load(), w.rejections.Load(), w.lost.Load()}
+	return Stats{
+		w.acknowledged.Load(), w.rejections.Load(), w.lost.Load(), w.deadLetters.Load(),
+	}
 }
 
 // SinceReceive returns how long ago the service last answered a receive. It is under 30 seconds
@@ -98,11 +104,11 @@ func (w *Worker) SinceReceive() time.Duration {
 // gives back what they have not finished. It returns nil then, and an error if the service refuses
 // to let this group receive.
 func (w *Worker) Run(ctx context.Context) error {
-	answer, err := w.Client.API.GetGroupWithResponse(ctx, w.Group)
+	answer, err := Check(w.Client.API.GetGroupWithResponse(ctx, w.Group))
 	if err != nil {
 		return err
 	}
-	group, err := result(answer.JSON200, answer.HTTPResponse, answer.Body)
+	group, err := value(answer.JSON200, answer)
 	if err != nil {
 		return err
 	}
@@ -191,11 +197,11 @@ func (w *Worker) receiveOnce(
 	if w.Name != "" {
 		input.Worker = &w.Name
 	}
-	answer, err := w.Client.API.ReceiveMessagesWithResponse(ctx, w.Group, input)
+	answer, err := Check(w.Client.API.ReceiveMessagesWithResponse(ctx, w.Group, input))
 	if err != nil {
 		return nil, err
 	}
-	return result(answer.JSON200, answer.HTTPResponse, answer.Body)
+	return value(answer.JSON200, answer)
 }
 
 // lines splits messages into those that are handled one after another: of an ordered group, those
@@ -276,13 +282,13 @@ func (w *Worker) hold(
 
 func (w *Worker) extend(ctx context.Context, delivery Delivery, lease time.Duration) error {
 	ms := lease.Milliseconds()
-	answer, err := w.Client.API.ExtendLeasesWithResponse(ctx, w.Group, api.ExtendInput{
+	answer, err := Check(w.Client.API.ExtendLeasesWithResponse(ctx, w.Group, api.ExtendInput{
 		Entries: []api.ExtendEntry{{ReceiptHandle: delivery.ReceiptHandle, LeaseMs: &ms}},
-	})
-	if err != nil {
-		return err
+	}))
+	if err == nil {
+		_, err = value(answer.JSON2XX, answer)
 	}
-	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+	return err
 }
 
 // call runs the handler. A panic becomes an error, so that one message cannot stop the others. A
@@ -327,6 +333,8 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		err = w.ack(ctx, delivery)
 	case errors.As(outcome, &reason) && reason.dead:
 		rejects = false
+		log.Warn("a message becomes a dead letter",
+			"reason", reason.reason, "attempt", delivery.Attempt)
 		err = w.deadLetter(ctx, delivery, reason.reason)
 	case errors.Is(cause, ErrStopped):
 		err = w.nack(ctx, delivery, new(time.Duration), "the worker stopped")
@@ -346,6 +354,8 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		return true
 	case outcome == nil:
 		w.acknowledged.Add(1)
+	case !rejects:
+		w.deadLetters.Add(1)
 	default:
 		w.rejections.Add(1)
 	}
@@ -353,13 +363,13 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 }
 
 func (w *Worker) ack(ctx context.Context, delivery Delivery) error {
-	answer, err := w.Client.API.AckMessagesWithResponse(ctx, w.Group, api.AckInput{
+	answer, err := Check(w.Client.API.AckMessagesWithResponse(ctx, w.Group, api.AckInput{
 		Entries: []api.AckEntry{{ReceiptHandle: delivery.ReceiptHandle}},
-	})
-	if err != nil {
-		return err
+	}))
+	if err == nil {
+		_, err = value(answer.JSON2XX, answer)
 	}
-	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+	return err
 }
 
 func (w *Worker) nack(
@@ -370,37 +380,23 @@ func (w *Worker) nack(
 		ms := delay.Milliseconds()
 		entry.DelayMs = &ms
 	}
-	answer, err := w.Client.API.NackMessagesWithResponse(
-		ctx, w.Group, api.NackInput{Entries: []api.NackEntry{entry}})
-	if err != nil {
-		return err
+	answer, err := Check(w.Client.API.NackMessagesWithResponse(
+		ctx, w.Group, api.NackInput{Entries: []api.NackEntry{entry}}))
+	if err == nil {
+		_, err = value(answer.JSON2XX, answer)
 	}
-	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
+	return err
 }
 
 func (w *Worker) deadLetter(ctx context.Context, delivery Delivery, reason string) error {
-	answer, err := w.Client.API.DeadLetterMessagesWithResponse(ctx, w.Group, api.DeadLetterInput{
-		Entries: []api.DeadLetterEntry{
-			{ReceiptHandle: delivery.ReceiptHandle, Reason: reasonOf(reason)}},
-	})
-	if err != nil {
-		return err
+	entry := api.DeadLetterEntry{
+		ReceiptHandle: delivery.ReceiptHandle, Reason: reasonOf(reason)}
+	answer, err := Check(w.Client.API.DeadLetterMessagesWithResponse(
+		ctx, w.Group, api.DeadLetterInput{Entries: []api.DeadLetterEntry{entry}}))
+	if err == nil {
+		_, err = value(answer.JSON2XX, answer)
 	}
-	return refusal(answer.JSON2XX, answer.HTTPResponse, answer.Body)
-}
-
-// refusal returns why the one entry of a request was refused.
-func refusal(results *api.SettleResults, response *http.Response, body []byte) error {
-	answered, err := result(results, response, body)
-	if err != nil {
-		return err
-	}
-	for _, one := range answered.Results {
-		if one.Problem != nil {
-			return &ProblemError{*one.Problem}
-		}
-	}
-	return nil
+	return err
 }
 
 func reasonOf(reason string) *string {

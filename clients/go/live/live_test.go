@@ -116,23 +116,279 @@ func TestACommitOfTheDatabaseThatFailsIsLeftToTheCheck(t *testing.T) {
 	})
 }
 
-func TestACallWithAnIDThatExistsLeavesTheOtherTransactionAlone(t *testing.T) {
+func TestACallWithAnIDOfOtherMessagesLeavesTheirTransactionAlone(t *testing.T) {
 	client, id := service(t), unique("order")
 	topic := newTopic(t, client)
-	begin := func(failure error) error {
+	begin := func(text string, failure error) error {
 		return client.Transaction(ctx, "shop", func(tx *escrowmq.Tx) error {
-			tx.Add(topic, escrowmq.Text("x"))
+			tx.Add(topic, escrowmq.Text(text))
 			return errors.Join(tx.Begin(ctx), failure)
 		}, escrowmq.WithID(id))
 	}
 	away := errors.New("away")
 
-	first, second := begin(away), begin(nil)
+	first, second := begin("x", away), begin("y", nil)
 
-	if !errors.Is(first, away) || !escrowmq.HasCode(second, "transaction_exists") {
+	if !errors.Is(first, away) || !escrowmq.HasCode(second, "idempotency_key_reused") {
 		t.Fatal(first, second)
 	}
 	expect(t, state(t, client, id), "prepared")
+}
+
+// placing is an order that is placed in calls with one transaction id.
+type placing struct {
+	t         *testing.T
+	on        database
+	client    *escrowmq.Client
+	topic, id string
+}
+
+func place(t *testing.T, on database) placing {
+	client := service(t)
+	return placing{t, on, client, newTopic(t, client), unique("order")}
+}
+
+func (p placing) call(do func(*escrowmq.Tx) error) error {
+	return p.client.Transaction(ctx, "shop", func(tx *escrowmq.Tx) error {
+		tx.Add(p.topic, escrowmq.Text("x"))
+		return do(tx)
+	}, escrowmq.WithID(p.id), escrowmq.WithMarkers(p.on.markers))
+}
+
+// local places the order; `before` comes first, within the local transaction.
+func (p placing) local(before func() error) error {
+	return p.call(func(tx *escrowmq.Tx) error {
+		return tx.Local(ctx, p.on.db, nil, func(local *sql.Tx) error {
+			if err := before(); err != nil {
+				return err
+			}
+			_, err := local.Exec("INSERT INTO orders VALUES ('" + p.id + "')")
+			return err
+		})
+	})
+}
+
+// died is the end of a process that has begun, and has committed locally or not.
+func (p placing) died(commits bool) {
+	p.t.Helper()
+	died := errors.New("died")
+	err := p.call(func(tx *escrowmq.Tx) error {
+		if !commits {
+			return errors.Join(tx.Begin(ctx), died)
+		}
+		local, err := p.on.db.BeginTx(ctx, nil)
+		check(p.t, err)
+		check(p.t, tx.Mark(ctx, local))
+		_, err = local.Exec("INSERT INTO orders VALUES ('" + p.id + "')")
+		check(p.t, err)
+		check(p.t, local.Commit())
+		return died
+	})
+	if !errors.Is(err, died) {
+		p.t.Fatal(err)
+	}
+	expect(p.t, state(p.t, p.client, p.id), "prepared")
+}
+
+func (p placing) isPlacedOnce() {
+	p.t.Helper()
+	expect(p.t, state(p.t, p.client, p.id), "committed")
+	expect(p.t, rows(p.t, p.on, p.id), 1)
+}
+
+func works() error { return nil }
+
+func never() error { return errors.New("the work is repeated") }
+
+func TestACallWithTheIDOfAProcessThatDiedContinuesItsTransaction(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		before, after := place(t, on), place(t, on)
+		before.died(false)
+		after.died(true)
+
+		check(t, before.local(works))
+		check(t, after.local(never))
+
+		before.isPlacedOnce()
+		after.isPlacedOnce()
+		check(t, after.local(never)) // and a call after the end finds nothing to do
+		after.isPlacedOnce()
+	})
+}
+
+func TestACallWithAnIDThatWasRolledBackSaysSo(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order, deadlock := place(t, on), errors.New("deadlock detected")
+		err := order.local(func() error { return deadlock })
+		if !errors.Is(err, deadlock) {
+			t.Fatal(err)
+		}
+
+		err = order.local(works)
+
+		var resolved *escrowmq.AlreadyResolvedError
+		if !errors.As(err, &resolved) || resolved.State != "rolled_back" {
+			t.Fatal(err)
+		}
+		expect(t, rows(t, on, order.id), 0)
+	})
+}
+
+func TestALocalTransactionCanBeTriedAgainWithinItsTransaction(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order, tries := place(t, on), 0
+		err := order.call(func(tx *escrowmq.Tx) error {
+			for {
+				err := tx.Local(ctx, on.db, nil, func(local *sql.Tx) error {
+					tries++
+					if tries < 3 {
+						return errors.New("deadlock detected")
+					}
+					_, err := local.Exec("INSERT INTO orders VALUES ('" + order.id + "')")
+					return err
+				})
+				if err == nil || tries == 3 {
+					return err
+				}
+			}
+		})
+
+		check(t, err)
+		order.isPlacedOnce()
+	})
+}
+
+func TestTwoCallsWithOneIDAtOncePlaceItOnce(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		for _, firstFails := range []bool{false, true} {
+			order, second := place(t, on), make(chan error, 1)
+			failure := errors.New("deadlock detected")
+			first := order.local(func() error {
+				go func() { second <- order.local(works) }() // waits for the row of the first
+				time.Sleep(200 * time.Millisecond)
+				if firstFails {
+					return failure
+				}
+				return nil
+			})
+
+			if firstFails && !errors.Is(first, failure) || !firstFails && first != nil {
+				t.Fatal(first)
+			}
+			err := <-second
+			committed := err == nil
+			if !committed && !firstFails {
+				t.Fatal(err)
+			}
+			if committed {
+				order.isPlacedOnce()
+			} else {
+				// The first was faster with its fence than the second with its row.
+				expect(t, state(t, order.client, order.id), "rolled_back")
+				expect(t, rows(t, on, order.id), 0)
+			}
+		}
+	})
+}
+
+func TestACallWhoseDatabaseCannotBeAskedLeavesTheTransactionToAnother(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order, away := place(t, on), on
+		closed, err := sql.Open("sqlite", "file::memory:")
+		check(t, err)
+		check(t, closed.Close())
+		away.db = closed
+
+		check(t, order.local(func() error {
+			other := order
+			other.on = away
+			var unknown *escrowmq.OutcomeUnknownError
+			if err := other.local(never); !errors.As(err, &unknown) {
+				t.Error(err)
+			}
+			return nil
+		}))
+
+		order.isPlacedOnce()
+	})
+}
+
+func TestACommitThatTheServiceRefusesAfterTheLocalOneHasAName(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order := place(t, on)
+
+		err := order.local(func() error {
+			_, err := escrowmq.Check(order.client.API.RollbackTransactionWithResponse(
+				ctx, order.id, api.RollbackInput{})) // an operator
+			return err
+		})
+
+		var resolved *escrowmq.AlreadyResolvedError
+		if !errors.As(err, &resolved) || resolved.Err == nil ||
+			!escrowmq.HasCode(err, "transaction_already_resolved") {
+			t.Fatal(err)
+		}
+		expect(t, rows(t, on, order.id), 1)
+	})
+}
+
+func TestASendWithAKeyOfYourOwnIsStoredOnce(t *testing.T) {
+	client := service(t)
+	topic, key := newTopic(t, client), escrowmq.IdempotencyKey("pay-1")
+
+	first, err := client.Send(ctx, topic, escrowmq.Text("x"), key)
+	check(t, err)
+	second, err := client.Send(ctx, topic, escrowmq.Text("x"), key)
+
+	check(t, err)
+	expect(t, second.MessageID, first.MessageID)
+	expect(t, second.Deduplicated, true)
+}
+
+func TestAHandlerRepliesAndADeadLetterIsRedriven(t *testing.T) {
+	client, topic, group := service(t), unique("quotes"), unique("pricing")
+	_, err := client.PutTopic(ctx, topic, api.TopicDefinition{Queues: escrowmq.Ptr(int32(1))})
+	check(t, err)
+	_, err = client.PutGroup(ctx, group,
+		api.GroupInput{MaxAttempts: escrowmq.Ptr(int32(2))}, topic)
+	check(t, err)
+	asked := make(chan *api.SendRequestResponse, 1)
+	go func() {
+		answer, _ := escrowmq.Check(client.API.SendRequestWithResponse(ctx, topic, nil,
+			api.RequestInput{Message: escrowmq.Text("?"), WaitMs: escrowmq.Ptr(int64(20_000))}))
+		asked <- answer
+	}()
+	running, stop := context.WithCancel(ctx)
+	calls := 0
+	worker := &escrowmq.Worker{Client: client, Group: group, Concurrency: 1,
+		Handle: func(ctx context.Context, delivery escrowmq.Delivery) error {
+			calls++
+			if calls == 1 {
+				return escrowmq.DeadLetter("not yet")
+			}
+			defer stop()
+			for range 2 { // as after a crash behind the first reply
+				_, err := client.Reply(ctx, delivery.ReceivedMessage, escrowmq.JSON("4.20"))
+				check(t, err)
+			}
+			return nil
+		}}
+	ended := make(chan error)
+	go func() { ended <- worker.Run(running) }()
+
+	for worker.Stats().DeadLetters == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	_, err = client.Redrive(ctx, group, api.RedriveInput{Select: api.RedriveSelectAll})
+	check(t, err)
+
+	check(t, <-ended)
+	answer := <-asked
+	if answer.JSON2XX == nil {
+		t.Fatal(string(answer.Body))
+	}
+	expect(t, *answer.JSON2XX.Reply.Payload, `"4.20"`)
+	expect(t, fmt.Sprint(worker.Stats()), "{1 0 0 1}")
 }
 
 func TestWithoutALocalTransactionTheMessagesArePublishedUnlessTheFunctionFails(t *testing.T) {
@@ -308,7 +564,7 @@ func TestAWorkerHandlesEachMessageAndRepeatsThoseThatFailed(t *testing.T) {
 
 	expect(t, len(seen), 50)
 	expect(t, fmt.Sprint(seen[7], seen[8], seen[9]), "2 2 1")
-	expect(t, fmt.Sprint(worker.Stats()), "{49 3 0}")
+	expect(t, fmt.Sprint(worker.Stats()), "{49 2 0 1}")
 	dead, err := client.API.ListDeadLettersWithResponse(ctx, group, nil)
 	check(t, err)
 	expect(t, len(dead.JSON200.Items), 1)
@@ -351,7 +607,7 @@ func TestAHandlerWhoseLeaseIsLostIsCancelledAndOneThatIsSlowKeepsIts(t *testing.
 	}
 	stop()
 	check(t, <-ended)
-	expect(t, fmt.Sprint(worker.Stats()), "{1 0 1}")
+	expect(t, fmt.Sprint(worker.Stats()), "{1 0 1 0}")
 }
 
 func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
