@@ -16,6 +16,39 @@ pytestmark = [
     pytest.mark.skipif(not selected("go"), reason="CLIENTS names other languages"),
 ]
 PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
+README = (ROOT / "clients" / "go" / "README.md").read_text("utf-8")
+SNIPPET = """package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"escrowmq.dev/go"
+)
+
+type Order struct{{ ID string }}
+
+var (
+	_          = errors.As
+	_          = fmt.Println
+	insert     func(*sql.Tx, Order) error
+	isDeadlock func(error) bool
+)
+
+func use(...any) {{}}
+
+func snippet(
+	ctx context.Context, client *escrowmq.Client, worker *escrowmq.Worker,
+	db *sql.DB, markers *escrowmq.Markers, order Order,
+) {{
+{body}
+	{end}
+}}
+
+func main() {{}}
+"""
 GENERATE = (
     *("go", "run", OAPI_CODEGEN, "-config", CONFIGS / "oapi-codegen.yaml"),
     *("-package", "api", "-o", "api/api.gen.go", "openapi.json"),
@@ -74,12 +107,25 @@ def test_the_go_program_of_the_page_publishes_an_order_and_handles_it(live, serv
     ours = program.replace(address, f'"{server.url}", escrowmq.WithAPIKey("{KEY}")')
     (live.folder / "page").mkdir(exist_ok=True)
     (live.folder / "page" / "main.go").write_text(ours, "utf-8")
-    with owner(server) as client:
-        client.post("/v1/topics", json={"topic": "orders"}).raise_for_status()
-        client.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}).raise_for_status()
 
-    printed = live.run("page", "go", "run", "./page", warnings=True)
+    for _ in ("the first run", "the next"):
+        printed = live.run("page", "go", "run", "./page", warnings=True)
 
-    assert printed == "bill order-7303\n"
-    with owner(server) as client:
-        assert client.get("/v1/transactions/order-7303").json()["state"] == "committed"
+        (order,) = re.fullmatch(r"bill (order-[A-Z2-7]+)\n", printed).groups()
+        with owner(server) as client:
+            found = client.get("/v1/transactions", params={"business_key": order}).json()["items"]
+        assert [one["state"] for one in found] == ["committed"]
+
+
+def test_the_go_snippets_of_the_pages_compile(live):
+    snippets = re.findall(r"```go\n(.*?)```", PAGE + README, re.DOTALL)
+    bodies = [snippet for snippet in snippets if not snippet.startswith("package main\n")]
+    assert len(bodies) == 3
+    for number, body in enumerate(bodies):
+        folder = live.folder / f"snippet{number}"
+        folder.mkdir(exist_ok=True)
+        # An error that the reader handles is declared at the end of some.
+        end = "use(err)" if body.startswith("err := ") else ""
+        (folder / "main.go").write_text(SNIPPET.format(body=body, end=end), "utf-8")
+
+        live.run("snippet", "go", "vet", f"./snippet{number}", warnings=True)

@@ -238,8 +238,9 @@ func TestALocalTransactionCanBeTriedAgainWithinItsTransaction(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, on database) {
 		order, tries := place(t, on), 0
 		err := order.call(func(tx *escrowmq.Tx) error {
-			for {
-				err := tx.Local(ctx, on.db, nil, func(local *sql.Tx) error {
+			var err error
+			for range 3 {
+				err = tx.Local(ctx, on.db, nil, func(local *sql.Tx) error {
 					tries++
 					if tries < 3 {
 						return errors.New("deadlock detected")
@@ -247,10 +248,8 @@ func TestALocalTransactionCanBeTriedAgainWithinItsTransaction(t *testing.T) {
 					_, err := local.Exec("INSERT INTO orders VALUES ('" + order.id + "')")
 					return err
 				})
-				if err == nil || tries == 3 {
-					return err
-				}
 			}
+			return err
 		})
 
 		check(t, err)
