@@ -125,7 +125,7 @@ public final class EscrowMQ {
    * Publishes messages if, and only if, a database transaction commits.
    *
    * <pre>{@code
-   * client.transaction("shop", TxOptions.id(order.id()).markers(markers), tx -> {
+   * client.transaction("shop", TxOptions.newId().markers(markers), tx -> {
    *   tx.add("orders", Messages.json(order).key(order.id()));
    *   tx.local(database, connection -> insert(connection, order));
    * });

@@ -8,8 +8,9 @@ import java.util.Optional;
  *
  * <p>A request without an answer, one that was answered 429 or 503 (by a proxy, 502 or 504, too),
  * and one whose problem says that it is retryable, is sent again, after the longer of the service's
- * Retry-After and a random part of a delay that doubles. A POST has an Idempotency-Key that stays the same, so that the service
- * carries it out once. A request whose reply did not come in time (reply_timeout) is not repeated.
+ * Retry-After and a random part of a delay that doubles. A POST has an Idempotency-Key that stays
+ * the same, so that the service carries it out once. A request whose reply did not come in time
+ * (reply_timeout) is not repeated.
  *
  * @param total the time after which no try begins; zero sends each request once
  * @param first the longest delay before the second try; it doubles with each try

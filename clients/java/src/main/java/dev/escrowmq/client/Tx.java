@@ -5,6 +5,7 @@ import dev.escrowmq.client.model.BeginInput;
 import dev.escrowmq.client.model.MessageInput;
 import dev.escrowmq.client.model.RollbackInput;
 import dev.escrowmq.client.model.TransactionMessageInput;
+import dev.escrowmq.client.model.TransactionState;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.util.ArrayList;
@@ -19,6 +20,8 @@ public final class Tx implements AutoCloseable {
     SEND_BOTH,
     SEND_COMMIT,
     SEND_ROLLBACK,
+    /** Ask the marker table, which fences, and send what it says. */
+    ASK_MARKERS,
   }
 
   /** What is known about the local transaction, and what is sent by whether the work failed. */
@@ -30,11 +33,11 @@ public final class Tx implements AutoCloseable {
      * or after its commit: the check finds out.
      */
     BEGUN(Step.SEND_COMMIT, Step.SEND_NOTHING),
-    /** The local transaction was rolled back, or never began. */
-    NOT_COMMITTED(Step.SEND_ROLLBACK, Step.SEND_ROLLBACK),
+    /** {@code local} failed. Another call with the id may have committed. */
+    NOT_COMMITTED(Step.ASK_MARKERS, Step.ASK_MARKERS),
     /** The local transaction has committed, whatever failed afterwards. */
     COMMITTED(Step.SEND_COMMIT, Step.SEND_COMMIT),
-    /** Its COMMIT failed, or its end cannot be seen from here. */
+    /** Its COMMIT failed, or another call with the id decides. */
     OUTCOME_UNKNOWN(Step.SEND_NOTHING, Step.SEND_NOTHING);
 
     final Step succeeded;
@@ -49,12 +52,15 @@ public final class Tx implements AutoCloseable {
   private final EscrowMQ client;
   private final Markers markers;
   private final BeginInput input;
+  private final boolean isShared;
+  private DataSource database;
   private State state = State.NOT_BEGUN;
   private boolean ended;
 
   Tx(EscrowMQ client, String producerGroup, TxOptions options) {
     this.client = client;
     markers = options.markers();
+    isShared = options.isShared();
     input =
         new BeginInput()
             .producerGroup(producerGroup)
@@ -79,8 +85,11 @@ public final class Tx implements AutoCloseable {
   }
 
   /**
-   * Stores the messages at the service, where no consumer sees them before the commit. Call it
-   * before your database transaction writes a marker of your own.
+   * Stores the messages at the service, where no consumer sees them before the commit, or finds
+   * those of an earlier call with the same id. Call it before your database transaction writes a
+   * marker of your own, whose id must be unique.
+   *
+   * @throws AlreadyResolvedException if the transaction was decided before
    */
   public void begin() {
     if (state != State.NOT_BEGUN) {
@@ -88,13 +97,17 @@ public final class Tx implements AutoCloseable {
     }
     // Without an answer, or with transaction_exists, another call may have begun this id.
     state = State.OUTCOME_UNKNOWN;
-    client.transactions().beginTransaction(input, null);
+    var key = "begin-" + id(); // the begin of an earlier run is found by it
+    var found = client.transactions().beginTransaction(input, key).getState();
+    if (found == TransactionState.COMMITTED || found == TransactionState.ROLLED_BACK) {
+      throw new AlreadyResolvedException(id(), found);
+    }
     state = State.BEGUN;
   }
 
   /**
    * Begins the transaction at the service and writes its marker row within your database
-   * transaction, which must not commit by itself. If it throws, roll that back.
+   * transaction, which must not commit by itself. If it throws, roll that back; the check decides.
    *
    * @throws FencedException if a check has rolled the transaction back already
    */
@@ -107,20 +120,46 @@ public final class Tx implements AutoCloseable {
       written = true;
     } finally {
       if (!written) {
-        state = State.NOT_COMMITTED;
+        state = State.OUTCOME_UNKNOWN; // another call with the id may have written the row
       }
     }
   }
 
   /**
    * Begins the transaction at the service, and runs a database transaction with its marker row on a
-   * connection of its own.
+   * connection of its own. If an earlier call with the same id has committed, the work is not done
+   * again. After an exception that is not that of COMMIT, it may be called again: after a deadlock,
+   * for example.
    */
   public <E extends Exception> void local(DataSource database, LocalWork<E> work)
       throws SQLException, E {
     var table = table();
-    begin();
+    this.database = database;
+    if (state != State.NOT_COMMITTED) {
+      try {
+        begin();
+      } catch (AlreadyResolvedException decided) {
+        if (decided.state() == TransactionState.COMMITTED
+            && table.outcome(database, id()) == Decision.COMMIT) {
+          return;
+        }
+        throw decided;
+      }
+    }
     state = State.NOT_COMMITTED;
+    try {
+      runLocal(table, work);
+    } catch (FencedException fenced) {
+      // The row that is there is a check's fence, or the marker of another call with this id.
+      if (state != State.NOT_COMMITTED || table.outcome(database, id()) != Decision.COMMIT) {
+        throw fenced;
+      }
+      state = State.COMMITTED;
+    }
+  }
+
+  private <E extends Exception> void runLocal(Markers table, LocalWork<E> work)
+      throws SQLException, E {
     try (var connection = database.getConnection()) {
       var commitsItself = connection.getAutoCommit();
       connection.setAutoCommit(false);
@@ -175,11 +214,12 @@ public final class Tx implements AutoCloseable {
 
   /**
    * Discards the messages, as your database transaction was rolled back. Do not call it if its
-   * COMMIT failed: only a check knows then.
+   * COMMIT failed: only a check knows then. With an id of your own, the check discards them, as
+   * another call with the id may be about to commit.
    */
   public void rollback() {
     if (!ended) {
-      end(state == State.BEGUN ? Step.SEND_ROLLBACK : state.failed);
+      end(state == State.BEGUN && !isShared ? Step.SEND_ROLLBACK : state.failed);
     }
   }
 
@@ -206,12 +246,21 @@ public final class Tx implements AutoCloseable {
     var interrupted = Thread.interrupted();
     try {
       if (step == Step.SEND_BOTH && !input.getMessages().isEmpty()) {
-        begin();
+        try {
+          begin();
+        } catch (AlreadyResolvedException decided) {
+          if (decided.state() == TransactionState.COMMITTED) {
+            return; // by an earlier call with the same id
+          }
+          throw decided;
+        }
         sendCommit();
       } else if (step == Step.SEND_COMMIT) {
         sendCommit();
       } else if (step == Step.SEND_ROLLBACK) {
         sendRollback();
+      } else if (step == Step.ASK_MARKERS) {
+        sendOutcome();
       }
     } finally {
       if (interrupted) {
@@ -238,6 +287,20 @@ public final class Tx implements AutoCloseable {
       client.transactions().rollbackTransaction(id(), new RollbackInput());
     } catch (ProblemException | ApiException failure) {
       return; // the check rolls back
+    }
+  }
+
+  private void sendOutcome() {
+    Decision outcome;
+    try {
+      outcome = markers.outcome(database, id());
+    } catch (SQLException failure) {
+      throw new OutcomeUnknownException(id(), failure);
+    }
+    if (outcome == Decision.COMMIT) {
+      sendCommit();
+    } else {
+      sendRollback();
     }
   }
 

@@ -7,38 +7,47 @@ import java.util.UUID;
  * How a transaction begins.
  *
  * @param transactionId its id: at most 127 letters, digits, '_', '-' and '.'
+ * @param isShared whether another call may have the id, too
  * @param markers the table of marker rows for {@link Tx#mark} and {@link Tx#local}, or null
  * @param businessKey the key by which the transaction can be found, or null
  * @param check when the producer is checked, and what happens if the outcome stays unknown, or null
  */
 public record TxOptions(
-    String transactionId, Markers markers, String businessKey, CheckInput check) {
+    String transactionId,
+    boolean isShared,
+    Markers markers,
+    String businessKey,
+    CheckInput check) {
 
   /**
-   * Sets an id of your own, that of the order for example, which makes a repeated call fail with
-   * {@code transaction_exists} instead of publishing twice.
+   * Sets an id of your own. Another call with it and the same messages within a day continues the
+   * transaction, after a crash for example: the messages are published once, and {@link Tx#local}
+   * does not repeat work that has committed. A transaction that was rolled back stays so ({@link
+   * AlreadyResolvedException}): work that is tried again after a failure needs another id. So give
+   * the order's id to {@link #businessKey} of {@link #newId}, unless a call must continue an
+   * earlier one.
    */
   public static TxOptions id(String transactionId) {
-    return new TxOptions(transactionId, null, null, null);
+    return new TxOptions(transactionId, true, null, null, null);
   }
 
   /** Makes an id. */
   public static TxOptions newId() {
-    return id("txn_" + UUID.randomUUID());
+    return new TxOptions("txn_" + UUID.randomUUID(), false, null, null, null);
   }
 
   /** Returns the options with this table of marker rows. */
   public TxOptions markers(Markers table) {
-    return new TxOptions(transactionId, table, businessKey, check);
+    return new TxOptions(transactionId, isShared, table, businessKey, check);
   }
 
   /** Returns the options with this business key. */
   public TxOptions businessKey(String key) {
-    return new TxOptions(transactionId, markers, key, check);
+    return new TxOptions(transactionId, isShared, markers, key, check);
   }
 
   /** Returns the options with these checks. */
   public TxOptions check(CheckInput rules) {
-    return new TxOptions(transactionId, markers, businessKey, rules);
+    return new TxOptions(transactionId, isShared, markers, businessKey, rules);
   }
 }

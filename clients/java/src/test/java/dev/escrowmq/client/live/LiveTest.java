@@ -1,12 +1,14 @@
 package dev.escrowmq.client.live;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import com.sun.net.httpserver.HttpServer;
 import dev.escrowmq.client.CheckHandler;
+import dev.escrowmq.client.AlreadyResolvedException;
 import dev.escrowmq.client.Checker;
 import dev.escrowmq.client.DeadLetterException;
 import dev.escrowmq.client.Decision;
@@ -145,7 +147,7 @@ class LiveTest {
   }
 
   @Test
-  void aCallWithAnIdThatExistsLeavesTheOtherTransactionAlone() {
+  void aCallWithAnIdOfOtherMessagesLeavesTheirTransactionAlone() {
     var topic = newTopic();
     var id = unique("order");
 
@@ -164,10 +166,151 @@ class LiveTest {
             ProblemException.class,
             () ->
                 client.transaction(
-                    "shop", TxOptions.id(id), tx -> tx.add(topic, Messages.text("x")).begin()));
+                    "shop", TxOptions.id(id), tx -> tx.add(topic, Messages.text("y")).begin()));
 
-    assertTrue(second.is("transaction_exists"));
+    assertTrue(second.is("idempotency_key_reused"));
     assertEquals("prepared", state(id));
+  }
+
+  /** Places an order, in one of several calls with its id. */
+  private void place(DataSource database, Markers markers, String topic, String id, Runnable first)
+      throws SQLException {
+    client.transaction(
+        "shop",
+        TxOptions.id(id).markers(markers),
+        tx -> {
+          tx.add(topic, Messages.text("x"));
+          tx.local(
+              database,
+              connection -> {
+                first.run();
+                execute(connection, "INSERT INTO orders VALUES ('" + id + "')");
+              });
+        });
+  }
+
+  private static void fail() {
+    throw new AwayException();
+  }
+
+  @ParameterizedTest
+  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  void aCallWithTheIdOfAProcessThatDiedContinuesItsTransaction(Markers.Dialect on)
+      throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    for (var commits : List.of(true, false)) {
+      var id = unique("order");
+      var died = client.open("shop", TxOptions.id(id).markers(markers));
+      died.add(topic, Messages.text("x"));
+      if (commits) {
+        try (var connection = database.getConnection()) {
+          connection.setAutoCommit(false);
+          died.mark(connection);
+          execute(connection, "INSERT INTO orders VALUES ('" + id + "')");
+          connection.commit();
+        }
+      } else {
+        died.begin();
+      }
+      assertEquals("prepared", state(id));
+
+      place(database, markers, topic, id, commits ? LiveTest::fail : () -> {});
+      place(database, markers, topic, id, LiveTest::fail); // finds nothing to do
+
+      assertEquals("committed", state(id));
+      assertEquals(1, rows(database, id));
+    }
+  }
+
+  @ParameterizedTest
+  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  void aCallWithAnIdThatWasRolledBackSaysSo(Markers.Dialect on) throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    var id = unique("order");
+    assertThrows(
+        AwayException.class, () -> place(database, markers, topic, id, LiveTest::fail));
+
+    var decided =
+        assertThrows(
+            AlreadyResolvedException.class, () -> place(database, markers, topic, id, () -> {}));
+
+    assertEquals("rolled_back", decided.state().toString());
+    assertEquals(0, rows(database, id));
+  }
+
+  @ParameterizedTest
+  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  void aLocalTransactionCanBeTriedAgainWithinItsTransaction(Markers.Dialect on)
+      throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    var options = TxOptions.newId().markers(markers);
+
+    client.transaction(
+        "shop",
+        options,
+        tx -> {
+          tx.add(topic, Messages.text("x"));
+          assertThrows(
+              AwayException.class, () -> tx.local(database, connection -> LiveTest.fail()));
+          tx.local(database, connection -> {});
+        });
+
+    assertEquals("committed", state(options.transactionId()));
+  }
+
+  @ParameterizedTest
+  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  void aCallWhoseDatabaseFailsLeavesTheTransactionToAnotherWithItsId(Markers.Dialect on)
+      throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    var id = unique("order");
+    var away = new SQLiteDataSource();
+    away.setUrl("jdbc:sqlite:/no/such/folder/shop.db");
+
+    place(
+        database,
+        markers,
+        topic,
+        id,
+        () -> {
+          var failure =
+              assertThrows(
+                  SQLException.class, () -> place(away, markers, topic, id, LiveTest::fail));
+          assertInstanceOf(OutcomeUnknownException.class, failure.getSuppressed()[0]);
+        });
+
+    assertEquals("committed", state(id));
+    assertEquals(1, rows(database, id));
+  }
+
+  @ParameterizedTest
+  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  void aFrameworkThatRollsBackLeavesTheIdOfItsProgramToTheCheck(Markers.Dialect on)
+      throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    var id = unique("order");
+    try (var tx = client.open("shop", TxOptions.id(id).markers(markers));
+        var connection = database.getConnection()) {
+      tx.add(topic, Messages.text("x"));
+      connection.setAutoCommit(false);
+      tx.mark(connection);
+      connection.rollback();
+      tx.rollback();
+    }
+
+    place(database, markers, topic, id, () -> {}); // by another process
+
+    assertEquals("committed", state(id));
   }
 
   @Test
@@ -199,8 +342,8 @@ class LiveTest {
     var markers = markers(on, database);
     var topic = newTopic();
     for (var commits : List.of(true, false)) {
-      var id = unique("order");
-      try (var tx = client.open("shop", TxOptions.id(id).markers(markers));
+      var options = TxOptions.newId().markers(markers);
+      try (var tx = client.open("shop", options);
           var connection = database.getConnection()) {
         tx.add(topic, Messages.text("x"));
         connection.setAutoCommit(false);
@@ -213,7 +356,7 @@ class LiveTest {
           tx.rollback();
         }
       }
-      assertEquals(commits ? "committed" : "rolled_back", state(id));
+      assertEquals(commits ? "committed" : "rolled_back", state(options.transactionId()));
     }
   }
 
@@ -348,9 +491,9 @@ class LiveTest {
       throws Exception {
     var group = unique("shop");
     var topic = newTopic();
-    var id = unique("order");
     var check = new CheckInput().firstAfterMs(10L);
-    var tx = client.open(group, TxOptions.id(id).check(check)).add(topic, Messages.text("x"));
+    var tx = client.open(group, TxOptions.newId().check(check)).add(topic, Messages.text("x"));
+    var id = tx.id();
     tx.begin();
     Outcomes none =
         transactionId -> {
