@@ -3,7 +3,7 @@ import type { EscrowMQ } from "./client.js";
 import { RefusedEntries } from "./errors.js";
 import { isTransient } from "./retry.js";
 import type { Schemas } from "./schemas.js";
-import { type AnyHeaders, InvalidSignature, verify } from "./webhooks.js";
+import { type AnyHeaders, InvalidSignature, requireSecrets, verify } from "./webhooks.js";
 
 export type CheckAnswer = Schemas["CheckAnswer"];
 
@@ -95,20 +95,29 @@ export class Checker {
 /** Signing secrets, or a function that looks them up for each request. */
 export type Secrets = readonly string[] | (() => readonly string[] | Promise<readonly string[]>);
 
+export interface CheckHandlerOptions {
+  /** Takes what is answered with 500: the lookup of secrets or of an outcome that threw. */
+  onError?: ((error: unknown) => void) | undefined;
+}
+
+const MAX_BODY_BYTES = 65_536;
+const DECISIONS: ReadonlySet<unknown> = new Set(["commit", "rollback", "unknown"]);
+
 /**
- * A handler of the checks that the service posts to `check_url`. It reads the raw body, verifies
- * the signature, and answers 200 with a decision only; 401 or 400 to anything that is not a check,
- * and 500 where `answer` throws, which the service does not count as an answer.
+ * A handler of the checks that the service posts to `check_url`. It reads the raw body, at most
+ * 64 KiB, verifies the signature, and answers 200 with a decision only; 401, 400 or 413 to anything
+ * that is not a check, and 500 where `secrets` or `answer` throws, which the service does not count
+ * as an answer. Throws if a secret in a list is malformed; the promises of the handler never reject.
  */
 export function checkHandler(
   secrets: Secrets,
   answer: AnswerCheck,
+  options: CheckHandlerOptions = {},
 ): (request: Request) => Promise<Response> {
+  const respond = responder(secrets, answer, options);
   return async (request) => {
-    const raw = new Uint8Array(await request.arrayBuffer());
-    const { status, body } = await checked(secrets, answer, request.headers, raw);
-    const headers = { "content-type": "application/json" };
-    return new Response(JSON.stringify(body), { status, headers });
+    const { status, body } = await respond(request.headers, () => readAll(request.body));
+    return new Response(body, { status, headers: { "content-type": "application/json" } });
   };
 }
 
@@ -128,39 +137,72 @@ export interface NodeResponse {
 export function nodeCheckHandler(
   secrets: Secrets,
   answer: AnswerCheck,
+  options: CheckHandlerOptions = {},
 ): (request: NodeRequest, response: NodeResponse) => Promise<void> {
+  const respond = responder(secrets, answer, options);
   return async (request, response) => {
-    const raw = request.body === undefined ? await readAll(request) : request.body;
-    const { status, body } = await checked(secrets, answer, request.headers, raw as Uint8Array);
-    response.writeHead(status, { "content-type": "application/json" });
-    response.end(JSON.stringify(body));
+    const read = async (): Promise<unknown> => request.body ?? (await readAll(request));
+    const { status, body } = await respond(request.headers, read);
+    // The rest of a body that is too long is not read.
+    const close = status === 413 ? { connection: "close" } : {};
+    try {
+      response.writeHead(status, { "content-type": "application/json", ...close });
+      response.end(body);
+    } catch (error) {
+      (options.onError ?? console.error)(error); // another part of the program has answered
+    }
   };
 }
 
-async function checked(
+interface Answered {
+  status: number;
+  body: string;
+}
+
+/** Makes the answer to a request, whatever its body is and whatever throws. */
+function responder(
   secrets: Secrets,
   answer: AnswerCheck,
-  headers: AnyHeaders,
-  raw: Uint8Array,
-): Promise<{ status: number; body: object }> {
-  try {
-    verify(typeof secrets === "function" ? await secrets() : secrets, headers, raw);
-  } catch (error) {
-    if (!(error instanceof InvalidSignature)) throw error;
-    return { status: 401, body: { error: error.message } };
-  }
-  const check = parsed(raw);
-  if (check === undefined) return { status: 400, body: { error: "the body is no check" } };
-  try {
-    return { status: 200, body: await decided(answer, check) };
-  } catch {
-    return { status: 500, body: { error: "the outcome could not be looked up" } };
-  }
+  { onError = (error) => console.error(error) }: CheckHandlerOptions,
+): (headers: AnyHeaders, read: () => Promise<unknown>) => Promise<Answered> {
+  if (typeof secrets !== "function") requireSecrets(secrets);
+  const refusal = (status: number, error: string): Answered => ({
+    status,
+    body: JSON.stringify({ error }),
+  });
+  return async (headers, read) => {
+    let raw: Uint8Array;
+    try {
+      raw = (await read()) as Uint8Array;
+    } catch {
+      return refusal(400, "the body did not arrive");
+    }
+    if (raw.length > MAX_BODY_BYTES) return refusal(413, "the body is too long for a check");
+    try {
+      const known = typeof secrets === "function" ? await secrets() : secrets;
+      requireSecrets(known);
+      verify(known, headers, raw);
+    } catch (error) {
+      if (error instanceof InvalidSignature) return refusal(401, error.message);
+      onError(error);
+      return refusal(500, "the signature could not be verified");
+    }
+    const check = parsed(raw);
+    if (check === undefined) return refusal(400, "the body is no check");
+    try {
+      return { status: 200, body: JSON.stringify(await decided(answer, check)) };
+    } catch (error) {
+      onError(error);
+      return refusal(500, "the outcome could not be looked up");
+    }
+  };
 }
 
 async function decided(answer: AnswerCheck, check: CheckedTransaction): Promise<CheckAnswer> {
   const found = await answer(check.transaction_id, check);
-  return typeof found === "string" ? { decision: found } : found;
+  const decision = typeof found === "string" ? { decision: found } : found;
+  if (!DECISIONS.has(decision?.decision)) throw new TypeError("the lookup gave no decision");
+  return decision;
 }
 
 function parsed(raw: Uint8Array): CheckedTransaction | undefined {
@@ -172,8 +214,17 @@ function parsed(raw: Uint8Array): CheckedTransaction | undefined {
   }
 }
 
-async function readAll(request: AsyncIterable<unknown>): Promise<Uint8Array> {
+/** The body, or its beginning if it is longer than that of any check. */
+async function readAll(source: AsyncIterable<unknown> | null): Promise<Uint8Array> {
   const parts: Uint8Array[] = [];
-  for await (const part of request) parts.push(part as Uint8Array);
+  let length = 0;
+  // Without `for`, which would close the connection before the answer to a body that is too long.
+  const rest = source?.[Symbol.asyncIterator]();
+  while (rest && length <= MAX_BODY_BYTES) {
+    const { done, value } = await rest.next();
+    if (done) break;
+    parts.push(value as Uint8Array);
+    length += (value as Uint8Array).length;
+  }
   return Buffer.concat(parts);
 }

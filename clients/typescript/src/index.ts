@@ -6,6 +6,7 @@ export {
   Checker,
   type CheckerOptions,
   checkHandler,
+  type CheckHandlerOptions,
   nodeCheckHandler,
   type NodeRequest,
   type NodeResponse,

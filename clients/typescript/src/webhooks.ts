@@ -64,8 +64,15 @@ function header(headers: AnyHeaders, name: string): string | undefined {
   return typeof found === "string" ? found : found?.[0];
 }
 
+/** Throws where there is no secret, or one is malformed. */
+export function requireSecrets(secrets: readonly string[]): void {
+  if (!Array.isArray(secrets) || secrets.length === 0) throw new TypeError("give a signing secret");
+  for (const secret of secrets) key(secret);
+}
+
 /** Throws where the secret is not one; its text is not repeated. */
 function key(secret: string): Buffer {
+  if (typeof secret !== "string") throw new TypeError("a signing secret is a string");
   const text = secret.startsWith(PREFIX) ? secret.slice(PREFIX.length) : secret;
   const bytes = Buffer.from(text, "base64");
   if (bytes.toString("base64") !== text || bytes.length < 24 || bytes.length > 64) {

@@ -1,7 +1,16 @@
 import assert from "node:assert/strict";
 import { createHmac } from "node:crypto";
+import { createServer } from "node:http";
+import { type AddressInfo, connect } from "node:net";
 import { test } from "node:test";
-import { checkHandler, InvalidSignature, nodeCheckHandler, verify } from "../../src/index.js";
+import {
+  checkHandler,
+  InvalidSignature,
+  nodeCheckHandler,
+  type Secrets,
+  verify,
+} from "../../src/index.js";
+import { settled } from "./support.js";
 
 const SECRET = `whsec_${Buffer.alloc(32, 7).toString("base64")}`;
 const OTHER = `whsec_${Buffer.alloc(32, 8).toString("base64")}`;
@@ -107,12 +116,16 @@ for (const [status, name, body, secret] of [
 }
 
 test("a lookup that fails is 500, which is no answer", async () => {
-  const handler = checkHandler([SECRET], () => Promise.reject(new Error("database away")));
+  const errors: unknown[] = [];
+  const handler = checkHandler([SECRET], () => Promise.reject(new Error("database away")), {
+    onError: (error) => errors.push(error),
+  });
 
   const response = await handler(request(signed(SECRET, BODY, today()), BODY));
 
   assert.equal(response.status, 500);
   assert.doesNotMatch(await response.text(), /database away/);
+  assert.match(String(errors[0]), /database away/);
 });
 
 test("secrets may be looked up for each request", async () => {
@@ -139,4 +152,87 @@ test("with Express the handler takes the raw body", async () => {
   await handler({ headers, body: Buffer.from(BODY), ...none }, response);
 
   assert.deepEqual(written, [200, { decision: "unknown" }]);
+});
+
+/** A server of Node with the handler, and how often a promise of the handler rejected. */
+async function served(handler: ReturnType<typeof nodeCheckHandler>) {
+  const ends: string[] = [];
+  const server = createServer((request, response) => {
+    handler(request, response).then(
+      () => ends.push("resolved"),
+      () => ends.push("rejected"),
+    );
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const close = (): void => {
+    server.close();
+    server.closeAllConnections();
+  };
+  return { port: (server.address() as AddressInfo).port, ends, close };
+}
+
+test("a request that is broken off in its body leaves the program running", async () => {
+  const { port, ends, close } = await served(nodeCheckHandler([SECRET], () => "commit"));
+
+  const socket = connect(port, "127.0.0.1");
+  socket.write("POST / HTTP/1.1\r\nhost: shop\r\ncontent-length: 100\r\n\r\nhalf");
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  socket.destroy();
+  while (ends.length === 0) await settled();
+  close();
+
+  assert.deepEqual(ends, ["resolved"]);
+});
+
+test("a body longer than that of any check is refused before it has arrived", async () => {
+  const { port, ends, close } = await served(nodeCheckHandler([SECRET], () => "commit"));
+
+  const socket = connect(port, "127.0.0.1");
+  socket.write("POST / HTTP/1.1\r\nhost: shop\r\ncontent-length: 20000000\r\n\r\n");
+  socket.write("x".repeat(65_537));
+  const answer = await new Promise((resolve) => socket.once("data", resolve));
+  close();
+
+  assert.match(String(answer), /^HTTP\/1.1 413 /);
+  assert.deepEqual(ends, ["resolved"]);
+  const web = checkHandler([SECRET], () => "commit");
+  assert.equal((await web(request({}, "x".repeat(65_537)))).status, 413);
+});
+
+for (const [name, secrets] of [
+  ["cannot be looked up", () => Promise.reject(new Error("vault away"))],
+  ["are malformed", () => ["whsec_c2hvcnQ="]],
+  ["are empty", () => [""]],
+  ["are none", () => []],
+] as [string, Secrets][]) {
+  test(`a request while the secrets ${name} is answered with 500`, async () => {
+    const errors: unknown[] = [];
+    const onError = (error: unknown): unknown => errors.push(error);
+    const handler = nodeCheckHandler(secrets, () => "commit", { onError });
+    const { port, ends, close } = await served(handler);
+
+    const headers = signed(SECRET, BODY, today());
+    const sent = { method: "POST", headers, body: BODY };
+    const { status } = await fetch(`http://127.0.0.1:${port}`, sent);
+    close();
+
+    assert.equal(status, 500);
+    assert.deepEqual([ends, errors.length], [["resolved"], 1]);
+  });
+}
+
+for (const secrets of [[], [""], ["whsec_c2hvcnQ="], [undefined as unknown as string]]) {
+  test(`a handler with the secrets ${JSON.stringify(secrets)} is not made`, () => {
+    assert.throws(() => nodeCheckHandler(secrets, () => "commit"), TypeError);
+    assert.throws(() => checkHandler(secrets, () => "commit"), TypeError);
+  });
+}
+
+test("a lookup without a decision is 500, which is no answer", async () => {
+  const answer = (() => undefined) as unknown as () => "commit";
+  const handler = checkHandler([SECRET], answer, { onError: () => undefined });
+
+  const response = await handler(request(signed(SECRET, BODY, today()), BODY));
+
+  assert.equal(response.status, 500);
 });
