@@ -1,3 +1,4 @@
+import type { Outcome } from "./markers.js";
 import type { Problem } from "./schemas.js";
 
 /** The base of all errors of this package. */
@@ -83,15 +84,35 @@ export class NotCommitted extends EscrowMQError {
   }
 }
 
-/** The outcome of the transaction is already decided. The local transaction must roll back. */
+/**
+ * Markers were given, and the work returned without a mark: its local transaction may have failed
+ * before it, or have committed without a marker. Nothing is published.
+ */
+export class NotMarked extends EscrowMQError {
+  constructor(readonly transactionId: string) {
+    super(`the work of transaction ${transactionId} returned without tx.mark or tx.markSync`);
+  }
+}
+
+/**
+ * The outcome of the transaction is already decided. The local transaction must roll back.
+ *
+ * `outcome`, as `client.transaction` throws it: `commit` means that an earlier run did the work, so
+ * it is done; `rollback` that this id is used up, so try again with another. Undefined where the
+ * markers could not be read.
+ */
 export class Fenced extends EscrowMQError {
+  outcome: Outcome | undefined;
+
   constructor(
     readonly transactionId: string,
     cause?: unknown,
+    outcome?: Outcome,
   ) {
     super(`transaction ${transactionId} is already decided; roll back the local transaction`, {
       cause,
     });
+    this.outcome = outcome;
   }
 }
 

@@ -20,6 +20,7 @@ export {
   Fenced,
   LeaseLost,
   NotCommitted,
+  NotMarked,
   ProblemError,
   RefusedEntries,
   Unreachable,

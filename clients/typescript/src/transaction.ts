@@ -1,6 +1,13 @@
 import { newId } from "./api.js";
 import type { EscrowMQ } from "./client.js";
-import { CommitPending, EscrowMQError, Fenced, NotCommitted, ProblemError } from "./errors.js";
+import {
+  CommitPending,
+  EscrowMQError,
+  Fenced,
+  NotCommitted,
+  NotMarked,
+  ProblemError,
+} from "./errors.js";
 import type { MarkerStore, Outcome, SyncMarkerStore } from "./markers.js";
 import { isTransient } from "./retry.js";
 import type { MessageInput, Schemas } from "./schemas.js";
@@ -109,7 +116,9 @@ export class Transaction<Db = never> {
       // With an id of the caller's, the begin of an earlier run is found by the same key.
       const key = given === undefined ? {} : { idempotencyKey: `begin-${this.id}` };
       const { state } = await this.client.begin(body, key);
-      if (!UNDECIDED.includes(state)) throw new Fenced(this.id);
+      if (!UNDECIDED.includes(state)) {
+        throw new Fenced(this.id, undefined, state === "committed" ? "commit" : "rollback");
+      }
     } catch (error) {
       const isRefused = error instanceof ProblemError && error.status < 500;
       if (isRefused && !isTransient(error)) this.#mayExist = false;
@@ -134,11 +143,17 @@ export async function runTransaction<Db, Result>(
   try {
     result = await work(tx);
   } catch (error) {
-    if (tx.mayExist) await settle(client, tx.id, await tx.outcome());
+    const outcome = tx.mayExist ? await tx.outcome() : undefined;
+    await settle(client, tx.id, outcome);
+    if (error instanceof Fenced) error.outcome ??= outcome;
     throw error;
   }
   if (tx.isEmpty) return result;
-  if (tx.isMarked) {
+  if (options.markers) {
+    if (!tx.isMarked) {
+      if (tx.mayExist) await settle(client, tx.id, await tx.outcome());
+      throw new NotMarked(tx.id);
+    }
     // The work may have rolled back, or a driver may have hidden that the database did.
     const outcome = await tx.outcome();
     if (outcome === undefined) throw new CommitPending(tx.id);

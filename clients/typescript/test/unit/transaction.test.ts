@@ -5,6 +5,7 @@ import {
   Fenced,
   type MarkerStore,
   NotCommitted,
+  NotMarked,
   type Outcome,
   ProblemError,
 } from "../../src/index.js";
@@ -178,6 +179,44 @@ test("a mark that failed and was caught does not publish", async () => {
   assert.deepEqual(operations(), [BEGIN, ROLLBACK]);
 });
 
+for (const begins of [false, true]) {
+  const begun = begins ? "after its begin" : "before its begin";
+  test(`a work that returns without a mark ${begun} publishes nothing`, async () => {
+    const { client, markers, options, operations } = world();
+
+    const work = client.transaction("shop", options, async (tx) => {
+      tx.add("orders", { json: 1 });
+      const local = markers.transaction(async (db) => {
+        if (begins) await tx.begin();
+        if (db.size === 0) throw new Error("UNIQUE constraint failed: shop_orders.order_id");
+        await tx.mark(db);
+      });
+      await local.catch(() => undefined);
+    });
+
+    await assert.rejects(work, NotMarked);
+    assert.deepEqual(operations(), begins ? [BEGIN, ROLLBACK] : []);
+    assert.deepEqual([...markers.rows], begins ? [["order-1", "rollback"]] : []);
+  });
+}
+
+for (const [state, outcome] of [
+  ["committed", "commit"],
+  ["rolled_back", "rollback"],
+] as const) {
+  test(`the id of a transaction that is ${state} says so when it is used again`, async () => {
+    const { client, markers, options } = world(() => ({ ...PREPARED, state }));
+    markers.isAway = true;
+
+    const work = client.transaction("shop", options, async (tx) => {
+      tx.add("orders", { json: 1 });
+      await markers.transaction((db) => tx.mark(db));
+    });
+
+    await assert.rejects(work, { name: "Fenced", outcome });
+  });
+}
+
 test("a begin that is refused stops the work, and nothing else is sent", async () => {
   const { client, markers, options, operations } = world(() => refused(409, "transaction_exists"));
 
@@ -217,7 +256,7 @@ test("a transaction that is decided already is not marked", async () => {
     await markers.transaction((db) => tx.mark(db));
   });
 
-  await assert.rejects(work, Fenced);
+  await assert.rejects(work, { name: "Fenced", outcome: "rollback" });
   assert.deepEqual([...markers.rows], [["order-1", "rollback"]]);
 });
 
@@ -230,7 +269,7 @@ test("a run that finds the marker of an earlier one commits what that one did", 
     await markers.transaction((db) => tx.mark(db));
   });
 
-  await assert.rejects(work, Fenced);
+  await assert.rejects(work, { name: "Fenced", outcome: "commit" });
   assert.deepEqual(operations(), [BEGIN, COMMIT]);
 });
 
