@@ -1,4 +1,4 @@
-import { RefusedEntries } from "./errors.js";
+import { ProblemError, RefusedEntries } from "./errors.js";
 
 interface Waiting<Entry, Result> {
   entry: Entry;
@@ -26,16 +26,23 @@ export class Batches<Entry, Result> {
   async #run(): Promise<void> {
     this.#isBusy = true;
     await null; // what is added in the same turn goes together
-    while (this.#waiting.length > 0) {
-      const batch = this.#waiting.splice(0, MOST_ENTRIES);
-      try {
-        const results = await this.#results(batch.map(({ entry }) => entry));
-        batch.forEach(({ resolve }, index) => resolve(results[index] as Result));
-      } catch (error) {
-        batch.forEach(({ reject }) => reject(error));
-      }
-    }
+    while (this.#waiting.length > 0) await this.#deliver(this.#waiting.splice(0, MOST_ENTRIES));
     this.#isBusy = false;
+  }
+
+  /** Send a batch; one that is refused as a whole is halved, down to the entry that is at fault. */
+  async #deliver(batch: Waiting<Entry, Result>[]): Promise<void> {
+    try {
+      const results = await this.#results(batch.map(({ entry }) => entry));
+      batch.forEach(({ resolve }, index) => resolve(results[index] as Result));
+    } catch (error) {
+      if (batch.length === 1 || !isMalformed(error)) {
+        return batch.forEach(({ reject }) => reject(error));
+      }
+      const half = Math.ceil(batch.length / 2);
+      await this.#deliver(batch.slice(0, half));
+      await this.#deliver(batch.slice(half));
+    }
   }
 
   async #results(entries: Entry[]): Promise<Result[]> {
@@ -46,4 +53,9 @@ export class Batches<Entry, Result> {
       return (error.answer as { results: Result[] }).results;
     }
   }
+}
+
+/** Was a request refused for what is in its body, which may be one of its entries? */
+function isMalformed(error: unknown): boolean {
+  return error instanceof ProblemError && [400, 413, 422].includes(error.status);
 }

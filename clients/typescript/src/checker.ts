@@ -1,6 +1,7 @@
 import type { CallOptions } from "./api.js";
 import type { EscrowMQ } from "./client.js";
 import { RefusedEntries } from "./errors.js";
+import { asReason } from "./reason.js";
 import { isTransient } from "./retry.js";
 import type { Schemas } from "./schemas.js";
 import { type AnyHeaders, InvalidSignature, requireSecrets, verify } from "./webhooks.js";
@@ -86,7 +87,7 @@ export class Checker {
       return { check_id: check.check_id, ...(await decided(this.answer, check)) };
     } catch (error) {
       this.#onError(error);
-      const reason = String(error).slice(0, MAX_REASON);
+      const reason = asReason(String(error), MAX_REASON);
       return { check_id: check.check_id, decision: "unknown", evidence: { reason } };
     }
   }

@@ -2,6 +2,7 @@ import { Batches } from "./batches.js";
 import type { EscrowMQ } from "./client.js";
 import { type Clock, linked } from "./clock.js";
 import { EscrowMQError, LeaseLost, ProblemError } from "./errors.js";
+import { asReason } from "./reason.js";
 import { isTransient } from "./retry.js";
 import type { ReceivedMessage, Schemas } from "./schemas.js";
 
@@ -72,7 +73,7 @@ interface Delivery {
   done: Promise<boolean>;
 }
 
-const MAX_REASON = 255;
+const MAX_REASON = 500;
 const PAUSE_MS = 1_000;
 
 /** Receives the messages of a group and gives each to a handler under a lease. */
@@ -216,7 +217,7 @@ export class Worker {
   async #reject(delivery: Delivery, error: unknown): Promise<false> {
     const { receipt_handle } = delivery.message;
     const said = error instanceof Error ? error.message : String(error);
-    const entry = { receipt_handle, reason: said.slice(0, MAX_REASON) || "no reason" };
+    const entry = { receipt_handle, reason: asReason(said, MAX_REASON) };
     if (error instanceof DeadLetter) {
       await this.#settle(delivery, "deadLettered", this.#deadLetters.add(entry));
       return false;

@@ -141,6 +141,32 @@ test("a worker processes each message, and what it rejects comes again", async (
   );
 });
 
+test("errors with any text reject their messages, each with a reason", async () => {
+  const topic = await newTopic();
+  const group = await newGroup(topic);
+  const said = ["\u001b[31m\r\n\u0085", "\ud83d", "\u{1f980}".repeat(600), ""];
+  const entries = said.map((_, n) => ({ message: { json: n } }));
+  const params = { path: { topic } };
+  await client.api.POST("/v1/topics/{topic}/messages/batch", { params, body: { entries } });
+  const stop = new AbortController();
+  let done = 0;
+  const errors: unknown[] = [];
+  const worker = new Worker(
+    client,
+    group,
+    async (message) => {
+      if (message.attempt === 1) throw new Redeliver(0, said[json<number>(message)]);
+      if (++done === said.length) stop.abort();
+    },
+    { waitMs: 1_000, onError: (error) => errors.push(error) },
+  );
+
+  await worker.run({ signal: stop.signal });
+
+  assert.deepEqual(errors, []);
+  assert.equal(worker.counts.rejected, said.length);
+});
+
 test("the handler of a lease that ended is aborted, as the next extension is refused", async () => {
   const topic = await newTopic();
   const group = await newGroup(topic);

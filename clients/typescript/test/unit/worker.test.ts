@@ -208,6 +208,51 @@ test("an error of the handler rejects the message with its reason, and is report
   assert.match(String(errors[0]), /database away/);
 });
 
+for (const [name, said, reason] of [
+  ["control characters", "\u001b[31mfailed\r\n\u0085 at line 1\u0000", "[31mfailed  at line 1"],
+  ["half of a character", "\ud83d is half", "\ufffd is half"],
+  ["no text", "\n", "no reason"],
+  ["too long a text", "\u{1f980}".repeat(501), "\u{1f980}".repeat(500)],
+  [
+    "a text that is cut in a character",
+    `${"x".repeat(254)}\u{1f980}`,
+    `${"x".repeat(254)}\u{1f980}`,
+  ],
+] as const) {
+  test(`an error with ${name} becomes a reason that the service takes`, async () => {
+    const { calls, running, stop } = world([message(1)], async () => {
+      throw new Error(said);
+    });
+    await settled();
+    stop();
+    await running;
+
+    const [nack] = calls.filter(({ operation }) => operation === NACK);
+    assert.equal(nack?.body.entries[0].reason, reason);
+  });
+}
+
+test("an entry for which its batch is refused does not keep back the others", async () => {
+  const { worker, errors, handles, running, stop } = world(
+    [1, 2, 3, 4, 5].map((n) => message(n)),
+    async ({ message_id }) => {
+      throw new Redeliver(message_id === "msg_2" ? -1 : 5_000);
+    },
+    {},
+    ({ operation, body }) =>
+      operation === NACK && body.entries.some((entry: any) => entry.delay_ms < 0)
+        ? refused(422, "validation_failed")
+        : undefined,
+  );
+  await settled();
+  stop();
+  await running;
+
+  assert.equal(worker.counts.rejected, 4);
+  assert.equal(errors.length, 1);
+  assert.ok(handles(NACK).length <= 5 * 4);
+});
+
 test("a handler may ask for another delivery, or for the dead letters", async () => {
   const { calls, errors, worker, running, stop } = world(
     [message(1), message(2)],

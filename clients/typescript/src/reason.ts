@@ -1,0 +1,12 @@
+/**
+ * A text that the service takes as a reason: at most so many characters, not empty, without control
+ * characters and halves of surrogate pairs.
+ */
+export function asReason(text: string, maxCharacters: number): string {
+  // Cut first: a text can be long, and a character has at most two units.
+  const plain = text
+    .slice(0, 2 * maxCharacters)
+    .replace(/\p{Cc}+/gu, " ")
+    .replace(/\p{Surrogate}/gu, "\uFFFD");
+  return [...plain].slice(0, maxCharacters).join("").trim() || "no reason";
+}
