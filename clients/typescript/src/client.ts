@@ -2,7 +2,14 @@ import { type Api, type CallOptions, newApi } from "./api.js";
 import { type Clock, systemClock } from "./clock.js";
 import { defaultRetry, type Retry } from "./retry.js";
 import type { MessageInput, Schemas } from "./schemas.js";
-import { runTransaction, type Transaction, type TransactionOptions } from "./transaction.js";
+import type { MarkerStore, SyncMarkerStore } from "./markers.js";
+import {
+  type MarkedTransaction,
+  runTransaction,
+  type SyncTransaction,
+  type Transaction,
+  type TransactionOptions,
+} from "./transaction.js";
 
 export interface Options {
   /** Of the service. Without it, the environment variable ESCROWMQ_URL. */
@@ -71,7 +78,17 @@ export class EscrowMQ {
    */
   transaction<Db = never, Result = void>(
     producerGroup: string,
-    options: TransactionOptions<Db>,
+    options: TransactionOptions<MarkerStore<Db>>,
+    work: (tx: MarkedTransaction<Db>) => Promise<Result>,
+  ): Promise<Result>;
+  transaction<Db, Result = void>(
+    producerGroup: string,
+    options: TransactionOptions<SyncMarkerStore<Db>>,
+    work: (tx: SyncTransaction<Db>) => Promise<Result>,
+  ): Promise<Result>;
+  transaction<Db, Result>(
+    producerGroup: string,
+    options: TransactionOptions,
     work: (tx: Transaction<Db>) => Promise<Result>,
   ): Promise<Result> {
     return runTransaction(this, producerGroup, options, work);

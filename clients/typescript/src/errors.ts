@@ -95,6 +95,16 @@ export class NotMarked extends EscrowMQError {
 }
 
 /**
+ * No transaction is open on the connection, so the marker would be committed before the work. No
+ * marker was inserted.
+ */
+export class MarkerCommitsAlone extends EscrowMQError {
+  constructor(cause?: unknown) {
+    super("no transaction is open on this connection: send BEGIN before the mark", { cause });
+  }
+}
+
+/**
  * The outcome of the transaction is already decided. The local transaction must roll back.
  *
  * `outcome`, as `client.transaction` throws it: `commit` means that an earlier run did the work, so

@@ -19,6 +19,7 @@ export {
   EscrowMQError,
   Fenced,
   LeaseLost,
+  MarkerCommitsAlone,
   NotCommitted,
   NotMarked,
   ProblemError,
@@ -28,6 +29,7 @@ export {
 export {
   CHECK_HORIZON_MS,
   type MarkerOptions,
+  type Markers,
   type MarkerStore,
   type MySqlConnection,
   mysqlMarkers,
@@ -41,6 +43,11 @@ export {
 export { bytes, json, text } from "./message.js";
 export { defaultRetry, type Retry } from "./retry.js";
 export type { MessageInput, Problem, ReceivedMessage, Schemas } from "./schemas.js";
-export type { Transaction, TransactionOptions } from "./transaction.js";
+export type {
+  MarkedTransaction,
+  SyncTransaction,
+  Transaction,
+  TransactionOptions,
+} from "./transaction.js";
 export { type AnyHeaders, InvalidSignature, verify } from "./webhooks.js";
 export { DeadLetter, type Handler, Redeliver, Worker, type WorkerOptions } from "./worker.js";

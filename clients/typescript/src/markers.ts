@@ -1,16 +1,12 @@
-import { Fenced } from "./errors.js";
+import { Fenced, MarkerCommitsAlone } from "./errors.js";
 
 export type Outcome = "commit" | "rollback";
 
 /**
  * The marker rows of a database: a row with the id of a transaction says what became of it. The
  * table has the same columns for the clients of all languages.
- *
- * `Db` is what runs the statements of a local transaction.
  */
-export interface MarkerStore<Db> {
-  /** Insert `commit` in the caller's transaction. Throws `Fenced` if the id has a row already. */
-  mark(db: Db, transactionId: string): Promise<void>;
+export interface Markers {
   /**
    * The outcome of a transaction, decided now if it has none: where no row exists, `rollback` is
    * inserted, with which the mark of a slow transaction collides.
@@ -26,8 +22,17 @@ export interface MarkerStore<Db> {
   prune(olderThanMs: number): Promise<number>;
 }
 
-/** A store whose statements run at once, in transactions that do not wait for anything. */
-export interface SyncMarkerStore<Db> extends MarkerStore<Db> {
+/** Markers of a database whose statements are awaited, by what runs those of a transaction. */
+export interface MarkerStore<Db> extends Markers {
+  /**
+   * Insert `commit` in the caller's transaction. Throws `Fenced` if the id has a row already, and
+   * `MarkerCommitsAlone` if no transaction is open.
+   */
+  mark(db: Db, transactionId: string): Promise<void>;
+}
+
+/** The same where statements run at once, in transactions that do not wait for anything. */
+export interface SyncMarkerStore<Db> extends Markers {
   markSync(db: Db, transactionId: string): void;
 }
 
@@ -55,9 +60,12 @@ export function pgMarkers(pool: PgClient, options: MarkerOptions = {}): MarkerSt
   const { table, index, columns } = names(options);
   const insert = `INSERT INTO ${table} ${columns} VALUES ($1, $2, $3)`;
   return {
-    mark(db, id) {
+    async mark(db, id) {
       if (db === pool)
         throw new TypeError("mark takes the client of the transaction, not its pool");
+      // Outside of a transaction a savepoint is refused: no_active_sql_transaction.
+      const savepoint = "SAVEPOINT escrowmq_mark; RELEASE SAVEPOINT escrowmq_mark";
+      await requireOpen(codes("25P01"), () => db.query(savepoint));
       return marked(id, codes("23505"), () => db.query(insert, [id, "commit", Date.now()]));
     },
     // Each statement is a transaction. The insert waits for the end of one that marks this id.
@@ -102,8 +110,12 @@ export function mysqlMarkers(
   const { table, index, columns } = names(options);
   const insert = `INSERT INTO ${table} ${columns} VALUES (?, ?, ?)`;
   return {
-    mark(db, id) {
+    async mark(db, id) {
       if (db === pool) throw new TypeError("mark takes the connection of the transaction");
+      // Outside of a transaction a savepoint is gone with its statement.
+      await db.query("SAVEPOINT escrowmq_mark");
+      const release = "RELEASE SAVEPOINT escrowmq_mark";
+      await requireOpen(codes("ER_SP_DOES_NOT_EXIST"), () => db.query(release));
       const taken = codes("ER_DUP_ENTRY");
       return marked(id, taken, () => db.query(insert, [id, "commit", Date.now()]));
     },
@@ -163,6 +175,7 @@ export function sqliteMarkers(
   const { table, index, columns } = names(options);
   const insert = `INTO ${table} ${columns} VALUES (?, ?, ?)`;
   const markSync = (db: SqliteDatabase, id: string): void => {
+    requireOpenSqlite(db);
     try {
       db.prepare(`INSERT ${insert}`).run(id, "commit", Date.now());
     } catch (error) {
@@ -184,7 +197,6 @@ export function sqliteMarkers(
   };
   return {
     markSync,
-    mark: async (db, id) => markSync(db, id),
     outcome: (id) =>
       decided({
         isConflict: () => false,
@@ -220,6 +232,27 @@ type Test = (error: unknown) => boolean;
 /** Has an error one of these codes? */
 function codes(...wanted: string[]): Test {
   return (error) => wanted.includes((error as { code?: string }).code ?? "");
+}
+
+/** Throws `MarkerCommitsAlone` where the statement fails because no transaction is open. */
+async function requireOpen(isNone: Test, statement: () => Promise<unknown>): Promise<void> {
+  try {
+    await statement();
+  } catch (error) {
+    throw isNone(error) ? new MarkerCommitsAlone(error) : error;
+  }
+}
+
+/** Throws `MarkerCommitsAlone` where no transaction is open, in which BEGIN would fail. */
+function requireOpenSqlite(db: SqliteDatabase): void {
+  try {
+    db.exec("BEGIN");
+  } catch (error) {
+    if (String(error).includes("within a transaction")) return;
+    throw error;
+  }
+  db.exec("ROLLBACK");
+  throw new MarkerCommitsAlone();
 }
 
 async function marked(id: string, isTaken: Test, insert: () => Promise<unknown>): Promise<void> {

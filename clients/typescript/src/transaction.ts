@@ -8,14 +8,14 @@ import {
   NotMarked,
   ProblemError,
 } from "./errors.js";
-import type { MarkerStore, Outcome, SyncMarkerStore } from "./markers.js";
+import type { Markers, MarkerStore, Outcome, SyncMarkerStore } from "./markers.js";
 import { isTransient } from "./retry.js";
 import type { MessageInput, Schemas } from "./schemas.js";
 
-export interface TransactionOptions<Db> {
+export interface TransactionOptions<Store extends Markers = Markers> {
   /** Without it, one is made. With it, the same work can be repeated after a crash. */
   id?: string | undefined;
-  markers?: MarkerStore<Db> | undefined;
+  markers?: Store | undefined;
   businessKey?: string | undefined;
   check?: Schemas["CheckInput"] | undefined;
   /** How long to look up the marker at the end, before the outcome is left to a check. */
@@ -35,7 +35,7 @@ export class Transaction<Db = never> {
   constructor(
     private readonly client: EscrowMQ,
     private readonly producerGroup: string,
-    private readonly options: TransactionOptions<Db>,
+    private readonly options: TransactionOptions,
     readonly id: string,
   ) {}
 
@@ -72,7 +72,8 @@ export class Transaction<Db = never> {
   /** Begin at the service, then insert the marker row in the local transaction. */
   async mark(db: Db): Promise<void> {
     if (this.isEmpty) return;
-    const markers = this.#markers();
+    const markers = this.#markers() as Markers & Partial<MarkerStore<Db>>;
+    if (!markers.mark) throw new EscrowMQError("these markers have markSync only");
     this.#mark = "failed";
     await this.begin();
     await markers.mark(db, this.id);
@@ -82,7 +83,7 @@ export class Transaction<Db = never> {
   /** Insert the marker row, after `begin`, by a database whose statements run at once. */
   markSync(db: Db): void {
     if (this.isEmpty) return;
-    const markers = this.#markers() as Partial<SyncMarkerStore<Db>>;
+    const markers = this.#markers() as Markers & Partial<SyncMarkerStore<Db>>;
     if (!markers.markSync) throw new EscrowMQError("these markers have no markSync");
     if (!this.#mayExist) throw new EscrowMQError("await tx.begin() before tx.markSync()");
     this.#mark = "failed";
@@ -126,16 +127,21 @@ export class Transaction<Db = never> {
     }
   }
 
-  #markers(): MarkerStore<Db> {
+  #markers(): Markers {
     if (!this.options.markers) throw new EscrowMQError("give the transaction its markers");
     return this.options.markers;
   }
 }
 
+/** A transaction whose local one is awaited. */
+export type MarkedTransaction<Db = never> = Omit<Transaction<Db>, "markSync">;
+/** A transaction whose local one does not wait for anything. */
+export type SyncTransaction<Db> = Omit<Transaction<Db>, "mark">;
+
 export async function runTransaction<Db, Result>(
   client: EscrowMQ,
   producerGroup: string,
-  options: TransactionOptions<Db>,
+  options: TransactionOptions,
   work: (tx: Transaction<Db>) => Promise<Result>,
 ): Promise<Result> {
   const tx = new Transaction<Db>(client, producerGroup, options, options.id ?? newId());

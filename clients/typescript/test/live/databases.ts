@@ -16,6 +16,8 @@ export interface Database {
   /** Do two transactions wait for each other, instead of one that fails? */
   waits: boolean;
   transaction(work: (db: any) => Promise<void>): Promise<void>;
+  /** Do the work without a transaction. */
+  alone(work: (db: any) => Promise<void>): Promise<void>;
   /** The outcome in the row of a transaction. */
   row(id: string): Promise<unknown>;
   /** Make a row of this age. */
@@ -34,7 +36,10 @@ export const databases: Record<string, () => Promise<Database>> = {
     const path = process.env["SQLITE_PATH"] ?? "";
     const work = new sqlite.Database(path);
     const own = new sqlite.Database(path);
-    const markers = sqliteMarkers(asDriver(own), { table });
+    const sync = sqliteMarkers(asDriver(own), { table });
+    // For the tests of all databases, whose transactions are awaited.
+    const mark = async (db: SqliteDatabase, id: string): Promise<void> => sync.markSync(db, id);
+    const markers = { ...sync, mark };
     await markers.create();
     return {
       markers,
@@ -49,6 +54,7 @@ export const databases: Record<string, () => Promise<Database>> = {
           throw error;
         }
       },
+      alone: (run) => run(asDriver(work)),
       row: async (id) => own.get(`${SELECT} ?`, [id])?.["outcome"],
       insert: async (id, at) => void own.run(`${INSERT} (?, 'commit', ?)`, [id, at]),
       async close() {
@@ -76,6 +82,10 @@ export const databases: Record<string, () => Promise<Database>> = {
         } finally {
           db.release();
         }
+      },
+      async alone(run) {
+        const db = await pool.connect();
+        await run(db).finally(() => db.release());
       },
       row: async (id) => (await pool.query(`${SELECT} $1`, [id])).rows[0]?.outcome,
       insert: async (id, at) => void (await pool.query(`${INSERT} ($1, 'commit', $2)`, [id, at])),
@@ -105,6 +115,10 @@ export const databases: Record<string, () => Promise<Database>> = {
         } finally {
           db.release();
         }
+      },
+      async alone(run) {
+        const db = await pool.getConnection();
+        await run(db).finally(() => db.release());
       },
       row: async (id) => ((await pool.query(`${SELECT} ?`, [id]))[0] as any)[0]?.outcome,
       insert: async (id, at) => void (await pool.query(`${INSERT} (?, 'commit', ?)`, [id, at])),

@@ -2,7 +2,13 @@ import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
-import { CHECK_HORIZON_MS, CommitPending, Fenced } from "../../src/index.js";
+import {
+  CHECK_HORIZON_MS,
+  CommitPending,
+  Fenced,
+  MarkerCommitsAlone,
+  type SyncMarkerStore,
+} from "../../src/index.js";
 import { available, type Database, databases, table } from "./databases.js";
 import {
   answerChecks,
@@ -52,6 +58,19 @@ for (const name of available) {
     });
 
     await assert.rejects(work, /out of stock/);
+    assert.equal(await stateOf(id), "rolled_back");
+    assert.equal(await database.row(id), "rollback");
+  });
+
+  test(`${name}: a marker without a local transaction is refused`, async () => {
+    const [id, topic] = [unique("order"), await newTopic()];
+
+    const work = client.transaction("shop", { id, markers: database.markers }, async (tx) => {
+      tx.add(topic, { json: 1 });
+      await database.alone((db) => tx.mark(db));
+    });
+
+    await assert.rejects(work, MarkerCommitsAlone);
     assert.equal(await stateOf(id), "rolled_back");
     assert.equal(await database.row(id), "rollback");
   });
@@ -209,7 +228,8 @@ test("sqlite: a transaction that does not wait is marked at once, after the begi
   assert.ok(database);
   const [id, topic] = [unique("order"), await newTopic()];
 
-  await client.transaction("shop", { id, markers: database.markers }, async (tx) => {
+  const markers = database.markers as unknown as SyncMarkerStore<any>;
+  await client.transaction("shop", { id, markers }, async (tx) => {
     tx.add(topic, { json: 1 });
     await tx.begin();
     await database.transaction(async (db) => tx.markSync(db));

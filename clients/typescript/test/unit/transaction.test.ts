@@ -8,6 +8,7 @@ import {
   NotMarked,
   type Outcome,
   ProblemError,
+  type SyncMarkerStore,
 } from "../../src/index.js";
 import { type Answers, fakeService, refused } from "./support.js";
 
@@ -402,4 +403,22 @@ test("a message cannot be added after the begin", async () => {
   });
 
   await assert.rejects(work, /add all messages before begin/);
+});
+
+test("markers whose statements run at once have markSync only", async () => {
+  const { client, markers } = world();
+  const sync: SyncMarkerStore<Map<string, Outcome>> = {
+    markSync: (db, id) => void db.set(id, "commit"),
+    outcome: markers.outcome,
+    create: markers.create,
+    prune: markers.prune,
+  };
+
+  const work = client.transaction("shop", { id: "order-1", markers: sync }, async (tx) => {
+    tx.add("orders", { json: 1 });
+    // @ts-expect-error: it does not exist
+    await tx.mark(markers.rows);
+  });
+
+  await assert.rejects(work, /markSync only/);
 });
