@@ -116,7 +116,7 @@ async function call(
   if (ONCE.has(path) || init.body instanceof ReadableStream) limits.totalMs = 0;
   const patience = timeoutMs + waitMs(init);
   const { clock } = connection;
-  return retrying(() => once(clock, request, method, path, init, patience), {
+  return retrying(() => once(connection, request, method, path, init, patience), {
     retry: limits,
     clock,
     signal: init.signal,
@@ -124,7 +124,7 @@ async function call(
 }
 
 async function once(
-  clock: Clock,
+  { clock, url }: Connection,
   request: LooseRequest,
   method: Verb,
   path: string,
@@ -142,7 +142,8 @@ async function once(
   } catch (error) {
     if (init.signal?.aborted) throw init.signal.reason;
     const cause = controller.signal.aborted ? controller.signal.reason : error;
-    throw new Unreachable(`no response from ${method.toUpperCase()} ${path}`, { cause });
+    const what = `no response from ${method.toUpperCase()} ${path} at ${new URL(url).host}`;
+    throw new Unreachable(`${what}: ${rootOf(cause)}`, { cause });
   } finally {
     done.abort();
     release();
@@ -155,6 +156,15 @@ async function once(
   }
   if (response.status === 207) throw new RefusedEntries(data);
   return data;
+}
+
+/** What the first of the causes says: `fetch` itself says only that it failed. */
+function rootOf(error: unknown): string {
+  let root = error;
+  while (root instanceof Error && root.cause !== undefined) root = root.cause;
+  if (!(root instanceof Error)) return String(root);
+  const { code } = root as { code?: unknown }; // all that an AggregateError of addresses has
+  return root.message || String(code ?? root.name);
 }
 
 /** The same call with what makes it repeatable: a key for all tries, or the id of a receive. */

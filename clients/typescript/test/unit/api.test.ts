@@ -193,4 +193,16 @@ test("the key goes along as a bearer token", async () => {
 
 test("a client needs an address that is one", () => {
   assert.throws(() => new EscrowMQ({ url: "not an address" }), /Invalid URL/);
+  assert.throws(() => new EscrowMQ({ url: "localhost:8080" }), /needs http/);
+});
+
+test("a call that gets no answer says where it went, and what failed first", async () => {
+  const refusal = Object.assign(new Error(""), { code: "ECONNREFUSED" });
+  const failed = new TypeError("fetch failed", { cause: refusal });
+  const { client } = fakeService(() => failed, { retry: { totalMs: 0 } });
+
+  await assert.rejects(client.commit("order-1"), {
+    message:
+      "no response from POST /v1/transactions/{transaction_id}/commit at service.test: ECONNREFUSED",
+  });
 });
