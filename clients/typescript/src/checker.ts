@@ -108,7 +108,7 @@ const DECISIONS: ReadonlySet<unknown> = new Set(["commit", "rollback", "unknown"
  * A handler of the checks that the service posts to `check_url`. It reads the raw body, at most
  * 64 KiB, verifies the signature, and answers 200 with a decision only; 401, 400 or 413 to anything
  * that is not a check, and 500 where `secrets` or `answer` throws, which the service does not count
- * as an answer. Throws if a secret in a list is malformed; the promises of the handler never reject.
+ * as an answer. Throws if a secret in a list is malformed; promises of the handler never reject.
  */
 export function checkHandler(
   secrets: Secrets,

@@ -33,7 +33,8 @@ export class EscrowMQ {
     const url = options.url ?? process.env["ESCROWMQ_URL"];
     if (url === undefined) throw new TypeError("give url, or set ESCROWMQ_URL");
     const { protocol } = new URL(url); // throws where it is not one
-    if (!/^https?:$/.test(protocol)) throw new TypeError(`url needs http:// or https://, not ${protocol}`);
+    if (!/^https?:$/.test(protocol))
+      throw new TypeError(`url needs http:// or https://, not ${protocol}`);
     this.clock = options.clock ?? systemClock;
     this.api = newApi({
       url,

@@ -201,8 +201,8 @@ test("a call that gets no answer says where it went, and what failed first", asy
   const failed = new TypeError("fetch failed", { cause: refusal });
   const { client } = fakeService(() => failed, { retry: { totalMs: 0 } });
 
-  await assert.rejects(client.commit("order-1"), {
-    message:
-      "no response from POST /v1/transactions/{transaction_id}/commit at service.test: ECONNREFUSED",
-  });
+  await assert.rejects(
+    client.commit("order-1"),
+    /^Unreachable: no response from POST \/v1\S+commit at service.test: ECONNREFUSED$/,
+  );
 });
