@@ -214,7 +214,7 @@ class _Scope:
             elif action is Action.COMMIT:
                 yield from self._send_commit()
             elif action is Action.SETTLE:
-                yield from self._settle(event)
+                yield from self._settle(event, error)
         except Exception as failure:
             if error is None:
                 raise
@@ -247,7 +247,8 @@ class _Scope:
                 raise
             raise (yield from self._taken(error)) from error
         if self.begun.state not in _UNDECIDED:
-            raise FencedError(self.transaction_id)
+            is_committed = self.begun.state == "committed"
+            raise FencedError(self.transaction_id, "commit" if is_committed else "rollback")
         self._state = State.BEGUN
 
     def _taken(self, error: ProblemError) -> _Steps[EscrowMQError]:
@@ -269,8 +270,11 @@ class _Scope:
             )
         )
 
-    def _settle(self, event: Event) -> _Steps[None]:
-        if (yield from self._outcome()) == "commit":
+    def _settle(self, event: Event, error: BaseException | None) -> _Steps[None]:
+        outcome = yield from self._outcome()
+        if isinstance(error, FencedError):
+            error.outcome = outcome
+        if outcome == "commit":
             yield from self._send_commit()
             return
         yield from self._send_rollback(None)

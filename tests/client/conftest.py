@@ -2,6 +2,7 @@
 meets another's.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -45,3 +46,14 @@ def topic(client) -> str:
 def group(client, topic) -> str:
     """A new group that reads the topic; its name."""
     return client.put_group(f"group-of-{topic}", topics=[topic]).group
+
+
+@pytest.fixture
+def not_captured() -> Iterator[None]:
+    """Switch the client's log off: pytest-xdist cannot report one that has a lone surrogate."""
+    logs = [logging.getLogger(name) for name in ("escrowmq_client", "escrowmq_client.checker")]
+    for log in logs:
+        log.disabled = True
+    yield
+    for log in logs:
+        log.disabled = False

@@ -518,6 +518,7 @@ def raise_awkward(number: int) -> None:
         raise AWKWARD[number]
 
 
+@pytest.mark.usefixtures("not_captured")
 def test_no_text_of_an_error_ends_the_worker_or_keeps_another_message(client, topic, group):
     client.put_group(group, topics=[topic], backoff_ms=[600_000])
     send(client, topic, len(AWKWARD) + 2)
@@ -535,6 +536,7 @@ def test_no_text_of_an_error_ends_the_worker_or_keeps_another_message(client, to
     assert reasons == {given_none, "x" * 500, "two lines", "no text at all"}
 
 
+@pytest.mark.usefixtures("not_captured")
 async def test_no_text_of_an_error_ends_a_worker_of_tasks(client, server, topic, group):
     client.put_group(group, topics=[topic], backoff_ms=[600_000])
     send(client, topic, len(AWKWARD) + 2)

@@ -45,15 +45,18 @@ _PRUNED_AT_ONCE = 1_000
 class FencedError(EscrowMQError):
     """The transaction has a marker already: a check has given it up, or it is committed.
 
-    Roll the local transaction back. The work may be tried again under another id.
+    Roll the local transaction back. `outcome`, when the block of the transaction has ended:
+    "rollback" (the work may be tried again, under another id), "commit" (the work was done before,
+    by a call with this id; do not repeat it), or None (the database could not tell).
     """
 
-    def __init__(self, transaction_id: str) -> None:
+    def __init__(self, transaction_id: str, outcome: Outcome | None = None) -> None:
         super().__init__(
             f"{transaction_id} has a marker already, so it was given up by a check or is "
-            "committed: roll the local transaction back, and use another id"
+            "committed: roll the local transaction back"
         )
         self.transaction_id = transaction_id
+        self.outcome = outcome
 
 
 class MarkerCommitsAlone(EscrowMQError):

@@ -116,6 +116,7 @@ class NoText(Exception):
         (ValueError("\U0001f600" * 2_000), "ValueError: " + "\U0001f600" * 988),
     ],
 )
+@pytest.mark.usefixtures("not_captured")
 def test_any_text_of_an_error_becomes_evidence_that_the_service_takes(
     service, client, style, topic, group, error, evidence
 ):

@@ -128,13 +128,14 @@ def test_a_producer_that_was_fenced_does_no_work_and_may_use_another_id(
     style.markers.outcome(transaction_id)  # a check was first
 
     with (
-        pytest.raises(FencedError),
+        pytest.raises(FencedError) as fenced,
         client.transaction("shop", id=transaction_id, markers=style.markers) as tx,
     ):
         tx.add(topic, json=1)
         with style.local() as db:
             tx.mark(db)
 
+    assert fenced.value.outcome == "rollback"
     assert state(service, transaction_id) == "rolled_back"
     with client.transaction("shop", id=new_id(), markers=style.markers) as tx:
         tx.add(topic, json=1)
@@ -480,11 +481,11 @@ def test_a_program_that_starts_again_behind_its_local_commit_publishes_once(
     with pytest.raises(CommitPending):
         place(client, style, topic, transaction_id)
 
-    with pytest.raises(FencedError):
-        place(client, style, topic, transaction_id)
-    assert state(service, transaction_id) == "committed"
-    with pytest.raises(FencedError):
-        place(client, style, topic, transaction_id)
+    for _ in ("the marker says so", "the service says so"):
+        with pytest.raises(FencedError) as fenced:
+            place(client, style, topic, transaction_id)
+        assert fenced.value.outcome == "commit"
+        assert state(service, transaction_id) == "committed"
 
     assert texts(service, topic) == ["1"]
 
