@@ -1,4 +1,4 @@
-"""What an audit is asked, and what it answers. Plain values."""
+"""Scope and result of an audit, as plain values."""
 
 from dataclasses import dataclass
 from datetime import datetime

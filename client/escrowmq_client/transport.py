@@ -1,4 +1,4 @@
-"""What both clients share: settings of a connection, requests and answers as HTTP has them."""
+"""Connection settings, requests and answers over HTTP, for both clients."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What becomes of a message: the outcome of its handler, and how a handler asks for one."""
+"""Outcomes of a handler: acknowledge, retry later or dead-letter its message."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What workers log, how they are named, and which failures pass."""
+"""Log lines of workers, their names, and the failures after which they go on."""
 
 import logging
 import os
