@@ -116,8 +116,7 @@ class Campaign:
     def _jump(self) -> None:
         self._jumps_left -= 1
         self.jumps += 1
-        self._look_at_clock()
-        self._server.move(next(self._jumps_ms))
+        self._note_shown(self._server.move(next(self._jumps_ms)))
         self._furthest_ms = max(self._furthest_ms, self._server.moved_ms)
 
     async def _send(self) -> None:
@@ -135,9 +134,8 @@ class Campaign:
         )
         self._wanted.add(payload)
 
-    def _look_at_clock(self) -> None:
-        """Before it is set, and when something was given."""
-        now_ms = self._server.wall_ms()
+    def _note_shown(self, now_ms: int) -> None:
+        """Note what the clock showed when it was set, and when something was given."""
         for payload, waiting in self._delayed.items():
             if payload not in self._given:
                 waiting.shown_ms = max(waiting.shown_ms, now_ms)
@@ -146,8 +144,7 @@ class Campaign:
         """The log's times are ahead of the clock now: what is asked for must not wait until it has
         caught up with them.
         """
-        self._look_at_clock()
-        self._server.move(-self._server.moved_ms)
+        self._note_shown(self._server.move(-self._server.moved_ms))
         delayed = {await self._send_delayed(delay_ms) for delay_ms in RIGHT_DELAYS_MS}
         undecided = {await self._transact(leaves=True) for _ in RIGHT_DELAYS_MS}
         with suppress(TimeoutError):
@@ -207,7 +204,7 @@ class Campaign:
             messages = (
                 await self._ask("POST", f"{GROUP}/receive", {"max_messages": 16, "wait_ms": 200})
             )["messages"]
-            self._look_at_clock()
+            self._note_shown(self._server.wall_ms())
             for message in messages:
                 payload = message["payload"]
                 self._expect(

@@ -37,11 +37,16 @@ class MovedClockServer(Server):
     def command(self) -> list[str]:
         return [sys.executable, "-m", __name__, *super().command[1:]]
 
-    def move(self, by_ms: int) -> None:
-        """Ahead, or back. The process sees it with its next look at the clock."""
+    def move(self, by_ms: int) -> int:
+        """Move the clock ahead, or back. The process sees it with its next look at the clock.
+
+        Returns the latest that the clock can have shown before.
+        """
+        before_ms = self.moved_ms
         self.moved_ms += by_ms
         with self._place.open("r+b") as file:
             file.write(_MOVED.pack(self.moved_ms * 1_000_000))
+        return time.time_ns() // 1_000_000 + before_ms
 
     def wall_ms(self) -> int:
         """What the service's clock says."""
