@@ -242,6 +242,19 @@ class TransactionMachine(ModelMachine):
         assert call.answer is not None
         self._look([txn])
 
+    @rule(policy=policies, decision=decisions, after_ms=st.sampled_from([0, 1, 5]))
+    def begin_and_decide(self, policy: CheckbackPolicy, decision: TxnEvent, after_ms: int) -> None:
+        """What most producers do: begin with one message, and decide soon."""
+        txn = self._new(1, policy, POLLED, keyed=False)
+
+        async def both() -> Call:
+            await self._begin(txn)
+            await asyncio.sleep(after_ms / 1000)
+            return await self._decide(txn, decision, Resolver.PRODUCER)
+
+        assert self.call(both()).answer is not None
+        self._look([txn])
+
     @rule(at=which)
     @precondition(lambda self: self.txns)
     def resume(self, at: int) -> None:
