@@ -46,6 +46,15 @@ def test_every_link_inside_the_repository_points_to_something(path):
             assert heading in headings(target.read_text("utf-8")), link
 
 
+def test_no_two_decisions_have_one_number_and_each_says_its_own():
+    decisions = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    numbers = [path.name[:4] for path in decisions]
+
+    assert numbers == [f"{number:04}" for number in range(1, len(numbers) + 1)]
+    for path in decisions:
+        assert path.read_text("utf-8").startswith(f"# {path.name[:4]}: ")
+
+
 @each_document
 def test_no_line_is_wider_than_a_hundred_unless_it_is_a_row_of_a_table(path):
     lines = path.read_text("utf-8").splitlines()
