@@ -69,7 +69,7 @@ async def openapi_3_0(request: Request) -> Response:
 async def docs(request: Request) -> HTMLResponse:
     """Every operation, to look at and to try."""
     page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url="/docs/openapi.json",
         title=f"{request.app.title} API",
         swagger_js_url="/docs/assets/swagger-ui-bundle.js",
         swagger_css_url="/docs/assets/swagger-ui.css",
@@ -77,6 +77,12 @@ async def docs(request: Request) -> HTMLResponse:
     )
     page.headers.update(_NOT_FRAMED)
     return page
+
+
+@router.get("/docs/openapi.json")
+async def openapi_of_page(request: Request) -> Response:
+    """The OpenAPI document of the page: what is tried there goes to the service that serves it."""
+    return _json(200, request.app.openapi() | {"servers": [{"url": "/"}]})
 
 
 @router.get("/problems")

@@ -220,3 +220,27 @@ def test_in_chromium_the_services_own_pages_work_and_none_can_be_framed(server, 
     )
     assert undecided in page.run('return await (await fetch("/v1/topics?page_size=1000")).text()')
     assert page.run(framed) is True
+
+
+TRY_FIRST_OPERATION = """
+const find = async (selector) => {
+  for (;;) {
+    const found = document.querySelector(selector);
+    if (found) return found;
+    await new Promise((done) => requestAnimationFrame(done));
+  }
+};
+(await find("#operations-topics-listTopics button.opblock-summary-control")).click();
+(await find("#operations-topics-listTopics button.try-out__btn")).click();
+(await find("#operations-topics-listTopics button.execute")).click();
+return (await find("#operations-topics-listTopics .live-responses-table tr.response"))
+  .textContent;
+"""
+
+
+def test_in_chromium_an_operation_that_is_tried_on_the_page_reaches_this_service(
+    server, browser, undecided
+):
+    page = browser.open(f"{server.url}/docs")
+
+    assert undecided in page.run(TRY_FIRST_OPERATION)

@@ -111,7 +111,16 @@ def test_the_page_of_operations_needs_nothing_from_another_machine(api):
     for place in found:
         answer = api.get(place)
         assert (answer.status_code, bool(answer.content)) == (200, True), place
-    assert "/openapi.json" in page.text
+    assert "/docs/openapi.json" in page.text
+
+
+def test_what_is_tried_on_the_page_of_operations_goes_to_the_service_that_serves_it(api):
+    document = api.get("/docs/openapi.json").json()
+
+    assert document.pop("servers") == [{"url": "/"}]
+    published = api.get("/openapi.json").json()
+    del published["servers"]
+    assert document == published
 
 
 def test_a_problem_leads_to_the_page_that_explains_it(api):

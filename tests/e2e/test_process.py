@@ -26,6 +26,7 @@ PROBES = (
     "/openapi.json",
     "/openapi-3.0.json",
     "/docs",
+    "/docs/openapi.json",
     "/docs/assets/swagger-ui.css",
     "/problems",
 )
