@@ -4,6 +4,7 @@ that was generated or that names where a package was fetched from.
 
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,18 @@ def test_the_code_of_clients_has_no_private_words_and_no_wide_lines(suffix):
         assert [line for line in lines if len(line) > WIDTH and "go:generate" not in line] == [], (
             path
         )
+
+
+def test_every_client_has_the_license_and_the_version_of_the_service():
+    service = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    package = json.loads((ROOT / "clients" / "typescript" / "package.json").read_text("utf-8"))
+    pom = (ROOT / "clients" / "java" / "pom.xml").read_text("utf-8")
+    license_text = (ROOT / "LICENSE").read_text("utf-8")
+
+    assert package["version"] == service
+    assert f"<artifactId>client</artifactId>\n  <version>{service}</version>" in pom
+    for folder in (ROOT / "clients").iterdir():
+        assert (folder / "LICENSE").read_text("utf-8") == license_text, folder
 
 
 def test_no_generated_source_is_committed():

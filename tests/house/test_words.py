@@ -32,6 +32,7 @@ def test_the_contract_has_no_private_words(name):
 
 def test_the_documents_have_hardly_any_private_words():
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages += [*sorted((ROOT / "clients").glob("*/README.md")), ROOT / "client" / "README.md"]
 
     found = [word for page in pages for word in private_words(page)]
 
