@@ -52,8 +52,8 @@ PULL_RESULT = open_set(
 TRACE_EVENT_KIND = open_set(
     "TraceEventKind",
     (
-        "born", "stored", "queued", "indexed", "leased", "extended", "acked", "nacked", "expired",
-        "dead_lettered", "discarded", "skipped", "damaged", "redriven", "reset",
+        "born", "stored", "queued", "indexed", "leased", "extended", "acked", "nacked", "released",
+        "expired", "dead_lettered", "discarded", "skipped", "damaged", "redriven", "reset",
     ),
     "What happened to a message.",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from storage.message import StoredMessage
 
 # last events of a group behind which the message does not wait in the retry queue
 _FINAL = frozenset({"acked", "dead_lettered", "discarded", "skipped", "damaged"})
-_RETRIED = frozenset({"nacked", "redriven"})
+_RETRIED = frozenset({"nacked", "released", "redriven"})
 _LEASED = (State.LEASED, State.ACKING, State.MOVING)
 
 

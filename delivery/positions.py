@@ -247,7 +247,7 @@ class Positions:
         known = leases.find(retries.queue)
         again = for_their_key = 0
         if known is not None:
-            again = sum(slot.attempt > 0 for slot in known.slots.in_states((State.OPEN,), 0))
+            again = sum(slot.was_delivered for slot in known.slots.in_states((State.OPEN,), 0))
             for_their_key = known.slots.counts[State.OPEN] - known.ready
         # Those that lie in the retry topic unmet are ready; of which queues they are is known once
         # they are read.

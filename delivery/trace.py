@@ -23,6 +23,7 @@ ACTS = {
     events.Extended: "extended",
     events.Expired: "expired",
     events.Returned: "nacked",
+    events.Released: "released",
     events.Retried: "nacked",
     events.DeadLettered: "dead_lettered",
     events.Discarded: "discarded",
@@ -34,7 +35,9 @@ ACTS = {
 
 
 Places = dict[QueueId, set[int]]
-_WITH_REASONS = events.Returned | events.Retried | events.DeadLettered | events.Discarded
+_WITH_REASONS = (
+    events.Returned | events.Released | events.Retried | events.DeadLettered | events.Discarded
+)
 
 
 class LeaseTraceEvent(NamedTuple):
@@ -133,7 +136,7 @@ def _runs_about(event: AnyLeaseEvent, places: Places) -> Iterator[_AnyRun | None
     )
     if isinstance(event, with_runs | events.Skipped):
         yield from _overlaps(event.runs, places)
-    elif isinstance(event, events.Returned | events.Extended | events.Damaged):
+    elif isinstance(event, events.Returned | events.Released | events.Extended | events.Damaged):
         for one in event.messages:
             if one.offset in places.get(one.queue_id, ()):
                 yield None
@@ -159,4 +162,7 @@ def _happened(event: AnyLeaseEvent, at_ms: int, places: Places) -> LeaseTraceEve
         attempt = next(
             run.attempt for run in _runs_about(event, places) if isinstance(run, events.LeasedRun)
         )
-    return LeaseTraceEvent(at_ms, ACTS[type(event)], event.group, attempt, worker, reason)
+    act = ACTS[type(event)]
+    if isinstance(event, events.Retried) and event.unprocessed:
+        act = ACTS[events.Released]
+    return LeaseTraceEvent(at_ms, act, event.group, attempt, worker, reason)

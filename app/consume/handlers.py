@@ -144,7 +144,7 @@ async def nack(services: Services, _: Call, group: str, given: NackInput) -> Rep
     """Reject messages.
 
     They are delivered again after the backoff, or become dead letters if this was their last
-    attempt.
+    attempt. With `unprocessed` the attempt does not count.
     """
     rules = services.consumer_groups.get(group).rules
     refused = [
@@ -152,6 +152,7 @@ async def nack(services: Services, _: Call, group: str, given: NackInput) -> Rep
             one.receipt_handle,
             None if one.delay_ms is UNSET else one.delay_ms,
             _check_text(one.reason, f"/entries/{index}/reason"),
+            one.unprocessed,
         )
         for index, one in enumerate(given.entries)
     ]

@@ -83,7 +83,13 @@ class ReceivedMessage(Message, kw_only=True, gc=False):
     retry.
     """
 
-    attempt: Annotated[Int32, Meta(description="Number of deliveries so far, from 1.")]
+    attempt: Annotated[
+        Int32,
+        Meta(
+            description="Number of deliveries so far, from 1, without those that were given back "
+            "unprocessed."
+        ),
+    ]
     receipt_handle: Annotated[
         str, Meta(description="Settles the message; valid only for this lease.")
     ]
@@ -126,12 +132,20 @@ class NackEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
             Meta(
                 ge=0,
                 le=MAX_DELAY_MS,
-                description="Delay before the next delivery. Default: the backoff of the group.",
+                description="Delay before the next delivery. Default: the backoff of the group; 0 "
+                "if unprocessed.",
             ),
         ]
         | UnsetType
     ) = UNSET
     reason: Reason | UnsetType = UNSET
+    unprocessed: Annotated[
+        bool,
+        Meta(
+            description="True if the message was not processed: the attempt does not count, and "
+            "the message does not become a dead letter."
+        ),
+    ] = False
 
 
 class NackInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

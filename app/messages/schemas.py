@@ -342,8 +342,8 @@ class TraceEvent(msgspec.Struct, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="For nacked, dead_lettered and discarded: the reason that the consumer "
-                "gave."
+                description="For nacked, released, dead_lettered and discarded: the reason that "
+                "the consumer gave."
             ),
         ]
         | UnsetType

@@ -7,10 +7,10 @@ of the first send, so equal ids mean that this service stored a message twice. W
 what came out of a transaction, is judged elsewhere (`delays.py`, the verdicts).
 
 The leases of each group record the deliveries. At least once is what is promised, so a message that
-comes again is no fault: its lease ended, its consumer refused it, or the group was reset, or a dead
-letter was sent again. It is a fault where it had been settled, or another lease held it; and where
-the group had passed over the message by its own rules, which it does with none that it was ever
-given. What is pulled leaves no trace in the log, and is not judged.
+comes again is no fault: its lease ended, its consumer refused it or gave it back unprocessed, or
+the group was reset, or a dead letter was sent again. It is a fault where it had been settled, or
+another lease held it; and where the group had passed over the message by its own rules, which it
+does with none that it was ever given. What is pulled leaves no trace in the log, and is not judged.
 """
 
 from typing import Any
@@ -24,7 +24,12 @@ from audit.checks.check_context import CheckContext, Found
 from audit.checks.leases import MESSAGE, SETTLED
 
 _NAMED = 100  # ids that are looked up in the log, one by one
-_CAUSES = {"expired": "lease_ended", "leased": "lease_ended", "returned": "refused"}
+_CAUSES = {
+    "expired": "lease_ended",
+    "leased": "lease_ended",
+    "returned": "refused",
+    "released": "given_back",
+}
 
 
 def check(context: CheckContext) -> Found:

@@ -18,7 +18,7 @@ _EVENT = """
 """
 # name messages by runs
 RUNS = ("leased", "acked", "expired", "retried", "dead_lettered", "discarded")
-SINGLE = ("returned", "extended", "damaged")  # one by one
+SINGLE = ("returned", "released", "extended", "damaged")  # one by one
 # here nothing of the message is left for the group
 SETTLED = ("acked", "retried", "dead_lettered", "discarded", "damaged")
 # `skipped` names runs, too, but is no step of a message: a run may be millions long, and what the

@@ -10,34 +10,33 @@ from types import TracebackType
 
 import msgspec
 
-from delivery.leases import retry_message
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import Leased, LeasedRun, Scan
 from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import OPEN
 from delivery.leases.queue import QueueLeases
+from delivery.leases.queue_slots import Slot
 from storage.errors import StorageFull
 from storage.formats.stored_record import Found, StoredRecord, body_bytes_of, message_of
 from storage.message import StoredMessage
 
 
 class ClaimedMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message that is leased to the consumer that receives it."""
+    """A message that is leased to the consumer that receives it.
+
+    `attempt_before`, `lease_before`: of its last delivery from this queue; 0 if there was none.
+    """
 
     queue: QueueLeases
     offset: int
     attempt: int
     found: Found
+    attempt_before: int = 0
+    lease_before: int = 0
 
     @property
     def message(self) -> StoredMessage:
         return message_of(self.found)
-
-    @property
-    def attempt_before(self) -> int:
-        """Deliveries before this claim; 0 if the message was never delivered from this queue."""
-        is_new = self.queue.is_retry and retry_message.attempts_of(self.message) == self.attempt - 1
-        return 0 if is_new else self.attempt - 1
 
 
 class Claim:
@@ -92,8 +91,10 @@ class Claim:
             self._undone()
 
     @property
-    def places(self) -> Iterator[tuple[QueueLeases, int, int]]:
-        return ((one.queue, one.offset, one.attempt_before) for one in self.messages)
+    def places(self) -> Iterator[tuple[QueueLeases, int, int, int]]:
+        return (
+            (one.queue, one.offset, one.attempt_before, one.lease_before) for one in self.messages
+        )
 
     @property
     def is_full(self) -> bool:
@@ -108,11 +109,24 @@ class Claim:
             return False
         return True
 
-    def add(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
+    def add(
+        self,
+        queue: QueueLeases,
+        offset: int,
+        attempt: int,
+        message: StoredMessage,
+        before: Slot | None = None,
+    ) -> None:
+        """Lease a message. `before`: its slot; None if it has none."""
         self.leases.lease(
             queue, offset, 1, attempt=attempt, lease=self.lease, deadline_ms=self.deadline_ms
         )
-        self._note(queue, offset, attempt, message)
+        attempt_before, lease_before = (before.attempt, before.lease) if before else (0, 0)
+        self.messages.append(
+            ClaimedMessage(queue, offset, attempt, message, attempt_before, lease_before)
+        )
+        self.left -= 1
+        self.left_bytes -= len(message.body)
 
     def add_run(self, queue: QueueLeases, first: int, records: list[StoredRecord]) -> None:
         """Lease neighbours that are delivered for the first time."""
@@ -140,11 +154,6 @@ class Claim:
             worker=worker,
             attempt_id=attempt_id if self.messages else None,
         )
-
-    def _note(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
-        self.messages.append(ClaimedMessage(queue, offset, attempt, message))
-        self.left -= 1
-        self.left_bytes -= len(message.body)
 
 
 def scans_of(leases: GroupLeases) -> tuple[list[Scan], list[LeasedRun]]:

@@ -27,7 +27,8 @@ log = structlog.get_logger()
 class Unreadable(NamedTuple):
     """A message whose record is damaged.
 
-    `attempt`: deliveries so far; `lease`: that holds it, 0 for none.
+    `attempt`: deliveries so far that count; `lease`: that holds it, 0 for none; `is_new`: it was
+    never delivered from this queue.
     """
 
     queue: QueueLeases
@@ -35,6 +36,7 @@ class Unreadable(NamedTuple):
     attempt: int
     lease: int
     damage: CorruptRecord
+    is_new: bool
 
     @property
     def reason(self) -> str:
@@ -122,7 +124,7 @@ def _arrived(leases: GroupLeases, found: Sequence[Unreadable]) -> dict[str, int]
     arrived: dict[str, int] = {}
     for one in found:
         queue = next((queue for queue, count in left.items() if count > 0), None)
-        if one.queue.is_retry and not one.attempt and queue is not None:
+        if one.queue.is_retry and one.is_new and queue is not None:
             left[queue] -= 1
             arrived[queue] = arrived.get(queue, 0) + 1
     return arrived

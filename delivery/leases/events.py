@@ -90,6 +90,12 @@ class ReturnedMessage(_Row, frozen=True):
     delay_ms: int
 
 
+class ReleasedMessage(ReturnedMessage, frozen=True):
+    """`attempt`: deliveries before the one that does not count."""
+
+    attempt: int
+
+
 class ExtendedMessage(_Row, frozen=True):
     offset: int
     lease: int
@@ -147,16 +153,25 @@ class Returned(LeaseEvent, frozen=True, tag="returned"):
     reasons: list[GivenReason] = []
 
 
+class Released(LeaseEvent, frozen=True, tag="released"):
+    """Given back by their consumer unprocessed; they wait where they are, for the same attempt."""
+
+    messages: list[ReleasedMessage]
+    reasons: list[GivenReason] = []
+
+
 class Retried(LeaseEvent, frozen=True, tag="retried"):
     """Rejected by their consumer; in the same append their copies were delayed for the retry topic.
 
     `waiting`: how many, by queue ("orders/2"); `generation`: of the group, as their copies have it.
+    `unprocessed`: their copies have the attempt from before the delivery.
     """
 
     runs: list[Run]
     waiting: dict[str, int]
     generation: int | None = None
     reasons: list[GivenReason] = []
+    unprocessed: bool = False
 
 
 class DeadLettered(LeaseEvent, frozen=True, tag="dead_lettered"):
@@ -273,8 +288,8 @@ class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
 
 
 AnyLeaseEvent = (
-    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Skipped
-    | Damaged | Reset | Deleted | TopicDeleted | Redriven | Purged | TaskBegun | TaskEnded
+    Leased | Acked | Extended | Expired | Returned | Released | Retried | DeadLettered | Discarded
+    | Skipped | Damaged | Reset | Deleted | TopicDeleted | Redriven | Purged | TaskBegun | TaskEnded
 )  # fmt: skip
 
 _decoder: msgspec.json.Decoder[AnyLeaseEvent] = msgspec.json.Decoder(AnyLeaseEvent)

@@ -60,14 +60,14 @@ class Ended(NamedTuple):
 class UnloggedLeases(Protocol):
     """A receive whose leases are not in the log yet; `arrived` as in the event.
 
-    A place: queue, offset, attempt before.
+    A place: queue, offset, attempt before, lease before.
     """
 
     lease: int
     arrived: dict[str, int]
 
     @property
-    def places(self) -> Iterator[tuple[QueueLeases, int, int]]: ...
+    def places(self) -> Iterator[tuple[QueueLeases, int, int, int]]: ...
 
 
 class GroupLeases:
@@ -160,9 +160,9 @@ class GroupLeases:
 
     def undo(self, claim: UnloggedLeases) -> None:
         """Undo leases whose event is not in the log."""
-        for queue, offset, attempt in claim.places:
+        for queue, offset, attempt, lease in claim.places:
             if queue.slots.is_leased(offset, claim.lease, -1):
-                queue.take_back(offset, attempt)
+                queue.take_back(offset, attempt=attempt, lease=lease)
         self.retries.note_waiting(claim.arrived)
 
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
@@ -182,6 +182,15 @@ class GroupLeases:
         """A message that is held is handed out again, where it lies, at that moment."""
         queue.slots.move(offset, Event.WAIT)
         self._look_at(queue, offset, deadline_ms)
+
+    def release_later(
+        self, queue: QueueLeases, offset: int, deadline_ms: int, *, attempt: int, lease: int
+    ) -> None:
+        """As `wait`; the delivery under this lease does not count: `attempt` is the one before."""
+        queue.slots.put(
+            offset, 1, Event.WAIT, attempt=attempt, lease=lease, deadline_ms=deadline_ms
+        )
+        self.wheel.add(deadline_ms, queue.index, offset, 1)
 
     def has_due(self, now_ms: int) -> bool:
         """Is there a lease or a wait whose time may be up?"""

@@ -104,9 +104,12 @@ class QueueLeases:
         self.slots.move(offset, Event.REOPEN)
         self._note_open(offset)
 
-    def take_back(self, offset: int, attempt: int) -> None:
-        """Undo a lease whose response was never sent: it is open again, at this attempt."""
-        self.slots.put(offset, 1, Event.REOPEN, attempt=attempt)
+    def take_back(self, offset: int, *, attempt: int, lease: int) -> None:
+        """Undo a delivery that does not count: the message is open again, at this attempt.
+
+        `lease`: the last one under which it was delivered; 0 if it never was.
+        """
+        self.slots.put(offset, 1, Event.REOPEN, attempt=attempt, lease=lease)
         self._note_open(offset)
 
     def settle_claimed(self, offset: int) -> None:
@@ -137,7 +140,7 @@ class QueueLeases:
         skipped = max(0, end - max(first, cursor))
         for offset in range(first, min(end, cursor)):
             slot = self.slots.get(offset)
-            if slot.state == State.OPEN and not slot.attempt:
+            if slot.state == State.OPEN and not slot.was_delivered:
                 self.settle(offset, 1)
                 skipped += 1
         if end > cursor:

@@ -42,6 +42,19 @@ class Slot(NamedTuple):
     lease: int
     deadline_ms: int
 
+    @property
+    def was_delivered(self) -> bool:
+        """Was the message delivered from this queue? `attempt` is 0 if that did not count."""
+        return self.attempt > 0 or self.lease > 0
+
+
+class Unlogged(NamedTuple):
+    """The lease of a message in memory alone, and the attempt and the lease before it."""
+
+    lease: int
+    attempt_before: int
+    lease_before: int
+
 
 class _Chunk:
     __slots__ = ("attempts", "deadlines", "leases", "states", "unsettled")
@@ -318,29 +331,30 @@ class QueueSlots:
     # ----------------------------------------------------------------------------------------------
     # snapshots
 
-    def dump(self, unlogged: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> "SlotsDump":
-        """`unlogged`: (lease, attempt before) by offset, of messages leased in memory alone: the
-        dump has them open.
-        """
+    def dump(self, unlogged: Mapping[int, Unlogged] = MappingProxyType({})) -> "SlotsDump":
+        """`unlogged`: by offset, of messages leased in memory alone; the dump has them open."""
         states = {
             number: bytearray(chunk.states)
             for number, chunk in self._chunks.items()
             if chunk.unsettled
         }
         attempts = {number: self._chunks[number].attempts for number in states}
+        leases = {number: self._chunks[number].leases for number in states}
         for number in {offset >> _BITS for offset in unlogged} & states.keys():
             attempts[number] = array("H", attempts[number])
-        for offset, (lease, attempt) in unlogged.items():
+            leases[number] = array("Q", leases[number])
+        for offset, one in unlogged.items():
             number, at = offset >> _BITS, offset & _MASK
-            if self.is_leased(offset, lease, -1):
+            if self.is_leased(offset, one.lease, -1):
                 states[number][at] = AFTER[Event.REOPEN][LEASED]
-                attempts[number][at] = attempt
+                attempts[number][at] = one.attempt_before
+                leases[number][at] = one.lease_before
         chunks = [
             (
                 number,
                 bytes(states[number]),
                 attempts[number].tobytes(),
-                self._chunks[number].leases.tobytes(),
+                leases[number].tobytes(),
                 self._chunks[number].deadlines.tobytes(),
             )
             for number in states

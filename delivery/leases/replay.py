@@ -61,6 +61,8 @@ def _apply_to_group(leases: GroupLeases, event: AnyLeaseEvent, now: ClockReading
         _apply_expired(leases, event.runs)
     elif isinstance(event, events.Returned):
         _apply_returned(leases, event.messages, now)
+    elif isinstance(event, events.Released):
+        _apply_released(leases, event.messages, now)
     elif isinstance(event, events.Extended):
         _apply_extended(leases, event.messages, now)
     elif isinstance(event, events.Reset):
@@ -198,6 +200,20 @@ def _apply_returned(
             queue.reopen(message.offset)
         else:
             leases.wait(queue, message.offset, now.monotonic(message.due_ms, message.delay_ms))
+
+
+def _apply_released(
+    leases: GroupLeases, messages: Sequence[events.ReleasedMessage], now: ClockReading
+) -> None:
+    for message in messages:
+        queue, offset, lease = leases.find(message.queue_id), message.offset, message.lease
+        if queue is None or not queue.slots.is_held_by(offset, lease):
+            continue
+        if message.due_ms <= now.wall_ms:
+            queue.take_back(offset, attempt=message.attempt, lease=lease)
+        else:
+            deadline_ms = now.monotonic(message.due_ms, message.delay_ms)
+            leases.release_later(queue, offset, deadline_ms, attempt=message.attempt, lease=lease)
 
 
 def _apply_extended(

@@ -6,7 +6,7 @@ from delivery.leases.attempts import Attempt
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.group import GroupLeases, LeaseTable
 from delivery.leases.message_states import State
-from delivery.leases.queue_slots import QueueSlots, SlotsDump
+from delivery.leases.queue_slots import QueueSlots, SlotsDump, Unlogged
 from delivery.leases.retries import Retries
 from delivery.leases.tasks import Task
 from storage.message import QueueId
@@ -66,12 +66,13 @@ def dump_group(leases: GroupLeases) -> GroupDump:
     """
     retries = leases.retries
     waiting = dict(retries.waiting)
-    unlogged: dict[int, dict[int, tuple[int, int]]] = {}
+    unlogged: dict[int, dict[int, Unlogged]] = {}
     for one in leases.unlogged.values():
         for queue, count in one.arrived.items():
             waiting[queue] = waiting.get(queue, 0) + count
-        for queue_leases, offset, attempt in one.places:
-            unlogged.setdefault(queue_leases.index, {})[offset] = one.lease, attempt
+        for queue_leases, offset, attempt, lease in one.places:
+            of_queue = unlogged.setdefault(queue_leases.index, {})
+            of_queue[offset] = Unlogged(one.lease, attempt, lease)
     return GroupDump(
         group=leases.group,
         generation=retries.generation,

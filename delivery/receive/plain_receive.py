@@ -61,8 +61,8 @@ class Grant:
         plan.leases.unlogged[self.lease] = self
 
     @property
-    def places(self) -> Iterator[tuple[QueueLeases, int, int]]:
-        return ((self._queue, offset, 0) for offset in self._offsets)
+    def places(self) -> Iterator[tuple[QueueLeases, int, int, int]]:
+        return ((self._queue, offset, 0, 0) for offset in self._offsets)
 
     def mark_logged(self) -> None:
         """The log has it, or there is nothing to tell."""

@@ -121,18 +121,19 @@ class MessageSelector:
                 if slot.state != State.OPEN:
                     pass  # it was settled meanwhile
                 elif isinstance(message, CorruptRecord):
-                    unreadable.append(Unreadable(queue, offset, slot.attempt, 0, message))
+                    is_new = not slot.was_delivered
+                    unreadable.append(Unreadable(queue, offset, slot.attempt, 0, message, is_new))
                     continue
                 elif message is None or not self._is_to_come(
-                    claim.leases, queue, rules, message, slot.attempt
+                    claim.leases, queue, rules, message, slot.was_delivered
                 ):
-                    if message is not None and not slot.attempt:
+                    if message is not None and not slot.was_delivered:
                         # a retry that came back, though it is not delivered
                         self._first_attempt(claim, queue, message)
                     queue.settle_claimed(offset)
                 elif (
                     may_skip
-                    and not slot.attempt
+                    and not slot.was_delivered
                     and (why := why_skipped(rules, message, end=end, now_ms=now_ms))
                 ):
                     skipped.append((offset, why))
@@ -144,8 +145,12 @@ class MessageSelector:
                 elif not claim.fits(message):
                     continue
                 else:
-                    attempt = slot.attempt or self._first_attempt(claim, queue, message) - 1
-                    claim.add(queue, offset, attempt + 1, message)
+                    attempt = (
+                        slot.attempt + 1
+                        if slot.was_delivered
+                        else self._first_attempt(claim, queue, message)
+                    )
+                    claim.add(queue, offset, attempt, message, slot)
                     claim.keys.add((queue.index, message.ordering_key or ""))
                 del left[offset]
             await self._skipper.skip(claim.leases, queue, skipped)
@@ -183,7 +188,7 @@ class MessageSelector:
             except CorruptRecord:
                 damages = await self._reader.damage_from(queue.queue, slots.cursor, bounds.end)
                 found = [
-                    Unreadable(queue, offset, 0, 0, damage)
+                    Unreadable(queue, offset, 0, 0, damage, is_new=True)
                     for offset, damage in enumerate(damages, slots.cursor)
                 ]
                 if not await self._keep(claim, rules, found):
@@ -281,14 +286,14 @@ class MessageSelector:
         queue: QueueLeases,
         rules: GroupRules,
         message: StoredMessage,
-        attempt: int,
+        was_delivered: bool,
     ) -> bool:
         """A filter is asked once: what was handed out before comes again, whatever the group's
         rules are now.
         """
         if self._cancelled_requests.is_cancelled_request(message):
             return False
-        return attempt > 0 or self._is_wanted(leases, queue, rules, message)
+        return was_delivered or self._is_wanted(leases, queue, rules, message)
 
     def _is_wanted(
         self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage

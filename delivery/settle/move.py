@@ -18,6 +18,8 @@ from delivery.leases.events import (
     DeadLettered,
     Discarded,
     GivenReason,
+    Released,
+    ReleasedMessage,
     Retried,
     Returned,
     ReturnedMessage,
@@ -42,8 +44,8 @@ log = structlog.get_logger()
 
 
 class Move(NamedTuple):
-    """The move of a message that is in state MOVING; `deadline_ms`: when its lease would have
-    ended; `is_given`: the reason is the consumer's own.
+    """The move of a message that is in state MOVING; `attempt`: deliveries that count;
+    `deadline_ms`: when its lease would have ended; `is_given`: the reason is the consumer's own.
     """
 
     queue: QueueLeases
@@ -56,6 +58,7 @@ class Move(NamedTuple):
     reason: str | None
     entry: int  # of the request
     is_given: bool = False
+    is_unprocessed: bool = False  # the last delivery does not count
 
 
 _Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
@@ -160,14 +163,20 @@ class Mover:
     def _returned(self, group: str, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
         """The events for messages that stay in their queue."""
         now_ms = self._clock.wall_ms()
-        returned = [
-            ReturnedMessage(
-                *one.queue.queue, one.offset, one.lease, now_ms + one.delay_ms, one.delay_ms
+        returned = [one for one, _ in piece if not one.is_unprocessed]
+        released = [one for one, _ in piece if one.is_unprocessed]
+        events: list[AnyLeaseEvent] = []
+        if returned:
+            messages = [ReturnedMessage(*_wait_of(one, now_ms)) for one in returned]
+            events.append(
+                Returned(group=group, messages=messages, reasons=_given_reasons(returned))
             )
-            for one, _ in piece
-        ]
-        reasons = _given_reasons([one for one, _ in piece])
-        return [], [Returned(group=group, messages=returned, reasons=reasons)]
+        if released:
+            given_back = [ReleasedMessage(*_wait_of(one, now_ms), one.attempt) for one in released]
+            events.append(
+                Released(group=group, messages=given_back, reasons=_given_reasons(released))
+            )
+        return [], events
 
     def _moved(
         self, leases: GroupLeases, rules: GroupRules, piece: _Piece
@@ -178,18 +187,19 @@ class Mover:
         now_ms = self._clock.wall_ms()
         group = leases.group
         copies: list[Message] = []
-        settled: dict[NackOutcome, list[Move]] = {}
-        waiting: dict[str, int] = {}
+        settled: dict[tuple[NackOutcome, bool], list[Move]] = {}
+        waiting: dict[bool, dict[str, int]] = {False: {}, True: {}}  # by `is_unprocessed`
         for one, message in piece:
             if isinstance(message, CorruptRecord):
                 continue
             kind = NackOutcome.DISCARD if message is None else one.nack_outcome
-            settled.setdefault(kind, []).append(one)
+            settled.setdefault((kind, one.is_unprocessed), []).append(one)
             if message is None:
                 continue
             if kind is NackOutcome.AGAIN:
                 origin = str(retry_message.origin_of(message).queue)
-                waiting[origin] = waiting.get(origin, 0) + 1
+                counts = waiting[one.is_unprocessed]
+                counts[origin] = counts.get(origin, 0) + 1
                 copy = retry_message.retry_copy(
                     message, group, attempts=one.attempt, generation=leases.retries.generation
                 )
@@ -203,16 +213,17 @@ class Mover:
                     )
                 )
         events: list[AnyLeaseEvent] = []
-        for kind, moves in settled.items():
+        for (kind, unprocessed), moves in settled.items():
             runs, reasons = _runs_of(moves), _given_reasons(moves)
             if kind is NackOutcome.AGAIN:
                 events.append(
                     Retried(
                         group=group,
                         runs=runs,
-                        waiting=waiting,
+                        waiting=waiting[unprocessed],
                         generation=leases.retries.generation,
                         reasons=reasons,
+                        unprocessed=unprocessed,
                     )
                 )
             else:
@@ -226,6 +237,12 @@ class Mover:
             copies += stubs
             events.append(event)
         return copies, events
+
+
+def _wait_of(one: Move, now_ms: int) -> tuple[str, int, int, int, int, int]:
+    """The fields of `ReturnedMessage`."""
+    topic, number = one.queue.queue
+    return topic, number, one.offset, one.lease, now_ms + one.delay_ms, one.delay_ms
 
 
 def _runs_of(moves: Iterable[Move]) -> list[Run]:
@@ -243,7 +260,7 @@ def _given_reasons(moves: Iterable[Move]) -> list[GivenReason]:
 
 def _unreadable(piece: _Piece) -> list[Unreadable]:
     return [
-        Unreadable(one.queue, one.offset, one.attempt, one.lease, message)
+        Unreadable(one.queue, one.offset, one.attempt, one.lease, message, is_new=False)
         for one, message in piece
         if isinstance(message, CorruptRecord)
     ]

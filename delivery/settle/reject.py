@@ -17,11 +17,12 @@ from storage.errors import MessagingError
 
 
 class Rejection(NamedTuple):
-    """`delay_ms`: None for the group's own wait."""
+    """`delay_ms`: None for the group's own wait; `unprocessed`: the attempt does not count."""
 
     handle: str
     delay_ms: int | None = None
     reason: str | None = None
+    unprocessed: bool = False
 
 
 class Rejecter:
@@ -36,13 +37,19 @@ class Rejecter:
         self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
         """Hand the messages out again, after a wait; or give them up, where that was their last
-        attempt.
+        attempt. Those that were not processed come again for the same attempt, at once unless a
+        delay is given.
 
         Why each entry was refused; None where it was accepted.
         """
 
         def move(entry: int, one: Rejection, queue: QueueLeases, offset: int, lease: int) -> Move:
             slot = queue.slots.get(offset)
+            if one.unprocessed:
+                return Move(
+                    queue, offset, slot.attempt - 1, lease, slot.deadline_ms, NackOutcome.AGAIN,
+                    one.delay_ms or 0, one.reason, entry, is_given=True, is_unprocessed=True,
+                )  # fmt: skip
             delay_ms = backoff_ms(rules, slot.attempt) if one.delay_ms is None else one.delay_ms
             reason = one.reason or "refused by its consumer"
             kind = nack_outcome(rules, slot.attempt)

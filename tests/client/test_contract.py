@@ -73,7 +73,7 @@ OF_ITS_OWN = {
     "sendMessageRaw": {"content_type", "properties"},
     "sendMessageStream": {"format"},
     "pullMessages": {"raw"},
-    "nackMessages": {"delay_ms", "reason"},
+    "nackMessages": {"delay_ms", "reason", "unprocessed"},
     "extendLeases": {"lease_ms"},
     "deadLetterMessages": {"reason"},
 }

@@ -272,6 +272,62 @@ def test_a_message_that_is_refused_too_often_is_a_dead_letter_and_can_be_redrive
     assert ok(api.get(f"/v1/messages/{message_id}"))["topic"] == topic
 
 
+def test_a_message_given_back_unprocessed_on_its_last_attempt_is_no_dead_letter(api, topic):
+    group = Group(api, topic, max_attempts=1)
+    (message_id,) = group.send("a")
+
+    for _ in range(5):
+        (one,) = group.receive()
+        assert (one["message_id"], one["attempt"]) == (message_id, 1)
+        (result,) = group.settle("nack", one, unprocessed=True, reason="the worker stops")
+        assert result["status"] == 200
+    (one,) = group.receive()
+    assert one["attempt"] == 1
+    group.settle("ack", one)
+
+    assert group.receive() == []
+    assert ok(api.get(f"{group.path}/dead-letters"))["items"] == []
+    trace = ok(api.get(f"/v1/messages/{message_id}/trace"))["items"]
+    of_group = [event for event in trace if event.get("group") == group.name]
+    assert [event["event"] for event in of_group] == ["leased", "released"] * 5 + [
+        "leased",
+        "acked",
+    ]
+    assert {event["reason"] for event in of_group if event["event"] == "released"} == {
+        "the worker stops"
+    }
+
+
+def test_a_message_given_back_with_a_delay_comes_after_it_for_the_same_attempt(api, topic):
+    group = Group(api, topic, max_attempts=2, backoff_ms=[600_000])
+    group.send("a")
+    group.settle("nack", *group.receive(), delay_ms=0)
+    (one,) = group.receive()
+
+    group.settle("nack", one, unprocessed=True, delay_ms=300)
+
+    assert group.receive() == []
+    (again,) = group.receive(wait_ms=LONG_MS)
+    assert (again["attempt"], again["message_id"]) == (2, one["message_id"])
+
+
+def test_an_attempt_that_was_given_back_does_not_count_after_a_kill_either(own):
+    server, api = own
+    group = Group(api, "orders", max_attempts=1)
+    group.send("a", "b")
+    group.settle("nack", *group.receive(), unprocessed=True)
+    server.kill()
+    server.start()
+
+    with server.client() as again:
+        group.api = again
+        received = group.receive()
+        assert [one["attempt"] for one in received] == [1, 1]
+        group.settle("nack", *received, unprocessed=False)
+        assert group.receive() == []
+        assert len(ok(again.get(f"{group.path}/dead-letters"))["items"]) == 2
+
+
 def test_a_reset_to_where_the_group_is_says_what_it_ends_and_what_comes_again(api, topic, group):
     group.send("a", "b", "c")
     _, second, third = group.receive(lease_ms=60_000)

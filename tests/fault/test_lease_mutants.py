@@ -15,7 +15,7 @@ from delivery.leases.key_order import KeyOrder
 from delivery.leases.message_states import State
 from delivery.leases.queue_slots import QueueSlots
 from delivery.receive.select import MessageSelector
-from storage.message import Durability, Message
+from storage.message import Durability, Message, StoredMessage
 from tests.property.test_lease_model import LeaseMachine
 from tests.support.model import first_failure
 
@@ -101,6 +101,34 @@ def test_an_attempt_that_a_kill_forgets_is_found(monkeypatch):
 
 def test_a_count_of_attempts_that_a_retry_begins_anew_is_found(monkeypatch):
     monkeypatch.setattr(retry_message, "attempts_of", lambda message: 0)
+
+    assert model_finds()
+
+
+def test_a_release_that_counts_as_an_attempt_is_found(monkeypatch):
+    apply = replay.apply
+
+    def counting(table: LeaseTable, event: events.AnyLeaseEvent, now: ClockReading) -> None:
+        if isinstance(event, events.Released):
+            returned = [
+                events.ReturnedMessage(*one.queue_id, one.offset, one.lease, one.due_ms, 0)
+                for one in event.messages
+            ]
+            event = events.Returned(group=event.group, messages=returned)
+        apply(table, event, now)
+
+    monkeypatch.setattr(replay, "apply", counting)
+
+    assert model_finds()
+
+
+def test_a_delayed_release_whose_copy_counts_it_is_found(monkeypatch):
+    retry_copy = retry_message.retry_copy
+
+    def counting(message: StoredMessage, group: str, *, attempts: int, **how: int) -> Message:
+        return retry_copy(message, group, attempts=max(1, attempts), **how)
+
+    monkeypatch.setattr(retry_message, "retry_copy", counting)
 
     assert model_finds()
 

@@ -1,5 +1,5 @@
-"""Any sequence of sends, receives, acks, refusals, lapses, resets, damage, kills and power cuts
-keeps what a plain model says.
+"""Any sequence of sends, receives, acks, refusals, releases, lapses, resets, damage, kills and power
+cuts keeps what a plain model says.
 
 What is asked of every step: a message is with one consumer at a time; what was acknowledged never
 comes again, nor what was withdrawn; what was not comes again until it is; no count of attempts goes
@@ -166,6 +166,17 @@ class LeaseMachine(ModelMachine):
             if not item.is_done:
                 item.held_until_ms = self.now_ms + max(0, wait_ms - 10)
 
+    @rule(at=indexes, count=st.integers(1, 3), delay_ms=st.sampled_from([None, 0, 50, 1_500]))
+    def release(self, at: int, count: int, delay_ms: int | None) -> None:
+        """Given back unprocessed, messages come again for the same attempt, their last one too."""
+        held = self._held(at, count)
+        given = [self._handle(item) for item in held]
+        assert self.call(self.house.release(*given, delay_ms=delay_ms)) == [True] * len(held)
+        for item in held:
+            item.attempts -= 1
+            self._lapse(item, self.now_ms + max(0, (delay_ms or 0) - 10))
+            item.may_be_put_off |= bool(delay_ms) and not self.rules.ordered
+
     @rule(at=indexes)
     def give_up(self, at: int) -> None:
         for item in self._held(at, 1):
@@ -322,7 +333,7 @@ class LeaseMachine(ModelMachine):
                 item.held_until_ms = 0
 
     @rule(
-        verb=st.sampled_from(["receive", "ack", "nack", "give_up"]),
+        verb=st.sampled_from(["receive", "ack", "nack", "release", "give_up"]),
         at=indexes,
         after_ms=st.integers(0, 8),
     )
@@ -333,6 +344,7 @@ class LeaseMachine(ModelMachine):
             "receive": lambda: self.house.receive(2),
             "ack": lambda: self.house.ack(*given),
             "nack": lambda: self.house.nack(*given, delay_ms=100),
+            "release": lambda: self.house.release(*given, delay_ms=100),
             "give_up": lambda: self.house.give_up(*given),
         }
         self.call_for(after_ms, calls[verb]())
@@ -343,8 +355,11 @@ class LeaseMachine(ModelMachine):
                 item.may_be_dead |= item.attempts + item.more_attempts >= self.rules.max_attempts
             elif verb != "receive":
                 item.may_be_done |= verb == "ack"
-                item.may_be_put_off |= verb == "nack" and not self.rules.ordered
+                item.may_be_put_off |= verb in ("nack", "release") and not self.rules.ordered
                 item.may_be_dead |= verb == "give_up" or item.attempts >= self.rules.max_attempts
+                if verb == "release":  # it counts unless the log has the release
+                    item.attempts -= 1
+                    item.more_attempts += 1
                 self._forget(item)
 
     # ----------------------------------------------------------------------------------------------
@@ -380,7 +395,11 @@ class LeaseMachine(ModelMachine):
             mine = [item for item in self.items.values() if item.queue == queue]
             for item in mine[:position]:
                 is_accounted_for = (
-                    item.is_done or item.may_be_done or item.is_cancelled_request or item.is_damaged
+                    item.is_done
+                    or item.may_be_done
+                    or item.may_be_put_off
+                    or item.is_cancelled_request
+                    or item.is_damaged
                 )
                 assert is_accounted_for or item.attempts + item.more_attempts > 0, (
                     f"{item.name} was passed over"

@@ -143,14 +143,23 @@ class House:
         return await self.delivery.ack(GROUP, [one.handle for one in given])
 
     async def nack(
-        self, *given: LeasedMessage, delay_ms: int | None = None, reason: str | None = None
+        self,
+        *given: LeasedMessage,
+        delay_ms: int | None = None,
+        reason: str | None = None,
+        unprocessed: bool = False,
     ) -> list[bool]:
         """Which were accepted."""
         assert self.rules is not None
-        errors = await self.delivery.nack(
-            GROUP, self.rules, [Rejection(one.handle, delay_ms, reason) for one in given]
-        )
+        refused = [Rejection(one.handle, delay_ms, reason, unprocessed) for one in given]
+        errors = await self.delivery.nack(GROUP, self.rules, refused)
         return [error is None for error in errors]
+
+    async def release(
+        self, *given: LeasedMessage, delay_ms: int | None = None, reason: str | None = None
+    ) -> list[bool]:
+        """Give back messages unprocessed. Which were accepted."""
+        return await self.nack(*given, delay_ms=delay_ms, reason=reason, unprocessed=True)
 
     async def give_up(self, *given: LeasedMessage, reason: str | None = None) -> list[bool]:
         assert self.rules is not None

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 
 from delivery.leases import events, retry_message
-from delivery.leases.events import AnyLeaseEvent, LeasedRun, ReturnedMessage, Run
+from delivery.leases.events import AnyLeaseEvent, LeasedRun, ReleasedMessage, ReturnedMessage, Run
 from scheduler import marks, scheduled_message
 from storage.formats import delay_progress, index_file, names, properties, queue_entry
 from storage.formats import record as records
@@ -200,6 +200,9 @@ def _leases(story: Story) -> None:
     lease = story.lease(second, attempt=2)
     returned = ReturnedMessage(*second.queue, second.queue_offset, lease, story.log.now_ms, 0)
     story.tell(events.Returned(group=GROUP, messages=[returned]))
+    lease = story.lease(second, attempt=3)
+    released = ReleasedMessage(*second.queue, second.queue_offset, lease, story.log.now_ms, 0, 2)
+    story.tell(events.Released(group=GROUP, messages=[released]))
     story.ack(second, story.lease(second, attempt=3))
     back = _retried(story, third, 1)
     story.ack(back, story.lease(back, attempt=2))

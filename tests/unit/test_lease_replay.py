@@ -51,13 +51,19 @@ async def step(house: House, chance: Random, held: list[LeasedMessage], number: 
             attempt_id = chance.choice([None, f"attempt {number}"])
             held += await house.receive(chance.choice([1, 3, 100]), attempt_id=attempt_id)
         case "settle" if one is not None:
-            match chance.choice(["ack", "nack", "nack at once", "extend", "give up"]):
+            match chance.choice(
+                ["ack", "nack", "nack at once", "release", "release later", "extend", "give up"]
+            ):
                 case "ack":
                     await house.ack(one)
                 case "nack":
                     await house.nack(one)
                 case "nack at once":
                     await house.nack(one, delay_ms=0)
+                case "release":
+                    await house.release(one)
+                case "release later":
+                    await house.release(one, delay_ms=chance.choice([100, 1_500]))
                 case "extend":
                     await house.extend(one, chance.choice([100, 9_000]))
                 case "give up":

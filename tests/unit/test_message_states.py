@@ -85,6 +85,24 @@ def test_of_neighbours_one_that_refuses_an_event_keeps_the_others_as_they_were(e
     ]
 
 
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", [Event.REOPEN, Event.WAIT])
+def test_a_message_that_is_given_back_has_the_attempt_from_before_its_delivery(state, event):
+    """As a lease and an undo, a release writes the attempt with the state, in one step."""
+    slots = slots_in(state)
+    before = list(slots)
+
+    if (state, event) in TRANSITIONS:
+        slots.put(FIRST, 1, event, attempt=0, lease=LEASE, deadline_ms=9)
+
+        assert list(slots) == [(FIRST, TRANSITIONS[state, event], 0, LEASE, 9)]
+        assert slots.get(FIRST).was_delivered
+    else:
+        with pytest.raises(AssertionError, match=f"{event.name} of a message that is {state.name}"):
+            slots.put(FIRST, 1, event, attempt=0, lease=LEASE, deadline_ms=9)
+        assert list(slots) == before
+
+
 def test_settled_is_final():
     assert {event for state, event in TRANSITIONS if state is State.SETTLED} == {Event.SETTLE}
     assert TRANSITIONS[State.SETTLED, Event.SETTLE] is State.SETTLED

@@ -59,6 +59,17 @@ async def test_a_status_follows_a_message_from_its_queue_to_its_end(house):
     assert await status(house) == "acked"
 
 
+@with_house(given=rules(max_attempts=1))
+async def test_a_message_that_was_given_back_unprocessed_is_ready_or_waits(house):
+    await house.send("a")
+    await house.release(*await house.receive())
+    assert await status(house) == "ready"
+    await house.release(*await house.receive(), delay_ms=100)
+    assert await status(house) == "waiting"
+    await house.pass_time(200)
+    assert await status(house) == "ready"
+
+
 @with_house(given=rules(subscriptions=(NEXT,)))
 async def test_a_message_that_a_filter_excludes_is_filtered_before_and_after_the_group_met_it(
     house,

@@ -89,6 +89,26 @@ async def test_a_trace_has_the_reasons_that_consumers_gave_and_no_others(house):
     ]
 
 
+@with_house(given=rules(max_attempts=1))
+async def test_a_trace_shows_each_time_a_message_was_given_back_unprocessed(house):
+    await house.send("traced")
+    await house.release(*await house.receive(), reason="the worker was stopped")
+    await house.release(*await house.receive(), delay_ms=100)
+    await house.pass_time(200)
+    await house.ack(*await house.receive())
+
+    found = (await traced(house, "traced")).happened
+
+    assert [(one.event, one.attempt, one.reason) for one in found] == [
+        ("leased", 1, None),
+        ("released", None, "the worker was stopped"),
+        ("leased", 1, None),
+        ("released", None, None),
+        ("leased", 1, None),
+        ("acked", None, None),
+    ]
+
+
 @with_house(given=rules(max_attempts=1, dead_letter=False))
 async def test_a_trace_has_the_reason_of_a_message_that_was_discarded(house):
     await house.send("a", "b")

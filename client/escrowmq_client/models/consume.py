@@ -14,7 +14,7 @@ class ReceivedMessage(Message, frozen=True, kw_only=True):
     """
 
     attempt: int
-    """Number of deliveries so far, from 1."""
+    """Number of deliveries so far, from 1, without those that were given back unprocessed."""
     receipt_handle: str
     """Settles the message; valid only for this lease."""
     lease_expires_at: datetime
@@ -45,9 +45,11 @@ class NackEntry(Input, frozen=True):
     receipt_handle: str
     """The receipt handle that was delivered with the message."""
     delay_ms: int | None = None
-    """Delay before the next delivery. Default: the backoff of the group."""
+    """Delay before the next delivery. Default: the backoff of the group; 0 if unprocessed."""
     reason: str | None = None
     """A reason for people to read; stored with the message."""
+    unprocessed: bool = False
+    """True if the message was not processed: the attempt does not count."""
 
 
 class ExtendEntry(Input, frozen=True):

@@ -155,8 +155,8 @@ class TraceEvent(Output, frozen=True, kw_only=True):
 
     at: datetime | None = None
     event: str
-    """born, stored, queued, indexed, leased, extended, acked, nacked, expired, dead_lettered,
-    discarded, skipped, damaged, redriven or reset.
+    """born, stored, queued, indexed, leased, extended, acked, nacked, released, expired,
+    dead_lettered, discarded, skipped, damaged, redriven or reset.
     """
     log_offset: int | None = None
     queue_id: int | None = None
@@ -167,7 +167,7 @@ class TraceEvent(Output, frozen=True, kw_only=True):
     worker: str | None = None
     """For a lease: the worker, if it gave a name."""
     reason: str | None = None
-    """For nacked, dead_lettered and discarded: the reason that the consumer gave."""
+    """For nacked, released, dead_lettered and discarded: the reason that the consumer gave."""
 
 
 class GroupStatus(Output, frozen=True, kw_only=True):

@@ -79,11 +79,14 @@ def nack_messages(
     *,
     delay_ms: int | None = None,
     reason: str | None = None,
+    unprocessed: bool = False,
 ) -> Call[SettleResults]:
     """Reject messages: they come again after `delay_ms`, or the group's backoff.
 
-    After its last attempt a message becomes a dead letter. `delay_ms` and `reason` hold for each
-    entry that is not a NackEntry with its own.
+    After its last attempt a message becomes a dead letter. With `unprocessed` the attempt does not
+    count: messages that you received and did not begin come again, at once or after `delay_ms`, and
+    do not become dead letters. `delay_ms`, `reason` and `unprocessed` hold for each entry that is
+    not a NackEntry with its own.
 
     Raises Refused if the lease of a message had ended (LeaseLost); the others are rejected.
     """
@@ -92,7 +95,9 @@ def nack_messages(
         "/v1/groups/{group}/nack",
         group,
         [
-            entry if isinstance(entry, NackEntry) else NackEntry(handle_of(entry), delay_ms, reason)
+            entry
+            if isinstance(entry, NackEntry)
+            else NackEntry(handle_of(entry), delay_ms, reason, unprocessed)
             for entry in entries
         ],
     )
