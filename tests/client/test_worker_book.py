@@ -1,5 +1,6 @@
 """What a worker starts, extends, settles and gives back, with a clock that the test sets."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from math import inf
 
@@ -7,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from escrowmq_client.models.consume import ReceivedMessage, ReceivedMessages, SettleResult
+from escrowmq_client.call import Call
+from escrowmq_client.models.consume import (
+    ReceivedMessage,
+    ReceivedMessages,
+    SettleResult,
+    SettleResults,
+)
 from escrowmq_client.models.problem import Problem
 from escrowmq_client.worker.book import Book, Lease, WorkerOptions, message_of, settle_calls
 from escrowmq_client.worker.outcomes import Ack, Bury, DeadLetter, Nack, RetryLater, outcome_of
@@ -52,6 +59,11 @@ def received(*names: str, key: str | None = None) -> ReceivedMessages:
 
 def names(leases: list[Lease]) -> list[str]:
     return [lease.message.message_id for lease in leases]
+
+
+def unprocessed_of(call: Call[SettleResults]) -> list[bool]:
+    """Of each entry of a nack."""
+    return [entry.get("unprocessed", False) for entry in json.loads(call.body)["entries"]]
 
 
 def accepted(leases: list[Lease]) -> list[SettleResult]:
@@ -272,6 +284,7 @@ def test_a_stop_gives_back_what_has_not_begun_and_lets_the_rest_finish():
     ((call, leases),) = settle_calls("billing", held.to_settle(1_000))
     assert (call.operation, names(leases)) == ("nackMessages", ["b"])
     assert b'"delay_ms":0' in call.body
+    assert unprocessed_of(call) == [True]
     held.settled(leases, accepted(leases))
     assert held.to_extend(10_000) == [first]
     held.finish(first, Ack(), 11_000)
@@ -290,6 +303,7 @@ def test_what_does_not_finish_in_time_is_given_back():
 
     ((call, _),) = settle_calls("billing", held.to_settle(26_001))
     assert call.operation == "nackMessages"
+    assert unprocessed_of(call) == [False], "its handler ran: the attempt counts"
 
 
 def test_what_is_received_after_the_stop_is_given_back():
@@ -298,7 +312,9 @@ def test_what_is_received_after_the_stop_is_given_back():
     held.receive(received("a"), 10)
 
     assert held.start() == []
-    assert names(held.to_settle(10)) == ["a"]
+    ((call, leases),) = settle_calls("billing", held.to_settle(10))
+    assert names(leases) == ["a"]
+    assert unprocessed_of(call) == [True]
 
 
 def test_an_ordered_group_handles_one_message_of_a_key_at_a_time():
@@ -326,6 +342,7 @@ def test_a_later_message_of_a_key_does_not_overtake_a_rejected_one():
     assert held.start() == []
     ((call, leases),) = settle_calls("billing", held.to_settle(5))
     assert (call.operation, names(leases)) == ("nackMessages", ["a1", "a2", "a3"])
+    assert unprocessed_of(call) == [False, True, True]
 
 
 def test_a_later_message_of_a_key_does_not_overtake_a_lost_one():

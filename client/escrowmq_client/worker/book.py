@@ -27,7 +27,8 @@ from escrowmq_client.worker.outcomes import Ack, Bury, Nack, Outcome
 
 MOST_ENTRIES = 1_000  # of one request
 _STOPPED = Nack(0, "the worker was stopped")
-_AFTER_ANOTHER = Nack(0, "an earlier message of its key was not acknowledged")
+_NOT_BEGUN = Nack(0, "the worker was stopped", unprocessed=True)
+_AFTER_ANOTHER = Nack(0, "an earlier message of its key was not acknowledged", unprocessed=True)
 _SETTLE_AGAIN_MS = 1_000
 
 
@@ -147,7 +148,7 @@ class Book:
             self._held[lease.handle] = lease
             self.stats.received += 1
             if self.is_stopping:
-                self._finish(lease, _STOPPED, now_ms)
+                self._finish(lease, _NOT_BEGUN, now_ms)
 
     def start(self) -> list[Lease]:
         """Return the messages to handle now: of each key of an ordered group one at a time."""
@@ -244,7 +245,7 @@ class Book:
         """Give back what no handler has begun; what runs may finish."""
         self.is_stopping = True
         for lease in self._in(State.WAITING):
-            self._finish(lease, _STOPPED, now_ms)
+            self._finish(lease, _NOT_BEGUN, now_ms)
 
     def give_up(self, now_ms: float) -> list[Lease]:
         """Give back what still runs; return it."""
@@ -344,7 +345,10 @@ def settle_calls(
     if acks:
         calls.append((consume.ack_messages(group, [lease.handle for lease in acks]), acks))
     if nacks:
-        entries = [NackEntry(lease.handle, how.delay_ms, how.reason) for lease, how in nacks]
+        entries = [
+            NackEntry(lease.handle, how.delay_ms, how.reason, how.unprocessed)
+            for lease, how in nacks
+        ]
         calls.append((consume.nack_messages(group, entries), [lease for lease, _ in nacks]))
     if burials:
         letters = [DeadLetterEntry(lease.handle, how.reason) for lease, how in burials]

@@ -43,10 +43,14 @@ class Ack:
 
 @dataclass(frozen=True)
 class Nack:
-    """The message is to come again, after `delay_ms` or the group's backoff."""
+    """The message is to come again, after `delay_ms` or the group's backoff.
+
+    `unprocessed`: no handler has begun it, so the attempt does not count.
+    """
 
     delay_ms: int | None
     reason: str | None
+    unprocessed: bool = False
 
 
 @dataclass(frozen=True)

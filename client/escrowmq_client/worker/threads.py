@@ -66,9 +66,10 @@ class Worker:
     than can start at once. In an ordered group one message of each ordering key is handled at a
     time.
 
-    SIGTERM and SIGINT, or `stop()`, end it: a receive that waits is ended, handlers have
-    `shutdown_ms` to finish while their leases are extended, and the rest is given back, which
-    counts as an attempt. A second signal gives it back at once.
+    SIGTERM and SIGINT, or `stop()`, end it: a receive that waits is ended, messages that no handler
+    has begun are given back, which counts as no attempt, and handlers have `shutdown_ms` to finish
+    while their leases are extended. What is unfinished then is rejected, which counts as an
+    attempt. A second signal rejects it at once.
 
     `ack_batch_ms`: how long an acknowledgement waits for others. `wait_ms`: how long a receive
     waits for messages. `lease_ms`: lease time, unless the group's.
