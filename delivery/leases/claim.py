@@ -22,17 +22,12 @@ from storage.message import StoredMessage
 
 
 class ClaimedMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message that is leased to the consumer that receives it.
-
-    `attempt_before`, `lease_before`: of its last delivery from this queue; 0 if there was none.
-    """
+    """A message that is leased to the consumer that receives it."""
 
     queue: QueueLeases
     offset: int
     attempt: int
     found: Found
-    attempt_before: int = 0
-    lease_before: int = 0
 
     @property
     def message(self) -> StoredMessage:
@@ -69,6 +64,7 @@ class Claim:
         self.left = max_messages
         self.left_bytes = max_bytes
         self.messages: list[ClaimedMessage] = []
+        self._before: dict[int, Slot] = {}  # slots of those that had one, by index in `messages`
         self.arrived: dict[str, int] = {}
         # of an ordered group: those that this one holds, by queue
         self.keys: set[tuple[int, str]] = set()
@@ -92,9 +88,10 @@ class Claim:
 
     @property
     def places(self) -> Iterator[tuple[QueueLeases, int, int, int]]:
-        return (
-            (one.queue, one.offset, one.attempt_before, one.lease_before) for one in self.messages
-        )
+        for index, one in enumerate(self.messages):
+            before = self._before.get(index)
+            attempt, lease = (before.attempt, before.lease) if before is not None else (0, 0)
+            yield one.queue, one.offset, attempt, lease
 
     @property
     def is_full(self) -> bool:
@@ -121,10 +118,9 @@ class Claim:
         self.leases.lease(
             queue, offset, 1, attempt=attempt, lease=self.lease, deadline_ms=self.deadline_ms
         )
-        attempt_before, lease_before = (before.attempt, before.lease) if before else (0, 0)
-        self.messages.append(
-            ClaimedMessage(queue, offset, attempt, message, attempt_before, lease_before)
-        )
+        if before is not None:
+            self._before[len(self.messages)] = before
+        self.messages.append(ClaimedMessage(queue, offset, attempt, message))
         self.left -= 1
         self.left_bytes -= len(message.body)
 
