@@ -20,6 +20,8 @@ var ErrLeaseLost = errors.New("the lease of this message has ended")
 // ErrStopped is the cause of a handler's context when the worker's Shutdown time is over.
 var ErrStopped = errors.New("the worker stops")
 
+const stopped = "the worker stopped" // why a message was given back
+
 // A Delivery is a message under a lease.
 type Delivery struct{ api.ReceivedMessage }
 
@@ -45,9 +47,15 @@ func RetryAfter(delay time.Duration, reason string) error {
 func DeadLetter(reason string) error { return &rejected{reason: reason, dead: true} }
 
 type rejected struct {
-	delay  *time.Duration // nil: the backoff of the group
-	reason string
-	dead   bool
+	delay       *time.Duration // nil: the backoff of the group
+	reason      string
+	dead        bool
+	unprocessed bool // no handler has begun the message: the attempt does not count
+}
+
+// notHandled is the outcome of a message whose handler was not called.
+func notHandled(reason string) error {
+	return &rejected{delay: new(time.Duration), reason: reason, unprocessed: true}
 }
 
 func (r *rejected) Error() string { return r.reason }
@@ -60,8 +68,9 @@ func (r *rejected) Error() string { return r.reason }
 // lease is lost has its context cancelled with the cause ErrLeaseLost. No message is leased that no
 // handler is free for. Delivery is at least once: a handler must expect the same message again.
 //
-// A message that is given back at a stop has used one of its attempts. On its last one it becomes a
-// dead letter: so let Shutdown be longer than a handler takes, and max_attempts be more than two.
+// A message whose handler did not finish before Shutdown has used one of its attempts. On its last
+// one it becomes a dead letter: so let Shutdown be longer than a handler takes, and max_attempts be
+// more than two. The attempt of a message that no handler has begun does not count.
 type Worker struct {
 	Client *Client
 	Group  string
@@ -240,8 +249,13 @@ func (w *Worker) handleLine(
 	}
 	failed := false
 	for place, delivery := range line {
-		outcome := RetryAfter(0, "an earlier message of its order was rejected")
-		if !failed {
+		var outcome error
+		switch {
+		case failed:
+			outcome = notHandled("an earlier message of its order was rejected")
+		case handlers.Err() != nil:
+			outcome = notHandled(stopped)
+		default:
 			outcome = w.call(leases[place].ctx, handlers, delivery)
 		}
 		cause := context.Cause(leases[place].ctx)
@@ -336,13 +350,13 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		log.Warn("a message becomes a dead letter",
 			"reason", reason.reason, "attempt", delivery.Attempt)
 		err = w.deadLetter(ctx, delivery, reason.reason)
-	case errors.Is(cause, ErrStopped):
-		err = w.nack(ctx, delivery, new(time.Duration), "the worker stopped")
+	case errors.Is(cause, ErrStopped) && (reason == nil || !reason.unprocessed):
+		err = w.nack(ctx, delivery, rejected{delay: new(time.Duration), reason: stopped})
 	case reason != nil:
-		err = w.nack(ctx, delivery, reason.delay, reason.reason)
+		err = w.nack(ctx, delivery, *reason)
 	default:
 		log.Warn("a message was rejected", "error", outcome, "attempt", delivery.Attempt)
-		err = w.nack(ctx, delivery, nil, outcome.Error())
+		err = w.nack(ctx, delivery, rejected{reason: outcome.Error()})
 	}
 	switch {
 	case HasCode(err, "lease_expired"):
@@ -372,13 +386,14 @@ func (w *Worker) ack(ctx context.Context, delivery Delivery) error {
 	return err
 }
 
-func (w *Worker) nack(
-	ctx context.Context, delivery Delivery, delay *time.Duration, reason string,
-) error {
-	entry := api.NackEntry{ReceiptHandle: delivery.ReceiptHandle, Reason: reasonOf(reason)}
-	if delay != nil {
-		ms := delay.Milliseconds()
+func (w *Worker) nack(ctx context.Context, delivery Delivery, how rejected) error {
+	entry := api.NackEntry{ReceiptHandle: delivery.ReceiptHandle, Reason: reasonOf(how.reason)}
+	if how.delay != nil {
+		ms := how.delay.Milliseconds()
 		entry.DelayMs = &ms
+	}
+	if how.unprocessed {
+		entry.Unprocessed = &how.unprocessed
 	}
 	answer, err := Check(w.Client.API.NackMessagesWithResponse(
 		ctx, w.Group, api.NackInput{Entries: []api.NackEntry{entry}}))

@@ -633,6 +633,44 @@ func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
 	expect(t, again.JSON200.Messages[0].Attempt, int32(2))
 }
 
+func TestMessagesThatNoHandlerHasBegunKeepTheirLastAttempt(t *testing.T) {
+	client, group := service(t), unique("billing")
+	topic := newTopic(t, client)
+	consume(t, client, group, topic, api.GroupInput{
+		Ordered: escrowmq.Ptr(true), MaxAttempts: escrowmq.Ptr(int32(1)),
+		LeaseMs: escrowmq.Ptr(int64(600_000))})
+	sent := make([]string, 3)
+	for n := range sent {
+		message := escrowmq.JSON(n)
+		message.OrderingKey = escrowmq.Ptr("k")
+		receipt, err := client.Send(ctx, topic, message)
+		check(t, err)
+		sent[n] = receipt.MessageID
+	}
+	running, stop := context.WithCancel(ctx)
+	worker := &escrowmq.Worker{Client: client, Group: group, Shutdown: time.Millisecond,
+		Handle: func(ctx context.Context, _ escrowmq.Delivery) error {
+			stop()
+			<-ctx.Done() // the others wait for it
+			return nil
+		}}
+
+	check(t, worker.Run(running))
+
+	expect(t, fmt.Sprint(worker.Stats()), "{1 2 0 0}")
+	dead, err := client.API.ListDeadLettersWithResponse(ctx, group, nil)
+	check(t, err)
+	expect(t, len(dead.JSON200.Items), 0)
+	again, err := client.API.ReceiveMessagesWithResponse(
+		ctx, group, api.ReceiveInput{WaitMs: escrowmq.Ptr(int64(5000))})
+	check(t, err)
+	expect(t, len(again.JSON200.Messages), 2)
+	for n, message := range again.JSON200.Messages {
+		expect(t, message.MessageID, sent[n+1])
+		expect(t, message.Attempt, int32(1))
+	}
+}
+
 func TestAWorkerOfAGroupThatDoesNotExistSaysSo(t *testing.T) {
 	worker := &escrowmq.Worker{Client: service(t), Group: unique("nowhere")}
 
