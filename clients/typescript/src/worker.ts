@@ -70,6 +70,8 @@ interface Delivery {
   settled: AbortController;
   /** Is its result on the way to the service? */
   isSettling: boolean;
+  /** Was its handler called? If not, its attempt does not count. */
+  hasBegun: boolean;
   done: Promise<boolean>;
 }
 
@@ -177,6 +179,7 @@ export class Worker {
       controller: new AbortController(),
       settled: new AbortController(),
       isSettling: false,
+      hasBegun: false,
       done: Promise.resolve(false),
     };
     this.counts.received++;
@@ -202,6 +205,7 @@ export class Worker {
       if (before && !(await before))
         throw new Redeliver(0, "an earlier message is not acknowledged");
       controller.signal.throwIfAborted();
+      delivery.hasBegun = true;
       await this.handler(message, { signal: controller.signal });
     } catch (error) {
       failure = { error };
@@ -225,7 +229,8 @@ export class Worker {
     if (!(error instanceof Redeliver)) this.#options.onError(error, delivery.message);
     const afterMs = error instanceof Redeliver ? error.afterMs : undefined;
     const delay = afterMs === undefined ? {} : { delay_ms: afterMs };
-    await this.#settle(delivery, "rejected", this.#nacks.add({ ...entry, ...delay }));
+    const rejection = { ...entry, ...delay, ...unprocessed(delivery) };
+    await this.#settle(delivery, "rejected", this.#nacks.add(rejection));
     return false;
   }
 
@@ -309,7 +314,8 @@ export class Worker {
       const stopped = new Stopped("the worker stopped");
       controller.abort(stopped);
       const { receipt_handle } = message;
-      const entry = { receipt_handle, delay_ms: 0, reason: stopped.message };
+      const reason = stopped.message;
+      const entry = { receipt_handle, delay_ms: 0, reason, ...unprocessed(delivery) };
       return this.#settle(delivery, "rejected", this.#nacks.add(entry));
     });
     await Promise.all(left);
@@ -321,6 +327,11 @@ export class Worker {
       await aborted(this.#wake.signal);
     }
   }
+}
+
+/** The field of a rejection for a message whose handler was not called. */
+function unprocessed({ hasBegun }: Delivery): { unprocessed?: true } {
+  return hasBegun ? {} : { unprocessed: true };
 }
 
 /** Resolves when the signal aborts. */

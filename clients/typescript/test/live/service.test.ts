@@ -211,6 +211,37 @@ test("an ordered group gets the messages of a key in order, whatever is rejected
   assert.deepEqual(done, [0, 1, 2, 3, 4, 5]);
 });
 
+test("messages that no handler has begun at a stop keep their last attempt", async () => {
+  const topic = await newTopic();
+  const group = await newGroup(topic, { ordered: true, max_attempts: 1, lease_ms: 600_000 });
+  const entries = [0, 1, 2].map((json) => ({ message: { json, ordering_key: "a" } }));
+  const params = { path: { topic } };
+  await client.api.POST("/v1/topics/{topic}/messages/batch", { params, body: { entries } });
+  const stop = new AbortController();
+  const begun: number[] = [];
+  const handler = async (message: ReceivedMessage, { signal }: { signal: AbortSignal }) => {
+    begun.push(json<number>(message));
+    stop.abort();
+    await new Promise((resolve) => signal.addEventListener("abort", resolve));
+  };
+
+  await new Worker(client, group, handler, { shutdownMs: 0 }).run({ signal: stop.signal });
+
+  const dead = await client.api.GET("/v1/groups/{group}/dead-letters", {
+    params: { path: { group } },
+  });
+  assert.deepEqual(
+    dead.items.map(({ message }) => json<number>(message)),
+    begun,
+  );
+  const { messages } = await client.receive(group, { wait_ms: 5_000 });
+  assert.deepEqual([begun, messages.map((message) => json<number>(message))], [[0], [1, 2]]);
+  assert.deepEqual(
+    messages.map(({ attempt }) => attempt),
+    [1, 1],
+  );
+});
+
 test("a webhook is answered, and the service finds the endpoint safe", async () => {
   const group = unique("shop");
   const secrets: string[] = [];

@@ -375,9 +375,30 @@ test("in an ordered group one message of a key is processed at a time", async ()
   assert.deepEqual(handles(ACK).sort(), ["lh_1", "lh_2", "lh_3"]);
 });
 
+test("at a stop only messages whose handler has begun use an attempt", async () => {
+  const { open, handler } = held();
+  const { calls, worker, running, stop } = world(
+    [message(1, { ordering_key: "a" }), message(2, { ordering_key: "a" })],
+    handler,
+    { ordered: true },
+  );
+  await settled();
+  stop();
+  worker.stop({ now: true });
+  await running;
+
+  assert.deepEqual([...open.keys()], ["msg_1"]);
+  const [nack] = calls.filter(({ operation }) => operation === NACK);
+  const how = { delay_ms: 0, reason: "the worker stopped" };
+  assert.deepEqual(nack?.body.entries, [
+    { receipt_handle: "lh_1", ...how },
+    { receipt_handle: "lh_2", ...how, unprocessed: true },
+  ]);
+});
+
 test("in an ordered group the messages behind a rejected one are given back", async () => {
   const seen: string[] = [];
-  const { running, handles, stop } = world(
+  const { calls, running, handles, stop } = world(
     [message(1, { ordering_key: "a" }), message(2, { ordering_key: "a" })],
     async ({ message_id }) => {
       seen.push(message_id);
@@ -391,6 +412,11 @@ test("in an ordered group the messages behind a rejected one are given back", as
 
   assert.deepEqual(seen, ["msg_1"]);
   assert.deepEqual(handles(NACK), ["lh_1", "lh_2"]);
+  const entries = calls.flatMap(({ operation, body }) => (operation === NACK ? body.entries : []));
+  assert.deepEqual(
+    entries.map(({ unprocessed }) => unprocessed),
+    [undefined, true],
+  );
 });
 
 test("a worker goes on after a service that was away, and was not healthy", async () => {
