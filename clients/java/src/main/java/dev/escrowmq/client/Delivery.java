@@ -26,6 +26,7 @@ public final class Delivery {
   final CompletableFuture<Outcome> outcome = new CompletableFuture<>();
 
   private Thread handling;
+  private volatile boolean begun;
   private volatile End end;
 
   /** When the lease expires, by {@link System#nanoTime}. */
@@ -69,6 +70,11 @@ public final class Delivery {
     return end;
   }
 
+  /** Reports whether the handler was called. */
+  boolean hasBegun() {
+    return begun;
+  }
+
   /** Interrupts the handler, or prevents that it is called. */
   synchronized void end(End why) {
     if (end == null && !outcome.isDone()) {
@@ -84,6 +90,7 @@ public final class Delivery {
     synchronized (this) {
       if (end == null) {
         handling = Thread.currentThread();
+        begun = true;
       }
     }
     var result = handling == null ? NOT_HANDLED : call(handler);

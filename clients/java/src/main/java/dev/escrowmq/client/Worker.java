@@ -165,7 +165,8 @@ public final class Worker implements AutoCloseable {
 
   /**
    * Receives until the worker is stopped or this thread is interrupted; then waits for the
-   * handlers, at most for the time of shutdown, and gives back what they have not finished.
+   * handlers, at most for the time of shutdown, and rejects what they have not finished. A message
+   * that no handler has begun is given back unprocessed: its attempt does not count.
    *
    * @throws ProblemException if the service refuses to let this group receive
    */
@@ -383,6 +384,9 @@ public final class Worker implements AutoCloseable {
     } else {
       LOG.log(Level.WARNING, delivery.message().getMessageId() + " was rejected", failure);
       entry.reason(Threads.reason(failure));
+    }
+    if (!delivery.hasBegun()) {
+      entry.unprocessed(true);
     }
     client.consume().nackMessages(group, new NackInput().addEntriesItem(entry));
     rejected.incrementAndGet();

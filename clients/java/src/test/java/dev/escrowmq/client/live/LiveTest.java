@@ -27,6 +27,7 @@ import dev.escrowmq.client.model.DeadLetterInput;
 import dev.escrowmq.client.model.GroupInput;
 import dev.escrowmq.client.model.ProducerGroupInput;
 import dev.escrowmq.client.model.ReceiveInput;
+import dev.escrowmq.client.model.ReceivedMessage;
 import dev.escrowmq.client.model.SubscriptionInput;
 import dev.escrowmq.client.model.TopicInput;
 import java.net.InetSocketAddress;
@@ -662,6 +663,43 @@ class LiveTest {
     var again = client.consume().receiveMessages(group, input).getMessages();
     assertEquals(2, again.size());
     assertEquals(2, again.get(0).getAttempt());
+  }
+
+  @Test
+  void messagesThatNoHandlerHasBegunKeepTheirLastAttempt() {
+    var group = unique("billing");
+    var topic = newTopic();
+    consume(group, topic, new GroupInput().ordered(true).maxAttempts(1).leaseMs(600_000L));
+    for (var text : List.of("first", "second", "third")) {
+      client.send(topic, Messages.text(text).orderingKey("k"));
+    }
+    var running = new AtomicReference<Worker>();
+    var worker =
+        Worker.builder(
+                client,
+                group,
+                delivery -> {
+                  running.get().stop();
+                  try {
+                    Thread.sleep(60_000); // the others wait for it
+                  } catch (InterruptedException stop) {
+                    return;
+                  }
+                })
+            .shutdown(Duration.ofMillis(1))
+            .build();
+    running.set(worker);
+
+    worker.run();
+
+    assertEquals(new Worker.Stats(1, 2, 0), worker.stats());
+    var dead = client.deadLetters().listDeadLetters(group, null, null, null);
+    assertTrue(dead.getItems().isEmpty());
+    var input = new ReceiveInput().waitMs(5000L).maxMessages(3);
+    var again = client.consume().receiveMessages(group, input).getMessages();
+    assertEquals(
+        List.of("second", "third"), again.stream().map(ReceivedMessage::getPayload).toList());
+    assertEquals(List.of(1, 1), again.stream().map(ReceivedMessage::getAttempt).toList());
   }
 
   @Test
