@@ -109,6 +109,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()  # those that were sent behind it, the oldest first
         self._arriving: Request | None = None  # the newest one
         self._is_reading_paused = False
+        self._is_half_closed = False  # the client sends nothing more, and may read still
         self._writable: asyncio.Future[None] | None = None  # done when the client has taken enough
         self._is_writing_paused = False
         self._deadline = Deadline(server.loop, self._close_late)
@@ -135,6 +136,22 @@ class Connection(asyncio.Protocol):
         self.server.connections.add(self)
         self.server.counted.opened(self)
         self._deadline.set(self.server.options.head_timeout_ms)
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more. It may still read the answer that is being made, behind
+        which the connection ends; a request that waits has ended. True: the connection stays open.
+
+        A client that has left looks the same until something is written.
+        """
+        self._is_half_closed = True
+        request = self._current
+        if self._is_held:
+            is_answering = self._on_lost is None
+        else:
+            is_answering = request is not None and request.half_close()
+        if is_answering:
+            self.shutdown()
+        return is_answering
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
@@ -458,6 +475,8 @@ class Connection(asyncio.Protocol):
 
     def _start(self, request: Request) -> None:
         self._current = request
+        if self._is_half_closed:
+            request.half_close()
         server = self.server
         if server.counted.serves(self, request.path):
             server.run(request, server.answer(request))

@@ -217,13 +217,13 @@ class OperationLane:
                     has_limit=True
                 )  # fmt: skip
                 reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
-            elif request.is_gone:
+            elif request.is_gone or request.is_half_closed:  # nothing is leased to it yet
                 waited.forget()
                 raise ClientGone
             else:
                 reply = await waited.again()
             if isinstance(reply, Waiting):
-                if request.is_gone:
+                if request.is_gone or request.is_half_closed:
                     reply.forget()
                     raise ClientGone
                 reply.suspend(asked.resume)

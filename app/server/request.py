@@ -73,15 +73,16 @@ class Request:
     """One request and its answer. Event loop only.
 
     `target`: as it was sent; `path`: decoded. Names of `headers` are in lower case. `is_gone`: the
-    client has left. `arrived_with`: the bytes that the head came in, where they begin with it and
-    hold all of it.
+    client has left. `is_half_closed`: it sends nothing more, and may read the answer still; there
+    is nothing to wait for. `arrived_with`: the bytes that the head came in, where they begin with
+    it and hold all of it.
     """
 
     __slots__ = (
         "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_on_gone",
         "_received", "_waiter",
         "arrived_with", "connection", "has_begun", "has_more", "headers", "http_version",
-        "is_answered", "is_gone",
+        "is_answered", "is_gone", "is_half_closed",
         "keep_alive", "method", "path", "query_string", "raw_path", "target",
     )  # fmt: skip
 
@@ -110,6 +111,7 @@ class Request:
         self.path = unquote(path) if "%" in path else path
         self.has_more = True  # of the body
         self.is_gone = False
+        self.is_half_closed = False
         # called when the client leaves while the request is suspended
         self._on_gone: Callable[[], None] | None = None
         self._expects_continue = any(
@@ -138,6 +140,12 @@ class Request:
         """All of the body has arrived."""
         self.has_more = False
         self._wake()
+
+    def half_close(self) -> bool:
+        """The client sends nothing more. False if the request waits, for it or for an event."""
+        self.is_half_closed = True
+        is_receiving = self._waiter is not None and not self._waiter.done()
+        return not (self.has_more or is_receiving or self.is_suspended)
 
     def leave(self) -> None:
         """The client has left."""
@@ -170,17 +178,18 @@ class Request:
     async def receive(self) -> bytes | None:
         """Wait for more of the body, and return it; `has_more` says whether that was all.
 
-        None where nothing is to come: the client has left, or the request is answered.
+        None where nothing is to come: the client has left or sends no more, or the request is
+        answered.
         """
         if self._expects_continue and not self.has_begun:
             self._expects_continue = False
             self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not (self._has_news or self.is_gone or self.is_answered):
+        while not (self._has_news or self.is_gone or self.is_answered or self.is_half_closed):
             self.connection.resume_reading()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        self._has_news = False
-        if self.is_gone or self.is_answered:
+        has_news, self._has_news = self._has_news, False
+        if self.is_gone or self.is_answered or not has_news:
             return None
         received, self._received = self._received, bytearray()
         return bytes(received)

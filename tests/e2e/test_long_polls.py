@@ -2,6 +2,7 @@
 time is up; always 200.
 """
 
+import json
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http import answers, assert_problem, ok, request, until
+from tests.support.http import answers, assert_problem, ok, request, speak, until
 from tests.support.server import Server
 
 LONG_MS = 30_000  # the longest there is; no test waits it out
@@ -283,6 +284,25 @@ def test_who_leaves_with_another_request_behind_the_long_poll_is_no_longer_waite
 
     wait_until_parked(api, 0)
     assert "request_failed" not in server.log()
+
+
+def test_a_client_that_sends_nothing_more_is_not_waited_with(server, api, topic):
+    group = f"group-{topic}"
+    ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": topic}]}), 201)
+    body = json.dumps({"wait_ms": LONG_MS}).encode()
+    waiting = request("POST", f"/v1/groups/{group}/receive", body=body)
+
+    assert speak(server, waiting, timeout=LONG_MS / 2_000, half_close=True) == []
+    wait_until_parked(api, 0)
+
+
+def test_a_client_that_sends_nothing_more_gets_what_is_there(server, api, topic):
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"json": 1, "queue_id": 0}), 201)
+    pull = request("GET", f"/v1/topics/{topic}/queues/0/messages")
+
+    (answer,) = speak(server, pull, half_close=True)
+
+    assert [one["payload"] for one in json.loads(answer.body)["messages"]] == ["1"]
 
 
 def test_who_leaves_takes_no_check_with_him(server, api, topic):
