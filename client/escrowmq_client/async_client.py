@@ -3,7 +3,14 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -112,14 +119,20 @@ class AsyncClient:
                     wait_ms = attempts.wait_ms(error, now_ms=now_ms, chance=chance)
                     if wait_ms is None:
                         raise
-                await asyncio.sleep(wait_ms / 1_000)
+                await self._pause(wait_ms)
 
-    async def _try(self, request: dict[str, Any], call: Call[T]) -> T:
+    async def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
         try:
-            response = await self._http.request(**request)
+            response = await self._request(request)
         except LOST as error:
             raise error_from(error, self.url) from error
         return read(response, call.parse)
+
+    async def _request(self, request: Mapping[str, Any]) -> httpx.Response:
+        return await self._http.request(**request)
+
+    async def _pause(self, wait_ms: float) -> None:
+        await asyncio.sleep(wait_ms / 1_000)
 
     async def send_stream(
         self,

@@ -17,6 +17,7 @@ from escrowmq_client.models.consume import (
 )
 from escrowmq_client.models.problem import Problem
 from escrowmq_client.worker.book import Book, Lease, WorkerOptions, message_of, settle_calls
+from escrowmq_client.worker.ending import Ending
 from escrowmq_client.worker.outcomes import Ack, Bury, DeadLetter, Nack, RetryLater, outcome_of
 
 SERVER_TIME = datetime(2026, 3, 2, tzinfo=UTC)
@@ -409,3 +410,46 @@ def test_no_message_is_forgotten_whatever_happens(steps, is_ordered):
     stats = held.stats
     assert held.is_empty
     assert stats.received == count == stats.acked + stats.nacked + stats.dead_lettered + stats.lost
+
+
+def test_nothing_is_given_back_while_a_receive_is_under_way_but_not_for_ever():
+    held = book(is_ordered=True)
+    held.receive(received("running", "waiting", key="k"), 0)
+    held.start()
+    ending = Ending(held)
+
+    ending.begin(100)
+    assert ending.give_back(100, is_receiving=True, at_once=True) == []
+    assert held.to_settle(100) == []
+    assert ending.next_ms() == 2_100
+
+    given_up = ending.give_back(2_100, is_receiving=True, at_once=False)
+    assert given_up == []
+    assert names(held.to_settle(2_100)) == ["waiting"]
+
+
+def test_a_handler_is_given_up_when_its_time_is_over_and_the_worker_leaves_soon_after():
+    held = book(shutdown_ms=25_000)
+    held.receive(received("running"), 0)
+    held.start()
+    ending = Ending(held)
+
+    ending.begin(0)
+    assert ending.give_back(0, is_receiving=False, at_once=False) == []
+    assert ending.next_ms() == 25_000
+    assert names(ending.give_back(25_000, is_receiving=False, at_once=False)) == ["running"]
+    assert not ending.is_over(25_000)
+    assert ending.is_over(27_000)
+
+
+def test_a_second_stop_gives_back_at_once():
+    held = book()
+    held.receive(received("running"), 0)
+    held.start()
+    ending = Ending(held)
+
+    ending.begin(0)
+    assert names(ending.give_back(1, is_receiving=False, at_once=True)) == ["running"]
+    batch = held.to_settle(1)
+    held.settled(batch, accepted(batch))
+    assert ending.is_over(1)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from queue import Queue
 
 import pytest
@@ -18,7 +18,6 @@ import pytest
 from escrowmq_client import (
     AsyncClient,
     AsyncWorker,
-    Call,
     Client,
     DeadLetter,
     LeasedMessage,
@@ -29,6 +28,7 @@ from escrowmq_client import (
 )
 from escrowmq_client.worker import outcomes
 from escrowmq_client.worker.book import WorkerStats
+from tests.client.receives import Receives, await_receive
 from tests.house.source import ROOT
 from tests.support.server import Server
 
@@ -225,44 +225,6 @@ async def test_until_idle_a_worker_of_tasks_does_the_same(client, server, topic,
 
     assert (worker.stats.acked, worker.stats.nacked) == (1, 2)
     assert client.get_group_lag(group).messages_leased == 0
-
-
-class Receives:
-    """Hooks that note the receives of a worker."""
-
-    def __init__(self) -> None:
-        self.begun: Queue[str] = Queue()
-
-    def on_call(self, call: Call[object], headers: dict[str, str]) -> AbstractContextManager[None]:
-        if call.operation == "receiveMessages":
-            self.begun.put(call.operation)
-        return nullcontext()
-
-    def on_message(self, group: str, message: object) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-def await_receive(client: Client, receives: Receives) -> None:
-    """Return when the service has the receive of the worker."""
-    receives.begun.get(timeout=PATIENCE_S)
-    client.get_version()
-
-
-def test_a_receive_that_waits_ends_when_the_worker_stops(server, client, topic, group):
-    receives = Receives()
-    with Client(server.url, hooks=receives) as own:
-        worker = Worker(own, group, print, wait_ms=30_000)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        await_receive(client, receives)
-
-        worker.stop()
-        thread.join(10)
-        assert not thread.is_alive()
-
-    send(client, topic, 1)
-    (message,) = client.receive_messages(group, wait_ms=10_000).messages
-    assert message.attempt == 1
 
 
 def test_a_worker_that_stops_does_not_receive_what_is_sent_afterwards(server, client, topic, group):

@@ -1,4 +1,4 @@
 """Workers: receive messages of a group, handle several at once, settle each.
 
-`book.py` decides and is pure, `threads.py` and `tasks.py` act.
+`book.py` and `ending.py` decide and are pure, `threads.py` and `tasks.py` act.
 """

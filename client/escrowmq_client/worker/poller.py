@@ -1,5 +1,14 @@
-"""A client whose call another thread can end: for receives that wait for messages."""
+"""Clients whose call can be ended from outside: for receives that wait for messages.
 
+`finish` closes the client's side of the connection. A service that waits closes its side then, and
+has leased nothing; one that is answering sends the answer, so that no lease is lost. `cut` closes
+both sides: what is leased meanwhile comes again when its lease ends.
+
+The connection is the poller's own. Those of an `httpx.Client` of the caller are not known, so that
+a call over them waits a second at most, and comes to its end.
+"""
+
+import asyncio
 import socket
 import threading
 from collections.abc import Mapping
@@ -8,19 +17,19 @@ from typing import Any
 
 import httpx
 
+from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.client import Client
 from escrowmq_client.errors import Unreachable
 
 _LONGEST_WAIT_MS = 1_000  # over connections that cannot be shut down
+_CONNECTING = (".connect_tcp.started", ".connect_unix_socket.started")
 _CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
 
 
 class Poller(Client):
-    """Calls of one thread, with the settings of a client, until `cut`.
+    """Calls of one thread, with the settings of a client, until `finish` or `cut`.
 
-    The calls have a connection of their own, which `cut` shuts down: the service leases nothing to
-    a client that is gone. The sockets of an `httpx.Client` of the caller are not known, so a call
-    through it waits a second at most.
+    Both may be called from any thread or signal handler; later calls are refused.
     """
 
     def __init__(self, client: Client) -> None:
@@ -29,27 +38,29 @@ class Poller(Client):
         self._hooks = client._hooks
         self._is_own = client._is_own
         self._http = httpx.Client() if client._is_own else client._http
-        self._is_cut = threading.Event()
-        self._guard = threading.RLock()  # a signal handler may cut inside of it
+        self._is_finished = threading.Event()
+        self._guard = threading.RLock()  # a signal handler may finish inside of it
         self._socket: socket.socket | None = None
 
     def longest_wait_ms(self, wait_ms: int) -> int:
         """Return how long a call may wait if it is to wait for so long."""
         return wait_ms if self._is_own else min(wait_ms, _LONGEST_WAIT_MS)
 
+    def finish(self) -> None:
+        """Have the call return what the service is answering, or fail at once."""
+        self._shut_down(socket.SHUT_WR)
+
     def cut(self) -> None:
-        """End the call at once, from any thread or signal handler, and refuse later ones."""
-        with self._guard:
-            self._is_cut.set()
-            self._shut_down()
+        """Have the call fail at once."""
+        self._shut_down(socket.SHUT_RDWR)
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:
-        if self._is_cut.is_set():
+        if self._is_finished.is_set():
             raise _stopped()
         return self._http.request(**request, extensions={"trace": self._trace})
 
     def _pause(self, wait_ms: float) -> None:
-        if self._is_cut.wait(wait_ms / 1_000):
+        if self._is_finished.wait(wait_ms / 1_000):
             raise _stopped()
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
@@ -58,14 +69,75 @@ class Poller(Client):
             return
         with self._guard:
             self._socket = info["return_value"].get_extra_info("socket")
-            if self._is_cut.is_set():
-                self._shut_down()
+            if self._is_finished.is_set():
+                self._shut_down(socket.SHUT_RDWR)
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, how: int) -> None:
+        with self._guard:
+            self._is_finished.set()
+            if self._socket is not None:
+                with suppress(OSError):  # it is closed already
+                    # Not that of an SSLSocket, which takes the session from the thread that reads.
+                    socket.socket.shutdown(self._socket, how)
+
+
+class AsyncPoller(AsyncClient):
+    """Calls of one task, with the settings of a client, until `finish`.
+
+    A task is cut by cancelling it.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._connection = client._connection
+        self._retry = client._retry
+        self._hooks = client._hooks
+        self._is_own = client._is_own
+        self._http = httpx.AsyncClient() if client._is_own else client._http
+        self._is_finished = asyncio.Event()
+        self._is_calling = False
+        self._socket: Any = None  # that of a transport, which has less than a `socket.socket`
+
+    def longest_wait_ms(self, wait_ms: int) -> int:
+        """Return how long a call may wait if it is to wait for so long."""
+        return wait_ms if self._is_own else min(wait_ms, _LONGEST_WAIT_MS)
+
+    def finish(self) -> None:
+        """Have the call return what the service is answering, or fail at once."""
+        self._is_finished.set()
+        # The number of a socket between calls may be that of another connection by now.
+        if self._is_calling:
+            self._shut_down(socket.SHUT_WR)
+
+    async def _request(self, request: Mapping[str, Any]) -> httpx.Response:
+        if self._is_finished.is_set():
+            raise _stopped()
+        self._is_calling = True
+        try:
+            return await self._http.request(**request, extensions={"trace": self._trace})
+        finally:
+            self._is_calling = False
+
+    async def _pause(self, wait_ms: float) -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_finished.wait(), wait_ms / 1_000)
+            raise _stopped()
+
+    async def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Note the socket of a new connection; httpcore calls this."""
+        if not self._is_own:
+            return
+        if event.endswith(_CONNECTING):
+            self._socket = None
+        elif event.endswith(_CONNECTED):
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self._is_finished.is_set():
+                self._shut_down(socket.SHUT_RDWR)
+
+    def _shut_down(self, how: int) -> None:
         if self._socket is not None:
-            with suppress(OSError):  # it is closed already
-                # Not that of an SSLSocket, which takes the session from the thread that reads.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            own = self._socket
+            with suppress(OSError), socket.fromfd(own.fileno(), own.family, own.type) as copy:
+                copy.shutdown(how)
 
 
 def _stopped() -> Unreachable:

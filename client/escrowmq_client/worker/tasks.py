@@ -26,6 +26,7 @@ from escrowmq_client.worker.book import (
     message_of,
     settle_calls,
 )
+from escrowmq_client.worker.ending import GIVING_BACK_MS, Ending
 from escrowmq_client.worker.outcomes import (
     Nack,
     Outcome,
@@ -34,10 +35,12 @@ from escrowmq_client.worker.outcomes import (
     is_failure,
     outcome_of,
 )
+from escrowmq_client.worker.poller import AsyncPoller
 from escrowmq_client.worker.words import (
     is_passing,
     log,
     log_failed,
+    log_given_up,
     log_lost,
     log_refused_together,
     refusal_of,
@@ -45,7 +48,6 @@ from escrowmq_client.worker.words import (
 )
 
 _PAUSE_MS = 1_000  # before a service that failed is asked again
-_GIVING_BACK_MS = 2_000  # for the last answers of a worker that stops
 _LAST_MOMENT_MS = 100  # for handlers that end as they are cancelled, behind a second stop
 _HEALTHY_MS = 60_000
 _CANCELLED = Nack(0, "its handler was cancelled")
@@ -101,6 +103,7 @@ class AsyncWorker:
         self._waiting: set[asyncio.Future[None]] = set()
         self._running: dict[Lease, asyncio.Task[None]] = {}
         self._stops = 0
+        self._is_receiving = False
         self._is_closed = False
         self._last_answer_ms = -inf
 
@@ -117,11 +120,10 @@ class AsyncWorker:
         self._loop = asyncio.get_running_loop()
         self._book.is_ordered = (await self._client.get_group(self._group)).ordered
         self._last_answer_ms = _now_ms()
-        receiving = asyncio.create_task(self._receive())
-        services = [
-            receiving, asyncio.create_task(self._extend()), asyncio.create_task(self._settle()),
-        ]  # fmt: skip
-        supervising = asyncio.create_task(self._supervise(receiving))
+        poller = AsyncPoller(self._client)
+        work = (self._receive(poller), self._extend(), self._settle())
+        services = [asyncio.create_task(one) for one in work]
+        supervising = asyncio.create_task(self._supervise(poller))
         with self._signals() if self._handle_signals else nullcontext():
             try:
                 ended = {supervising}
@@ -138,7 +140,7 @@ class AsyncWorker:
     async def _cancel(self, tasks: "Iterable[asyncio.Task[None]]") -> None:
         """Cancel tasks and wait for their end; not for long, as a handler may ignore it."""
         left = set(tasks)
-        leave_ms = _now_ms() + _GIVING_BACK_MS
+        leave_ms = _now_ms() + GIVING_BACK_MS
         for one in left:
             one.cancel()
         while left := {one for one in left if not _is_over(one)}:
@@ -196,57 +198,58 @@ class AsyncWorker:
         is_busy = not self._book.is_stopping and self._book.free == 0
         return is_busy or _now_ms() - self._last_answer_ms <= within_ms
 
-    async def _supervise(self, receiving: "asyncio.Task[None]") -> None:
+    async def _supervise(self, poller: AsyncPoller) -> None:
         """Start handlers, cancel those of lost leases, and stop in time."""
-        give_up_ms = leave_ms = inf
+        ending = Ending(self._book)
         while True:
             now_ms = _now_ms()
             for lease in self._book.lose_overdue(now_ms):
                 self._lost(lease, "it has ended")
-            if self._stops and not self._book.is_stopping:
-                give_up_ms = now_ms + self._options.shutdown_ms
-                # Its connection is closed, and the service leases nothing to it any more.
-                receiving.cancel()
-                self._book.stop(now_ms)
+            if self._stops and not ending.has_begun:
+                ending.begin(now_ms)
+                poller.finish()
             for lease in self._book.start():
                 self._running[lease] = asyncio.create_task(self._handle(lease))
-            if self._stops > 1 or now_ms >= give_up_ms:
-                give_up_ms = inf
-                leave_ms = min(leave_ms, now_ms + _GIVING_BACK_MS)
-                for lease in self._book.give_up(now_ms):
-                    log.warning("gave back message %s unfinished", lease.message.message_id)
-                    self._running[lease].cancel()
-            if self._book.is_stopping and (self._book.is_empty or now_ms >= leave_ms):
+            for lease in ending.give_back(
+                now_ms, is_receiving=self._is_receiving, at_once=self._stops > 1
+            ):
+                log_given_up(lease)
+                self._running[lease].cancel()
+            if ending.is_over(now_ms):
                 return
             self._notify()
-            await self._wait(min(self._book.next_loss_ms(), give_up_ms, leave_ms))
+            await self._wait(min(self._book.next_loss_ms(), ending.next_ms()))
 
-    async def _receive(self) -> None:
-        while not self._stops:
-            if not self._book.free:
-                await self._wait(inf)
-                continue
-            answer = await self._received(self._book.free)
-            if answer is None:
-                await asyncio.sleep(_PAUSE_MS / 1_000)
-                continue
-            self._book.receive(answer, _now_ms())
-            self._notify()
+    async def _receive(self, poller: AsyncPoller) -> None:
+        async with poller:
+            while not self._stops:
+                if not self._book.free:
+                    await self._wait(inf)
+                    continue
+                self._is_receiving = True
+                answer = await self._received(poller, self._book.free)
+                self._is_receiving = False
+                if answer is not None:
+                    self._book.receive(answer, _now_ms())
+                self._notify()
+                if answer is None:
+                    await self._pause()
 
-    async def _received(self, most: int) -> ReceivedMessages | None:
+    async def _received(self, poller: AsyncPoller, most: int) -> ReceivedMessages | None:
         """Receive up to so many messages; None if the service failed."""
         try:
-            answer = await self._client.receive_messages(
+            answer = await poller.receive_messages(
                 self._group,
                 max_messages=min(most, MOST_ENTRIES),
-                wait_ms=self._options.wait_ms,
+                wait_ms=poller.longest_wait_ms(self._options.wait_ms),
                 lease_ms=self._options.lease_ms,
                 worker=self._name,
             )
         except EscrowMQError as error:
             if not is_passing(error):
                 raise
-            log.warning("cannot receive messages of group %s: %s", self._group, error)
+            if not self._stops:
+                log.warning("cannot receive messages of group %s: %s", self._group, error)
             return None
         self._last_answer_ms = _now_ms()
         return answer
@@ -335,6 +338,12 @@ class AsyncWorker:
         log_lost(lease, why)
         if (task := self._running.get(lease)) is not None:
             task.cancel()
+
+    async def _pause(self) -> None:
+        """Wait before a service that failed is asked again; a stop ends it."""
+        until_ms = _now_ms() + _PAUSE_MS
+        while not self._stops and _now_ms() < until_ms:
+            await self._wait(until_ms)
 
     async def _wait(self, until_ms: float, *others: "asyncio.Future[None]") -> None:
         """Wait for a change, or the end of one of the others, until then at most."""

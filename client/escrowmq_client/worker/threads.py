@@ -28,6 +28,7 @@ from escrowmq_client.worker.book import (
     message_of,
     settle_calls,
 )
+from escrowmq_client.worker.ending import Ending
 from escrowmq_client.worker.outcomes import (
     check_blocking,
     check_returned,
@@ -39,6 +40,7 @@ from escrowmq_client.worker.words import (
     is_passing,
     log,
     log_failed,
+    log_given_up,
     log_lost,
     log_refused_together,
     refusal_of,
@@ -46,8 +48,6 @@ from escrowmq_client.worker.words import (
 )
 
 _PAUSE_MS = 1_000  # before a service that failed is asked again
-_LAST_RECEIVE_MS = 2_000  # for the answer of a receive that was cut, or waits for a second
-_GIVING_BACK_MS = 2_000  # for the last answers of a worker that stops
 _HEALTHY_MS = 60_000
 
 
@@ -177,7 +177,7 @@ class Worker:
         """Stop, from any thread; a second call gives back at once what still runs."""
         self._stops += 1
         if self._poller is not None:
-            self._poller.cut()
+            self._poller.finish()
         with self._changed:
             self._changed.notify_all()
 
@@ -194,32 +194,25 @@ class Worker:
 
     def _supervise(self, poller: Poller) -> None:
         """Start handlers, notice lost leases, and stop in time."""
-        give_up_ms = leave_ms = received_by_ms = inf
+        ending = Ending(self._book)
         with self._changed:
             while self._error is None:
                 now_ms = _now_ms()
                 for lease in self._book.lose_overdue(now_ms):
                     log_lost(lease, "it has ended")
-                if self._stops and received_by_ms == inf:
-                    give_up_ms = now_ms + self._options.shutdown_ms
-                    received_by_ms = now_ms + _LAST_RECEIVE_MS
-                    poller.cut()
+                if self._stops and not ending.has_begun:
+                    ending.begin(now_ms)
+                    poller.finish()
                 for lease in self._book.start():
                     self._work.put(lease)
-                # What is given back while a receive waits would come to this worker again.
-                has_received = not self._is_receiving or now_ms >= received_by_ms
-                if self._stops and has_received and not self._book.is_stopping:
-                    self._book.stop(now_ms)
-                if self._book.is_stopping and (self._stops > 1 or now_ms >= give_up_ms):
-                    give_up_ms = inf
-                    leave_ms = min(leave_ms, now_ms + _GIVING_BACK_MS)
-                    for lease in self._book.give_up(now_ms):
-                        log.warning("gave back message %s unfinished", lease.message.message_id)
-                if self._book.is_stopping and (self._book.is_empty or now_ms >= leave_ms):
+                for lease in ending.give_back(
+                    now_ms, is_receiving=self._is_receiving, at_once=self._stops > 1
+                ):
+                    log_given_up(lease)
+                if ending.is_over(now_ms):
                     return
                 self._changed.notify_all()
-                next_ms = min(give_up_ms, leave_ms) if self._book.is_stopping else received_by_ms
-                self._wait(min(self._book.next_loss_ms(), next_ms))
+                self._wait(min(self._book.next_loss_ms(), ending.next_ms()))
 
     def _receive(self, poller: Poller) -> None:
         with poller:
@@ -234,11 +227,11 @@ class Worker:
                 answer = self._received(poller, most)
                 with self._changed:
                     self._is_receiving = False
+                    self._changed.notify_all()
                     if answer is None:
-                        self._wait(_now_ms() + _PAUSE_MS)
+                        self._pause()
                     else:
                         self._book.receive(answer, _now_ms())
-                    self._changed.notify_all()
 
     def _received(self, poller: Poller, most: int) -> ReceivedMessages | None:
         """Receive up to so many messages; None if the service failed."""
@@ -344,6 +337,12 @@ class Worker:
     @property
     def _is_ending(self) -> bool:
         return self._is_closed or bool(self._stops)
+
+    def _pause(self) -> None:
+        """Wait before a service that failed is asked again; a stop ends it."""
+        until_ms = _now_ms() + _PAUSE_MS
+        while not self._is_ending and _now_ms() < until_ms:
+            self._wait(until_ms)
 
     def _wait(self, until_ms: float) -> None:
         """Wait for a change, until then at most."""

@@ -39,6 +39,11 @@ def log_lost(lease: Lease, why: str) -> None:
     )
 
 
+def log_given_up(lease: Lease) -> None:
+    """Log that a worker that stops has not waited for a handler."""
+    log.warning("gave back message %s unfinished", lease.message.message_id)
+
+
 def log_failed(lease: Lease, error: Exception) -> None:
     """Log that a handler raised."""
     log.error(
