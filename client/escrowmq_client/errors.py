@@ -20,6 +20,8 @@ from typing import Any
 
 from escrowmq_client.models.problem import FieldError, Problem
 
+LEASE_EXPIRED = "lease_expired"
+
 
 class EscrowMQError(Exception):
     """Base of all errors that the client raises."""
@@ -141,7 +143,7 @@ class Refused(EscrowMQError):
 
 
 _BY_CODE: dict[str, type[ProblemError]] = {
-    "lease_expired": LeaseLost,
+    LEASE_EXPIRED: LeaseLost,
     "transaction_already_resolved": AlreadyResolved,
 }
 _BY_STATUS: dict[int, type[ProblemError]] = {

@@ -257,7 +257,7 @@ def test_a_refused_settlement_is_counted_and_returned():
 
     lost = held.settled([first, second], [*refused([first]), *accepted([second])])
 
-    assert names(lost) == ["a"]
+    assert lost == [(first, LEASE_EXPIRED)]
     assert (held.stats.acked, held.stats.lost) == (1, 1)
 
 

@@ -10,9 +10,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from queue import Queue
 
+import httpx
 import pytest
 
 from escrowmq_client import (
@@ -540,23 +541,91 @@ def test_a_settlement_that_is_refused_as_a_whole_spoils_no_other_message(
     assert (again.json(), again.attempt) == (0, 2)
 
 
+class LostAnswers:
+    """Transports that lose the first answer to each rejection, which the service carries out."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+
+    def lose(self, request: httpx.Request) -> None:
+        operation = request.url.path.rsplit("/", 1)[-1]
+        if operation in ("nack", "dead-letter") and operation not in self.lost:
+            self.lost.append(operation)
+            raise httpx.ReadError("the answer is lost", request=request)
+
+
+class LossyTransport(httpx.HTTPTransport, LostAnswers):
+    def __init__(self) -> None:
+        httpx.HTTPTransport.__init__(self)
+        LostAnswers.__init__(self)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        response.read()
+        self.lose(request)
+        return response
+
+
+class AsyncLossyTransport(httpx.AsyncHTTPTransport, LostAnswers):
+    def __init__(self) -> None:
+        httpx.AsyncHTTPTransport.__init__(self)
+        LostAnswers.__init__(self)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        await response.aread()
+        self.lose(request)
+        return response
+
+
+@KINDS
+def test_a_rejection_that_is_repeated_after_a_lost_answer_is_no_error(
+    server, client, topic, group, kind, caplog
+):
+    client.put_group(group, topics=[topic], backoff_ms=[600_000])
+    send(client, topic, 3)
+    transport = LossyTransport() if kind == "threads" else AsyncLossyTransport()
+
+    def handle(message: LeasedMessage) -> None:
+        if message.json() == 0:
+            raise RetryLater(600_000)
+        if message.json() == 1:
+            raise DeadLetter("bad schema")
+
+    with caplog.at_level(logging.INFO, "escrowmq_client"):
+        stats = worked(
+            server, group, handle, kind, lambda one: one.acked + one.lost == 3, transport=transport
+        )
+
+    assert sorted(transport.lost) == ["dead-letter", "nack"]
+    assert (stats.acked, stats.lost) == (1, 2)
+    logged = [one for one in caplog.records if one.name == "escrowmq_client"]
+    assert [one.levelname for one in logged] == ["INFO", "INFO"]
+    assert "was rejected before" in logged[0].getMessage()
+    assert [one.reason for one in client.items(client.list_dead_letters, group)] == ["bad schema"]
+
+
 def worked(
     server: Server,
     group: str,
     handle: Callable[[LeasedMessage], None],
     kind: str,
     is_done: Callable[[WorkerStats], object],
+    *,
+    transport: LossyTransport | AsyncLossyTransport | None = None,
 ) -> WorkerStats:
     """Run a worker of either kind until it is done; return its numbers."""
     if kind == "threads":
-        with Client(server.url) as client:
+        http = httpx.Client(transport=transport) if transport else None
+        with http or nullcontext(), Client(server.url, http=http) as client:
             threaded = Worker(client, group, handle, wait_ms=200, ack_batch_ms=300, lease_ms=3_000)
             with running(threaded):
                 wait_until(lambda: is_done(threaded.stats))
         return threaded.stats
 
     async def of_tasks() -> WorkerStats:
-        async with AsyncClient(server.url) as one:
+        http = httpx.AsyncClient(transport=transport) if transport else None
+        async with http or nullcontext(), AsyncClient(server.url, http=http) as one:
             worker = AsyncWorker(one, group, handle, wait_ms=200, ack_batch_ms=300,
                                  lease_ms=3_000, handle_signals=False)  # fmt: skip
             ended = asyncio.create_task(worker.run())

@@ -22,6 +22,7 @@ from escrowmq_client.models.consume import (
     SettleResult,
     SettleResults,
 )
+from escrowmq_client.models.problem import Problem
 from escrowmq_client.operations import consume
 from escrowmq_client.worker.outcomes import Ack, Bury, Nack, Outcome
 
@@ -54,7 +55,8 @@ class WorkerStats:
     """Numbers of messages since the worker was made.
 
     `lost`: the lease ended before the message was settled, so that it comes again, here or
-    elsewhere.
+    elsewhere. A settlement whose answer was lost, and which is refused when it is repeated, counts
+    here too.
     """
 
     received: int = 0
@@ -224,15 +226,17 @@ class Book:
             lease.state = State.SETTLING
         return batch
 
-    def settled(self, leases: Sequence[Lease], results: Sequence[SettleResult]) -> list[Lease]:
-        """Note the answer to a settlement; return the leases that were refused, and so are lost."""
-        refused: list[Lease] = []
+    def settled(
+        self, leases: Sequence[Lease], results: Sequence[SettleResult]
+    ) -> list[tuple[Lease, Problem]]:
+        """Note the answer to a settlement; return what was refused, and so is lost, and why."""
+        refused: list[tuple[Lease, Problem]] = []
         for lease, result in zip(leases, results, strict=True):
             if result.problem is None:
                 self._drop(lease)
                 self._count(lease)
             else:
-                refused.append(self._lose(lease))
+                refused.append((self._lose(lease), result.problem))
         return refused
 
     def not_settled(self, leases: Iterable[Lease], now_ms: float) -> None:

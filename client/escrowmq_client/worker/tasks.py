@@ -42,6 +42,7 @@ from escrowmq_client.worker.words import (
     log_failed,
     log_given_up,
     log_lost,
+    log_refused,
     log_refused_together,
     refusal_of,
     worker_name,
@@ -175,8 +176,8 @@ class AsyncWorker:
                 except EscrowMQError:
                     self._book.not_settled(leases, _now_ms())
                     raise
-                for lease in self._book.settled(leases, results):
-                    log_lost(lease, "its settlement was refused")
+                for lease, problem in self._book.settled(leases, results):
+                    log_refused(lease, problem)
             if not answer.messages:
                 break
         return handled
@@ -289,8 +290,8 @@ class AsyncWorker:
         if results is None:
             self._book.not_settled(leases, _now_ms())
         else:
-            for lease in self._book.settled(leases, results):
-                self._lost(lease, "its settlement was refused")
+            for lease, problem in self._book.settled(leases, results):
+                log_refused(lease, problem)
         self._notify()
 
     async def _results(self, call: Call[SettleResults]) -> list[SettleResult] | None:

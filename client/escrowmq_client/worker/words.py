@@ -4,9 +4,17 @@ import logging
 import os
 import socket
 
-from escrowmq_client.errors import EscrowMQError, InvalidAnswer, ProblemError, Unreachable
+from escrowmq_client.errors import (
+    LEASE_EXPIRED,
+    EscrowMQError,
+    InvalidAnswer,
+    ProblemError,
+    Unreachable,
+)
 from escrowmq_client.models.consume import SettleResult
+from escrowmq_client.models.problem import Problem
 from escrowmq_client.worker.book import Lease
+from escrowmq_client.worker.outcomes import Ack
 
 log = logging.getLogger("escrowmq_client")
 
@@ -36,6 +44,22 @@ def log_lost(lease: Lease, why: str) -> None:
         message.attempt,
         lease.state.value if lease.outcome is None else "handled",
         why,
+    )
+
+
+def log_refused(lease: Lease, problem: Problem) -> None:
+    """Log that the settlement of a message was refused.
+
+    A rejection ends the lease, so that one that is repeated after a lost answer is refused, too,
+    and nothing is wrong. An acknowledgement may be repeated.
+    """
+    if isinstance(lease.outcome, Ack) or problem.code != LEASE_EXPIRED:
+        log_lost(lease, f"its settlement was refused: {problem.detail}")
+        return
+    log.info(
+        "message %s (attempt %d) was rejected before, or its lease has ended",
+        lease.message.message_id,
+        lease.message.attempt,
     )
 
 
