@@ -73,9 +73,12 @@ class _Server(uvicorn.Server):
             self._acceptor.stop()
         self._wiring.begin_stop()
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then; a second end does nothing
+            await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Nothing else here: a signal comes in the middle of anything. A second one does not wait.
+        # Nothing else here: a signal comes in the middle of anything. A second one ends the wait
+        # for requests.
         self.force_exit = self.should_exit
         self.should_exit = True
 

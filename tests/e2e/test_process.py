@@ -1,5 +1,6 @@
 """The service as a process: its keys, its settings, its exit status, its signals, its files."""
 
+import os
 import re
 import shutil
 import signal
@@ -501,6 +502,36 @@ def test_sigterm_while_a_connection_is_in_the_middle_of_its_request_ends_in_time
 
         assert server.terminate() == 0
 
+    assert not (tmp_path / "data" / "store" / "abort").exists()
+
+
+def test_a_second_signal_does_not_wait_for_requests_and_ends_it_in_order(tmp_path):
+    environment = {"ESCROWMQ_HTTP__STOP_TIMEOUT_MS": "600000"}
+    with (
+        Server(tmp_path / "data", environment=environment) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as connection,
+    ):
+        connection.sendall(
+            b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        )
+        with server.client() as api:
+            ok(api.get("/readyz"))
+        os.kill(server.pid, signal.SIGTERM)
+        until(lambda: "] stopping" in server.log(), "the stop begins")
+
+        assert server.terminate() == 0
+
+    assert "Traceback" not in server.log()
+    assert not (tmp_path / "data" / "store" / "abort").exists()
+
+
+def test_two_signals_at_once_end_it_in_order(tmp_path):
+    with Server(tmp_path / "data") as server:
+        os.kill(server.pid, signal.SIGINT)
+
+        assert server.terminate() == 0
+
+    assert "Traceback" not in server.log()
     assert not (tmp_path / "data" / "store" / "abort").exists()
 
 
