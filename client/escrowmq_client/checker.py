@@ -27,22 +27,26 @@ _MOST_CHECKS = 20  # at a time: each is answered before its lease ends
 _PAUSE_MS = 1_000  # after an error of the service, which the client has repeated already
 
 
-class _Counts:
-    """Answers that were sent, by their kind."""
+class _BaseChecker:
+    """Group, counts and log lines of a checker."""
 
     def __init__(self, group: str, wait_ms: int) -> None:
         self.group = group
         self.counts: Counter[str] = Counter()
-        """commit, rollback, unknown and refused."""
+        """Answers that were sent: commit, rollback, unknown and refused."""
         self._wait_ms = wait_ms
-        self._is_known = False
+        self._is_known = False  # the group exists
+        self._has_warned = False
 
-    def _is_new(self) -> None:
-        """Warn: the first receive creates a group, so a wrong name would go unnoticed."""
-        _log.warning(
-            "producer group %s does not exist: no producer has used it yet, or its name is wrong",
-            self.group,
-        )
+    def _warn_of_unknown_group(self) -> None:
+        """Warn, once: the group may be new, or its name wrong."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "producer group %s does not exist, and has no checks: either no producer has begun "
+                "a transaction in it yet, or producers use another name; compare it with theirs",
+                self.group,
+            )
 
     def _count(self, sent: Sequence[tuple[Check, CheckAnswer]], answer: AnswersResult) -> None:
         """A refused answer is not an error here: the producer, or an operator, was first."""
@@ -58,7 +62,8 @@ class _Counts:
                 result.problem.detail,
             )
 
-    def _failed(self, check: Check, error: Exception) -> CheckAnswer:
+    def _unknown(self, check: Check, error: Exception) -> CheckAnswer:
+        """Make the answer for a function that raised, and log why."""
         if isinstance(error, OutcomeUnknown):
             _log.info("%s: answered unknown: %s", check.transaction_id, error.reason)
         else:
@@ -78,12 +83,15 @@ def _inputs(sent: Sequence[tuple[Check, CheckAnswer]]) -> list[AnswerInput]:
     ]
 
 
-class Checker(_Counts):
+class Checker(_BaseChecker):
     """Answers the checks of a producer group, one after another.
 
     `answer` gets a check and returns `commit`, `rollback`, `unknown` or a `CheckAnswer`; if it
     raises, the answer is `unknown` with the reason as evidence. `wait_ms`: the longest time that
     `run_once` waits for a check, and `stop` for the end of `run`.
+
+    A group exists from the first transaction of its producers. Until then there are no checks,
+    which is logged once as a warning: the name may be wrong.
     """
 
     def __init__(
@@ -109,12 +117,9 @@ class Checker(_Counts):
 
     def run_once(self) -> int:
         """Wait for checks and answer them; their number. Raises EscrowMQError."""
-        if not self._is_known:
-            try:
-                self._client.get_producer_group(self.group)
-            except NotFound:
-                self._is_new()
-            self._is_known = True
+        if not self._is_known and not self._exists():
+            self._is_stopping.wait(self._wait_ms / 1_000)
+            return 0
         received = self._client.receive_checks(
             self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
         )
@@ -127,14 +132,24 @@ class Checker(_Counts):
             self._count(sent, answered)
         return len(sent)
 
+    def _exists(self) -> bool:
+        """Look the group up: a receive would create it, and a wrong name go unnoticed."""
+        try:
+            self._client.get_producer_group(self.group)
+        except NotFound:
+            self._warn_of_unknown_group()
+            return False
+        self._is_known = True
+        return True
+
     def _decided(self, check: Check) -> CheckAnswer:
         try:
             return answer_of(self._answer(check))
         except Exception as error:  # noqa: BLE001  the check has to be answered all the same
-            return self._failed(check, error)
+            return self._unknown(check, error)
 
 
-class AsyncChecker(_Counts):
+class AsyncChecker(_BaseChecker):
     """Answers the checks of a producer group on an event loop: `answer=markers.outcome_async`.
 
     Cancel the task of `run` to stop it.
@@ -158,12 +173,9 @@ class AsyncChecker(_Counts):
 
     async def run_once(self) -> int:
         """Wait for checks and answer them; their number. Raises EscrowMQError."""
-        if not self._is_known:
-            try:
-                await self._client.get_producer_group(self.group)
-            except NotFound:
-                self._is_new()
-            self._is_known = True
+        if not self._is_known and not await self._exists():
+            await asyncio.sleep(self._wait_ms / 1_000)
+            return 0
         received = await self._client.receive_checks(
             self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
         )
@@ -176,8 +188,18 @@ class AsyncChecker(_Counts):
             self._count(sent, answered)
         return len(sent)
 
+    async def _exists(self) -> bool:
+        """Look the group up: a receive would create it, and a wrong name go unnoticed."""
+        try:
+            await self._client.get_producer_group(self.group)
+        except NotFound:
+            self._warn_of_unknown_group()
+            return False
+        self._is_known = True
+        return True
+
     async def _decided(self, check: Check) -> CheckAnswer:
         try:
             return answer_of(await self._answer(check))
         except Exception as error:  # noqa: BLE001  the check has to be answered all the same
-            return self._failed(check, error)
+            return self._unknown(check, error)

@@ -329,9 +329,17 @@ def test_an_ordered_group_is_handled_in_order_one_message_of_a_key_at_a_time(cli
     assert dict(handled) == {f"key-{key}": list(range(key, 30, 3)) for key in range(3)}
 
 
-def test_what_the_service_refuses_for_good_ends_the_worker(client):
-    with pytest.raises(NotFound, match="group_not_found"):
+def test_a_group_that_does_not_exist_ends_the_worker_at_its_start(client):
+    with pytest.raises(NotFound, match=r"group_not_found: .*no-such-group"):
         Worker(client, "no-such-group", print).run()
+    with pytest.raises(NotFound, match=r"group_not_found: .*no-such-group"):
+        Worker(client, "no-such-group", print).run_until_idle()
+
+
+async def test_a_group_that_does_not_exist_ends_a_worker_of_tasks_at_its_start(server):
+    async with AsyncClient(server.url) as one:
+        with pytest.raises(NotFound, match=r"group_not_found: .*no-such-group"):
+            await AsyncWorker(one, "no-such-group", print).run()
 
 
 def test_a_worker_outlives_a_restart_of_the_service(tmp_path, http):

@@ -15,6 +15,7 @@ from escrowmq_client import (
     Client,
     CommitPending,
     MessageInput,
+    NotFound,
     Retry,
     TransactionMessageInput,
     Unreachable,
@@ -198,8 +199,10 @@ def test_a_checker_runs_until_it_is_stopped_also_while_the_service_is_away(
     assert not thread.is_alive()
 
 
-def test_a_group_that_does_not_exist_is_a_warning(service, client, group, caplog):
-    """The receive creates it, so a name that is wrong would go unnoticed."""
+def test_a_group_that_does_not_exist_is_a_warning_and_is_not_created(
+    service, client, group, caplog
+):
+    """A receive would create it, so that a wrong name went unnoticed from then on."""
     client.put_producer_group(f"{group}-known")
 
     assert Checker(client, f"{group}-known", lambda check: "commit", wait_ms=0).run_once() == 0
@@ -208,6 +211,31 @@ def test_a_group_that_does_not_exist_is_a_warning(service, client, group, caplog
     assert checker.run_once() == checker.run_once() == 0
 
     assert caplog.text.count(f"producer group {group} does not exist") == 1
+    with pytest.raises(NotFound):
+        client.get_producer_group(group)
+
+
+def test_a_checker_that_was_first_answers_the_checks_of_its_group(
+    service, client, style, topic, group
+):
+    checker = Checker(client, group, style.markers.outcome, wait_ms=0)
+    assert checker.run_once() == 0
+
+    lost(service, client, style, topic, group, is_committed=True)
+
+    assert checker.run_once() == 1
+    assert checker.counts == {"commit": 1}
+
+
+def test_a_checker_of_a_group_that_does_not_exist_stops_at_once(service, client, group, caplog):
+    checker = Checker(client, group, lambda check: "commit", wait_ms=600_000)
+    thread = threading.Thread(target=checker.run)
+    thread.start()
+
+    checker.stop()
+    thread.join(30)
+
+    assert not thread.is_alive()
 
 
 def test_the_group_of_a_transaction_is_known(service, client, style, topic, group, caplog):
