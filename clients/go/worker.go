@@ -359,6 +359,11 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		err = w.nack(ctx, delivery, rejected{reason: outcome.Error()})
 	}
 	switch {
+	case HasCode(err, "lease_expired") && outcome != nil:
+		// A rejection that is repeated after a lost answer is refused, too.
+		w.lost.Add(1)
+		log.Info("a message was rejected before, or its lease had ended", "error", err)
+		return true
 	case HasCode(err, "lease_expired"):
 		w.lost.Add(1)
 		log.Error("the lease of a message had ended before it was settled", "error", err)

@@ -247,6 +247,8 @@ export class Worker {
         return true;
       }
       this.counts.lost++;
+      // A rejection that is repeated after a lost answer is refused, too: nothing went wrong.
+      if (count !== "acknowledged" && problem.code === "lease_expired") return false;
       const cause = new ProblemError(problem, problem.status);
       this.#options.onError(new LeaseLost(`not ${count}: ${problem.detail}`, { cause }), message);
     } catch (error) {

@@ -355,6 +355,11 @@ public final class Worker implements AutoCloseable {
     } catch (EscrowMQException | ApiException refused) {
       if (isExpired(refused)) {
         lost.incrementAndGet();
+        if (failure != null) {
+          // A rejection that is repeated after a lost answer is refused, too.
+          LOG.log(Level.INFO, "{0} was rejected before, or its lease had ended", id);
+          return true;
+        }
       }
       LOG.log(Level.ERROR, id + " was not settled, and is delivered again", refused);
       return true;
