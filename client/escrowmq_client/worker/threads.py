@@ -176,11 +176,11 @@ class Worker:
 
     def stop(self) -> None:
         """Stop, from any thread; a second call gives back at once what still runs."""
-        self._stops += 1
+        with self._changed:  # several threads may stop it
+            self._stops += 1
+            self._changed.notify_all()
         if self._poller is not None:
             self._poller.finish()
-        with self._changed:
-            self._changed.notify_all()
 
     def healthy(self, *, within_ms: int = _HEALTHY_MS) -> bool:
         """Tell whether the worker runs, and the service has answered it lately.
