@@ -55,7 +55,10 @@ class ProblemError(EscrowMQError):
 
     def __str__(self) -> str:
         others = [one for one in self.errors if one.pointer not in self.detail]
-        fields = "".join(f"; {one.pointer}: {one.detail}" for one in others)
+        fields = "".join(
+            f" ({one.pointer})" if one.detail == self.detail else f"; {one.pointer}: {one.detail}"
+            for one in others
+        )
         return f"{self.status} {self.code}: {self.detail}{fields}"
 
     @property

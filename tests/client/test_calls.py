@@ -112,10 +112,12 @@ def test_the_text_of_a_refusal_names_the_fields_that_are_wrong(execute):
     wrong = {"pointer": "/queues", "code": "too_large", "detail": "at most 64"}
     unnamed = problem(422, "validation_failed", detail="The body is invalid.", errors=[wrong])
     named = problem(422, "validation_failed", detail="/queues is invalid.", errors=[wrong])
+    same = problem(422, "validation_failed", detail="at most 64", errors=[wrong])
 
     for answer, text in (
         (unnamed, "422 validation_failed: The body is invalid.; /queues: at most 64"),
         (named, "422 validation_failed: /queues is invalid."),
+        (same, "422 validation_failed: at most 64 (/queues)"),
     ):
         with pytest.raises(ProblemError) as caught:
             execute(Played(answer), "get_version")
