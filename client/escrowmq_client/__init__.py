@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         AsyncTransactionScope,
         CommitPending,
         NotCommitted,
+        NotMarked,
         TransactionMisuse,
         TransactionScope,
     )
@@ -119,6 +120,7 @@ __all__ = [
     "NackEntry",
     "NotCommitted",
     "NotFound",
+    "NotMarked",
     "OffsetInput",
     "Outbox",
     "Outcome",
@@ -171,7 +173,8 @@ _HOMES = {
     "records": "Record",
     "retry": "Retry",
     "transaction": (
-        "AsyncTransactionScope CommitPending NotCommitted TransactionMisuse TransactionScope"
+        "AsyncTransactionScope CommitPending NotCommitted NotMarked TransactionMisuse "
+        "TransactionScope"
     ),
     "transport": "Hooks",
     "worker.book": "LeasedMessage WorkerStats",

@@ -190,20 +190,24 @@ class AsyncClient:
     ) -> AsyncTransactionScope:
         """Publish messages if, and only if, a transaction of your database commits.
 
-            async with client.transaction("shop", id=order_id) as tx:
+            async with client.transaction("shop", business_key=order_id, markers=markers) as tx:
                 tx.add("orders", json=order, key=order_id)
                 async with engine.begin() as db:
                     await tx.mark(db)
                     await db.execute(...)
 
         Nothing is sent before `mark`. Leaving the block sends what the marker in the database says;
-        `escrowmq_client.transaction` draws the race. `markers`: needed for connections that are not
-        of SQLAlchemy, or for another table. Without `mark`, begin and commit are both sent on
-        leaving, and nothing if the block raised: a crash in between loses the messages.
+        `escrowmq_client.transaction` draws the race. With `markers`, a block that ends without
+        `mark` is NotMarked. Without them, they are those of a connection of SQLAlchemy, and if
+        `mark` is not called, begin and commit are both sent on leaving, and nothing if the block
+        raised: a crash in between loses the messages.
 
-        Raises CommitPending if the decision could not be delivered, FencedError if a check has
-        given the transaction up, NotCommitted if the local transaction did not commit although the
-        block ended without an error, Conflict (transaction_exists) if the id has other messages.
+        Without `id`, each call has an id of its own. Calls with the same `id` are one transaction,
+        whose id is spent when it is rolled back.
+
+        Raises CommitPending if the decision could not be delivered, FencedError if the id is spent,
+        NotCommitted if the marker was not committed although the block ended without an error,
+        Conflict (transaction_exists) if the id has other messages.
         """
         return AsyncTransactionScope(self, producer_group, id, business_key, check, markers)
 

@@ -10,7 +10,7 @@ EscrowMQError
 │   └── Overloaded       429 or 503: the service cannot do it now
 ├── Refused              some entries of a request with several were refused
 ├── InvalidAnswer        an answer that cannot be read
-├── CommitPending, NotCommitted, TransactionMisuse       of `client.transaction`
+├── CommitPending, NotCommitted, NotMarked, TransactionMisuse   of `client.transaction`
 └── FencedError, MarkerCommitsAlone, OutcomeUnknown      of a marker
 """
 

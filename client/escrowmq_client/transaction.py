@@ -1,6 +1,6 @@
 """A transaction of the service around a transaction of the caller's database.
 
-    with client.transaction("shop", id=order_id) as tx:
+    with client.transaction("shop", business_key=order_id, markers=markers) as tx:
         tx.add("orders", json=order, key=order_id)
         with engine.begin() as db:
             tx.mark(db)
@@ -29,6 +29,7 @@ decides.
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -52,6 +53,7 @@ from escrowmq_client.models.messages import MessageInput
 from escrowmq_client.models.problem import Problem
 from escrowmq_client.models.transactions import (
     CheckInput,
+    Decision,
     Transaction,
     TransactionMessage,
     TransactionMessageInput,
@@ -84,9 +86,17 @@ class CommitPending(EscrowMQError):
 
 
 class NotCommitted(EscrowMQError):
-    """A block that ended without an error, although its local transaction did not commit.
+    """A block that ended without an error, although its marker was not committed.
 
-    The transaction was rolled back at the service, too. `tx.rollback()` says that it is meant.
+    The local transaction was rolled back, or the savepoint in which the marker was inserted. The
+    transaction was rolled back at the service, too. `tx.rollback()` says that it is meant.
+    """
+
+
+class NotMarked(EscrowMQError):
+    """A block that ended without an error and without `tx.mark`, although it has `markers`.
+
+    Nothing is published. The local transaction may be committed, without its messages.
     """
 
 
@@ -119,18 +129,23 @@ class _Scope:
         self.transaction_id = transaction_id or f"txn-{uuid4().hex}"
         self.begun: Transaction | None = None
         self.decision: Outcome | None = None
+        self._published: list[TransactionMessage] = []
         self._group = producer_group
         self._business_key = business_key
         self._check = check
         self._markers = markers
+        self._needs_mark = markers is not None
         self._messages: list[TransactionMessageInput] = []
         self._state = State.NEW
         self._is_open: IsOpen = lambda: False
 
     @property
     def messages(self) -> list[TransactionMessage]:
-        """The messages as the service has them, with their ids, once it has them."""
-        return [] if self.begun is None else self.begun.messages
+        """The messages as the service has them, with their ids, once it has them.
+
+        After the commit each has its queue offset, or its schedule if it is delayed.
+        """
+        return self._published or ([] if self.begun is None else self.begun.messages)
 
     def add(
         self,
@@ -208,7 +223,9 @@ class _Scope:
         event = event_of_end(error)
         action = self._action(event)
         try:
-            if action is Action.PUBLISH and self._messages:
+            if event is Event.LEAVE and self._lacks_mark:
+                yield from self._refuse_unmarked()
+            elif action is Action.PUBLISH and self._messages:
                 yield from self._begin_now()
                 yield from self._send_commit()
             elif action is Action.COMMIT:
@@ -247,8 +264,8 @@ class _Scope:
                 raise
             raise (yield from self._taken(error)) from error
         if self.begun.state not in _UNDECIDED:
-            is_committed = self.begun.state == "committed"
-            raise FencedError(self.transaction_id, "commit" if is_committed else "rollback")
+            outcome: Outcome = "commit" if self.begun.state == "committed" else "rollback"
+            raise FencedError(self.transaction_id, outcome, self.begun.resolved_by)
         self._state = State.BEGUN
 
     def _taken(self, error: ProblemError) -> _Steps[EscrowMQError]:
@@ -277,9 +294,29 @@ class _Scope:
         if outcome == "commit":
             yield from self._send_commit()
             return
-        yield from self._send_rollback(None)
+        decision = yield from self._send_rollback(None)
+        # A first rollback leaves open who inserted the fence.
+        if isinstance(error, FencedError) and decision is not None and decision.replayed:
+            error.resolved_by = decision.resolved_by
         if event is Event.LEAVE:
-            raise NotCommitted(f"{self.transaction_id}: the local transaction did not commit")
+            raise NotCommitted(
+                f"{self.transaction_id}: the marker was not committed: the local transaction was "
+                "rolled back, or the savepoint in which tx.mark was called; nothing was published"
+            )
+
+    @property
+    def _lacks_mark(self) -> bool:
+        is_unmarked = self._state in (State.NEW, State.BEGUN)
+        return self._needs_mark and is_unmarked and bool(self._messages)
+
+    def _refuse_unmarked(self) -> _Steps[None]:
+        if self._state is State.BEGUN:
+            with suppress(CommitPending):  # the check brings it
+                yield from self._settle(Event.FAIL, None)
+        raise NotMarked(
+            f"{self.transaction_id}: the block has markers and ended without tx.mark, so its "
+            "messages are not published; its local transaction may be committed"
+        )
 
     def _outcome(self) -> _Steps[Outcome]:
         assert self._markers is not None
@@ -295,23 +332,25 @@ class _Scope:
 
     def _send_commit(self) -> _Steps[None]:
         try:
-            yield commit_transaction(self.transaction_id)
+            decision: Decision = yield commit_transaction(self.transaction_id)
         except EscrowMQError as error:
             if not _is_undelivered(error):
                 raise
             raise CommitPending(self.transaction_id, str(error)) from error
         self.decision = "commit"
+        self._published = decision.messages
 
-    def _send_rollback(self, reason: str | None) -> _Steps[None]:
-        """If it cannot be delivered, the check brings it."""
+    def _send_rollback(self, reason: str | None) -> _Steps[Decision | None]:
+        """Roll back at the service; None if it cannot be reached, so that the check brings it."""
         try:
-            yield rollback_transaction(self.transaction_id, reason=reason)
+            decision: Decision = yield rollback_transaction(self.transaction_id, reason=reason)
         except EscrowMQError as error:
             if not _is_undelivered(error):
                 raise
             _log.info("%s waits for its check to be rolled back: %s", self.transaction_id, error)
-            return
+            return None
         self.decision = "rollback"
+        return decision
 
     def _markers_of(self, db: Any) -> Markers:
         if self._markers is None:
@@ -351,7 +390,7 @@ class TransactionScope(_Scope):
         """Begin at the service unless it has begun, then insert the marker with `db`.
 
         `db`: a Connection or Session of SQLAlchemy, or what the `markers` of the transaction take.
-        Raises FencedError if the transaction was given up: let it end the local transaction.
+        Raises FencedError if the id is spent: let it end the local transaction.
         """
         self._run(self._mark(db))
 
@@ -406,8 +445,7 @@ class AsyncTransactionScope(_Scope):
         """Begin at the service unless it has begun, then insert the marker with `db`.
 
         `db`: an AsyncConnection or AsyncSession of SQLAlchemy, or what the `markers` of the
-        transaction take. Raises FencedError if the transaction was given up: let it end the local
-        transaction.
+        transaction take. Raises FencedError if the id is spent: let it end the local transaction.
         """
         await self._run(self._mark(db))
 

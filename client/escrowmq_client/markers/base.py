@@ -40,23 +40,57 @@ CHECK_HORIZON_MS = 2 * 86_400_000
 IN_LOCAL_TRANSACTION = "the only connection is in the local transaction itself"
 _TRIES = 5
 _PRUNED_AT_ONCE = 1_000
+_BEFORE = "by a check or by an earlier call with this id that failed"
+_ROLLED_BACK_BY: dict[str | None, str] = {
+    "producer": "by its producer, in an earlier call with this id that failed",
+    "check": "by a check, which found no committed marker",
+    "operator": "by an operator",
+    "policy": "by the policy of its check, as its outcome stayed unknown",
+}
 
 
 class FencedError(EscrowMQError):
-    """The transaction has a marker already: a check has given it up, or it is committed.
+    """The id of the transaction is spent: it was committed or rolled back before this call.
 
-    Roll the local transaction back. `outcome`, when the block of the transaction has ended:
-    "rollback" (the work may be tried again, under another id), "commit" (the work was done before,
-    by a call with this id; do not repeat it), or None (the database could not tell).
+    This call has done nothing: roll the local transaction back. When the block of the transaction
+    has ended, `outcome` is "rollback" (the work may be tried again, under another id), "commit"
+    (an earlier call with this id has done the work; do not repeat it), or None (the database could
+    not tell). `resolved_by`: who decided: producer, check, operator or policy; None if unknown.
     """
 
-    def __init__(self, transaction_id: str, outcome: Outcome | None = None) -> None:
-        super().__init__(
-            f"{transaction_id} has a marker already, so it was given up by a check or is "
-            "committed: roll the local transaction back"
-        )
+    def __init__(
+        self,
+        transaction_id: str,
+        outcome: Outcome | None = None,
+        resolved_by: str | None = None,
+    ) -> None:
+        super().__init__(transaction_id, outcome, resolved_by)
         self.transaction_id = transaction_id
         self.outcome = outcome
+        self.resolved_by = resolved_by
+
+    def __str__(self) -> str:
+        known = f"outcome: {self.outcome or 'not known'}"
+        return f"{self.transaction_id} {self._history()} ({known})"
+
+    def _history(self) -> str:
+        """Say what became of the id, and what to do."""
+        if self.outcome is None:
+            return (
+                "has a marker already, so it was committed or rolled back before: roll the local "
+                "transaction back"
+            )
+        if self.outcome == "commit":
+            if self.resolved_by == "operator":
+                return "was committed by an operator: roll the local transaction back"
+            return (
+                "was committed by an earlier call with this id: its work is done, so do not repeat "
+                "it, and roll the local transaction back"
+            )
+        return (
+            f"was rolled back {_ROLLED_BACK_BY.get(self.resolved_by, _BEFORE)}, so its id is "
+            "spent: roll the local transaction back, and try again under another id"
+        )
 
 
 class MarkerCommitsAlone(EscrowMQError):

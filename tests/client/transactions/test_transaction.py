@@ -6,6 +6,7 @@ database has.
 
 import asyncio
 import logging
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import count
@@ -17,12 +18,14 @@ from sqlalchemy.orm import Session
 
 from escrowmq_client import (
     AsyncClient,
+    Checker,
     CheckInput,
     Client,
     CommitPending,
     Conflict,
     FencedError,
     NotCommitted,
+    NotMarked,
     Retry,
     TransactionMisuse,
     Unreachable,
@@ -136,6 +139,7 @@ def test_a_producer_that_was_fenced_does_no_work_and_may_use_another_id(
             tx.mark(db)
 
     assert fenced.value.outcome == "rollback"
+    assert "by a check or by an earlier call" in str(fenced.value)
     assert state(service, transaction_id) == "rolled_back"
     with client.transaction("shop", id=new_id(), markers=style.markers) as tx:
         tx.add(topic, json=1)
@@ -227,7 +231,7 @@ def test_a_savepoint_that_takes_the_marker_back_publishes_nothing(
     client, service, plain, topic, new_id
 ):
     with (
-        pytest.raises(NotCommitted),
+        pytest.raises(NotCommitted, match=r"the marker was not committed: .* or the savepoint"),
         client.transaction("shop", id=new_id()) as tx,
     ):
         tx.add(topic, json=1)
@@ -280,6 +284,55 @@ def test_a_marker_in_autocommit_is_refused_and_rolled_back(client, service, plai
 
     assert state(service, tx.transaction_id) == "rolled_back"
     engine.dispose()
+
+
+def test_a_block_with_markers_that_ends_without_a_mark_publishes_nothing(
+    client, service, plain, topic, new_id
+):
+    with (
+        pytest.raises(NotMarked, match=r"ended without tx\.mark"),
+        client.transaction("shop", id=new_id(), markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+    with pytest.raises(RuntimeError, match="transaction_not_found"):
+        state(service, tx.transaction_id)
+
+    with (
+        pytest.raises(NotMarked),
+        client.transaction("shop", id=new_id(), markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+        tx.begin()
+    assert state(service, tx.transaction_id) == "rolled_back"
+
+
+def test_a_block_with_markers_needs_no_mark_if_it_rolls_back_or_has_no_messages(
+    client, service, plain, topic, new_id
+):
+    with client.transaction("shop", id=new_id(), markers=plain.markers):
+        pass
+    with client.transaction("shop", id=new_id(), markers=plain.markers) as tx:
+        tx.add(topic, json=1)
+        tx.begin()
+        tx.rollback()
+
+    assert state(service, tx.transaction_id) == "rolled_back"
+
+
+def test_a_delayed_message_is_cancelled_by_what_the_block_returns(
+    client, service, plain, topic, new_id
+):
+    with client.transaction("shop", id=new_id(), markers=plain.markers) as tx:
+        tx.add(topic, json=1, delay_ms=60_000)
+        tx.add(topic, json=2)
+        with plain.local() as db:
+            tx.mark(db)
+
+    delayed, sent = tx.messages
+    assert sent.queue_offset == 0
+    client.cancel_schedule(delayed.schedule_id)
+    service.advance(minutes=2)
+    assert texts(service, topic) == ["2"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -485,9 +538,99 @@ def test_a_program_that_starts_again_behind_its_local_commit_publishes_once(
         with pytest.raises(FencedError) as fenced:
             place(client, style, topic, transaction_id)
         assert fenced.value.outcome == "commit"
+        assert "was committed by an earlier call with this id" in str(fenced.value)
         assert state(service, transaction_id) == "committed"
 
     assert texts(service, topic) == ["1"]
+
+
+def test_an_id_is_spent_by_a_rollback_and_the_error_says_so(client, service, plain, topic, new_id):
+    transaction_id = new_id()
+    with (
+        pytest.raises(ZeroDivisionError),
+        client.transaction("shop", id=transaction_id, markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+        with plain.local() as db:
+            tx.mark(db)
+            raise ZeroDivisionError
+
+    with pytest.raises(FencedError) as fenced:
+        place(client, plain, topic, transaction_id)
+
+    assert str(fenced.value) == (
+        f"{transaction_id} was rolled back by its producer, in an earlier call with this id that "
+        "failed, so its id is spent: roll the local transaction back, and try again under another "
+        "id (outcome: rollback)"
+    )
+    assert fenced.value.resolved_by == "producer"
+
+
+def test_the_same_work_is_tried_again_under_a_business_key(client, service, plain, topic, new_id):
+    business_key = new_id()
+    for tries in range(3):
+        with (
+            suppress(ZeroDivisionError),
+            client.transaction("shop", business_key=business_key, markers=plain.markers) as tx,
+        ):
+            tx.add(topic, json=1)
+            with plain.local() as db:
+                tx.mark(db)
+                if tries < 2:
+                    raise ZeroDivisionError
+
+    assert texts(service, topic) == ["1"]
+    found = client.list_transactions(business_key=business_key).items
+    assert sorted(one.state for one in found) == ["committed", "rolled_back", "rolled_back"]
+    assert tx.transaction_id in [one.transaction_id for one in found]
+
+
+def test_the_error_of_a_spent_id_names_the_check_that_decided(
+    client, service, plain, topic, new_id
+):
+    transaction_id, group = new_id(), f"shop-{new_id()}"
+    checker = Checker(client, group, plain.markers.outcome)
+
+    with (
+        pytest.raises(FencedError, match=r"was rolled back by a check, .*\(outcome: rollback\)"),
+        client.transaction(group, id=transaction_id, markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+        tx.begin()
+        service.advance(minutes=1)
+        assert checker.run_once() == 1
+        with plain.local() as db:
+            tx.mark(db)  # the marker says so
+
+    with (
+        pytest.raises(FencedError, match="was rolled back by a check") as fenced,
+        client.transaction(group, id=transaction_id, markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+        tx.begin()  # the service says so
+    assert (fenced.value.outcome, fenced.value.resolved_by) == ("rollback", "check")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "resolved_by", "text"),
+    [
+        (None, None, "has a marker already"),
+        ("commit", None, "its work is done, so do not repeat it"),
+        ("commit", "check", "its work is done, so do not repeat it"),
+        ("commit", "operator", "was committed by an operator"),
+        ("rollback", None, "by a check or by an earlier call"),
+        ("rollback", "operator", "was rolled back by an operator"),
+        ("rollback", "policy", "was rolled back by the policy of its check"),
+        ("rollback", "a resolver of later", "by a check or by an earlier call"),
+    ],
+)
+def test_the_error_of_a_spent_id_says_what_it_has_come_to(outcome, resolved_by, text):
+    error = FencedError("order-1", outcome, resolved_by)
+
+    assert text in str(error)
+    assert str(error).startswith("order-1 ")
+    assert f"(outcome: {outcome or 'not known'})" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_an_id_that_has_other_messages_is_refused_before_the_local_work(
