@@ -7,14 +7,13 @@ from textwrap import indent
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
 
 from escrowmq_client import (
     Checker,
-    FencedError,
     MessageInput,
     Outbox,
     TransactionMessageInput,
-    outbox_table,
 )
 from pytest_escrowmq.service import EscrowMQ
 
@@ -36,7 +35,6 @@ def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
     monkeypatch.setattr(Checker, "run", Checker.run_once)
     monkeypatch.setattr(Outbox, "run", Outbox.run_once)
     engine = create_engine("sqlite:///shop.db")
-    outbox_table("outbox").metadata.create_all(engine)
     with engine.begin() as db:
         db.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY, total TEXT)"))
     transaction, checker, early, webhook, outbox = SNIPPETS
@@ -48,7 +46,7 @@ def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
         execute(transaction, names, service)
         names["place"]({"id": 1, "total": "19.90"})
         assert payloads(service) == ['{"id":1,"total":"19.90"}']
-        with pytest.raises(FencedError):
+        with pytest.raises(IntegrityError):
             names["place"]({"id": 1, "total": "19.90"})
         lose_a_commit(names, service)
         execute(checker, names, service)
