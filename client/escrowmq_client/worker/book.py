@@ -22,6 +22,7 @@ from escrowmq_client.models.consume import (
     SettleResult,
     SettleResults,
 )
+from escrowmq_client.models.groups import Group
 from escrowmq_client.models.problem import Problem
 from escrowmq_client.operations import consume
 from escrowmq_client.worker.outcomes import Ack, Bury, Nack, Outcome
@@ -56,7 +57,8 @@ class WorkerStats:
 
     `lost`: the lease ended before the message was settled, so that it comes again, here or
     elsewhere. A settlement whose answer was lost, and which is refused when it is repeated, counts
-    here too.
+    here too. `dead_lettered`: by its handler, or because the last attempt failed; a group without
+    dead letters has dropped it.
     """
 
     received: int = 0
@@ -91,6 +93,7 @@ class Lease:
     state: State = State.WAITING
     is_lost: bool = False
     has_handler: bool = False
+    has_begun: bool = False
     outcome: Outcome | None = None
     settle_at_ms: float = inf
 
@@ -109,6 +112,12 @@ class LeasedMessage(ReceivedMessage, frozen=True, kw_only=True):
         """True if the lease has ended: the message comes again, so what is left may be left."""
         return self.lease.is_lost
 
+    def __repr__(self) -> str:
+        return (
+            f"LeasedMessage(message_id={self.message_id!r}, topic={self.topic!r}, "
+            f"key={self.key!r}, attempt={self.attempt}, lost={self.lost})"
+        )
+
 
 @dataclass
 class Book:
@@ -118,8 +127,14 @@ class Book:
     is_ordered: bool
     stats: WorkerStats = field(default_factory=WorkerStats)
     is_stopping: bool = False
+    rules: Group | None = None
     _handlers: int = 0  # those of lost messages included, which still take a thread
     _held: dict[str, Lease] = field(default_factory=dict[str, Lease])
+
+    def learn(self, rules: Group) -> None:
+        """Note the settings of the group; later changes are not seen."""
+        self.rules = rules
+        self.is_ordered = rules.ordered
 
     @property
     def free(self) -> int:
@@ -161,7 +176,7 @@ class Book:
         for lease in self._in(State.WAITING):
             if lease.serial_key is None or lease.serial_key not in busy:
                 lease.state = State.RUNNING
-                lease.has_handler = True
+                lease.has_handler = lease.has_begun = True
                 self._handlers += 1
                 busy.add(lease.serial_key)
                 started.append(lease)
@@ -325,10 +340,15 @@ class Book:
     def _count(self, lease: Lease) -> None:
         if isinstance(lease.outcome, Ack):
             self.stats.acked += 1
-        elif isinstance(lease.outcome, Nack):
+        elif isinstance(lease.outcome, Nack) and not self._was_last(lease):
             self.stats.nacked += 1
         else:
             self.stats.dead_lettered += 1
+
+    def _was_last(self, lease: Lease) -> bool:
+        if self.rules is None or not lease.has_begun:
+            return False
+        return is_last_attempt(self.rules, lease.message)
 
 
 def settle_calls(
@@ -360,6 +380,11 @@ def settle_calls(
             (consume.dead_letter_messages(group, letters), [lease for lease, _ in burials])
         )
     return calls
+
+
+def is_last_attempt(rules: Group, message: ReceivedMessage) -> bool:
+    """Tell whether a message that is rejected does not come again."""
+    return message.attempt >= rules.max_attempts
 
 
 def message_of(lease: Lease) -> LeasedMessage:

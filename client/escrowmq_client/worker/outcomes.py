@@ -74,11 +74,6 @@ def outcome_of(error: Exception | None) -> Outcome:
     return Nack(None, error_text(error))
 
 
-def is_failure(error: Exception) -> bool:
-    """Tell whether a handler failed, and did not just ask for an outcome."""
-    return not isinstance(error, RetryLater | DeadLetter)
-
-
 def check_blocking(handler: Callable[..., object]) -> None:
     """Raise TypeError for a handler that a worker with threads cannot run."""
     if _is_a(handler, inspect.iscoroutinefunction):

@@ -13,13 +13,17 @@ import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from escrowmq_client.async_client import AsyncClient
+from escrowmq_client.call import Call
 from escrowmq_client.client import Client
-from escrowmq_client.errors import Unreachable
+from escrowmq_client.errors import EscrowMQError, Unreachable
+from escrowmq_client.worker.outage import Outage
+
+T = TypeVar("T")
 
 _LONGEST_WAIT_MS = 1_000  # over connections that cannot be shut down
 _CONNECTING = (".connect_tcp.started", ".connect_unix_socket.started")
@@ -32,7 +36,8 @@ class Poller(Client):
     Both may be called from any thread or signal handler; later calls are refused.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, outage: Outage) -> None:
+        self._outage = outage
         self._connection = client._connection
         self._retry = client._retry
         self._hooks = client._hooks
@@ -53,6 +58,16 @@ class Poller(Client):
     def cut(self) -> None:
         """Have the call fail at once."""
         self._shut_down(socket.SHUT_RDWR)
+
+    def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
+        try:
+            result = super()._try(request, call)
+        except EscrowMQError as error:
+            if not self._is_finished.is_set():
+                self._outage.failed(error)
+            raise
+        self._outage.answered()
+        return result
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:
         if self._is_finished.is_set():
@@ -87,7 +102,8 @@ class AsyncPoller(AsyncClient):
     A task is cut by cancelling it.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, outage: Outage) -> None:
+        self._outage = outage
         self._connection = client._connection
         self._retry = client._retry
         self._hooks = client._hooks
@@ -107,6 +123,16 @@ class AsyncPoller(AsyncClient):
         # The number of a socket between calls may be that of another connection by now.
         if self._is_calling:
             self._shut_down(socket.SHUT_WR)
+
+    async def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
+        try:
+            result = await super()._try(request, call)
+        except EscrowMQError as error:
+            if not self._is_finished.is_set():
+                self._outage.failed(error)
+            raise
+        self._outage.answered()
+        return result
 
     async def _request(self, request: Mapping[str, Any]) -> httpx.Response:
         if self._is_finished.is_set():

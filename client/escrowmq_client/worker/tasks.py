@@ -27,19 +27,19 @@ from escrowmq_client.worker.book import (
     settle_calls,
 )
 from escrowmq_client.worker.ending import GIVING_BACK_MS, Ending
+from escrowmq_client.worker.failures import log_raised
+from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.outcomes import (
     Nack,
     Outcome,
     check_awaitable,
     check_returned,
-    is_failure,
     outcome_of,
 )
 from escrowmq_client.worker.poller import AsyncPoller
 from escrowmq_client.worker.words import (
     is_passing,
     log,
-    log_failed,
     log_given_up,
     log_lost,
     log_refused,
@@ -119,9 +119,9 @@ class AsyncWorker:
         For example NotFound (group_not_found), or 401 of a wrong key.
         """
         self._loop = asyncio.get_running_loop()
-        self._book.is_ordered = (await self._client.get_group(self._group)).ordered
+        self._book.learn(await self._client.get_group(self._group))
         self._last_answer_ms = _now_ms()
-        poller = AsyncPoller(self._client)
+        poller = AsyncPoller(self._client, Outage(self._group))
         work = (self._receive(poller), self._extend(), self._settle())
         services = [asyncio.create_task(one) for one in work]
         supervising = asyncio.create_task(self._supervise(poller))
@@ -160,6 +160,8 @@ class AsyncWorker:
         it comes. Leases are not extended. Not while `run` runs. Raises EscrowMQError.
         """
         handled = 0
+        if self._book.rules is None:
+            self._book.learn(await self._client.get_group(self._group))
         while not self._stops:
             answer = await self._client.receive_messages(
                 self._group, max_messages=1, lease_ms=self._options.lease_ms, worker=self._name
@@ -330,8 +332,8 @@ class AsyncWorker:
                 else:
                     check_returned(returned)
         except Exception as error:  # noqa: BLE001  it is the outcome of the handler
-            if is_failure(error):
-                log_failed(lease, error)
+            assert self._book.rules is not None  # what runs a handler has learned them
+            log_raised(self._book.rules, lease, error)
             return outcome_of(error)
         return outcome_of(None)
 

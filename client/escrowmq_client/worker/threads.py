@@ -29,17 +29,17 @@ from escrowmq_client.worker.book import (
     settle_calls,
 )
 from escrowmq_client.worker.ending import Ending
+from escrowmq_client.worker.failures import log_raised
+from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.outcomes import (
     check_blocking,
     check_returned,
-    is_failure,
     outcome_of,
 )
 from escrowmq_client.worker.poller import Poller
 from escrowmq_client.worker.words import (
     is_passing,
     log,
-    log_failed,
     log_given_up,
     log_lost,
     log_refused,
@@ -128,9 +128,9 @@ class Worker:
 
         For example NotFound (group_not_found), or 401 of a wrong key.
         """
-        self._book.is_ordered = self._client.get_group(self._group).ordered
+        self._book.learn(self._client.get_group(self._group))
         self._last_answer_ms = _now_ms()
-        self._poller = poller = Poller(self._client)
+        self._poller = poller = Poller(self._client, Outage(self._group))
         services = [lambda: self._receive(poller), self._extend, self._settle]
         services += [self._handle] * self._options.concurrency
         with self._signals() if self._handle_signals else nullcontext():
@@ -152,6 +152,8 @@ class Worker:
         it comes. Leases are not extended. Not while `run` runs. Raises EscrowMQError.
         """
         handled = 0
+        if self._book.rules is None:
+            self._book.learn(self._client.get_group(self._group))
         while not self._stops:
             answer = self._client.receive_messages(
                 self._group, max_messages=1, lease_ms=self._options.lease_ms, worker=self._name
@@ -330,8 +332,8 @@ class Worker:
             with hooks.on_message(self._group, message) if hooks else nullcontext():
                 check_returned(self._handler(message))
         except Exception as error:  # noqa: BLE001  it is the outcome of the handler
-            if is_failure(error):
-                log_failed(lease, error)
+            assert self._book.rules is not None  # what runs a handler has learned them
+            log_raised(self._book.rules, lease, error)
             return error
         return None
 

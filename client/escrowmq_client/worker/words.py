@@ -68,16 +68,6 @@ def log_given_up(lease: Lease) -> None:
     log.warning("gave back message %s unfinished", lease.message.message_id)
 
 
-def log_failed(lease: Lease, error: Exception) -> None:
-    """Log that a handler raised."""
-    log.error(
-        "the handler failed on message %s (attempt %d)",
-        lease.message.message_id,
-        lease.message.attempt,
-        exc_info=error,
-    )
-
-
 def log_refused_together(operation: str, group: str, count: int, error: ProblemError) -> None:
     """Log that a settlement of several messages was refused as a whole."""
     log.error(
