@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _Scope = Literal["function", "class", "module", "package", "session"]
 _SCOPES: tuple[str, ...] = get_args(_Scope)
 _IF_MISSING = ("fail", "skip")
+_IS_REPORTED = pytest.StashKey[bool]()  # that the service is not installed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,6 +69,9 @@ def escrowmq_executable(pytestconfig: pytest.Config) -> str:
         reason, is_not_installed = str(error), isinstance(error, ServiceNotInstalled)
     if is_not_installed and if_missing == "skip":
         pytest.skip(reason)
+    if is_not_installed and pytestconfig.stash.get(_IS_REPORTED, False):
+        reason = "EscrowMQ is not installed; the first error of this run says what to do."
+    pytestconfig.stash[_IS_REPORTED] = is_not_installed
     pytest.fail(reason, pytrace=False)
 
 

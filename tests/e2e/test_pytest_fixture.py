@@ -254,6 +254,20 @@ def test_the_program_is_the_one_that_is_named_and_none_is_an_error_unless_it_may
     assert outcome in done.stdout + done.stderr
 
 
+def test_what_to_do_about_a_missing_service_is_said_once_and_not_by_each_test(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "conftest.py").write_text("import sys\nsys.executable = '/nowhere/python'\n")
+
+    done = run_pytest(tmp_path, f"{USING}\n{USING.replace('test_x', 'test_y')}", "")
+
+    assert "2 errors" in done.stdout
+    assert done.stdout.count("uv tool install .") == 1
+    assert done.stdout.count("the first error of this run says what to do") >= 1
+
+
 def test_a_service_of_another_version_is_refused_with_both_versions_and_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(service_of_fixture, "SERVICE_SERIES", "9.9")
     service = EscrowMQ(tmp_path)
