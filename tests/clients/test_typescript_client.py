@@ -127,7 +127,8 @@ def test_the_typescript_program_of_the_page_publishes_an_order_and_bills_it(
 
     assert printed == "bill order 7303\n"
     with owner(server) as client:
-        assert client.get("/v1/transactions/order-7303").json()["state"] == "committed"
+        found = client.get("/v1/transactions", params={"business_key": "order-7303"}).json()
+        assert [one["state"] for one in found["items"]] == ["committed"]
 
 
 def as_environment(url: URL) -> dict[str, str]:
