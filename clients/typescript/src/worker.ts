@@ -271,7 +271,10 @@ export class Worker {
       await this.#clock.sleep(now >= last ? ends - now : Math.min(leaseMs / 3, ends - now), signal);
       if (signal.aborted) return;
       const begun = this.#clock.now();
-      if (begun >= ends) return this.#lose(delivery, new LeaseLost("the lease has ended"));
+      if (begun >= ends) {
+        if (delivery.isSettling) return; // the answer to its settlement says whether it was lost
+        return this.#lose(delivery, new LeaseLost("the lease has ended"));
+      }
       if (begun >= last) continue;
       const ms = Math.min(leaseMs / 3, ends - begun); // of one try, and of all of them
       try {

@@ -310,6 +310,45 @@ test("an extension that comes after the acknowledgement is no lost lease", async
   await running;
 });
 
+test("a lease that ends while its acknowledgement is on the way is lost once", async () => {
+  const { open, handler } = held();
+  const results = [{ status: 409, problem: problem(409, "lease_expired") }];
+  const { clock, worker, errors, running, stop } = world([message(1)], handler, {}, (call) => {
+    if (call.operation === EXTEND) return new TypeError("away");
+    if (call.operation !== ACK) return undefined;
+    return clock.sleep(10_000).then(() => respond(207, { accepted: 0, rejected: 1, results }));
+  });
+  await clock.advance(25_000);
+  open.get("msg_1")?.end();
+  await clock.advance(60_000);
+
+  assert.equal(worker.counts.lost, 1);
+  assert.equal(errors.filter((error) => error instanceof LeaseLost).length, 1);
+  stop();
+  await running;
+});
+
+test("an acknowledgement that is accepted after its lease has ended loses nothing", async () => {
+  const { open, handler } = held();
+  const { clock, worker, errors, running, stop } = world([message(1)], handler, {}, (call) => {
+    if (call.operation === EXTEND) return new TypeError("away");
+    if (call.operation !== ACK) return undefined;
+    const results = [{ status: 200 }];
+    return clock.sleep(10_000).then(() => ({ accepted: 1, rejected: 0, results }));
+  });
+  await clock.advance(25_000);
+  open.get("msg_1")?.end();
+  await clock.advance(60_000);
+
+  assert.deepEqual([worker.counts.acknowledged, worker.counts.lost], [1, 0]);
+  assert.deepEqual(
+    errors.filter((error) => error instanceof LeaseLost),
+    [],
+  );
+  stop();
+  await running;
+});
+
 test("a stop waits for handlers, whose leases are extended meanwhile", async () => {
   const { open, handler } = held();
   const { clock, handles, running, stop } = world([message(1)], handler);
