@@ -14,12 +14,17 @@ type Verb = "get" | "put" | "post" | "patch" | "delete";
 
 /** What a single call may set, beside the parameters and the body of its operation. */
 export interface CallOptions {
-  signal?: AbortSignal;
-  retry?: Partial<Retry>;
+  /** Ends the call, which then throws the reason of the signal. */
+  signal?: AbortSignal | undefined;
+  retry?: Partial<Retry> | undefined;
   /** Time for one try, without the time that the request asks the service to wait. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
+  /** Takes the error of each try that is repeated: the first ones of an outage, for example. */
+  onRetry?: ((error: unknown) => void) | undefined;
 }
 
+/** An init of openapi-fetch, but for its signal, which may not be undefined. */
+type WithoutSignal<Init> = Init extends unknown ? Omit<Init, "signal"> : never;
 type Init<Given> =
   RequiredKeysOf<Given> extends never ? [(Given & CallOptions)?] : [Given & CallOptions];
 /** The JSON of an operation that has several types of content; nothing where it has no content. */
@@ -30,7 +35,7 @@ type Returned<V extends Verb, Path extends PathsWithMethod<paths, V>, Given> = A
 >;
 type Call<V extends Verb> = <
   Path extends PathsWithMethod<paths, V>,
-  Given extends MaybeOptionalInit<paths[Path], V>,
+  Given extends WithoutSignal<MaybeOptionalInit<paths[Path], V>>,
 >(
   path: Path,
   ...init: Init<Given>
@@ -111,7 +116,8 @@ async function call(
   path: string,
   given: Loose,
 ): Promise<unknown> {
-  const { retry = {}, timeoutMs = connection.timeoutMs, ...init } = repeatable(method, path, given);
+  const { onRetry, ...rest } = repeatable(method, path, given);
+  const { retry = {}, timeoutMs = connection.timeoutMs, ...init } = rest;
   const limits = { ...connection.retry, ...retry };
   if (ONCE.has(path) || init.body instanceof ReadableStream) limits.totalMs = 0;
   const patience = timeoutMs + waitMs(init);
@@ -120,6 +126,7 @@ async function call(
     retry: limits,
     clock,
     signal: init.signal,
+    onRetry,
   });
 }
 

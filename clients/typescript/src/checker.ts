@@ -1,8 +1,8 @@
 import type { CallOptions } from "./api.js";
 import type { EscrowMQ } from "./client.js";
 import { RefusedEntries } from "./errors.js";
+import { guarded, Outage } from "./outage.js";
 import { asReason } from "./reason.js";
-import { isTransient } from "./retry.js";
 import type { Schemas } from "./schemas.js";
 import { type AnyHeaders, InvalidSignature, requireSecrets, verify } from "./webhooks.js";
 
@@ -24,12 +24,16 @@ export interface CheckerOptions {
   /** How long one request waits for a check. */
   waitMs?: number | undefined;
   maxChecks?: number | undefined;
-  /** Takes what went wrong: an answer that threw, an answer that was refused, a lost connection. */
+  /**
+   * Takes what went wrong: a lookup that threw, an answer that was refused. An outage of the service
+   * is reported at its first failed try, then every 30 seconds. Without it: to the console.
+   */
   onError?: ((error: unknown) => void) | undefined;
+  /** Takes the duration of an outage when the service answers again. Without it: to the console. */
+  onRecovery?: ((awayMs: number) => void) | undefined;
 }
 
 const MAX_REASON = 1_000;
-const PAUSE_MS = 1_000;
 
 /**
  * Receives the checks of a producer group and answers them. An answer that throws is sent as
@@ -37,6 +41,7 @@ const PAUSE_MS = 1_000;
  */
 export class Checker {
   readonly #onError: (error: unknown) => void;
+  readonly #outage: Outage;
 
   constructor(
     readonly client: EscrowMQ,
@@ -44,37 +49,46 @@ export class Checker {
     readonly answer: AnswerCheck,
     readonly options: CheckerOptions = {},
   ) {
-    this.#onError = options.onError ?? ((error) => console.error(error));
+    this.#onError = guarded(options.onError ?? ((error) => console.error(error)));
+    this.#outage = Outage.of(client, this.#onError, options.onRecovery);
   }
 
-  /** Answer checks until the signal aborts. Throws what cannot become better by itself. */
-  async run(call: { signal?: AbortSignal } = {}): Promise<void> {
-    const { signal } = call;
-    while (!signal?.aborted) {
-      try {
-        await this.runOnce(call);
-      } catch (error) {
-        if (signal?.aborted) return;
-        if (!isTransient(error)) throw error;
-        this.#onError(error);
-        await this.client.clock.sleep(PAUSE_MS, signal);
-      }
-    }
+  /**
+   * Answer checks until the signal aborts. While the service is away, it is tried again. Throws what
+   * cannot become better by itself.
+   */
+  async run({ signal }: { signal?: AbortSignal | undefined } = {}): Promise<void> {
+    const once = { signal, retry: { totalMs: 0 } };
+    await this.#outage.repeat(async () => {
+      const waitMs = this.#outage.isOn ? 0 : this.#waitMs; // to learn at once that it is over
+      const checks = await this.#outage.watch(() => this.#receive(waitMs, once));
+      await this.#outage.watch((call) => this.#answerAll(checks, call));
+    }, signal);
   }
 
   /** Wait for checks once and answer them; the number of answers that were accepted. */
   async runOnce(call: CallOptions = {}): Promise<number> {
+    return this.#answerAll(await this.#receive(this.#waitMs, call));
+  }
+
+  get #waitMs(): number {
+    return this.options.waitMs ?? 20_000;
+  }
+
+  async #receive(wait_ms: number, call: CallOptions): Promise<Schemas["Check"][]> {
     const params = { path: { producer_group: this.producerGroup } };
-    const { waitMs: wait_ms = 20_000, maxChecks: max_checks = 32 } = this.options;
-    const { checks } = await this.client.api.POST(
-      "/v1/producer-groups/{producer_group}/checks/receive",
-      { params, body: { wait_ms, max_checks }, ...call },
-    );
+    const body = { wait_ms, max_checks: this.options.maxChecks ?? 32 };
+    const path = "/v1/producer-groups/{producer_group}/checks/receive";
+    return (await this.client.api.POST(path, { params, body, ...call })).checks;
+  }
+
+  async #answerAll(checks: Schemas["Check"][], call: CallOptions = {}): Promise<number> {
     if (checks.length === 0) return 0;
     const answers = await Promise.all(checks.map((check) => this.#answered(check)));
+    const params = { path: { producer_group: this.producerGroup } };
     try {
       const path = "/v1/producer-groups/{producer_group}/checks/answer";
-      return (await this.client.api.POST(path, { params, body: { answers } })).accepted;
+      return (await this.client.api.POST(path, { params, body: { answers }, ...call })).accepted;
     } catch (error) {
       if (!(error instanceof RefusedEntries)) throw error;
       this.#onError(error);

@@ -29,10 +29,18 @@ export function pause(error: unknown, tries: number, retry: Retry, random: numbe
   return Math.max(wanted, random * limit);
 }
 
+interface Repetition {
+  retry: Retry;
+  clock: Clock;
+  signal?: AbortSignal | null | undefined;
+  /** Takes the error of each try that is repeated. */
+  onRetry?: ((error: unknown) => void) | undefined;
+}
+
 /** The result of the first try that does not fail in a way that is worth repeating. */
 export async function retrying<Result>(
   once: () => Promise<Result>,
-  { retry, clock, signal }: { retry: Retry; clock: Clock; signal?: AbortSignal | null | undefined },
+  { retry, clock, signal, onRetry }: Repetition,
 ): Promise<Result> {
   const deadline = clock.now() + retry.totalMs;
   for (let tries = 1; ; tries++) {
@@ -41,6 +49,7 @@ export async function retrying<Result>(
     } catch (error) {
       const ms = pause(error, tries, retry, clock.random());
       if (!isTransient(error) || clock.now() + ms >= deadline) throw error;
+      onRetry?.(error);
       await clock.sleep(ms, signal ?? undefined);
       signal?.throwIfAborted();
     }

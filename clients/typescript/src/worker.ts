@@ -1,7 +1,9 @@
+import { type CallOptions, newId } from "./api.js";
 import { Batches } from "./batches.js";
 import type { EscrowMQ } from "./client.js";
 import { type Clock, linked } from "./clock.js";
 import { EscrowMQError, LeaseLost, ProblemError } from "./errors.js";
+import { guarded, Outage } from "./outage.js";
 import { asReason } from "./reason.js";
 import { isTransient } from "./retry.js";
 import type { ReceivedMessage, Schemas } from "./schemas.js";
@@ -44,8 +46,13 @@ export interface WorkerOptions {
   shutdownMs?: number | undefined;
   /** Name of this worker, which traces show. */
   name?: string | undefined;
-  /** Takes what went wrong, with the message if it is about one; never silent. */
+  /**
+   * Takes what went wrong, with the message if it is about one. An outage of the service is
+   * reported at its first failed try, then every 30 seconds. Without it: to the console.
+   */
   onError?: ((error: unknown, message?: ReceivedMessage) => void) | undefined;
+  /** Takes the duration of an outage when the service answers again. Without it: to the console. */
+  onRecovery?: ((awayMs: number) => void) | undefined;
 }
 
 /** The options with their defaults. */
@@ -76,13 +83,14 @@ interface Delivery {
 }
 
 const MAX_REASON = 500;
-const PAUSE_MS = 1_000;
+const ONCE = { totalMs: 0 };
 
 /** Receives the messages of a group and gives each to a handler under a lease. */
 export class Worker {
   readonly counts = { received: 0, acknowledged: 0, rejected: 0, deadLettered: 0, lost: 0 };
   readonly #options: Settings;
   readonly #clock: Clock;
+  readonly #outage: Outage;
   readonly #stop = new AbortController();
   readonly #stopNow = new AbortController();
   readonly #deliveries = new Set<Delivery>();
@@ -92,6 +100,11 @@ export class Worker {
   readonly #nacks: Batches<Schemas["NackEntry"], SettleResult>;
   readonly #deadLetters: Batches<Schemas["DeadLetterEntry"], SettleResult>;
   #wake = new AbortController();
+  #hasRun = false;
+  /** Are the messages of a key processed one after another? Undefined until the service says so. */
+  #ordered: boolean | undefined;
+  /** Of a receive and its repetitions: with it, what a lost answer leased is received again. */
+  #attemptId = newId();
   #lastReceive: number;
 
   constructor(
@@ -100,34 +113,43 @@ export class Worker {
     readonly handler: Handler,
     options: WorkerOptions = {},
   ) {
+    const { concurrency = 16 } = options;
+    if (!Number.isInteger(concurrency) || concurrency < 1) {
+      throw new RangeError(`concurrency is an integer of 1 or more, not ${concurrency}`);
+    }
     this.#options = {
-      concurrency: options.concurrency ?? 16,
+      concurrency,
       leaseMs: options.leaseMs,
       maxLeaseMs: options.maxLeaseMs ?? 3_600_000,
       waitMs: options.waitMs ?? 20_000,
       shutdownMs: options.shutdownMs ?? 25_000,
       name: options.name,
-      onError: options.onError ?? ((error) => console.error(error)),
+      onError: guarded(options.onError ?? ((error) => console.error(error))),
     };
     this.#clock = client.clock;
+    this.#outage = Outage.of(client, this.#options.onError, options.onRecovery);
     this.#lastReceive = this.#clock.now();
-    this.#acks = new Batches((entries) => client.ack(group, entries));
-    this.#nacks = new Batches((entries) => client.nack(group, entries));
-    this.#deadLetters = new Batches((entries) => client.deadLetter(group, entries));
+    const watch = this.#outage.watch.bind(this.#outage);
+    this.#acks = new Batches((entries) => watch((call) => client.ack(group, entries, call)));
+    this.#nacks = new Batches((entries) => watch((call) => client.nack(group, entries, call)));
+    this.#deadLetters = new Batches((entries) =>
+      watch((call) => client.deadLetter(group, entries, call)),
+    );
   }
 
   /**
-   * Work until the signal aborts or `stop` is called, then until the handlers are done. Throws what
-   * cannot become better by itself, after the handlers are done.
+   * Work until the signal aborts or `stop` is called, then until the handlers are done. While the
+   * service is away, it is tried again. Throws what cannot become better by itself, such as a group
+   * that does not exist, after the handlers are done.
    */
-  async run({ signal }: { signal?: AbortSignal } = {}): Promise<void> {
+  async run({ signal }: { signal?: AbortSignal | undefined } = {}): Promise<void> {
+    if (this.#hasRun) throw new EscrowMQError("run was called before; make another worker");
+    this.#hasRun = true;
     const stop = (): void => this.#stop.abort();
     signal?.addEventListener("abort", stop);
     if (signal?.aborted) stop();
     try {
-      const params = { path: { group: this.group } };
-      const { ordered } = await this.client.api.GET("/v1/groups/{group}", { params });
-      while (!this.#stop.signal.aborted) await this.#receive(ordered);
+      await this.#outage.repeat(() => this.#receive(), this.#stop.signal);
     } finally {
       await this.#drain();
       signal?.removeEventListener("abort", stop);
@@ -146,34 +168,47 @@ export class Worker {
     return this.#clock.now() - this.#lastReceive <= maxSilenceMs;
   }
 
-  async #receive(ordered: boolean): Promise<void> {
-    const free = this.#options.concurrency - this.#deliveries.size;
-    if (free <= 0) {
+  /** Receive messages for the handlers that are free, when one is, and start these. */
+  async #receive(): Promise<void> {
+    const { signal } = this.#stop;
+    const free = await this.#free();
+    if (signal.aborted) return;
+    const { waitMs, leaseMs, name } = this.#options;
+    const received = await this.#outage.watch(async () => {
+      const once = { signal, retry: ONCE };
+      this.#ordered ??= await this.#isOrdered(once);
+      const wanted = {
+        attempt_id: this.#attemptId,
+        max_messages: Math.min(free, 1_000),
+        wait_ms: this.#outage.isOn ? 0 : waitMs, // to learn at once that the outage is over
+        ...(leaseMs === undefined ? {} : { lease_ms: leaseMs }),
+        ...(name === undefined ? {} : { worker: name }),
+      };
+      return this.client.receive(this.group, wanted, once);
+    });
+    this.#attemptId = newId();
+    this.#lastReceive = this.#clock.now();
+    for (const message of received.messages) this.#start(message, received.server_time);
+  }
+
+  /** The number of handlers that are free, when one is or the worker stops. */
+  async #free(): Promise<number> {
+    for (;;) {
+      const free = this.#options.concurrency - this.#deliveries.size;
+      if (free > 0 || this.#stop.signal.aborted) return free;
       this.#wake = new AbortController();
       const { controller, release } = linked(this.#stop.signal, this.#wake.signal);
       await aborted(controller.signal);
-      return release();
-    }
-    const { waitMs, leaseMs, name } = this.#options;
-    const wanted = {
-      max_messages: Math.min(free, 1_000),
-      wait_ms: waitMs,
-      ...(leaseMs === undefined ? {} : { lease_ms: leaseMs }),
-      ...(name === undefined ? {} : { worker: name }),
-    };
-    try {
-      const received = await this.client.receive(this.group, wanted, { signal: this.#stop.signal });
-      this.#lastReceive = this.#clock.now();
-      for (const message of received.messages) this.#start(message, received.server_time, ordered);
-    } catch (error) {
-      if (this.#stop.signal.aborted) return;
-      if (!isTransient(error)) throw error;
-      this.#options.onError(error);
-      await this.#clock.sleep(PAUSE_MS, this.#stop.signal);
+      release();
     }
   }
 
-  #start(message: ReceivedMessage, serverTime: string, ordered: boolean): void {
+  async #isOrdered(call: CallOptions): Promise<boolean> {
+    const params = { path: { group: this.group } };
+    return (await this.client.api.GET("/v1/groups/{group}", { params, ...call })).ordered;
+  }
+
+  #start(message: ReceivedMessage, serverTime: string): void {
     const delivery: Delivery = {
       message,
       controller: new AbortController(),
@@ -186,7 +221,7 @@ export class Worker {
     this.#deliveries.add(delivery);
     void this.#extend(delivery, Date.parse(message.lease_expires_at) - Date.parse(serverTime));
     const queue = `${message.topic} ${message.queue_id}`;
-    const key = ordered ? (message.ordering_key ?? queue) : undefined;
+    const key = this.#ordered ? (message.ordering_key ?? queue) : undefined;
     const before = key === undefined ? undefined : this.#lastOfKey.get(key);
     delivery.done = this.#process(delivery, before).finally(() => {
       this.#deliveries.delete(delivery);
@@ -279,18 +314,17 @@ export class Worker {
       const ms = Math.min(leaseMs / 3, ends - begun); // of one try, and of all of them
       try {
         const limits = { retry: { totalMs: ms }, timeoutMs: ms, signal };
-        await this.client.extend(this.group, entries, limits);
+        await this.#outage.watch((call) =>
+          this.client.extend(this.group, entries, { ...limits, ...call }),
+        );
         ends = begun + leaseMs;
       } catch (error) {
         if (signal.aborted) return;
         if (!isTransient(error)) {
           if (delivery.isSettling) return; // it was settled meanwhile, as its own answer says
-          return this.#lose(
-            delivery,
-            new LeaseLost("the lease was not extended", { cause: error }),
-          );
+          const lost = new LeaseLost("the lease was not extended", { cause: error });
+          return this.#lose(delivery, lost);
         }
-        this.#options.onError(error, message);
       }
     }
   }

@@ -76,6 +76,29 @@ test("a checker goes on after a service that is away, and ends with its signal",
   assert.equal(calls.at(-1)?.operation, RECEIVE);
 });
 
+test("a checker reports an outage at its first failed try, and when it ends", async () => {
+  const times: number[] = [];
+  const ends: number[] = [];
+  const { client, clock, calls } = fakeService(({ body }) => {
+    if (clock.now() < 20_000) return new TypeError("away");
+    return body.wait_ms === 0 ? { checks: [] } : silence;
+  });
+  const checker = new Checker(client, "shop", () => "commit", {
+    onError: () => times.push(clock.now()),
+    onRecovery: (awayMs) => ends.push(awayMs),
+  });
+  const stop = new AbortController();
+  const running = checker.run({ signal: stop.signal });
+
+  await clock.advance(25_000);
+  stop.abort();
+  await running;
+
+  assert.deepEqual(times, [0]);
+  assert.equal(ends.length, 1);
+  assert.ok(calls.length > 5 && calls.length < 20, `${calls.length}`);
+});
+
 test("a checker without a key ends with the refusal", async () => {
   const { client } = fakeService(() => refused(401, "unauthenticated"));
 

@@ -6,6 +6,7 @@ import {
   LeaseLost,
   type ReceivedMessage,
   Redeliver,
+  Unreachable,
   Worker,
   type WorkerOptions,
 } from "../../src/index.js";
@@ -52,13 +53,15 @@ function world(
     if (call.operation === GROUP) return { ordered };
     if (call.operation === RECEIVE) {
       const some = messages.splice(0, call.body.max_messages);
-      return some.length ? { server_time: new Date(T0).toISOString(), messages: some } : silence;
+      if (some.length === 0 && call.body.wait_ms > 0) return silence;
+      return { server_time: new Date(T0).toISOString(), messages: some };
     }
     const results = call.body.entries.map(() => ({ status: 200 }));
     return { accepted: results.length, rejected: 0, results };
   });
   const onError = (error: unknown): unknown => errors.push(error);
-  const worker = new Worker(service.client, "billing", handler, { onError, ...rest });
+  const quiet = { onError, onRecovery: () => undefined };
+  const worker = new Worker(service.client, "billing", handler, { ...quiet, ...rest });
   const stop = new AbortController();
   const running = worker.run({ signal: stop.signal });
   const handles = (operation: string): string[] =>
@@ -477,6 +480,140 @@ test("a worker goes on after a service that was away, and was not healthy", asyn
   await running;
 });
 
+test("an outage is reported at its first failed try, each 30 seconds, and when it ends", async () => {
+  const times: number[] = [];
+  const ends: number[] = [];
+  const messages: ReceivedMessage[] = [];
+  const options: WorkerOptions = {
+    onError: () => times.push(clock.now()),
+    onRecovery: (awayMs) => ends.push(clock.now(), awayMs),
+  };
+  const isAway = (): boolean => clock.now() >= 25_000 && clock.now() < 125_000;
+  const { clock, running, calls, stop } = world(
+    messages,
+    async () => undefined,
+    options,
+    ({ operation, body }) => {
+      if (isAway()) return new TypeError("away");
+      if (operation !== RECEIVE) return undefined;
+      return clock.sleep(body.wait_ms).then(() => ({ server_time: "", messages: [] }));
+    },
+  );
+
+  await clock.advance(200_000);
+  stop();
+  await running;
+
+  assert.equal(times.length, 3);
+  const [first = 0, second = 0, third = 0] = times;
+  assert.equal(first, 40_000); // the end of a receive that the service had taken
+  assert.ok(second >= 70_000 && second < 75_000, `${second}`);
+  assert.ok(third >= 100_000 && third < 110_000, `${third}`);
+  assert.equal(ends.length, 2);
+  const [end = 0, awayMs] = ends;
+  assert.ok(end >= 125_000 && end <= 127_500, `${end}`);
+  assert.equal(awayMs, end - first);
+  const receives = calls.filter(({ operation }) => operation === RECEIVE);
+  assert.ok(receives.length < 60, `${receives.length}`);
+});
+
+test("an outage is reported once, however many messages wait for their acknowledgement", async () => {
+  const { open, handler } = held();
+  const ends: number[] = [];
+  const { clock, errors, worker, running, stop } = world(
+    [1, 2, 3].map((n) => message(n)),
+    handler,
+    { concurrency: 3, onRecovery: (awayMs) => ends.push(awayMs) },
+    () => (clock.now() >= 5_000 && clock.now() < 20_000 ? new TypeError("away") : undefined),
+  );
+  await clock.advance(5_000);
+  open.get("msg_1")?.end();
+  await clock.advance(0);
+  assert.equal(errors.length, 1);
+  assert.ok(errors[0] instanceof Unreachable);
+
+  await clock.advance(20_000);
+
+  assert.equal(errors.length, 1);
+  assert.equal(ends.length, 1);
+  assert.equal(worker.counts.acknowledged, 1);
+  open.forEach(({ end }) => end());
+  stop();
+  await running;
+});
+
+test("a receive whose answer was lost is sent again with its id, until it is answered", async () => {
+  const { calls, clock, handles, running, stop } = world(
+    [message(1)],
+    async () => undefined,
+    {},
+    ({ operation }) =>
+      operation === RECEIVE && clock.now() < 90_000 ? new TypeError("lost") : undefined,
+  );
+  await clock.advance(100_000);
+  stop();
+  await running;
+
+  const ids = calls.filter(({ operation }) => operation === RECEIVE).map((call) => call.body);
+  assert.equal(new Set(ids.map(({ attempt_id }) => attempt_id)).size, 2);
+  assert.deepEqual(handles(ACK), ["lh_1"]);
+});
+
+test("a worker that starts while the service is away waits for it", async () => {
+  const { clock, errors, handles, running, stop } = world(
+    [message(1)],
+    async () => undefined,
+    {},
+    () => (clock.now() < 90_000 ? new TypeError("away") : undefined),
+  );
+  await clock.advance(0);
+  assert.ok(errors[0] instanceof Unreachable);
+
+  await clock.advance(100_000);
+  stop();
+  await running;
+
+  assert.deepEqual(handles(ACK), ["lh_1"]);
+});
+
+test("an onError that throws, or returns a promise that rejects, breaks nothing", async (t) => {
+  const log = t.mock.method(console, "error", () => undefined);
+  for (const onError of [
+    (): void => {
+      throw new Error("the log is full");
+    },
+    async (): Promise<void> => {
+      throw new Error("the log is full");
+    },
+  ]) {
+    const { clock, worker, running, stop } = world(
+      [message(1), message(2)],
+      async ({ message_id }) => {
+        if (message_id === "msg_1") throw new Error("no");
+      },
+      { onError },
+    );
+    await clock.advance(10);
+    stop();
+    await running;
+
+    assert.deepEqual([worker.counts.acknowledged, worker.counts.rejected], [1, 1]);
+  }
+  assert.equal(log.mock.callCount(), 2);
+});
+
+test("a worker runs once, and with one handler at least", async () => {
+  const { worker, running, stop } = world([], async () => undefined);
+  await assert.rejects(worker.run(), /was called before/);
+  stop();
+  await running;
+
+  for (const concurrency of [0, -1, 1.5, NaN]) {
+    const options = { concurrency };
+    assert.throws(() => new Worker(worker.client, "billing", worker.handler, options), RangeError);
+  }
+});
+
 test("a worker whose requests are not repeated pauses between them", async () => {
   const { client, clock, operations } = fakeService(
     ({ operation }) => (operation === GROUP ? { ordered: false } : new TypeError("away")),
@@ -490,7 +627,7 @@ test("a worker whose requests are not repeated pauses between them", async () =>
   stop.abort();
   await running;
 
-  assert.equal(operations().filter((one) => one === RECEIVE).length, 6);
+  assert.equal(operations().filter((one) => one === RECEIVE).length, 7);
 });
 
 test("a group that does not exist ends the worker with the refusal", async () => {
