@@ -22,6 +22,45 @@ pytestmark = [
     pytest.mark.skipif(not selected("typescript"), reason="CLIENTS names other languages"),
 ]
 SOURCE = ROOT / "clients" / "typescript"
+README = "clients/typescript/README.md"
+EXAMPLES = {  # of the README: what each has that those after it do not have
+    "database": "new pg.Pool",
+    "transaction": "client.transaction(",
+    "server": "createServer",
+    "webhook": "nodeCheckHandler",
+    "checker": "new Checker(",
+    "request": "client.request(",
+    "reply": "/reply",
+    "worker": "new Worker(",
+    "send": "client.send(",
+}
+SURROUNDED = {  # the names that an example takes from the program around it
+    "server": ("markers", "secret"),
+    "webhook": ("markers", "secret", "hono", "express", "raw"),
+    "checker": ("client", "markers", "signal"),
+    "request": ("client",),
+    "reply": ("client", "signal"),
+}
+DECLARATIONS = {
+    "client": 'client: import("@escrowmq/client").EscrowMQ',
+    "markers": 'markers: import("@escrowmq/client").Markers',
+    "signal": "signal: AbortSignal",
+    "secret": "secret: string",
+    "hono": """hono: {
+      post(path: string, handler: (c: { req: { raw: Request } }) => Promise<Response>): void;
+    }""",
+    "express": """express: {
+      post(
+        path: string,
+        parse: "parses",
+        handler: (
+          request: import("node:http").IncomingMessage & { body?: unknown },
+          response: import("node:http").ServerResponse,
+        ) => unknown,
+      ): void;
+    }""",
+    "raw": 'raw: (options: { type: string }) => "parses"',
+}
 
 
 @pytest.fixture
@@ -101,34 +140,81 @@ def test_the_typescript_program_of_the_page_publishes_an_order_and_bills_it(
     package, server, postgresql
 ):
     (program,) = code_in("docs/clients.md")
-    database = next(code for code in code_in("clients/typescript/README.md") if "pool =" in code)
-    address = '"http://127.0.0.1:8080"'
-    assert address in program
-    page = package.folder / "page"
-    page.mkdir()
-    (page / "database.ts").write_text(database, "utf-8")
-    (page / "program.ts").write_text(program.replace(address, f'"{server.url}"'), "utf-8")
-    settings = {
-        "extends": "../tsconfig.json",
-        "compilerOptions": {"rootDir": "..", "outDir": "../dist", "noEmit": False},
-        "include": ["*.ts"],
-    }
-    (page / "tsconfig.json").write_text(json.dumps(settings), "utf-8")
-    package.run("page", "npm", "exec", "--", "tsc", "--project", "page")
-    url = make_url(postgresql.new_database())
-    with psycopg.connect(host=url.query["host"], user=url.username, dbname=url.database) as shop:
-        shop.execute("CREATE TABLE shop_orders (order_id int)")
-    with owner(server) as client:
-        client.post("/v1/topics", json={"topic": "orders"}).raise_for_status()
-        client.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}).raise_for_status()
+    examples = {"database": readme_examples()["database"], "program": at(server, program)}
+    compile_examples(package, "page", examples)
 
-    environment = {"ESCROWMQ_API_KEY": KEY, **as_environment(url)}
+    environment = prepared_shop(server, postgresql)
     printed = package.run("page", "node", "dist/page/program.js", environment=environment)
 
     assert printed == "bill order 7303\n"
     with owner(server) as client:
         found = client.get("/v1/transactions", params={"business_key": "order-7303"}).json()
         assert [one["state"] for one in found["items"]] == ["committed"]
+
+
+def test_the_typescript_examples_of_the_readme_compile_and_its_programs_run(
+    package, server, postgresql
+):
+    examples = {name: at(server, code) for name, code in readme_examples().items()}
+    assert set(examples) == set(EXAMPLES)
+    compile_examples(package, "readme", examples)
+    environment = prepared_shop(server, postgresql)
+
+    for name, expected in (("send", r"msg_\S+ \[ 'orders' \]\n"), ("transaction", "")):
+        printed = package.run(name, "node", f"dist/readme/{name}.js", environment=environment)
+        assert re.fullmatch(expected, printed), printed
+    with owner(server) as client:
+        assert client.get("/v1/transactions/order-7303").json()["state"] == "committed"
+    with package.started("node", "dist/readme/worker.js", environment=environment) as worker:
+        assert {worker.stdout.readline() for _ in range(2)} == {"bill 7301\n", "bill 7303\n"}
+        worker.terminate()
+        assert worker.wait(30) == 0
+    with owner(server) as client:
+        lag = client.get("/v1/groups/billing/lag").json()
+    assert lag["messages_ready"] + lag["messages_leased"] + lag["messages_waiting"] == 0
+
+
+def prepared_shop(server: Server, postgresql) -> dict[str, str]:
+    """Make the topic, the group and the database of the examples; return their environment."""
+    url = make_url(postgresql.new_database())
+    with psycopg.connect(host=url.query["host"], user=url.username, dbname=url.database) as shop:
+        shop.execute("CREATE TABLE shop_orders (order_id int)")
+    with owner(server) as client:
+        client.post("/v1/topics", json={"topic": "orders"}).raise_for_status()
+        client.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}).raise_for_status()
+    service = {"ESCROWMQ_URL": server.url, "ESCROWMQ_API_KEY": KEY}
+    return {**service, "MQ_KEY": KEY, **as_environment(url)}
+
+
+def compile_examples(package: Workplace, folder: str, examples: dict[str, str]) -> None:
+    """Compile them beside the package, as strictly as it."""
+    page = package.folder / folder
+    page.mkdir()
+    for name, code in examples.items():
+        (page / f"{name}.ts").write_text(code, "utf-8")
+    settings = {
+        "extends": "../tsconfig.json",
+        "compilerOptions": {"rootDir": "..", "outDir": "../dist", "noEmit": False},
+        "include": ["*.ts"],
+    }
+    (page / "tsconfig.json").write_text(json.dumps(settings), "utf-8")
+    package.run(folder, "npm", "exec", "--", "tsc", "--project", folder)
+
+
+def at(server: Server, program: str) -> str:
+    """Replace the address of the service."""
+    return program.replace('"http://127.0.0.1:8080"', f'"{server.url}"')
+
+
+def readme_examples() -> dict[str, str]:
+    """Map the name of each example of the README to its code."""
+    found = {}
+    for code in code_in(README):
+        name = next(name for name, part in EXAMPLES.items() if part in code)
+        assert name not in found, f"two examples look like {name}"
+        declared = [f"declare const {DECLARATIONS[one]};\n" for one in SURROUNDED.get(name, ())]
+        found[name] = "".join(declared) + code
+    return found
 
 
 def as_environment(url: URL) -> dict[str, str]:

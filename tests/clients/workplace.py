@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -84,6 +86,25 @@ class Workplace:
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{said}"
         assert warnings or not _WARNING.search(said), f"{command} warns:\n{said}"
         return done.stdout
+
+    @contextmanager
+    def started(
+        self, *command: str | Path, environment: dict[str, str]
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A program that runs, killed at the end if it has not ended."""
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**_environment(), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def lines(self, folder: str, suffix: str) -> int:
         """The number of lines of the files that were generated."""
