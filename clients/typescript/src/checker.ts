@@ -23,7 +23,10 @@ export type AnswerCheck = (
 export interface CheckerOptions {
   /** How long one request waits for a check. */
   waitMs?: number | undefined;
+  /** Number of checks of one request. Their lookups run at the same time. */
   maxChecks?: number | undefined;
+  /** Time for one lookup, within the 15 seconds for which a check is leased. */
+  answerMs?: number | undefined;
   /**
    * Takes what went wrong: a lookup that threw, an answer that was refused. An outage of the service
    * is reported at its first failed try, then every 30 seconds. Without it: to the console.
@@ -97,12 +100,19 @@ export class Checker {
   }
 
   async #answered(check: Schemas["Check"]): Promise<Schemas["AnswerInput"]> {
+    const { answerMs = 10_000 } = this.options;
+    const done = new AbortController();
     try {
-      return { check_id: check.check_id, ...(await decided(this.answer, check)) };
+      const late = this.client.clock.sleep(answerMs, done.signal).then(() => undefined);
+      const answer = await Promise.race([decided(this.answer, check), late]);
+      if (!answer) throw new Error(`the lookup took more than ${answerMs} ms`);
+      return { check_id: check.check_id, ...answer };
     } catch (error) {
       this.#onError(error);
       const reason = asReason(String(error), MAX_REASON);
       return { check_id: check.check_id, decision: "unknown", evidence: { reason } };
+    } finally {
+      done.abort();
     }
   }
 }
@@ -154,7 +164,8 @@ export function nodeCheckHandler(
   answer: AnswerCheck,
   options: CheckHandlerOptions = {},
 ): (request: NodeRequest, response: NodeResponse) => Promise<void> {
-  const respond = responder(secrets, answer, options);
+  const onError = guarded(options.onError ?? ((error) => console.error(error)));
+  const respond = responder(secrets, answer, { onError });
   return async (request, response) => {
     const read = async (): Promise<unknown> => request.body ?? (await readAll(request));
     const { status, body } = await respond(request.headers, read);
@@ -164,7 +175,7 @@ export function nodeCheckHandler(
       response.writeHead(status, { "content-type": "application/json", ...close });
       response.end(body);
     } catch (error) {
-      (options.onError ?? console.error)(error); // another part of the program has answered
+      onError(error); // another part of the program has answered
     }
   };
 }
@@ -178,9 +189,10 @@ interface Answered {
 function responder(
   secrets: Secrets,
   answer: AnswerCheck,
-  { onError = (error) => console.error(error) }: CheckHandlerOptions,
+  options: CheckHandlerOptions,
 ): (headers: AnyHeaders, read: () => Promise<unknown>) => Promise<Answered> {
   if (typeof secrets !== "function") requireSecrets(secrets);
+  const onError = guarded(options.onError ?? ((error) => console.error(error)));
   const refusal = (status: number, error: string): Answered => ({
     status,
     body: JSON.stringify({ error }),

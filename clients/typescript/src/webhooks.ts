@@ -9,10 +9,14 @@ const VERSION = "v1";
 const TOLERANCE_SECONDS = 300;
 
 /** The request is not what its sender signed, or is too old. Do not act on it. */
-export class InvalidSignature extends EscrowMQError {}
+export class InvalidSignature extends EscrowMQError {
+  override name = "InvalidSignature";
+}
 
 /** Headers as `fetch` and as Node have them. */
-export type AnyHeaders = Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
+export type AnyHeaders =
+  | Pick<Headers, "get">
+  | Readonly<Record<string, string | readonly string[] | undefined>>;
 
 /**
  * The id of a request that was signed with one of the secrets (Standard Webhooks) and is at most
@@ -59,9 +63,14 @@ export function verify(
 }
 
 function header(headers: AnyHeaders, name: string): string | undefined {
-  if (headers instanceof Headers) return headers.get(name) ?? undefined;
+  // By its method: a framework may have a class `Headers` of its own.
+  if (isFetchHeaders(headers)) return headers.get(name) ?? undefined;
   const found = Object.entries(headers).find(([one]) => one.toLowerCase() === name)?.[1];
   return typeof found === "string" ? found : found?.[0];
+}
+
+function isFetchHeaders(headers: AnyHeaders): headers is Pick<Headers, "get"> {
+  return typeof headers["get" as keyof AnyHeaders] === "function";
 }
 
 /** Throws where there is no secret, or one is malformed. */

@@ -99,6 +99,23 @@ test("a checker reports an outage at its first failed try, and when it ends", as
   assert.ok(calls.length > 5 && calls.length < 20, `${calls.length}`);
 });
 
+test("a lookup that takes too long is answered unknown, and the others do not wait for it", async () => {
+  const { checker, calls, clock, errors } = world((id) =>
+    id === "order-1" ? new Promise(() => undefined) : "commit",
+  );
+  const answered = checker.runOnce();
+
+  await clock.advance(10_000);
+  await answered;
+
+  const evidence = { reason: "Error: the lookup took more than 10000 ms" };
+  assert.deepEqual(calls[1]?.body.answers, [
+    { check_id: "chk_1", decision: "unknown", evidence },
+    { check_id: "chk_2", decision: "commit" },
+  ]);
+  assert.equal(errors.length, 1);
+});
+
 test("a checker without a key ends with the refusal", async () => {
   const { client } = fakeService(() => refused(401, "unauthenticated"));
 

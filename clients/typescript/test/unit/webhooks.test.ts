@@ -37,6 +37,15 @@ test("the id of a signed request is returned, for any of the secrets", () => {
   assert.equal(verify([SECRET], canonical, BODY, now), "chk_1");
 });
 
+test("headers of a class of a framework's own are read by their method", () => {
+  const headers = new Map(Object.entries(signed(SECRET, BODY)));
+  class Theirs {
+    get = (name: string): string | null => headers.get(name) ?? null;
+  }
+
+  assert.equal(verify([SECRET], new Theirs(), BODY, now), "chk_1");
+});
+
 test("the vector of the specification is verified", () => {
   // standardwebhooks.com, from the reference implementations
   const headers = {
@@ -235,4 +244,21 @@ test("a lookup without a decision is 500, which is no answer", async () => {
   const response = await handler(request(signed(SECRET, BODY, today()), BODY));
 
   assert.equal(response.status, 500);
+});
+
+test("an onError that throws does not keep back the answer of a handler", async (t) => {
+  const log = t.mock.method(console, "error", () => undefined);
+  const onError = (): void => {
+    throw new Error("the log is full");
+  };
+  const answer = (): never => {
+    throw new Error("database away");
+  };
+  const handler = checkHandler([SECRET], answer, { onError });
+  const headers = signed(SECRET, BODY, Math.floor(Date.now() / 1_000));
+
+  const request = new Request("http://shop.test", { method: "POST", headers, body: BODY });
+
+  assert.equal((await handler(request)).status, 500);
+  assert.equal(log.mock.callCount(), 1);
 });
