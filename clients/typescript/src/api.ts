@@ -95,7 +95,7 @@ type LooseRequest = (
 
 export function newApi(connection: Connection): Api {
   const { url, apiKey, fetch } = connection;
-  const headers = apiKey === undefined ? {} : { authorization: `Bearer ${apiKey}` };
+  const headers = !apiKey ? {} : { authorization: `Bearer ${apiKey}` };
   const client = createClient<paths>({ baseUrl: url, fetch, headers });
   const request = client.request as unknown as LooseRequest;
   const verb = (method: Verb) => (path: string, init?: Loose) =>
@@ -158,7 +158,7 @@ async function once(
   const { data, error, response } = answer;
   if (!response.ok) {
     const problem = ProblemError.of(response, error);
-    if (FROM_A_PROXY.has(problem.code)) throw new Unreachable(problem.message);
+    if (FROM_A_PROXY.has(problem.code)) throw new Unreachable(problem.message, { cause: problem });
     throw problem;
   }
   if (response.status === 207) throw new RefusedEntries(data);

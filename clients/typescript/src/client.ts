@@ -12,15 +12,24 @@ import {
 } from "./transaction.js";
 
 export interface Options {
-  /** Of the service. Without it, the environment variable ESCROWMQ_URL. */
+  /** Address of the service. Without it, the environment variable ESCROWMQ_URL. */
   url?: string | undefined;
   /** Without it, the environment variable ESCROWMQ_API_KEY, if there is one. */
   apiKey?: string | undefined;
+  /** How long requests are repeated: what is not given is that of `defaultRetry`. */
   retry?: Partial<Retry> | undefined;
   /** Time for one try of a request, without the time that it asks the service to wait. */
   timeoutMs?: number | undefined;
+  /** Sends the requests: for a proxy, certificates of your own, or a test. */
   fetch?: ((request: Request) => Promise<Response>) | undefined;
+  /** For tests, which move its time. */
   clock?: Clock | undefined;
+}
+
+export interface RequestOptions {
+  /** Time in which the consumer may reply. */
+  timeoutMs?: number | undefined;
+  signal?: AbortSignal | undefined;
 }
 
 /** A client of one service. It holds no connection and starts nothing by itself. */
@@ -31,7 +40,7 @@ export class EscrowMQ {
 
   constructor(options: Options = {}) {
     const url = options.url ?? process.env["ESCROWMQ_URL"];
-    if (url === undefined) throw new TypeError("give url, or set ESCROWMQ_URL");
+    if (!url) throw new TypeError("give url, or set ESCROWMQ_URL");
     const { protocol } = new URL(url); // throws where it is not one
     if (!/^https?:$/.test(protocol))
       throw new TypeError(`url needs http:// or https://, not ${protocol}`);
@@ -50,18 +59,21 @@ export class EscrowMQ {
   send(
     topic: string,
     message: MessageInput,
-    { idempotencyKey, ...call }: CallOptions & { idempotencyKey?: string } = {},
+    { idempotencyKey, ...call }: CallOptions & { idempotencyKey?: string | undefined } = {},
   ): Promise<Schemas["Receipt"]> {
     const header = idempotencyKey === undefined ? {} : { "Idempotency-Key": idempotencyKey };
     const params = { path: { topic }, header };
     return this.api.POST("/v1/topics/{topic}/messages", { params, body: message, ...call });
   }
 
-  /** Send a message and wait for the reply of its consumer. */
+  /**
+   * Send a message and wait for the reply of its consumer, for 30 seconds at most. With a longer
+   * `timeoutMs`, the state may be `pending` then: get the request again for its reply.
+   */
   request(
     topic: string,
     message: MessageInput,
-    { timeoutMs = 30_000, ...call }: { timeoutMs?: number; signal?: AbortSignal } = {},
+    { timeoutMs = 30_000, ...call }: RequestOptions = {},
   ): Promise<Schemas["RequestView"]> {
     return this.api.POST("/v1/topics/{topic}/requests", {
       params: { path: { topic } },
@@ -96,22 +108,25 @@ export class EscrowMQ {
     return runTransaction(this, producerGroup, options, work);
   }
 
+  /** Begin a transaction with its messages, which no consumer sees before `commit`. */
   begin(
     body: Schemas["BeginInput"],
-    { idempotencyKey, ...call }: CallOptions & { idempotencyKey?: string } = {},
+    { idempotencyKey, ...call }: CallOptions & { idempotencyKey?: string | undefined } = {},
   ): Promise<Schemas["Transaction"]> {
     const header = idempotencyKey === undefined ? {} : { "Idempotency-Key": idempotencyKey };
     return this.api.POST("/v1/transactions", { params: { header }, body, ...call });
   }
 
+  /** Publish the messages of a transaction. Repeated, it changes nothing. */
   commit(transactionId: string, call: CallOptions = {}): Promise<Schemas["Decision"]> {
     const params = { path: { transaction_id: transactionId } };
     return this.api.POST("/v1/transactions/{transaction_id}/commit", { params, ...call });
   }
 
+  /** Discard the messages of a transaction. Repeated, it changes nothing. */
   rollback(
     transactionId: string,
-    { reason, ...call }: CallOptions & { reason?: string } = {},
+    { reason, ...call }: CallOptions & { reason?: string | undefined } = {},
   ): Promise<Schemas["Decision"]> {
     const params = { path: { transaction_id: transactionId } };
     const body = reason === undefined ? {} : { reason };
@@ -131,6 +146,7 @@ export class EscrowMQ {
     });
   }
 
+  /** Acknowledge messages. Throws `RefusedEntries` if a lease has ended. */
   ack(
     group: string,
     entries: Schemas["AckEntry"][],
@@ -140,6 +156,7 @@ export class EscrowMQ {
     return this.api.POST("/v1/groups/{group}/ack", { params, body: { entries }, ...call });
   }
 
+  /** Reject messages: each is delivered again, after `delay_ms` or the backoff of its group. */
   nack(
     group: string,
     entries: Schemas["NackEntry"][],
@@ -149,6 +166,7 @@ export class EscrowMQ {
     return this.api.POST("/v1/groups/{group}/nack", { params, body: { entries }, ...call });
   }
 
+  /** Extend the leases of messages, each from now on. */
   extend(
     group: string,
     entries: Schemas["ExtendEntry"][],
@@ -158,6 +176,7 @@ export class EscrowMQ {
     return this.api.POST("/v1/groups/{group}/extend", { params, body: { entries }, ...call });
   }
 
+  /** Move messages to the dead letters of their group. */
   deadLetter(
     group: string,
     entries: Schemas["DeadLetterEntry"][],

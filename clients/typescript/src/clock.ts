@@ -8,6 +8,10 @@ export interface Clock {
   sleep(ms: number, signal?: AbortSignal): Promise<void>;
 }
 
+/** The longest delay of a timer of Node, 24 days; with a longer one it would end at once. */
+const MAX_MS = 2 ** 31 - 1;
+
+/** The time of this process. */
 export const systemClock: Clock = {
   now: () => performance.now(),
   random: () => Math.random(),
@@ -19,7 +23,7 @@ export const systemClock: Clock = {
         signal?.removeEventListener("abort", done);
         resolve();
       };
-      const timer = setTimeout(done, ms);
+      const timer = setTimeout(done, Math.min(ms, MAX_MS));
       signal?.addEventListener("abort", done);
     }),
 };

@@ -3,17 +3,21 @@ import type { Problem } from "./schemas.js";
 
 /** The base of all errors of this package. */
 export class EscrowMQError extends Error {
-  override name = this.constructor.name;
+  // A text in each class: programs log it, and a minifier renames classes.
+  override name = "EscrowMQError";
 }
 
 /** No response came: the service could not be reached, or did not answer in time. */
-export class Unreachable extends EscrowMQError {}
+export class Unreachable extends EscrowMQError {
+  override name = "Unreachable";
+}
 
 /**
  * The service refused a request. `code` says why. Decide by `status` and `retryable` where you do
  * not know a code, as later versions of the service may add some.
  */
 export class ProblemError extends EscrowMQError {
+  override name = "ProblemError";
   readonly code: string;
   readonly status: number;
   readonly detail: string;
@@ -49,6 +53,7 @@ export class ProblemError extends EscrowMQError {
 
 /** Some entries of a batch were refused. `answer` is the whole response. */
 export class RefusedEntries<Answer = unknown> extends EscrowMQError {
+  override name = "RefusedEntries";
   readonly problems: Problem[];
 
   constructor(readonly answer: Answer) {
@@ -60,25 +65,28 @@ export class RefusedEntries<Answer = unknown> extends EscrowMQError {
 }
 
 /** The lease of a message ended before its handler did. The message is delivered again. */
-export class LeaseLost extends EscrowMQError {}
+export class LeaseLost extends EscrowMQError {
+  override name = "LeaseLost";
+}
 
 /**
  * The local work is done, and the service has not confirmed the commit. Do not repeat the work: a
  * check publishes the messages if the local transaction committed.
  */
 export class CommitPending extends EscrowMQError {
+  override name = "CommitPending";
   constructor(
     readonly transactionId: string,
     cause?: unknown,
   ) {
-    super(`the commit of transaction ${transactionId} is not confirmed; a check decides`, {
-      cause,
-    });
+    const what = `the commit of transaction ${transactionId} is not confirmed; a check decides`;
+    super(what, causedBy(cause));
   }
 }
 
 /** The work returned, and its local transaction did not commit. Nothing is published. */
 export class NotCommitted extends EscrowMQError {
+  override name = "NotCommitted";
   constructor(readonly transactionId: string) {
     super(`the local transaction of ${transactionId} did not commit`);
   }
@@ -89,6 +97,7 @@ export class NotCommitted extends EscrowMQError {
  * before it, or have committed without a marker. Nothing is published.
  */
 export class NotMarked extends EscrowMQError {
+  override name = "NotMarked";
   constructor(readonly transactionId: string) {
     super(`the work of transaction ${transactionId} returned without tx.mark or tx.markSync`);
   }
@@ -99,8 +108,10 @@ export class NotMarked extends EscrowMQError {
  * marker was inserted.
  */
 export class MarkerCommitsAlone extends EscrowMQError {
+  override name = "MarkerCommitsAlone";
   constructor(cause?: unknown) {
-    super("no transaction is open on this connection: send BEGIN before the mark", { cause });
+    const what = "no transaction is open on this connection: send BEGIN before the mark";
+    super(what, causedBy(cause));
   }
 }
 
@@ -112,6 +123,7 @@ export class MarkerCommitsAlone extends EscrowMQError {
  * markers could not be read.
  */
 export class Fenced extends EscrowMQError {
+  override name = "Fenced";
   outcome: Outcome | undefined;
 
   constructor(
@@ -119,11 +131,15 @@ export class Fenced extends EscrowMQError {
     cause?: unknown,
     outcome?: Outcome,
   ) {
-    super(`transaction ${transactionId} is already decided; roll back the local transaction`, {
-      cause,
-    });
+    const what = `transaction ${transactionId} is already decided; roll back the local transaction`;
+    super(what, causedBy(cause));
     this.outcome = outcome;
   }
+}
+
+/** No property at all without a cause: a console would show `[cause]: undefined`. */
+function causedBy(cause: unknown): ErrorOptions | undefined {
+  return cause === undefined ? undefined : { cause };
 }
 
 function summary(problems: Problem[]): string {

@@ -12,7 +12,7 @@ export {
   type NodeResponse,
   type Secrets,
 } from "./checker.js";
-export { EscrowMQ, type Options } from "./client.js";
+export { EscrowMQ, type Options, type RequestOptions } from "./client.js";
 export { type Clock, systemClock } from "./clock.js";
 export {
   CommitPending,

@@ -10,6 +10,7 @@ import type { ReceivedMessage, Schemas } from "./schemas.js";
 
 /** Thrown by a handler: deliver the message again, after a pause instead of the group's own. */
 export class Redeliver extends EscrowMQError {
+  override name = "Redeliver";
   constructor(
     readonly afterMs?: number,
     reason = "the handler asks for another delivery",
@@ -19,10 +20,14 @@ export class Redeliver extends EscrowMQError {
 }
 
 /** Thrown by a handler: move the message to the dead letters. */
-export class DeadLetter extends EscrowMQError {}
+export class DeadLetter extends EscrowMQError {
+  override name = "DeadLetter";
+}
 
 /** Why the signal of a handler aborts when its worker stops. */
-class Stopped extends EscrowMQError {}
+class Stopped extends EscrowMQError {
+  override name = "Stopped";
+}
 
 /**
  * Processes one message. It is acknowledged when the promise resolves. `signal` aborts when the

@@ -2,7 +2,15 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { KEYED } from "../../src/api.js";
-import { EscrowMQ, ProblemError, RefusedEntries, Unreachable } from "../../src/index.js";
+import * as exported from "../../src/index.js";
+import {
+  EscrowMQ,
+  EscrowMQError,
+  ProblemError,
+  RefusedEntries,
+  systemClock,
+  Unreachable,
+} from "../../src/index.js";
 import { fakeService, problem, refused, respond, silence } from "./support.js";
 
 const RECEIPT = { message_id: "msg_1", topic: "orders", durability: "synced" };
@@ -205,4 +213,69 @@ test("a call that gets no answer says where it went, and what failed first", asy
     client.commit("order-1"),
     /^Unreachable: no response from POST \/v1\S+commit at service.test: ECONNREFUSED$/,
   );
+});
+
+test("a variable of the environment that is empty is none", async (t) => {
+  t.after(() => {
+    delete process.env["ESCROWMQ_API_KEY"];
+    delete process.env["ESCROWMQ_URL"];
+  });
+  process.env["ESCROWMQ_API_KEY"] = process.env["ESCROWMQ_URL"] = "";
+  assert.throws(() => new EscrowMQ(), /set ESCROWMQ_URL/);
+  const { client, calls } = fakeService(() => RECEIPT, { apiKey: undefined });
+
+  await client.send("orders", { json: 1 });
+
+  assert.equal(calls[0]?.headers.get("authorization"), null);
+});
+
+test("each try that is repeated is reported to the call", async () => {
+  const answers = [BROKEN, refused(503, "overloaded", true), RECEIPT];
+  const { client, clock } = fakeService(() => answers.shift());
+  const errors: unknown[] = [];
+
+  const sent = client.send("orders", { json: 1 }, { onRetry: (error) => errors.push(error) });
+  await clock.advance(1_000);
+  await sent;
+
+  assert.deepEqual(
+    errors.map((error) => (error as Error).name),
+    ["Unreachable", "ProblemError"],
+  );
+});
+
+test("an answer of a proxy is the cause of what it says of the service", async () => {
+  const { client } = fakeService(() => new Response("<html>", { status: 502 }), {
+    retry: { totalMs: 0 },
+  });
+
+  await assert.rejects(client.commit("order-1"), (error: unknown) => {
+    assert.ok(error instanceof Unreachable);
+    assert.equal((error.cause as ProblemError).status, 502);
+    return true;
+  });
+});
+
+test("an error keeps its name when its class is renamed, and has no cause without one", () => {
+  const classes = Object.entries(exported).filter(
+    ([, value]) => typeof value === "function" && value.prototype instanceof EscrowMQError,
+  );
+  assert.ok(classes.length >= 12);
+  for (const [name, value] of classes) {
+    const Renamed = class a extends (value as new (...args: unknown[]) => EscrowMQError) {};
+    const error = new Renamed({}, undefined);
+    assert.equal(error.name, name);
+    assert.ok(error.cause !== undefined || !("cause" in error), name);
+  }
+});
+
+test("a pause that is longer than a timer can take does not end at once", async () => {
+  const stop = new AbortController();
+  const pause = systemClock.sleep(Infinity, stop.signal).then(() => "ended");
+
+  const first = await Promise.race([pause, systemClock.sleep(20).then(() => "goes on")]);
+
+  stop.abort();
+  assert.equal(first, "goes on");
+  assert.equal(await pause, "ended");
 });
