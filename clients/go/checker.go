@@ -23,15 +23,24 @@ type Checker struct {
 	Answer func(ctx context.Context, transactionID string) (Decision, error)
 	// Timeout of one call of Answer. 0: 10 seconds, within the 15 for which a check is leased.
 	Timeout time.Duration
-	// Log gets failures. Nil: slog.Default().
+	// Log gets failures: an outage of the service at its first failed try, then every 30 seconds,
+	// and its end. Nil: slog.Default().
 	Log *slog.Logger
 }
 
 // Run answers checks until the context ends, and returns its error. A failure of the service is
 // logged and tried again.
 func (c *Checker) Run(ctx context.Context) error {
+	watching := &outage{log: logger(c.Log).With("producer_group", c.ProducerGroup)}
 	for ctx.Err() == nil {
-		_, err := c.RunOnce(ctx, 20*time.Second)
+		var checks []api.Check
+		err := watching.repeat(ctx, func(ctx context.Context) (err error) {
+			checks, err = c.receive(ctx, watching.patience())
+			return err
+		})
+		if err == nil {
+			_, err = c.answer(watching.watch(ctx), checks)
+		}
 		if HasCode(err, "check_not_open", "check_conflict") {
 			// The producer, or another checker, has decided in the meantime.
 			logger(c.Log).Info("an answer to a check came too late",
@@ -48,18 +57,33 @@ func (c *Checker) Run(ctx context.Context) error {
 // RunOnce waits for checks, answers them, and returns their number. The error is a *RefusedError if
 // the service refused some of the answers.
 func (c *Checker) RunOnce(ctx context.Context, wait time.Duration) (int, error) {
+	checks, err := c.receive(ctx, wait)
+	if err != nil {
+		return 0, err
+	}
+	return c.answer(ctx, checks)
+}
+
+func (c *Checker) receive(ctx context.Context, wait time.Duration) ([]api.Check, error) {
 	waitMs, most := wait.Milliseconds(), int32(1) // one at a time: each has its whole lease
 	answer, err := Check(c.Client.API.ReceiveChecksWithResponse(
 		ctx, c.ProducerGroup, api.ReceiveChecksInput{WaitMs: &waitMs, MaxChecks: &most}))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	list, err := value(answer.JSON200, answer)
-	if err != nil || len(list.Checks) == 0 {
-		return 0, err
+	if err != nil {
+		return nil, err
+	}
+	return list.Checks, nil
+}
+
+func (c *Checker) answer(ctx context.Context, checks []api.Check) (int, error) {
+	if len(checks) == 0 {
+		return 0, nil
 	}
 	input := api.AnswersInput{}
-	for _, check := range list.Checks {
+	for _, check := range checks {
 		decision, evidence := ask(ctx, c.Answer, check.TransactionID, c.Timeout)
 		input.Answers = append(input.Answers, api.AnswerInput{
 			CheckID: check.CheckID, Decision: api.CheckDecision(decision), Evidence: evidence,

@@ -253,6 +253,116 @@ func TestACheckThatWasAnsweredMeanwhileIsNoError(t *testing.T) {
 	}
 }
 
+// logged is a log that a test reads while it is written.
+type logged struct{ written chan string }
+
+func (l logged) Write(line []byte) (int, error) {
+	l.written <- string(line)
+	return len(line), nil
+}
+
+func newLog() (logged, *slog.Logger) {
+	log := logged{make(chan string, 1000)}
+	return log, slog.New(slog.NewTextHandler(log, nil))
+}
+
+// next returns the next line, which is written within a time in which no call has given up.
+func (l logged) next(t *testing.T) string {
+	t.Helper()
+	select {
+	case line := <-l.written:
+		return line
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing is logged")
+		return ""
+	}
+}
+
+// comesBack is a service that is away for its first requests, and the bodies of the receives.
+func comesBack(t *testing.T, away int, received string) (url string, bodies chan string) {
+	t.Helper()
+	bodies = make(chan string, 1000)
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.HasSuffix(r.URL.Path, "/receive") {
+			bodies <- string(body)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if away--; away >= 0 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		} else if r.Method == http.MethodGet {
+			_, _ = io.WriteString(w, `{"group":"billing","ordered":false}`)
+		} else if strings.Contains(string(body), `"wait_ms":0`) {
+			_, _ = io.WriteString(w, received)
+		} else {
+			<-r.Context().Done()
+		}
+	}
+	server := httptest.NewServer(http.HandlerFunc(answer))
+	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+	return server.URL, bodies
+}
+
+func TestAWorkerLogsAnOutageAtItsFirstFailedTryAndItsEnd(t *testing.T) {
+	const none = `{"server_time":"2026-11-24T00:00:00Z","messages":[]}`
+	url, bodies := comesBack(t, 4, none)
+	client, err := New(url) // with its default rule: it repeats a request for 30 seconds
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, logger := newLog()
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	worker := &Worker{Client: client, Group: "billing", Log: logger}
+	go func() { ended <- worker.Run(running) }()
+
+	first, second := log.next(t), log.next(t)
+	waits := <-bodies // of the receive after the outage, which was noticed while the group was read
+
+	stop()
+	if err := <-ended; err != nil || len(log.written) != 0 {
+		t.Error(err, len(log.written), "more lines")
+	}
+	if !strings.Contains(first, "the service cannot be reached") ||
+		!strings.Contains(second, "the service answers again") {
+		t.Error(first, second)
+	}
+	if !strings.Contains(waits, `"wait_ms":20000`) {
+		t.Error(waits)
+	}
+}
+
+func TestACheckerLogsAnOutageAtItsFirstFailedTryAndItsEnd(t *testing.T) {
+	url, bodies := comesBack(t, 4, `{"checks":[]}`)
+	client, err := New(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, logger := newLog()
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	checker := &Checker{Client: client, ProducerGroup: "shop", Log: logger}
+	go func() { ended <- checker.Run(running) }()
+
+	first, second := log.next(t), log.next(t)
+	for range 5 {
+		<-bodies
+	}
+	waits := <-bodies
+
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) || len(log.written) != 0 {
+		t.Error(err, len(log.written), "more lines")
+	}
+	if !strings.Contains(first, "the service cannot be reached") ||
+		!strings.Contains(second, "the service answers again") {
+		t.Error(first, second)
+	}
+	if !strings.Contains(waits, `"wait_ms":20000`) {
+		t.Error(waits)
+	}
+}
+
 func TestABeginWithoutAnAnswerIsNotRolledBack(t *testing.T) {
 	server := answers(t, answer{503, "away"})
 	client, err := New(server.URL, WithRetry(Retry{}))

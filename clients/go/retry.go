@@ -56,10 +56,13 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 		request.Header.Set("Idempotency-Key", randomID())
 	}
 	started := time.Now()
+	watching := outageOf(request)
 	for tries := 1; ; tries++ {
 		response, err := r.next.Do(request)
 		again, asked := verdict(response, err)
+		watching.note(request, response, err, again)
 		isRepeatable := request.Body == nil || request.GetBody != nil
+		isRepeatable = isRepeatable && request.Context().Value(onceKey{}) == nil
 		if !again || !isRepeatable || request.Context().Err() != nil {
 			return response, err
 		}

@@ -84,9 +84,11 @@ type Worker struct {
 	Shutdown time.Duration
 	// Name is stored with the leases.
 	Name string
-	// Log gets failures. Nil: slog.Default().
+	// Log gets failures: an outage of the service at its first failed try, then every 30 seconds,
+	// and its end. Nil: slog.Default().
 	Log *slog.Logger
 
+	outage                                      *outage
 	acknowledged, rejections, lost, deadLetters atomic.Int64
 
 	received atomic.Int64 // when the last receive was answered, in ms
@@ -111,13 +113,20 @@ func (w *Worker) SinceReceive() time.Duration {
 
 // Run receives until the context ends; then it waits for the handlers, at most for Shutdown, and
 // gives back what they have not finished. It returns nil then, and an error if the service refuses
-// to let this group receive.
+// to let this group receive. While the service is away, it is tried again.
 func (w *Worker) Run(ctx context.Context) error {
-	answer, err := Check(w.Client.API.GetGroupWithResponse(ctx, w.Group))
-	if err != nil {
+	w.outage = &outage{log: logger(w.Log).With("group", w.Group)}
+	var group *api.Group
+	err := w.outage.repeat(ctx, func(ctx context.Context) error {
+		answer, err := Check(w.Client.API.GetGroupWithResponse(ctx, w.Group))
+		if err == nil {
+			group, err = value(answer.JSON200, answer)
+		}
 		return err
+	})
+	if ctx.Err() != nil {
+		return nil
 	}
-	group, err := value(answer.JSON200, answer)
 	if err != nil {
 		return err
 	}
@@ -168,7 +177,11 @@ func (w *Worker) receive(
 			}
 			break
 		}
-		list, err := w.receiveOnce(ctx, attempt, wanted)
+		var list *api.ReceivedMessages
+		err := w.outage.repeat(ctx, func(ctx context.Context) (err error) {
+			list, err = w.receiveOnce(ctx, attempt, wanted)
+			return err
+		})
 		got := 0
 		if err == nil {
 			got = len(list.Messages)
@@ -178,15 +191,11 @@ func (w *Worker) receive(
 		for range wanted - got {
 			<-free
 		}
-		var problem *ProblemError
 		switch {
 		case ctx.Err() != nil && got == 0:
 			return nil
-		case errors.As(err, &problem) && !problem.Retryable:
-			return err
 		case err != nil:
-			logger(w.Log).Error("messages could not be received", "group", w.Group, "error", err)
-			_ = sleep(ctx, time.Second)
+			return err
 		case got > 0:
 			deliveries := make([]Delivery, got)
 			for place, message := range list.Messages {
@@ -201,7 +210,7 @@ func (w *Worker) receiveOnce(
 	ctx context.Context, attempt string, wanted int,
 ) (*api.ReceivedMessages, error) {
 	input := api.ReceiveInput{AttemptID: &attempt}
-	most, wait := int32(min(wanted, 1000)), int64(20_000)
+	most, wait := int32(min(wanted, 1000)), w.outage.patience().Milliseconds()
 	input.MaxMessages, input.WaitMs = &most, &wait
 	if w.Name != "" {
 		input.Worker = &w.Name
@@ -295,6 +304,7 @@ func (w *Worker) hold(
 }
 
 func (w *Worker) extend(ctx context.Context, delivery Delivery, lease time.Duration) error {
+	ctx = w.outage.watch(ctx)
 	ms := lease.Milliseconds()
 	answer, err := Check(w.Client.API.ExtendLeasesWithResponse(ctx, w.Group, api.ExtendInput{
 		Entries: []api.ExtendEntry{{ReceiptHandle: delivery.ReceiptHandle, LeaseMs: &ms}},
@@ -338,7 +348,7 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		log.Error("the lease of a message was lost while it was handled")
 		return true
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), decisionTimeout)
+	ctx, cancel := context.WithTimeout(w.outage.watch(context.Background()), decisionTimeout)
 	defer cancel()
 	rejects := outcome != nil
 	var err error
