@@ -3,9 +3,11 @@ package dev.escrowmq.client;
 import dev.escrowmq.client.invoker.ApiException;
 import dev.escrowmq.client.model.AnswerInput;
 import dev.escrowmq.client.model.AnswersInput;
+import dev.escrowmq.client.model.Check;
 import dev.escrowmq.client.model.ReceiveChecksInput;
 import java.lang.System.Logger.Level;
 import java.time.Duration;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -20,6 +22,7 @@ public final class Checker implements AutoCloseable {
   private static final System.Logger LOG = System.getLogger(Checker.class.getName());
 
   private final EscrowMQ client;
+  private final Outage outage;
   private final String producerGroup;
   private final Outcomes outcomes;
   private final Duration timeout;
@@ -35,6 +38,7 @@ public final class Checker implements AutoCloseable {
   public Checker(EscrowMQ client, String producerGroup, Outcomes outcomes, Duration timeout) {
     this.client = client;
     this.producerGroup = producerGroup;
+    this.outage = new Outage(LOG, "a checker of " + producerGroup);
     this.outcomes = outcomes;
     this.timeout = timeout;
   }
@@ -45,10 +49,15 @@ public final class Checker implements AutoCloseable {
    */
   public void run() {
     loop.enter();
+    var once = client.watchedOnce(outage);
+    var watched = client.watched(outage);
     try {
       while (!loop.isStopped()) {
         try {
-          runOnce(Duration.ofSeconds(20));
+          var checks = outage.repeat(loop::isStopped, () -> receive(once, outage.patience()));
+          if (checks != null) {
+            answer(watched, checks);
+          }
         } catch (EscrowMQException | ApiException failure) {
           if (!loop.isStopped()) {
             LOG.log(Level.ERROR, "checks of " + producerGroup + " were not answered", failure);
@@ -73,17 +82,24 @@ public final class Checker implements AutoCloseable {
    * @throws RefusedException if the service refused the answer
    */
   public int runOnce(Duration wait) {
+    return answer(client, receive(client, wait));
+  }
+
+  private List<Check> receive(EscrowMQ by, Duration wait) {
     // One at a time: each has its whole lease.
     var wanted = new ReceiveChecksInput().waitMs(wait.toMillis()).maxChecks(1);
-    var list = EscrowMQ.answered(client.checks().receiveChecks(producerGroup, wanted));
-    var answers = new AnswersInput();
-    for (var check : list.getChecks()) {
-      answers.addAnswersItem(answer(check.getTransactionId()).checkId(check.getCheckId()));
-    }
-    if (list.getChecks().isEmpty()) {
+    return EscrowMQ.answered(by.checks().receiveChecks(producerGroup, wanted)).getChecks();
+  }
+
+  private int answer(EscrowMQ by, List<Check> checks) {
+    if (checks.isEmpty()) {
       return 0;
     }
-    return EscrowMQ.answered(client.checks().answerChecks(producerGroup, answers)).getAccepted();
+    var answers = new AnswersInput();
+    for (var check : checks) {
+      answers.addAnswersItem(answer(check.getTransactionId()).checkId(check.getCheckId()));
+    }
+    return EscrowMQ.answered(by.checks().answerChecks(producerGroup, answers)).getAccepted();
   }
 
   /** Ends {@link #run} and waits for it. */

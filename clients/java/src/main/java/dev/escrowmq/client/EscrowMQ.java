@@ -30,14 +30,16 @@ import java.time.Duration;
  * {@link ApiException} where there is no answer of the service. None of these is checked.
  */
 public final class EscrowMQ {
+  private final Builder builder;
   private final ApiClient settings;
   private final MessagesApi messages;
   private final TransactionsApi transactions;
   private final ChecksApi checks;
   private final ConsumeApi consume;
 
-  private EscrowMQ(Builder builder) {
-    var http = new RepeatingClient(builder.http, builder.retry);
+  private EscrowMQ(Builder builder, Outage outage) {
+    this.builder = builder;
+    var http = new RepeatingClient(builder.http, builder.retry, outage);
     settings =
         new ApiClient() {
           @Override
@@ -112,8 +114,23 @@ public final class EscrowMQ {
                 .connectTimeout(Duration.ofSeconds(10))
                 .build();
       }
-      return new EscrowMQ(this);
+      return new EscrowMQ(copy(retry), null);
     }
+
+    private Builder copy(Retry rule) {
+      var copy = new Builder(url).apiKey(apiKey).retry(rule).timeout(timeout);
+      return copy.httpClient(http);
+    }
+  }
+
+  /** Returns a client with these settings whose requests report their tries to the outage. */
+  EscrowMQ watched(Outage outage) {
+    return new EscrowMQ(builder, outage);
+  }
+
+  /** Returns the same, whose requests are not repeated. */
+  EscrowMQ watchedOnce(Outage outage) {
+    return new EscrowMQ(builder.copy(Retry.NONE), outage);
   }
 
   /** Stores one message, and returns where. A send that is repeated is stored once. */

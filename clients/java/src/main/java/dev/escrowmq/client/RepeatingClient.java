@@ -35,10 +35,13 @@ final class RepeatingClient extends HttpClient {
 
   private final HttpClient next;
   private final Retry retry;
+  private final Outage outage;
 
-  RepeatingClient(HttpClient next, Retry retry) {
+  /** Reports each try to the outage, if it is not null. */
+  RepeatingClient(HttpClient next, Retry retry, Outage outage) {
     this.next = next;
     this.retry = retry;
+    this.outage = outage;
   }
 
   @Override
@@ -52,11 +55,14 @@ final class RepeatingClient extends HttpClient {
       try {
         var response = next.send(request, handler);
         if (response.statusCode() < 400) {
+          note(null);
           return accepted(response);
         }
         problem = problem(response);
+        note(isRepeated(problem) ? new ProblemException(problem) : null);
       } catch (IOException unanswered) {
         failure = unanswered;
+        note(failure);
       }
       var asked = problem == null ? null : problem.getRetryAfterMs();
       var spent = Duration.ofNanos(System.nanoTime() - started);
@@ -69,6 +75,18 @@ final class RepeatingClient extends HttpClient {
         throw new ProblemException(problem);
       }
       Thread.sleep(wait.get().toMillis());
+    }
+  }
+
+  /** Reports why a try failed, or with null that the service answered it. */
+  private void note(Exception failure) {
+    if (outage == null) {
+      return;
+    }
+    if (failure == null) {
+      outage.ended();
+    } else {
+      outage.failed(failure);
     }
   }
 

@@ -11,6 +11,7 @@ import dev.escrowmq.client.model.NackEntry;
 import dev.escrowmq.client.model.NackInput;
 import dev.escrowmq.client.model.ReceiveInput;
 import dev.escrowmq.client.model.ReceivedMessage;
+import dev.escrowmq.client.model.ReceivedMessages;
 import java.lang.System.Logger.Level;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -40,10 +41,10 @@ import java.util.concurrent.atomic.AtomicLong;
  */
 public final class Worker implements AutoCloseable {
   private static final System.Logger LOG = System.getLogger(Worker.class.getName());
-  private static final Duration PATIENCE = Duration.ofSeconds(20); // of one receive
   private static final int MOST_MESSAGES = 1000; // of one receive
 
   private final EscrowMQ client;
+  private final EscrowMQ once; // repeats no request
   private final String group;
   private final Handler handler;
   private final int concurrency;
@@ -51,6 +52,7 @@ public final class Worker implements AutoCloseable {
   private final Duration shutdown;
   private final String name;
 
+  private final Outage outage;
   private final Loop loop = new Loop();
   private final Semaphore free;
   private final Set<Delivery> held = ConcurrentHashMap.newKeySet();
@@ -62,7 +64,9 @@ public final class Worker implements AutoCloseable {
   private ScheduledExecutorService clock;
 
   private Worker(Builder builder) {
-    client = builder.client;
+    outage = new Outage(LOG, "a worker of " + builder.group);
+    client = builder.client.watched(outage);
+    once = builder.client.watchedOnce(outage);
     group = builder.group;
     handler = builder.handler;
     concurrency = builder.concurrency;
@@ -166,7 +170,8 @@ public final class Worker implements AutoCloseable {
   /**
    * Receives until the worker is stopped or this thread is interrupted; then waits for the
    * handlers, at most for the time of shutdown, and rejects what they have not finished. A message
-   * that no handler has begun is given back unprocessed: its attempt does not count.
+   * that no handler has begun is given back unprocessed: its attempt does not count. While the
+   * service is away, it is tried again.
    *
    * @throws ProblemException if the service refuses to let this group receive
    */
@@ -176,8 +181,12 @@ public final class Worker implements AutoCloseable {
     clock = Executors.newSingleThreadScheduledExecutor(Threads.named("escrowmq-leases-" + group));
     var interrupted = false;
     try {
-      var ordered = EscrowMQ.answered(client.groups().getGroup(group)).getOrdered();
-      receive(Boolean.TRUE.equals(ordered));
+      var found =
+          outage.repeat(
+              loop::isStopped, () -> EscrowMQ.answered(once.groups().getGroup(group)));
+      if (found != null) {
+        receive(Boolean.TRUE.equals(found.getOrdered()));
+      }
     } finally {
       loop.calm();
       interrupted = Thread.interrupted();
@@ -193,7 +202,6 @@ public final class Worker implements AutoCloseable {
 
   /** Leases messages for free handlers and starts them. */
   private void receive(boolean ordered) {
-    var attempt = UUID.randomUUID().toString();
     while (!loop.isStopped()) {
       // Wait for one free handler, then take those that are free beside it.
       try {
@@ -203,17 +211,14 @@ public final class Worker implements AutoCloseable {
         return;
       }
       var wanted = Math.min(1 + free.drainPermits(), concurrency);
+      var attempt = UUID.randomUUID().toString();
       var got = 0;
       try {
-        var input =
-            new ReceiveInput()
-                .attemptId(attempt)
-                .maxMessages(Math.min(wanted, MOST_MESSAGES))
-                .waitMs(PATIENCE.toMillis())
-                .worker(name);
-        var list = EscrowMQ.answered(client.consume().receiveMessages(group, input));
+        var list = outage.repeat(loop::isStopped, () -> receive(attempt, wanted));
+        if (list == null) {
+          return;
+        }
         got = list.getMessages().size();
-        attempt = UUID.randomUUID().toString();
         received = System.nanoTime();
         var deliveries = new ArrayList<Delivery>();
         for (var message : list.getMessages()) {
@@ -223,18 +228,20 @@ public final class Worker implements AutoCloseable {
         for (var line : lines(deliveries, ordered)) {
           threads.execute(() -> handleLine(line));
         }
-      } catch (ProblemException | ApiException failure) {
-        if (failure instanceof ProblemException refused && !refused.isRetryable()) {
-          throw refused;
-        }
-        if (!loop.isStopped()) {
-          LOG.log(Level.ERROR, "messages of " + group + " were not received", failure);
-          loop.rest();
-        }
       } finally {
         free.release(wanted - got);
       }
     }
+  }
+
+  private ReceivedMessages receive(String attempt, int wanted) {
+    var input =
+        new ReceiveInput()
+            .attemptId(attempt)
+            .maxMessages(Math.min(wanted, MOST_MESSAGES))
+            .waitMs(outage.patience().toMillis())
+            .worker(name);
+    return EscrowMQ.answered(once.consume().receiveMessages(group, input));
   }
 
   /** Waits for the handlers, interrupts those that are too slow, and leaves behind the slowest. */

@@ -21,7 +21,13 @@ import java.util.Base64;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.logging.Handler;
+import java.util.logging.LogRecord;
+import java.util.logging.Logger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
@@ -328,6 +334,80 @@ class ClientTest {
     assertNotNull(lostAfter.get());
     assertTrue(lostAfter.get().toMillis() < 2000, lostAfter.toString());
     assertEquals(new Worker.Stats(0, 0, 1), worker.get().stats());
+  }
+
+  /** Keeps the lines that a class logs, until it is closed. */
+  private static final class Lines extends Handler implements AutoCloseable {
+    final BlockingQueue<LogRecord> written = new LinkedBlockingQueue<>();
+    private final Logger logger;
+
+    Lines(Class<?> of) {
+      logger = Logger.getLogger(of.getName());
+      logger.addHandler(this);
+    }
+
+    /** Returns the next line, which is written in a time in which no call has given up. */
+    String next() throws InterruptedException {
+      var line = written.poll(10, TimeUnit.SECONDS);
+      return line == null ? "nothing" : line.getLevel() + " " + line.getMessage();
+    }
+
+    @Override
+    public void publish(LogRecord line) {
+      written.add(line);
+    }
+
+    @Override
+    public void flush() {}
+
+    @Override
+    public void close() {
+      logger.removeHandler(this);
+    }
+  }
+
+  private static void assertOutage(Lines log, Runnable run, AutoCloseable stopped)
+      throws Exception {
+    var running = new Thread(run);
+    try (log;
+        stopped) {
+      running.start();
+      var first = log.next();
+      var second = log.next();
+
+      assertTrue(first.startsWith("SEVERE the service cannot be reached by"), first);
+      assertTrue(second.startsWith("INFO the service answers"), second);
+    }
+    running.join(10_000);
+    assertEquals(0, log.written.size());
+  }
+
+  @Test
+  void aWorkerLogsAnOutageAtItsFirstFailedTryAndItsEnd() throws Exception {
+    var group =
+        """
+        {"group": "g", "topics": [], "start": "earliest", "lease_ms": 300, "max_attempts": 3,
+         "backoff_ms": [], "dead_letter": true, "ordered": false, "revision": 1,
+         "created_at": "2026-11-24T00:00:00Z"}""";
+    var none = "{\"server_time\": \"2026-11-24T00:00:00Z\", \"messages\": []}";
+    var away = new Answer(503, "away");
+    var client =
+        client(Retry.DEFAULT, away, away, away, new Answer(200, group), new Answer(200, none));
+    var worker = Worker.builder(client, "g", delivery -> {}).build();
+
+    assertOutage(new Lines(Worker.class), worker::run, worker);
+  }
+
+  @Test
+  void aCheckerLogsAnOutageAtItsFirstFailedTryAndItsEnd() throws Exception {
+    var away = new Answer(503, "away");
+    var client = client(Retry.DEFAULT, away, away, away, new Answer(200, "{\"checks\": []}"));
+    var checker = new Checker(client, "shop", id -> Decision.COMMIT);
+
+    assertOutage(new Lines(Checker.class), checker::run, checker);
+
+    assertTrue(bodies.get(0).contains("\"wait_ms\":20000"), bodies.get(0));
+    assertTrue(bodies.get(3).contains("\"wait_ms\":0"), bodies.get(3)); // to notice its end
   }
 
   @Test
