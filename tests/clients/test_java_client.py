@@ -18,6 +18,68 @@ pytestmark = [
     pytest.mark.skipif(not selected("java"), reason="CLIENTS names other languages"),
 ]
 PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
+README = (ROOT / "clients" / "java" / "README.md").read_text("utf-8")
+# A class around the snippets, with the parts of Spring and of servlets that they use.
+AROUND = """import dev.escrowmq.client.*;
+import java.io.*;
+import java.sql.*;
+import javax.sql.DataSource;
+
+abstract class Snippets {{
+  interface TransactionSynchronization {{
+    int STATUS_ROLLED_BACK = 1;
+
+    default void beforeCommit(boolean readOnly) {{}}
+
+    default void afterCommit() {{}}
+
+    default void afterCompletion(int status) {{}}
+  }}
+
+  static class TransactionSynchronizationManager {{
+    static void registerSynchronization(TransactionSynchronization synchronization) {{}}
+  }}
+
+  static class DataSourceUtils {{
+    static Connection getConnection(DataSource dataSource) {{
+      throw new UnsupportedOperationException();
+    }}
+  }}
+
+  @SuppressWarnings("serial")
+  static class DataAccessResourceFailureException extends RuntimeException {{
+    DataAccessResourceFailureException(String message, Throwable cause) {{
+      super(message, cause);
+    }}
+  }}
+
+  interface Request {{
+    String getHeader(String name);
+
+    InputStream getInputStream() throws IOException;
+  }}
+
+  interface Response {{
+    void setStatus(int status);
+
+    void setContentType(String type);
+
+    OutputStream getOutputStream() throws IOException;
+  }}
+
+  record Order(String id) {{}}
+
+  EscrowMQ client;
+  Markers markers;
+  DataSource dataSource;
+  Order order;
+  CheckHandler checks;
+  Request request;
+  Response response;
+{methods}
+}}
+"""
+STRICT = ("-Xlint:all", "-Werror", "-proc:none")
 LIBRARIES = "target/classes:target/dependency/*"
 
 
@@ -79,8 +141,7 @@ def test_the_java_program_of_the_page_publishes_an_order_and_handles_it(package,
     (package.folder / "page").mkdir(exist_ok=True)
     (package.folder / "page" / "Shop.java").write_text(ours, "utf-8")
 
-    strict = ("-Xlint:all", "-Werror", "-proc:none")
-    package.run("page", "javac", *strict, "-cp", LIBRARIES, "-d", "page", "page/Shop.java")
+    package.run("page", "javac", *STRICT, "-cp", LIBRARIES, "-d", "page", "page/Shop.java")
     for _ in ("the first run", "the next"):
         printed = package.run("page", "java", "-cp", f"page:{LIBRARIES}", "Shop", warnings=True)
 
@@ -88,3 +149,15 @@ def test_the_java_program_of_the_page_publishes_an_order_and_handles_it(package,
         with owner(server) as client:
             found = client.get("/v1/transactions", params={"business_key": order}).json()["items"]
         assert [one["state"] for one in found] == ["committed"]
+
+
+def test_the_java_snippets_of_the_pages_compile(package):
+    snippets = re.findall(r"```java\n(.*?)```", PAGE + README, re.DOTALL)
+    bodies = [snippet for snippet in snippets if not snippet.startswith("import ")]
+    assert len(bodies) == 3
+    methods = [f"  void s{n}() throws Exception {{\n{body}  }}" for n, body in enumerate(bodies)]
+    (package.folder / "snippets").mkdir(exist_ok=True)
+    source = package.folder / "snippets" / "Snippets.java"
+    source.write_text(AROUND.format(methods="\n\n".join(methods)), "utf-8")
+
+    package.run("snippets", "javac", *STRICT, "-cp", LIBRARIES, "-d", "snippets", source)
