@@ -2,10 +2,12 @@
 a live service and databases.
 """
 
+import itertools
 import json
 import re
 import tomllib
 from collections.abc import Iterator
+from time import monotonic
 
 import psycopg
 import pytest
@@ -172,6 +174,37 @@ def test_the_typescript_examples_of_the_readme_compile_and_its_programs_run(
     with owner(server) as client:
         lag = client.get("/v1/groups/billing/lag").json()
     assert lag["messages_ready"] + lag["messages_leased"] + lag["messages_waiting"] == 0
+
+
+def test_a_typescript_worker_reports_that_the_service_is_away_and_when_it_is_back(
+    package, server, postgresql
+):
+    compile_examples(package, "outage", {"worker": readme_examples()["worker"]})
+    environment = prepared_shop(server, postgresql)
+    send_order(server, 1)
+
+    with package.started("node", "dist/outage/worker.js", environment=environment) as worker:
+        lines = iter(worker.stdout.readline, "")
+        assert next(lines) == "bill 1\n"
+        server.kill()
+        begun = monotonic()
+        assert any("Unreachable: no response from POST" in line for line in lines)
+        assert monotonic() - begun < 10
+        server.start()
+        send_order(server, 2)
+        left = list(itertools.takewhile(lambda line: line != "bill 2\n", lines))
+        worker.terminate()
+        left += lines
+
+    assert worker.returncode == 0
+    assert sum("Unreachable" in line for line in left) == 0
+    assert sum("EscrowMQ answers again" in line for line in left) == 1
+
+
+def send_order(server: Server, order_id: int) -> None:
+    with owner(server) as client:
+        body = {"json": {"order_id": order_id}}
+        client.post("/v1/topics/orders/messages", json=body).raise_for_status()
 
 
 def prepared_shop(server: Server, postgresql) -> dict[str, str]:

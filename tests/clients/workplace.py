@@ -91,20 +91,22 @@ class Workplace:
     def started(
         self, *command: str | Path, environment: dict[str, str]
     ) -> Iterator[subprocess.Popen[str]]:
-        """A program that runs, killed at the end if it has not ended."""
+        """A program that runs, killed if the test fails; its errors are among its output."""
         process = subprocess.Popen(
             command,
             cwd=self.folder,
             env={**_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
         with process:
             try:
                 yield process
-            finally:
+            except BaseException:
                 process.kill()
+                raise
 
     def lines(self, folder: str, suffix: str) -> int:
         """The number of lines of the files that were generated."""
