@@ -2,7 +2,7 @@ import type { CallOptions } from "./api.js";
 import type { EscrowMQ } from "./client.js";
 import { RefusedEntries } from "./errors.js";
 import { guarded, Outage } from "./outage.js";
-import { asReason } from "./reason.js";
+import { asReason, textOf } from "./reason.js";
 import type { Schemas } from "./schemas.js";
 import { type AnyHeaders, InvalidSignature, requireSecrets, verify } from "./webhooks.js";
 
@@ -28,8 +28,8 @@ export interface CheckerOptions {
   /** Time for one lookup, within the 15 seconds for which a check is leased. */
   answerMs?: number | undefined;
   /**
-   * Takes what went wrong: a lookup that threw, an answer that was refused. An outage of the service
-   * is reported at its first failed try, then every 30 seconds. Without it: to the console.
+   * Takes what went wrong: a lookup that threw, an answer that was refused. An outage of the
+   * service is reported at its first failed try, then every 30 seconds. Without it: to the console.
    */
   onError?: ((error: unknown) => void) | undefined;
   /** Takes the duration of an outage when the service answers again. Without it: to the console. */
@@ -57,8 +57,8 @@ export class Checker {
   }
 
   /**
-   * Answer checks until the signal aborts. While the service is away, it is tried again. Throws what
-   * cannot become better by itself.
+   * Answer checks until the signal aborts. While the service is away, it is tried again. Throws
+   * what cannot become better by itself.
    */
   async run({ signal }: { signal?: AbortSignal | undefined } = {}): Promise<void> {
     const once = { signal, retry: { totalMs: 0 } };
@@ -109,7 +109,7 @@ export class Checker {
       return { check_id: check.check_id, ...answer };
     } catch (error) {
       this.#onError(error);
-      const reason = asReason(String(error), MAX_REASON);
+      const reason = asReason(textOf(error), MAX_REASON);
       return { check_id: check.check_id, decision: "unknown", evidence: { reason } };
     } finally {
       done.abort();

@@ -10,3 +10,12 @@ export function asReason(text: string, maxCharacters: number): string {
     .replace(/\p{Surrogate}/gu, "\uFFFD");
   return [...plain].slice(0, maxCharacters).join("").trim() || "no reason";
 }
+
+/** The text of a value that was thrown; none where it cannot be turned into one. */
+export function textOf(thrown: unknown): string {
+  try {
+    return String(thrown);
+  } catch {
+    return "";
+  }
+}

@@ -4,7 +4,7 @@ import type { EscrowMQ } from "./client.js";
 import { type Clock, linked } from "./clock.js";
 import { EscrowMQError, LeaseLost, ProblemError } from "./errors.js";
 import { guarded, Outage } from "./outage.js";
-import { asReason } from "./reason.js";
+import { asReason, textOf } from "./reason.js";
 import { isTransient } from "./retry.js";
 import type { ReceivedMessage, Schemas } from "./schemas.js";
 
@@ -260,7 +260,7 @@ export class Worker {
 
   async #reject(delivery: Delivery, error: unknown): Promise<false> {
     const { receipt_handle } = delivery.message;
-    const said = error instanceof Error ? error.message : String(error);
+    const said = textOf(error instanceof Error ? error.message : error);
     const entry = { receipt_handle, reason: asReason(said, MAX_REASON) };
     if (error instanceof DeadLetter) {
       await this.#settle(delivery, "deadLettered", this.#deadLetters.add(entry));

@@ -99,7 +99,18 @@ test("a checker reports an outage at its first failed try, and when it ends", as
   assert.ok(calls.length > 5 && calls.length < 20, `${calls.length}`);
 });
 
-test("a lookup that takes too long is answered unknown, and the others do not wait for it", async () => {
+test("a lookup that throws a value without a text is answered unknown", async () => {
+  const { checker, calls } = world(() => {
+    throw Object.create(null);
+  });
+
+  await checker.runOnce();
+
+  const evidence = { reason: "no reason" };
+  assert.deepEqual(calls[1]?.body.answers[0].evidence, evidence);
+});
+
+test("a lookup that takes too long is answered unknown, and delays no other", async () => {
   const { checker, calls, clock, errors } = world((id) =>
     id === "order-1" ? new Promise(() => undefined) : "commit",
   );

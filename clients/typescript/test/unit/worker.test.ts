@@ -235,6 +235,23 @@ for (const [name, said, reason] of [
   });
 }
 
+for (const [name, thrown] of [
+  ["without a text", Object.create(null)],
+  ["with a message that is no text", Object.assign(new Error(), { message: { a: 1 } })],
+] as const) {
+  test(`a value ${name} that a handler throws rejects the message`, async () => {
+    const { worker, errors, running, stop } = world([message(1)], async () => {
+      throw thrown;
+    });
+    await settled();
+    stop();
+    await running;
+
+    assert.equal(worker.counts.rejected, 1);
+    assert.deepEqual(errors, [thrown]);
+  });
+}
+
 test("an entry for which its batch is refused does not keep back the others", async () => {
   const { worker, errors, handles, running, stop } = world(
     [1, 2, 3, 4, 5].map((n) => message(n)),
@@ -480,7 +497,7 @@ test("a worker goes on after a service that was away, and was not healthy", asyn
   await running;
 });
 
-test("an outage is reported at its first failed try, each 30 seconds, and when it ends", async () => {
+test("an outage is reported at its first failed try, each 30 s, and when it ends", async () => {
   const times: number[] = [];
   const ends: number[] = [];
   const messages: ReceivedMessage[] = [];
@@ -517,7 +534,7 @@ test("an outage is reported at its first failed try, each 30 seconds, and when i
   assert.ok(receives.length < 60, `${receives.length}`);
 });
 
-test("an outage is reported once, however many messages wait for their acknowledgement", async () => {
+test("an outage is reported once, however many acknowledgements wait for its end", async () => {
   const { open, handler } = held();
   const ends: number[] = [];
   const { clock, errors, worker, running, stop } = world(
@@ -542,7 +559,7 @@ test("an outage is reported once, however many messages wait for their acknowled
   await running;
 });
 
-test("a receive whose answer was lost is sent again with its id, until it is answered", async () => {
+test("a receive whose answer was lost is repeated with its id until it is answered", async () => {
   const { calls, clock, handles, running, stop } = world(
     [message(1)],
     async () => undefined,
