@@ -4,15 +4,11 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from audit.decode import arrow_spans
-from audit.decode.records import NUMBER_PROPERTIES, Records
+from audit.decode.records import Records
 from audit.decode.spans import Bytes, ascending
 from storage.formats.scan import Ints
-
-_NUMBER = r"^[0-9]{1,18}$"
-_INT = r"^[0-9]{1,9}$"  # a larger one is none
 
 
 class ArrowRecords(Records):
@@ -35,12 +31,6 @@ class ArrowRecords(Records):
         return arrow_spans.strings(
             arrow_spans.slices(self.items.data, ascending(found)), found[1] > 0
         )
-
-    def numbers(self, name: str) -> pa.Array:
-        """The same, where they are numbers."""
-        found = self.texts(name)
-        form = _INT if name in NUMBER_PROPERTIES else _NUMBER
-        return pc.if_else(pc.match_substring_regex(found, form), found, None).cast(pa.int64())
 
     @cached_property
     def topic_array(self) -> pa.DictionaryArray:

@@ -1,5 +1,5 @@
-"""Columns that are numbers, by numpy alone: of the header, and what a record says about its
-transaction (`audit/rules.py` works out outcomes from them).
+"""Columns that are numbers, by numpy alone: of the header, of properties, when a record is due, and
+what a record says about its transaction (`audit/rules.py` works out outcomes from them).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,10 +12,12 @@ from audit import columns
 from audit.columns import Role
 from audit.decode import spans
 from audit.decode.hashes import hashes
-from audit.decode.records import Records
+from audit.decode.records import NUMBER_PROPERTIES, Records
 from audit.decode.spans import Bytes, Flags
 from storage.formats import record as records
 from storage.formats import unit
+from storage.formats.delay_levels import DELAYS_MS, SCHEDULE_TOPIC
+from storage.formats.names import TIMER_TOPIC
 from storage.formats.scan import Ints
 
 _COUNT_PREFIX = b'{"message_count":'
@@ -26,6 +28,12 @@ _UNIT_TEXT_BYTES = unit.UNIT_ITEM_BYTES - len(unit.UNIT_ITEM_START) - 1
 _OFFSET_DIGITS = 12  # of a unit item: where the unit begins
 _HASH_SHIFT = 35  # 28 bits are left of a message's hash: sums of 2**35 of them fit a bigint
 _ZERO = ord("0")
+_INT_DIGITS, _LONG_DIGITS = 9, 18  # a larger number is none
+_UNKNOWN_LEVEL_MS = 1_000
+_TIMER_SLOT_MS = 1_000  # of a broker's timer wheel
+_LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999
+# a time beyond is no date, and its microseconds would not fit
+MOST_MS = np.iinfo(np.int64).max // 1000
 
 
 class Numbers(NamedTuple):
@@ -43,6 +51,10 @@ class Numbers(NamedTuple):
             None if is_none else value
             for value, is_none in zip(self.values.tolist(), self.is_none.tolist(), strict=True)
         ]
+
+    def or_else(self, others: Any) -> Any:
+        """With the other numbers where there is none."""
+        return self.values if self.is_none is None else np.where(self.is_none, others, self.values)
 
 
 def _of_header(name: str, kind: type[np.integer[Any]], rows: Records) -> Numbers:
@@ -133,6 +145,41 @@ def _message_count(rows: Records) -> Numbers:
     return Numbers(every, every == 0)
 
 
+def _of_property(name: str, rows: Records) -> Numbers:
+    """Values of a property that are decimal numbers."""
+    begins, ends = rows.items[name]
+    data, lengths = rows.items.data, ends - begins
+    most_digits = _INT_DIGITS if name in NUMBER_PROPERTIES else _LONG_DIGITS
+    are_numbers = (ends > 0) & (lengths <= most_digits)
+    values = np.zeros(len(rows), np.int64)
+    for at in range(int(lengths[are_numbers].max(initial=0))):
+        # what is below zero comes out above nine
+        digits = data[np.minimum(begins + at, len(data) - 1)] - np.uint8(_ZERO)
+        is_inside = at < lengths
+        are_numbers &= ~is_inside | (digits <= 9)
+        values = np.where(is_inside, values * 10 + digits, values)
+    return Numbers(values, ~are_numbers)
+
+
+def _due_ms(rows: Records) -> Numbers:
+    """As scheduler/scheduled_message.py reads it. A broker says so of a level by its name alone."""
+    waits, of_level = rows.lie_in(SCHEDULE_TOPIC, TIMER_TOPIC), rows.lie_in(SCHEDULE_TOPIC)
+    if not waits.any():
+        return Numbers(np.zeros(len(rows), np.int64), ~waits)
+    stored_ms = rows.field("stored_at").astype(np.int64)
+    noted, level, deliver_at, slot = (
+        _of_property(name, rows)
+        for name in ("due_noted", "delay_level", "deliver_at", "timer_slot")
+    )
+    levels = np.minimum(level.or_else(0), len(DELAYS_MS))
+    delay_ms = np.array([_UNKNOWN_LEVEL_MS, *DELAYS_MS])[levels]
+    by_level = noted.or_else(stored_ms + delay_ms)
+    by_slot = Numbers(slot.values + _TIMER_SLOT_MS, slot.is_none).or_else(stored_ms)
+    by_timer = deliver_at.or_else(by_slot)
+    due_ms = np.minimum(np.where(of_level, by_level, by_timer), _LAST_DUE_MS)
+    return Numbers(due_ms, ~waits)
+
+
 COLUMNS: Mapping[str, Callable[[Records], Numbers]] = {
     "log_offset": partial(_of_header, "log_offset", np.int64),
     "record_bytes": lambda rows: Numbers(rows.lengths),
@@ -148,4 +195,6 @@ COLUMNS: Mapping[str, Callable[[Records], Numbers]] = {
     "role": _role,
     "message_hash": _message_hash,
     "message_count": _message_count,
+    "due_ms": _due_ms,
+    **{name: partial(_of_property, name) for name in NUMBER_PROPERTIES},
 }

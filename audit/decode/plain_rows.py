@@ -1,9 +1,10 @@
-"""Records, and stretches that are none, as lists of Python values: the columns that outcomes and
-their proofs need, without Arrow.
+"""Records, and stretches that are none, as lists of Python values: the columns that outcomes, their
+proofs and the checks need, without Arrow.
 
 Numbers are made by `numbers.py`, as for Arrow; texts are copied one by one.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -13,12 +14,14 @@ import numpy as np
 from audit import columns
 from audit.decode import numbers
 from audit.decode.hashes import hash_of
-from audit.decode.records import Records
+from audit.decode.records import EVENT, TEXT_PROPERTIES, Records, text_of
+from audit.decode.spans import Flags
 from audit.walk import Piece, What
 from storage.formats import op_message
 
 _MOST_NUMBER = 10**18  # of a half; a larger one is none
 
+_EVENT = re.compile(EVENT)
 _hash_of = lru_cache(maxsize=10_000)(hash_of)  # of few groups are many records
 
 
@@ -69,6 +72,24 @@ def _first_half_offsets(rows: Records) -> list[int | None]:
     return [min(halves) if halves else None for halves in _half_offsets(rows)]
 
 
+def _notes(rows: Records) -> list[str | None]:
+    return _bodies_of(rows, rows.lie_in(*columns.NOTED))
+
+
+def _events(rows: Records) -> list[str | None]:
+    return [
+        None if body is None or (found := _EVENT.match(body)) is None else found["event"]
+        for body in _bodies_of(rows, rows.are(columns.CHECK))
+    ]
+
+
+def _bodies_of(rows: Records, some: Flags) -> list[str | None]:
+    found: list[str | None] = [None] * len(rows)
+    for number in np.flatnonzero(some).tolist():
+        found[number] = text_of(rows.body_of(number))
+    return found
+
+
 _MADE: Mapping[str, Callable[[Records], list[Any]]] = {
     "kind": _kinds,
     "topic": Records.topics,
@@ -76,8 +97,9 @@ _MADE: Mapping[str, Callable[[Records], list[Any]]] = {
     "group_hash": _group_hashes,
     "half_offsets": _half_offsets,
     "first_half_offset": _first_half_offsets,
-    **{
-        name: partial(lambda name, rows: rows.values(name), name)
-        for name in ("message_id", "producer_group", "decision")
-    },
+    "is_verified": lambda rows: [rows.is_verified] * len(rows),
+    "is_commit": lambda rows: rows.is_commit.tolist(),
+    "event": _events,
+    "note": _notes,
+    **{name: partial(lambda name, rows: rows.values(name), name) for name in TEXT_PROPERTIES},
 }

@@ -71,6 +71,8 @@ _NAMES = {
     "deliver_at": properties.TIMER_DELIVER_MS,
     "timer_slot": properties.TIMER_OUT_MS,
 }
+EVENT = r'^\{"event":"(?P<event>[a-z_]+)"'
+"""How the body of a check says what happened."""
 # Of a transaction by their message id, where a broker wrote them.
 _IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
 _WAITING = (columns.DELAYED, columns.DELAYED_AGAIN)
@@ -185,6 +187,8 @@ class Records:
     def values(self, name: str) -> list[str | None]:
         """The values of a property; None where a record has none."""
         begins, ends = self.items[name]
+        if not ends.any():
+            return [None] * len(self)
         data = self.items.data.tobytes()
         return [
             text_of(data[begin:end]) if end else None

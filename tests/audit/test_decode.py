@@ -13,12 +13,13 @@ from audit import arrow_columns, columns, log_range
 from audit.columns import Role
 from audit.decode import batches, numbers, plain_rows, spans
 from audit.decode.hashes import hash_of, hashes
-from audit.decode.records import Records
+from audit.decode.records import TEXT_PROPERTIES, Records
 from audit.log_files import LogReader
 from audit.walk import Piece, What
 from scheduler import scheduled_message
 from storage.formats import index_file, names, op_message, properties
 from storage.formats import record as records
+from storage.formats.delay_levels import deliver_at_ms
 from storage.formats.record import Record
 from storage.message import StoredMessage, TransactionBits
 from tests.golden.test_own_store import FOLDER as OURS
@@ -35,7 +36,8 @@ STORES = {
 PLAIN = (
     *numbers.COLUMNS,
     *("kind", "topic", "transaction_id", "group_hash", "half_offsets", "first_half_offset"),
-    *("message_id", "producer_group", "decision"),
+    *("is_verified", "is_commit", "event", "note"),
+    *TEXT_PROPERTIES,
 )
 
 
@@ -399,6 +401,19 @@ def test_a_number_that_is_too_large_for_its_column_is_none():
     row = batches.row_at(broker_record(0, properties=large), 0, ["real_queue_id", "attempts"])
 
     assert row == {"real_queue_id": None, "attempts": 3}
+
+
+@pytest.mark.parametrize(
+    ("level", "delay_ms"),
+    [("", 1_000), ("0", 1_000), ("1", 1_000), ("3", 10_000), ("19", 7_200_000), ("x", 1_000)],
+)
+def test_a_delayed_message_is_due_when_a_broker_delivers_its_level(level, delay_ms):
+    own = f"REAL_TOPIC\x01orders\x02DELAY\x01{level}\x02".encode()
+
+    row = row_of(broker_record(0, topic="SCHEDULE_TOPIC_XXXX", properties=own))
+
+    assert row["due_ms"] == row["stored_ms"] + delay_ms
+    assert delay_ms == deliver_at_ms(level, 0)
 
 
 def test_columns_that_are_not_asked_for_are_not_there():
