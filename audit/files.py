@@ -27,6 +27,9 @@ class Files(Protocol):
     def sizes(self, folder: str) -> dict[str, int]:
         """The size of each file in the folder; empty where there is no folder."""
 
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        """Size of each file in the folder and in those below it, by its path from there on."""
+
     def read(self, path: str) -> bytes | None:
         """None where there is no such file."""
 
@@ -46,6 +49,15 @@ class LocalFiles:
                 with suppress(FileNotFoundError):  # a service drops segments meanwhile
                     if path.is_file():
                         found[path.name] = path.stat().st_size
+        return found
+
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        found = {}
+        for path, _, names in os.walk(folder):
+            for name in names:
+                file = Path(path, name)
+                with suppress(FileNotFoundError):  # a service drops files meanwhile
+                    found[str(file.relative_to(folder))] = file.stat().st_size
         return found
 
     def read(self, path: str) -> bytes | None:

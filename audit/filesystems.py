@@ -36,6 +36,15 @@ class ArrowFiles:
         found = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         return {info.base_name: info.size for info in found if info.type is fs.FileType.File}
 
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
+        found = self._filesystem.get_file_info(selector)
+        return {
+            info.path.removeprefix(folder).lstrip("/"): info.size
+            for info in found
+            if info.type is fs.FileType.File
+        }
+
     def read(self, path: str) -> bytes | None:
         if self._filesystem.get_file_info(path).type is not fs.FileType.File:
             return None

@@ -6,40 +6,42 @@ most an eighth wide, so a percentile, the largest value of its bucket, is at mos
 large.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from audit.findings import present
 
 _FINE_BITS = 3
 PERCENTILES = (50, 90, 99, 99.9)
 
 
-def bucket(value: Column) -> Column:
-    """The largest value of the bucket that a value lies in; a negative one counts as 0."""
-    value = F.greatest(value, F.lit(0)).cast("bigint")
-    digits = F.length(F.bin(value))
-    shift = F.greatest(digits - (_FINE_BITS + 1), F.lit(0))
-    width = F.call_function("shiftleft", F.lit(1).cast("bigint"), shift)
-    return value - F.pmod(value, width) + width - 1
+def bucket(value: str) -> str:
+    """The largest value of the bucket that a value lies in, as SQL; a negative one counts as 0."""
+    value = f"greatest(CAST({value} AS BIGINT), 0)"
+    shift = f"greatest(length(bin({value})) - {_FINE_BITS + 1}, 0)"
+    width = f"shiftleft(CAST(1 AS BIGINT), {shift})"
+    return f"({value} - ({value} % {width}) + {width} - 1)"
 
 
-def by_stage(values: DataFrame, keys: Sequence[str], value: str = "ms") -> list[dict[str, Any]]:
-    """For each of the keys how many, sum, largest, percentiles and buckets of the values; in order
-    of the keys.
+def by_stage(
+    ask: Callable[[str], Iterable[Mapping[str, Any]]], query: str, keys: Sequence[str]
+) -> list[dict[str, Any]]:
+    """For each of the keys how many, sum, largest, percentiles and buckets of the column `ms` of a
+    query; in order of the keys.
     """
-    counted = values.groupBy(*keys, bucket(F.col(value)).alias("up_to_ms")).agg(
-        F.count(F.lit(1)).alias("n"), F.sum(value).alias("sum"), F.max(value).alias("max")
-    )
+    named = ", ".join(f"`{key}`" for key in keys)
+    rows = ask(f"""
+        SELECT {named}, {bucket("ms")} AS up_to_ms, count(1) AS n, sum(ms) AS `sum`,
+               max(ms) AS `max`
+        FROM ({query}) AS stages GROUP BY {named}, {bucket("ms")} ORDER BY {named}, up_to_ms
+    """)
     found: dict[tuple[str, ...], list[Any]] = {}
-    for row in counted.orderBy(*keys, "up_to_ms").collect():
+    for row in rows:
         found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return [{**_named(keys, of), **_summary(rows)} for of, rows in found.items()]
-
-
-def _named(keys: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+    return [
+        {**present(dict(zip(keys, of, strict=True))), **_summary(rows)}
+        for of, rows in found.items()
+    ]
 
 
 def _summary(rows: Sequence[Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from audit.decode.hashes import hash_of
 from audit.errors import NoSuchGroup
 from audit.log_range import Log
 from audit.scope import Scope
+from audit.spark_tables import SparkTables
 from audit.transaction_audit import TransactionAudit
 from audit.verdicts import VERDICTS, Fact, verdict
 
@@ -145,10 +146,11 @@ def run(
     those of these groups are compared; all of them if it is empty. Raises NoSuchGroup.
     """
     audit = TransactionAudit(spark, log, Scope(), split_bytes=split_bytes)
-    context = CheckContext(spark, log, split_bytes=split_bytes)
+    tables = SparkTables(spark, log, split_bytes=split_bytes)
     try:
         transactions, sums = audit.judge()
-        joined = context.keep(_joined(spark, transactions, context, table, producer_groups))
+        lines = spark.table(CheckContext(tables, log).timelines)
+        joined = tables.keep(_joined(spark, transactions, lines, table, producer_groups))
         doubled = _doubled(table)
         keys = ("marked", "facts", "decision", "group", "producer_group", "hour_ms", "is_compared")
         counted = joined.groupBy(*keys).count().collect()
@@ -156,7 +158,7 @@ def run(
         found = _counts([row for row in counted if row["is_compared"]], is_whole=log.begin == 0)
         items = _items(joined.where("is_compared"), found.wanted, listed)
     finally:
-        context.release()
+        tables.release()
         audit.release()
     known = sum(row["count"] for row in counted if row["facts"] is not None)
     marked = sum(row["count"] for row in counted if row["marked"] is not None)
@@ -193,7 +195,7 @@ def run(
 def _joined(
     spark: SparkSession,
     transactions: DataFrame,
-    context: CheckContext,
+    timelines: DataFrame,
     table: pa.Table,
     producer_groups: Sequence[str],
 ) -> DataFrame:
@@ -207,7 +209,7 @@ def _joined(
     ours = transactions.where(c("transaction_id").isNotNull()).select(
         "transaction_id", "facts", "first_offset", "group"
     )
-    lines = context.timelines.select("transaction_id", "producer_group", "begun_ms", "decision")
+    lines = timelines.select("transaction_id", "producer_group", "begun_ms", "decision")
     proven = ours.join(lines, "transaction_id", "left")
     marked = spark.createDataFrame(table)
     hour_ms = c("begun_ms") - c("begun_ms") % _HOUR_MS

@@ -26,6 +26,7 @@ from audit.report import of_sums as report_of_sums
 from audit.report import while_segments_go
 from audit.rules import Bounds
 from audit.scope import Outcome, Scope
+from audit.spark_tables import SparkTables
 from audit.sums import Place, Sums
 from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, is_wanted
 
@@ -54,11 +55,11 @@ def run(
             counted=counted
         )
         if asked is not None and asked.names:
-            add_to(
-                outcome.report,
-                checks.run(spark, log, asked, split_bytes=split_bytes),
-                counted=counted,
-            )
+            tables = SparkTables(spark, log, split_bytes=split_bytes)
+            try:
+                add_to(outcome.report, checks.run(tables, log, asked), counted=counted)
+            finally:
+                tables.release()
         return outcome
 
     return while_segments_go(where, found, audit)

@@ -8,73 +8,62 @@ questions under way. A broker only counts how often it has asked, on the copies 
 from collections import Counter
 from typing import Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from audit import columns
 from audit.checks.check_context import CheckContext, Found
+from audit.findings import present
 
 _EXHAUSTED = "answers_exhausted"
+_MOST_GROUPS = 1_000
 
 
 def check(context: CheckContext) -> Found:
-    c = F.col
     found = Found(numbers=_numbers(context))
-    lines = context.timelines
+    evidence = "transaction_id, producer_group, first_half AS log_offset"
+    numbers = "answers, max_answers"
     # else what came before may be gone
-    known = lines.where(~c("is_copy") & c("max_answers").isNotNull())
-    evidence: list[Column | str] = [
-        "transaction_id",
-        "producer_group",
-        c("first_half").alias("log_offset"),
-    ]
-    numbers = ["answers", "max_answers"]
-    too_often = known.where(c("answers") > c("max_answers") * (c("resumed") + 1))
-    found.add("asked_too_often", too_often.select(*evidence, *numbers))
-    too_early = known.where((c("held_reason") == _EXHAUSTED) & (c("answers") < c("max_answers")))
+    known = f"{context.timelines} WHERE NOT is_copy AND max_answers IS NOT NULL"
+    found.add(
+        "asked_too_often",
+        f"SELECT {evidence}, {numbers} FROM {known} AND answers > max_answers * (resumed + 1)",
+    )
     found.add(
         "held_too_early",
-        too_early.select(*evidence, *numbers, c("held_at").alias("held_log_offset")),
+        f"SELECT {evidence}, {numbers}, held_at AS held_log_offset FROM {known} "
+        f"AND held_reason = '{_EXHAUSTED}' AND answers < max_answers",
     )
     # An id is free again once retention has dropped its transaction: then a half lies behind the
     # op.
-    after = lines.where(
-        (c("last_answer_at") > c("decided_at")) & (c("last_half") < c("decided_at"))
+    found.add(
+        "asked_though_decided",
+        f"SELECT {evidence}, decided_at AS decided_log_offset, "
+        f"last_answer_at AS answered_log_offset FROM {context.timelines} "
+        "WHERE last_answer_at > decided_at AND last_half < decided_at",
     )
-    late = [
-        c("decided_at").alias("decided_log_offset"),
-        c("last_answer_at").alias("answered_log_offset"),
-    ]
-    found.add("asked_though_decided", after.select(*evidence, *late))
     return found
 
 
 def _numbers(context: CheckContext) -> dict[str, Any]:
-    c = F.col
-    groups = context.timelines.groupBy("producer_group").agg(
-        F.count(F.lit(1)).alias("transactions"),
-        F.count(F.when((c("answers") + c("failed") > 0) | c("by_check"), 1)).alias("asked_about"),
-        F.sum("answers").alias("answered_unknown"),
-        F.sum("failed").alias("failed"),
-        F.count(F.when(c("by_check"), 1)).alias("decided_by_check"),
-        F.count("held_at").alias("held"),
-        F.count(F.when(c("decided_at") > c("held_at"), 1)).alias("decided_after_held"),
-        F.count(F.when(c("resumed") > 0, 1)).alias("resumed"),
-    )
-    checks = context.records.where(c("kind") == columns.CHECK)
-    failures = checks.where(c("event") == "check_failed").select(
-        F.from_json("note", "why string").alias("of")
-    )
+    def count(where: str) -> str:
+        return f"count(CASE WHEN {where} THEN 1 END)"
+
+    groups = context.rows(f"""
+        SELECT producer_group, count(1) AS transactions,
+               {count("(answers + failed > 0) OR by_check")} AS asked_about,
+               sum(answers) AS answered_unknown, sum(failed) AS failed,
+               {count("by_check")} AS decided_by_check, count(held_at) AS held,
+               {count("decided_at > held_at")} AS decided_after_held,
+               {count("resumed > 0")} AS resumed
+        FROM {context.timelines} GROUP BY producer_group ORDER BY producer_group
+        LIMIT {_MOST_GROUPS}
+    """)
+    failures = context.rows(f"""
+        SELECT why, count(1) AS number FROM {context.records}
+        WHERE kind = '{columns.CHECK}' AND event = 'check_failed' GROUP BY why ORDER BY why
+    """)
     return {
-        "producer_groups": [
-            {name: value for name, value in row.asDict().items() if value is not None}
-            for row in groups.orderBy("producer_group").limit(1_000).collect()
-        ],
+        "producer_groups": [present(row) for row in groups],
         **_counted(context),
-        "failures": {
-            row["why"]: row["count"]
-            for row in failures.groupBy("of.why").count().orderBy("why").collect()
-        },
+        "failures": {row["why"]: row["number"] for row in failures},
     }
 
 
@@ -88,12 +77,14 @@ _COUNTED = {
 
 def _counted(context: CheckContext) -> dict[str, dict[str, int]]:
     """How many transactions have each value of these."""
-    names = list(_COUNTED.values())
-    rows = context.timelines.groupBy(*names).count().collect()
+    names = ", ".join(_COUNTED.values())
+    rows = context.rows(
+        f"SELECT {names}, count(1) AS number FROM {context.timelines} GROUP BY {names}"
+    )
     found: dict[str, dict[str, int]] = {}
     for title, name in _COUNTED.items():
         counted: Counter[Any] = Counter()
         for row in rows:
-            counted[row[name]] += row["count"]
+            counted[row[name]] += row["number"]
         found[title] = {str(value): counted[value] for value in sorted(counted.keys() - {None})}
     return found

@@ -9,190 +9,163 @@ over: it was due more than a minute before something that was delivered, and the
 minutes behind that. What is due and has not come by the end of the log is counted as overdue.
 """
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-
 from audit import columns, histogram
 from audit.checks.check_context import CheckContext, Found
+from audit.checks.sql import begins, one_of
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.formats.names import SCHEDULE_MARK_TOPIC
 
 GRACE_MS = 60_000
 _OFFSET_BITS = 44  # of a place, as scheduler/scheduled_message.py makes it
 # so long after a delivery everything that was due before has come, however long the service was
 # down
 _CAUGHT_UP_MS = 600_000
-_MARK = "event string, entries array<array<bigint>>, entry array<bigint>, due_ms bigint"
-_MESSAGE = ["message_id", "real_topic", "tries"]
+_WAITS = (columns.DELAYED, columns.DELAYED_AGAIN, columns.HALF, columns.DEAD_LETTER)
+_MESSAGE = "message_id, real_topic, tries"
+_TRIES = "coalesce(attempts, reconsume_times)"
+_PLACE = (
+    f"(shiftleft(CAST(queue_id AS BIGINT) * 2 + CASE WHEN topic = '{SCHEDULE_TOPIC}' THEN 1 ELSE 0 "
+    f"END, {_OFFSET_BITS}) + queue_offset)"
+)
 
 
 def check(context: CheckContext) -> Found:
     found = Found()
-    followed = context.keep(_followed(context))
-    c = F.col
-    ends = followed.groupBy("end").count().orderBy("end").collect()
+    followed = context.tables.define("followed_to_end", _with_end(context))
+    ends = context.rows(f"SELECT ending, count(1) AS number FROM {followed} GROUP BY 1 ORDER BY 1")
     found.numbers = {
-        "waited": sum(row["count"] for row in ends),
-        "ends": {row["end"]: row["count"] for row in ends},
+        "waited": sum(row["number"] for row in ends),
+        "ends": {row["ending"]: row["number"] for row in ends},
     }
-    delivered = followed.where(c("delivered_ms").isNotNull()).withColumn(
-        "late_ms", c("delivered_ms") - c("due_ms")
-    )
+    lateness = "(delivered_ms - due_ms)"
     found.numbers["lateness"] = histogram.by_stage(
-        delivered.where(c("late_ms") >= 0), ["target"], "late_ms"
+        context.rows,
+        f"SELECT target, {lateness} AS ms FROM {followed} WHERE {lateness} >= 0",
+        ["target"],
     )
-    evidence: list[Column | str] = [
-        "log_offset",
-        "message_id",
-        c("real_topic").alias("topic"),
-        "due_ms",
-    ]
-    early = delivered.where(c("late_ms") < 0)
-    found.add("delivered_early", early.select(*evidence, "delivered_ms", "mark_log_offset"))
-    late = delivered.where(c("late_ms") > GRACE_MS)
-    found.add("delivered_late", late.select(*evidence, "delivered_ms", "mark_log_offset"))
-    lost = followed.where(c("end") == "lost").select(*evidence, "mark_log_offset")
-    found.add("delivery_lost", lost)
-    found.add("delivery_doubled", followed.where(c("is_doubled")).select(*evidence, "deliveries"))
-    undead = followed.where(c("cancelled") & c("has_come"))
-    found.add("delivered_though_cancelled", undead.select(*evidence, "deliveries"))
+    place = "log_offset, message_id, real_topic AS topic, due_ms"
+    delivered = f"SELECT {place}, delivered_ms, mark_log_offset FROM {followed}"
+    found.add("delivered_early", f"{delivered} WHERE {lateness} < 0")
+    found.add("delivered_late", f"{delivered} WHERE {lateness} > {GRACE_MS}")
+    found.add(
+        "delivery_lost",
+        f"SELECT {place}, mark_log_offset FROM {followed} WHERE ending = 'lost'",
+    )
+    counted = f"SELECT {place}, deliveries FROM {followed}"
+    found.add("delivery_doubled", f"{counted} WHERE is_doubled")
+    found.add("delivered_though_cancelled", f"{counted} WHERE cancelled AND has_come")
     return found
 
 
-def _followed(context: CheckContext) -> DataFrame:
-    """One row for each message that waits or waited, with its end: delivered, cancelled, put_back,
-    set_aside, overdue, waiting or lost.
+def _with_end(context: CheckContext) -> str:
+    """One row for each message that waits or waited, with its ending: delivered, cancelled,
+    put_back, set_aside, overdue, waiting or lost.
     """
-    c = F.col
-    waiting = context.waiting.where(c("message_id").isNotNull()).select(
-        "log_offset",
-        "message_id",
-        "real_topic",
-        _tries().alias("tries"),
-        "due_ms",
-        _place().alias("place"),
+    followed = context.tables.define("followed", _followed(context), keep=True)
+    return f"""
+        SELECT *, CASE WHEN is_missing THEN 'lost' WHEN has_come THEN 'delivered'
+                       WHEN cancelled THEN 'cancelled' WHEN put_back THEN 'put_back'
+                       WHEN set_aside THEN 'set_aside'
+                       WHEN due_ms < {_passed_over_before_ms(context, followed)} THEN 'lost'
+                       WHEN due_ms < {context.last_stored_ms} THEN 'overdue'
+                       ELSE 'waiting' END AS ending
+        FROM {followed}
+    """
+
+
+def _passed_over_before_ms(context: CheckContext, followed: str) -> int:
+    """Time before which undelivered messages are lost: later ones were delivered long ago."""
+    newest_ms = context.row(f"""
+        SELECT max(due_ms) AS newest_ms FROM {followed}
+        WHERE delivered_ms < {context.last_stored_ms - _CAUGHT_UP_MS}
+    """)["newest_ms"]
+    return 0 if newest_ms is None else int(newest_ms) - GRACE_MS
+
+
+def _followed(context: CheckContext) -> str:
+    waiting = context.tables.define(
+        "waiting_messages",
+        f"""
+            SELECT log_offset, message_id, real_topic, {_TRIES} AS tries, due_ms, {_PLACE} AS place
+            FROM {context.waiting} WHERE message_id IS NOT NULL
+        """,
     )
-    one = waiting.join(_marks(context), "place", "left").fillna(0, ["marked"])
-    one = one.fillna(False, ["cancelled", "put_back", "set_aside"])
+    has_more = "arrived > expected" if context.log.begin == 0 else "FALSE"
     # Several copies of the same message and attempt, as of dead letters sent once more, can only be
     # counted together.
-    together = one.groupBy(*_MESSAGE).agg(
-        F.sum("marked").alias("marks"), F.count(F.when(~c("put_back"), 1)).alias("copies")
-    )  # fmt: skip
-    joined = (
-        one.join(together, _MESSAGE)
-        .join(_arrivals(context, waiting), _MESSAGE, "left")
-        .fillna(0, ["arrived"])
-    )
-    is_marked = c("marks") > 0
-    has_come = F.when(is_marked, c("marked") > 0).otherwise((c("arrived") > 0) & ~c("put_back"))
-    expected = F.when(is_marked, c("marks")).otherwise(F.greatest("copies", F.lit(1)))
-    has_more = c("arrived") > expected if context.log.begin == 0 else F.lit(False)
-    found = joined.select(
-        "log_offset",
-        "message_id",
-        "real_topic",
-        F.regexp_replace("real_topic", "^%RETRY%.*", "retries").alias("target"),
-        F.coalesce("moved_due_ms", "due_ms").alias("due_ms"),
-        F.when(has_come, F.when(is_marked, c("marked_ms")).otherwise(c("arrived_ms"))).alias(
-            "delivered_ms"
+    return f"""
+        WITH marked AS (
+            SELECT w.*, coalesce(m.marked, 0) AS marked, m.marked_ms, m.mark_log_offset,
+                   m.moved_due_ms, coalesce(m.cancelled, FALSE) AS cancelled,
+                   coalesce(m.put_back, FALSE) AS put_back,
+                   coalesce(m.set_aside, FALSE) AS set_aside
+            FROM {waiting} AS w
+            LEFT JOIN ({_marks(context.tables.base("schedule_marks"))}) AS m ON m.place = w.place
         ),
-        "mark_log_offset",
-        c("arrived").alias("deliveries"),
-        (has_come & ((c("marked") > 1) | has_more)).alias("is_doubled"),
-        (is_marked & (c("marked") > 0) & (c("arrived") < c("marks"))).alias("is_missing"),
-        has_come.alias("has_come"),
-        "cancelled",
-        "put_back",
-        "set_aside",
-    )
-    return found.withColumn(
-        "end", _end(_passed_over_before_ms(context, found), context.last_stored_ms)
-    )
+        together AS (
+            SELECT {_MESSAGE}, sum(marked) AS marks,
+                   count(CASE WHEN NOT put_back THEN 1 END) AS copies
+            FROM marked GROUP BY {_MESSAGE}
+        ),
+        joined AS (
+            SELECT one.*, t.marks > 0 AS is_marked, coalesce(a.arrived, 0) AS arrived, a.arrived_ms,
+                   CASE WHEN t.marks > 0 THEN t.marks ELSE greatest(t.copies, 1) END AS expected
+            FROM marked AS one
+            JOIN together AS t ON t.message_id = one.message_id AND t.real_topic = one.real_topic
+                AND t.tries = one.tries
+            LEFT JOIN ({_arrivals(context, waiting)}) AS a
+                ON a.message_id = one.message_id AND a.real_topic = one.real_topic
+                AND a.tries = one.tries
+        ),
+        judged AS (
+            SELECT *, CASE WHEN is_marked THEN marked > 0
+                           ELSE (arrived > 0) AND NOT put_back END AS has_come
+            FROM joined
+        )
+        SELECT log_offset, message_id, real_topic,
+               CASE WHEN {begins("real_topic", "%RETRY%")} THEN 'retries' ELSE real_topic END
+                   AS target,
+               coalesce(moved_due_ms, due_ms) AS due_ms,
+               CASE WHEN has_come THEN
+                   CASE WHEN is_marked THEN marked_ms ELSE arrived_ms END END AS delivered_ms,
+               mark_log_offset, arrived AS deliveries,
+               has_come AND (marked > 1 OR {has_more}) AS is_doubled,
+               is_marked AND marked > 0 AND arrived < expected AS is_missing,
+               has_come, cancelled, put_back, set_aside
+        FROM judged
+    """
 
 
-def _passed_over_before_ms(context: CheckContext, found: DataFrame) -> int:
-    """Time before which undelivered messages are lost: later ones were delivered long ago."""
-    long_ago = F.col("delivered_ms") < context.last_stored_ms - _CAUGHT_UP_MS
-    row = found.where(long_ago).agg(F.max("due_ms")).first()
-    return 0 if row is None or row[0] is None else int(row[0]) - GRACE_MS
-
-
-def _end(passed_over_before_ms: int, last_stored_ms: int) -> Column:
-    c = F.col
-    return (
-        F.when(c("is_missing"), "lost")
-        .when(c("has_come"), "delivered")
-        .when(c("cancelled"), "cancelled")
-        .when(c("put_back"), "put_back")
-        .when(c("set_aside"), "set_aside")
-        .when(c("due_ms") < passed_over_before_ms, "lost")
-        .when(c("due_ms") < last_stored_ms, "overdue")
-        .otherwise("waiting")
-    )
-
-
-def _tries() -> Column:
-    return F.coalesce("attempts", "reconsume_times")
-
-
-def _place() -> Column:
-    number = F.col("queue_id").cast("bigint") * 2 + F.when(
-        F.col("topic") == SCHEDULE_TOPIC, 1
-    ).otherwise(0)
-    return F.call_function("shiftleft", number, F.lit(_OFFSET_BITS)) + F.col("queue_offset")
-
-
-def _marks(context: CheckContext) -> DataFrame:
+def _marks(marks: str) -> str:
     """By place: how often it was marked as delivered, and what else became of it."""
-    c = F.col
-    noted = context.records.where((c("topic") == SCHEDULE_MARK_TOPIC) & c("note").isNotNull())
-    parsed = noted.select(
-        "log_offset", "stored_ms", F.from_json("note", _MARK).alias("mark")
-    ).select("log_offset", "stored_ms", "mark.*")
-    several = F.coalesce("entries", F.array("entry"))
-    one = parsed.select(
-        "log_offset",
-        "stored_ms",
-        "event",
-        c("due_ms").alias("to_ms"),
-        F.explode(several).alias("of"),
-    )
-    one = one.withColumn("place", c("of")[1])
 
-    def was(event: str) -> Column:
-        return c("event") == event
+    def was(event: str, name: str) -> str:
+        return f"CASE WHEN event = '{event}' THEN {name} END"
 
-    return one.groupBy("place").agg(
-        F.count(F.when(was("delivered"), 1)).alias("marked"),
-        F.min(F.when(was("delivered"), c("stored_ms"))).alias("marked_ms"),
-        F.min(F.when(was("delivered"), c("log_offset"))).alias("mark_log_offset"),
-        F.max_by(F.when(was("moved"), c("to_ms")),
-        F.when(was("moved"), c("log_offset"))).alias("moved_due_ms"),
-        F.max(was("cancelled")).alias("cancelled"),
-        F.max(was("put_back")).alias("put_back"),
-        # A later change of the schedule takes it up again.
-        (F.max(F.when(was("set_aside"), c("log_offset"))) > F.coalesce(F.max(F.when(was("moved"),
-        c("log_offset"))), F.lit(-1)))
-        .alias("set_aside"),
-    )  # fmt: skip
+    # A later change of the schedule takes it up again.
+    moved_at = f"coalesce(max({was('moved', 'log_offset')}), -1)"
+    return f"""
+        SELECT place, count({was("delivered", "1")}) AS marked,
+               min({was("delivered", "stored_ms")}) AS marked_ms,
+               min({was("delivered", "log_offset")}) AS mark_log_offset,
+               max_by({was("moved", "to_ms")}, {was("moved", "log_offset")}) AS moved_due_ms,
+               max(event = 'cancelled') AS cancelled, max(event = 'put_back') AS put_back,
+               max({was("set_aside", "log_offset")}) > {moved_at} AS set_aside
+        FROM {marks} GROUP BY place
+    """
 
 
-def _arrivals(context: CheckContext, waiting: DataFrame) -> DataFrame:
+def _arrivals(context: CheckContext, waiting: str) -> str:
     """By message, topic and attempt: how often it came there, and when first."""
-    c = F.col
-    is_there = (
-        ~c("kind").isin(columns.DELAYED, columns.DELAYED_AGAIN, columns.HALF) & c("due_ms").isNull()
-    )
+    is_there = f"kind NOT IN {one_of(_WAITS)} AND due_ms IS NULL"
     if context.has_brokers_records:
         # A broker leaves no sign on what has waited: it is known by its id.
-        rows = context.read(
-            ("kind", "message_id", "topic", "due_ms", "attempts", "reconsume_times", "stored_ms")
-        )
-        rows = rows.join(waiting.select("message_id").distinct(), "message_id", "left_semi")
+        rows = context.tables.base("messages_by_id")
+        is_there += f" AND message_id IN (SELECT message_id FROM {waiting})"
     else:
-        rows = context.records.where(c("schedule_id").isNotNull())
-    came = rows.where(is_there & (c("kind") != columns.DEAD_LETTER))
-    return came.groupBy("message_id", c("topic").alias("real_topic"), _tries().alias("tries")).agg(
-        F.count(F.lit(1)).alias("arrived"), F.min("stored_ms").alias("arrived_ms")
-    )
+        rows = context.records
+        is_there += " AND schedule_id IS NOT NULL"
+    return f"""
+        SELECT message_id, topic AS real_topic, {_TRIES} AS tries, count(1) AS arrived,
+               min(stored_ms) AS arrived_ms
+        FROM {rows} WHERE {is_there} GROUP BY 1, 2, 3
+    """

@@ -15,15 +15,13 @@ does with none that it was ever given. What is pulled leaves no trace in the log
 
 from typing import Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
-from audit import lookup
 from audit.checks import leases
 from audit.checks.check_context import CheckContext, Found
 from audit.checks.leases import MESSAGE, SETTLED
+from audit.checks.sql import one_of
 
 _NAMED = 100  # ids that are looked up in the log, one by one
+_IS_SETTLED = f"previous IN {one_of(SETTLED)}"
 _CAUSES = {
     "expired": "lease_ended",
     "leased": "lease_ended",
@@ -33,36 +31,27 @@ _CAUSES = {
 
 
 def check(context: CheckContext) -> Found:
-    c = F.col
     found = Found()
     _look_for_repeats(context, found)
-    handed = context.lease_steps.where(c("event") == "leased")
-    again = handed.where(c("previous").isNotNull())
-    settled = again.where(c("previous").isin(*SETTLED))
-    unexplained = context.keep(leases.without_reset(settled, context.resets, since="previous_at"))
-    held = again.where((c("previous") == "leased") & (c("stored_ms") < c("held_until_ms")))
-    twice = leases.without_reset(held, context.resets, since="previous_at")
-    evidence: list[Column | str] = [
-        *MESSAGE,
-        "lease",
-        "attempt",
-        c("at").alias("log_offset"),
-        "previous",
-        c("previous_at").alias("previous_log_offset"),
-    ]
-    found.add("handed_out_after_settled", unexplained.select(*evidence))
-    found.add("handed_out_twice", twice.select(*evidence, "held_until_ms"))
-    skipped = leases.skipped_before(handed, context.skips)
-    skipped = leases.without_reset(skipped, context.resets, since="skipped_at")
+    handed = f"SELECT * FROM {context.lease_steps} WHERE event = 'leased'"
+    settled = leases.without_reset(
+        f"{handed} AND {_IS_SETTLED}", context.resets, since="previous_at"
+    )
+    twice = leases.without_reset(
+        f"{handed} AND previous = 'leased' AND stored_ms < held_until_ms",
+        context.resets,
+        since="previous_at",
+    )
+    skipped = leases.without_reset(
+        leases.skipped_before(handed, context.skips), context.resets, since="skipped_at"
+    )
+    place = f"{MESSAGE}, lease, attempt, at AS log_offset"
+    evidence = f"{place}, previous, previous_at AS previous_log_offset"
+    found.add("handed_out_after_settled", f"SELECT {evidence} FROM ({settled}) AS f")
+    found.add("handed_out_twice", f"SELECT {evidence}, held_until_ms FROM ({twice}) AS f")
     found.add(
         "handed_out_though_skipped",
-        skipped.select(
-            *MESSAGE,
-            "lease",
-            "attempt",
-            c("at").alias("log_offset"),
-            c("skipped_at").alias("skipped_log_offset"),
-        ),
+        f"SELECT {place}, skipped_at AS skipped_log_offset FROM ({skipped}) AS f",
     )
     found.numbers = {"groups": _by_group(context)}
     return found
@@ -70,26 +59,26 @@ def check(context: CheckContext) -> Found:
 
 def _look_for_repeats(context: CheckContext, found: Found) -> None:
     """Places of an id, by queue and time: a batch counts once."""
-    c = F.col
-    identified = context.rows.where(c("id_hash").isNotNull()).withColumn(
-        "place", F.xxhash64("queue_id", "stored_ms")
+    identified = f"{context.tables.base('log_rows')} WHERE id_hash IS NOT NULL"
+    several = context.tables.define(
+        "repeated",
+        f"""
+            SELECT min(topic) AS topic,
+                   count(DISTINCT concat_ws(' ', queue_id, stored_ms)) AS times,
+                   min(log_offset) AS first_log_offset, max(log_offset) AS log_offset
+            FROM {identified} AND id_hash IN (
+                SELECT id_hash FROM {identified} GROUP BY id_hash
+                HAVING min(queue_id) < max(queue_id) OR min(stored_ms) < max(stored_ms)
+            )
+            GROUP BY id_hash
+        """,
+        keep=True,
     )
-    by_id = identified.groupBy("id_hash").agg(
-        F.min("place").alias("least"), F.max("place").alias("most")
-    )
-    repeated = by_id.where(c("least") < c("most")).select("id_hash")
-    of_these = identified.join(repeated, "id_hash", "left_semi").groupBy("id_hash")
-    several = of_these.agg(
-        F.min("topic").alias("topic"),
-        F.count_distinct("place").alias("times"),
-        F.min("log_offset").alias("first_log_offset"),
-        F.max("log_offset").alias("log_offset"),
-    )
-    several = context.keep(several.drop("id_hash"))
     kind = "sent_twice" if context.has_brokers_records else "stored_twice"
-    found.counts |= {"sent_twice": 0, "stored_twice": 0, kind: several.count()}
-    rows = [row.asDict() for row in several.orderBy("log_offset").limit(_NAMED).collect()]
-    ids = lookup.rows_at(context.log, [row["log_offset"] for row in rows], ["message_id"])
+    total = context.row(f"SELECT count(1) AS number FROM {several}")["number"]
+    found.counts |= {"sent_twice": 0, "stored_twice": 0, kind: total}
+    rows = context.rows(f"SELECT * FROM {several} ORDER BY log_offset LIMIT {_NAMED}")
+    ids = context.tables.rows_at([row["log_offset"] for row in rows], ["message_id"])
     found.items += [
         {"verdict": kind, "message_id": ids[row["log_offset"]]["message_id"], **row} for row in rows
     ]
@@ -99,42 +88,38 @@ def _by_group(context: CheckContext) -> list[dict[str, Any]]:
     """Messages handed out, how many of them again, and the causes; and how many were skipped, by
     which rule.
     """
-    c = F.col
-    is_again = (c("event") == "leased") & c("previous").isNotNull()
-    cause = F.when(c("previous").isin(*SETTLED), "reset")
-    for previous, name in _CAUSES.items():
-        cause = cause.when(c("previous") == previous, name)
-    handed = context.lease_steps.where(c("event") == "leased")
+    base = context.tables.base
     groups: dict[str, dict[str, Any]] = {}
-    totals = handed.groupBy("group").agg(
-        F.count(F.lit(1)).alias("handed_out"), F.count(F.when(is_again, 1)).alias("again")
+    totals = context.rows(f"""
+        SELECT `group`, count(1) AS handed_out, count(previous) AS again
+        FROM {context.lease_steps} WHERE event = 'leased' GROUP BY `group` ORDER BY `group`
+    """)
+    for row in totals:
+        groups[row["group"]] = {**row, "causes": {}}
+    named = " ".join(
+        f"WHEN previous = '{before}' THEN '{cause}'" for before, cause in _CAUSES.items()
     )
-    for row in totals.orderBy("group").collect():
-        groups[row["group"]] = {**row.asDict(), "causes": {}}
-    causes = handed.where(is_again).groupBy("group", cause.alias("cause")).count()
     # A message that comes by the retry topic is another place, leased there for the first time.
-    events = context.lease_events
-    moved = events.where(c("event") == "retried").select("group", F.explode("runs").alias("run"))
-    refused = (
-        moved.groupBy("group")
-        .agg(F.sum(c("run")[3].cast("bigint")).alias("count"))
-        .withColumn("cause", F.lit("put_off"))
-    )
-    redriven = (
-        events.where(c("event") == "redriven")
-        .groupBy("group")
-        .agg(F.sum(F.size("offsets")).alias("count"))
-    )
-    everything = causes.unionByName(refused).unionByName(
-        redriven.withColumn("cause", F.lit("redriven"))
-    )
-    for row in everything.orderBy("group", "cause").collect():
-        _of(groups, row["group"])["causes"][row["cause"]] = row["count"]
-    skipped = context.skips.groupBy("group", "reason").agg(
-        F.sum(c("end") - c("first")).alias("count")
-    )
-    for row in skipped.orderBy("group", "reason").collect():
-        _of(groups, row["group"]).setdefault("skipped", {})[row["reason"]] = row["count"]
+    causes = context.rows(f"""
+        SELECT `group`, CASE WHEN {_IS_SETTLED} THEN 'reset' {named} END AS cause,
+               count(1) AS number
+        FROM {context.lease_steps} WHERE event = 'leased' AND previous IS NOT NULL GROUP BY 1, 2
+        UNION ALL
+        SELECT `group`, 'put_off' AS cause, sum(messages) AS number
+        FROM {base("lease_runs")} WHERE event = 'retried' GROUP BY `group`
+        UNION ALL
+        SELECT `group`, 'redriven' AS cause, sum(offsets) AS number
+        FROM {base("lease_events")} WHERE event = 'redriven' GROUP BY `group`
+        ORDER BY `group`, cause
+    """)
+    for row in causes:
+        _of(groups, row["group"])["causes"][row["cause"]] = row["number"]
+    skipped = context.rows(f"""
+        SELECT `group`, reason, sum(end_offset - first_offset) AS number
+        FROM {context.skips} GROUP BY 1, 2 ORDER BY 1, 2
+    """)
+    for row in skipped:
+        _of(groups, row["group"]).setdefault("skipped", {})[row["reason"]] = row["number"]
     return [groups[name] for name in sorted(groups)]
 
 

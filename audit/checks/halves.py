@@ -10,53 +10,52 @@ behind it. This service notes no such place: until it is decided, each half is a
 stored again before its segment goes.
 """
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-
 from audit import columns
 from audit.checks.check_context import CheckContext, Found
-from audit.checks.queue_sums import transaction_bits
+from audit.checks.sql import TRANSACTION_BITS, quoted
 from storage.formats import names, properties
 from storage.message import TransactionBits
 
 _QUEUE_ID = 0
 _MARK = "true"
+_IS_HALF = f"kind = '{columns.HALF}'"
 
 
 def check(context: CheckContext) -> Found:
-    c = F.col
-    found = Found(numbers={"halves": context.records.where(c("kind") == columns.HALF).count()})
-    suspects = context.records.where(
-        (c("kind") == columns.HALF) | (transaction_bits() == int(TransactionBits.PREPARED))
-    )
-    wrong = suspects.withColumn("wrong", _wrong()).where(c("wrong") != "")
+    halves = context.row(f"SELECT count(1) AS number FROM {context.records} WHERE {_IS_HALF}")
+    found = Found(numbers={"halves": halves["number"]})
+    suspects = f"{_IS_HALF} OR {TRANSACTION_BITS} = {TransactionBits.PREPARED:d}"
+    evidence = "log_offset, topic, queue_id, queue_offset, message_id, wrong"
     found.add(
         "half_malformed",
-        wrong.select("log_offset", "topic", "queue_id", "queue_offset", "message_id", "wrong"),
+        f"SELECT {evidence} FROM (SELECT *, {_wrong()} AS wrong FROM {context.records} "
+        f"WHERE {suspects}) AS suspects WHERE wrong != ''",
     )
     _look_for_forgotten(context, found)
     return found
 
 
-def _wrong() -> Column:
-    """Attributes that a half lacks or has wrong; null for a correct half."""
-    c = F.col
-    is_there = c("topic") == names.HALF_TOPIC
+def _wrong() -> str:
+    """Attributes that a half lacks or has wrong; empty for a correct half."""
+    is_there = f"topic = {quoted(names.HALF_TOPIC)}"
 
-    def lacks(name: str) -> Column:
-        return is_there & c(name).isNull()
+    def lacks(name: str) -> str:
+        return f"{is_there} AND {name} IS NULL"
 
     faults = {
-        "topic": ~is_there,
-        "queue": is_there & (c("queue_id") != _QUEUE_ID),
-        "transaction bits": transaction_bits() != int(TransactionBits.NONE),
+        "topic": f"NOT ({is_there})",
+        "queue": f"{is_there} AND queue_id != {_QUEUE_ID}",
+        "transaction bits": f"{TRANSACTION_BITS} != {TransactionBits.NONE:d}",
         properties.REAL_TOPIC: lacks("real_topic"),
         properties.REAL_QUEUE: lacks("real_queue_id"),
         properties.PRODUCER_GROUP: lacks("producer_group"),
         properties.MESSAGE_ID: lacks("message_id"),
-        properties.TRANSACTION_MARK: is_there & ~c("transaction_mark").eqNullSafe(_MARK),
+        properties.TRANSACTION_MARK: (
+            f"{is_there} AND coalesce(transaction_mark, '') != '{_MARK}'"
+        ),
     }
-    return F.concat_ws(", ", *[F.when(holds, name) for name, holds in faults.items()])
+    named = [f"CASE WHEN {holds} THEN {quoted(name)} END" for name, holds in faults.items()]
+    return f"concat_ws(', ', {', '.join(named)})"
 
 
 def _look_for_forgotten(context: CheckContext, found: Found) -> None:
@@ -64,59 +63,45 @@ def _look_for_forgotten(context: CheckContext, found: Found) -> None:
     found.counts["half_forgotten"] = 0
     if asked_before is None:
         return
-    c = F.col
-    judged = context.keep(_ended(context, asked_before))
-    ends = judged.groupBy("end").count().orderBy("end").collect()
+    judged = context.tables.define("ended_halves", _ended(context, asked_before), keep=True)
+    ends = context.rows(f"SELECT ending, count(1) AS number FROM {judged} GROUP BY 1 ORDER BY 1")
     found.numbers |= {
         "asked_before": asked_before,
-        "ends": {row["end"]: row["count"] for row in ends},
+        "ends": {row["ending"]: row["number"] for row in ends},
     }
-    evidence: list[Column | str] = [
-        "log_offset",
-        "transaction_id",
-        "queue_offset",
-        F.lit(asked_before).alias("asked_before"),
-    ]
-    found.add("half_forgotten", judged.where(c("end") == "forgotten").select(*evidence))
+    evidence = f"log_offset, transaction_id, queue_offset, {asked_before} AS asked_before"
+    found.add("half_forgotten", f"SELECT {evidence} FROM {judged} WHERE ending = 'forgotten'")
 
 
-def _ended(context: CheckContext, asked_before: int) -> DataFrame:
+def _ended(context: CheckContext, asked_before: int) -> str:
     """The transactions with a half that the broker has done with: decided, set_aside, asked_again,
     forgotten; or unknown, where the op of a copy may lie before the log's beginning.
     """
-    c = F.col
-    known = context.records.where(c("transaction_id").isNotNull())
-    is_half = c("kind") == columns.HALF
-    halves = known.where(is_half & (c("queue_id") == _QUEUE_ID))
-    by_transaction = halves.groupBy("transaction_id").agg(
-        F.min("queue_offset").alias("first"),
-        F.max("queue_offset").alias("queue_offset"),
-        F.max("log_offset").alias("log_offset"),
-        F.min_by(c("check_times").isNotNull(), "queue_offset").alias("begins_with_copy"),
-    )
-    ops = context.records.where(c("kind") == columns.OP)
-    numbers = ops.select(F.explode("half_offsets").alias("queue_offset"))
-    named = halves.join(numbers, "queue_offset", "left_semi").select(
-        "transaction_id", F.lit(True).alias("is_decision")
-    )
-    is_decision = (c("kind") == columns.OP) | (c("is_commit") & ~is_half)
-    others = known.where(is_decision | (c("kind") == columns.HELD)).select(
-        "transaction_id", is_decision.alias("is_decision")
-    )
-    said = (
-        named.unionByName(others)
-        .groupBy("transaction_id")
-        .agg(F.max("is_decision").alias("is_decided"))
-    )
-    end = (
-        F.when(c("is_decided"), "decided")
-        .when(c("is_decided").isNotNull(), "set_aside")
-        .when(c("queue_offset") >= asked_before, "asked_again")
-        .when(c("begins_with_copy") & F.lit(context.log.begin > 0), "unknown")
-        .otherwise("forgotten")
-    )
-    return (
-        by_transaction.where(c("first") < asked_before)
-        .join(said, "transaction_id", "left")
-        .withColumn("end", end)
-    )
+    known = f"{context.records} WHERE transaction_id IS NOT NULL"
+    halves = f"{known} AND {_IS_HALF} AND queue_id = {_QUEUE_ID}"
+    is_decision = f"(kind = '{columns.OP}' OR (is_commit AND NOT {_IS_HALF}))"
+    begins_late = "TRUE" if context.log.begin > 0 else "FALSE"
+    by_number = context.tables.base("op_halves")
+    return f"""
+        SELECT h.*, CASE WHEN s.is_decided THEN 'decided'
+                         WHEN s.is_decided IS NOT NULL THEN 'set_aside'
+                         WHEN h.queue_offset >= {asked_before} THEN 'asked_again'
+                         WHEN h.begins_with_copy AND {begins_late} THEN 'unknown'
+                         ELSE 'forgotten' END AS ending
+        FROM (
+            SELECT transaction_id, min(queue_offset) AS first_half,
+                   max(queue_offset) AS queue_offset, max(log_offset) AS log_offset,
+                   min_by(check_times IS NOT NULL, queue_offset) AS begins_with_copy
+            FROM {halves} GROUP BY transaction_id
+        ) AS h
+        LEFT JOIN (
+            SELECT transaction_id, max(is_decision) AS is_decided FROM (
+                SELECT transaction_id, TRUE AS is_decision FROM {halves}
+                    AND queue_offset IN (SELECT queue_offset FROM {by_number})
+                UNION ALL
+                SELECT transaction_id, {is_decision} AS is_decision
+                FROM {known} AND ({is_decision} OR kind = '{columns.HELD}')
+            ) AS decisions GROUP BY transaction_id
+        ) AS s ON s.transaction_id = h.transaction_id
+        WHERE h.first_half < {asked_before}
+    """

@@ -5,19 +5,14 @@ hashes, and entry by entry where these differ. Up to where the index is; a servi
 the log.
 """
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
-from audit import columns, key_index_source
+from audit import key_index
 from audit.checks.check_context import CheckContext, Found
 from audit.checks.kinds import kinds_of
-from audit.key_index_source import IndexFile
-
-_ENTRY = ["log_offset", "key_hash"]
+from audit.key_index import IndexFile
 
 
 def check(context: CheckContext) -> Found:
-    files = key_index_source.index_files(context.log.uri)
+    files = key_index.index_files(context.log.uri)
     found = Found(counts=dict.fromkeys(kinds_of("index"), 0))
     found.numbers = {"files": len(files)}
     unread = [file.name for file in files if not file.slots]
@@ -27,12 +22,12 @@ def check(context: CheckContext) -> Found:
         found.items = [{"verdict": "index_unreadable", "file": name} for name in unread]
     if not files or unread:
         return found
-    known = context.spark.read.format(key_index_source.NAME).option("path", context.log.uri).load()
     begin, end = _stretch(context, files)
     found.numbers |= {"begin": begin, "end": end}
-    unlinked = known.where(~F.col("is_linked")).select("file", "entry", *_ENTRY)
-    found.add("key_unreachable", unlinked)
-    _compare(context, known, begin, end, found)
+    entries = context.tables.base("index_entries")
+    evidence = "file, entry, log_offset, key_hash"
+    found.add("key_unreachable", f"SELECT {evidence} FROM {entries} WHERE NOT is_linked")
+    _compare(context, entries, begin, end, found)
     return found
 
 
@@ -43,35 +38,33 @@ def _stretch(context: CheckContext, files: list[IndexFile]) -> tuple[int, int]:
     return max(begin, context.log.begin), min(end, context.log.end)
 
 
-def _compare(context: CheckContext, known: DataFrame, begin: int, end: int, found: Found) -> None:
-    c = F.col
-    within = (c("log_offset") >= begin) & (c("log_offset") < end)
-    rows = context.read(("log_offset", "kind", "key_hashes")).where(
-        within & ~c("kind").isin(*columns.STRETCHES)
-    )
-    logged = rows.select("log_offset", F.explode("key_hashes").alias("key_hash"))
-    known = known.where(within)
-    log_print, index_print = _print(logged), _print(known)
+def _compare(context: CheckContext, entries: str, begin: int, end: int, found: Found) -> None:
+    within = f"WHERE log_offset >= {begin} AND log_offset < {end}"
+    logged, indexed = f"{context.tables.base('log_keys')} {within}", f"{entries} {within}"
+    log_print, index_print = _print(context, logged), _print(context, indexed)
     found.numbers |= {"keys": log_print[0], "entries": index_print[0]}
     if log_print == index_print:
         return
-    sides = [frame.groupBy(*_ENTRY).agg(F.count(F.lit(1)).alias("n")) for frame in (logged, known)]
-    both = (
-        sides[0]
-        .withColumnRenamed("n", "keys")
-        .join(sides[1].withColumnRenamed("n", "entries"), _ENTRY, "full")
+    both = context.tables.define(
+        "differing_keys",
+        f"""
+            SELECT log_offset, key_hash, sum(is_key) AS in_log, sum(is_entry) AS entries FROM (
+                SELECT log_offset, key_hash, 1 AS is_key, 0 AS is_entry FROM {logged}
+                UNION ALL
+                SELECT log_offset, key_hash, 0 AS is_key, 1 AS is_entry FROM {indexed}
+            ) AS sides GROUP BY log_offset, key_hash HAVING sum(is_key) != sum(is_entry)
+        """,
+        keep=True,
     )
-    both = context.keep(both.fillna(0))
-    found.add("key_missing", both.where(c("keys") > c("entries")).select(*_ENTRY))
-    wrong = both.where(c("entries") > c("keys")).select(*_ENTRY, c("entries").alias("entries"))
-    found.add("key_entry_wrong", wrong)
+    place = "log_offset, key_hash"
+    found.add("key_missing", f"SELECT {place} FROM {both} WHERE in_log > entries")
+    found.add("key_entry_wrong", f"SELECT {place}, entries FROM {both} WHERE entries > in_log")
 
 
-def _print(entries: DataFrame) -> tuple[int, int]:
+def _print(context: CheckContext, entries: str) -> tuple[int, int]:
     """How many, and what tells one set of them from another."""
-    hashed = F.xxhash64(*_ENTRY).bitwiseAND((1 << 31) - 1)
-    row = entries.agg(
-        F.count(F.lit(1)).alias("n"), F.coalesce(F.sum(hashed), F.lit(0)).alias("print")
-    ).first()
-    assert row is not None
-    return row["n"], row["print"]
+    hashed = f"(xxhash64(log_offset, key_hash) & {(1 << 31) - 1})"
+    row = context.row(
+        f"SELECT count(1) AS number, coalesce(sum({hashed}), 0) AS print FROM {entries}"
+    )
+    return row["number"], row["print"]

@@ -8,55 +8,47 @@ in each segment, and what lies beside the damage.
 from itertools import pairwise
 from typing import Any
 
-from pyspark.sql import functions as F
-
 from audit import columns
 from audit.checks.check_context import CheckContext, Found
+from audit.checks.sql import one_of
+from audit.findings import present
 from storage.formats import names
+
+_IS_RECORD = f"(kind NOT IN {one_of(columns.STRETCHES)})"
 
 
 def check(context: CheckContext) -> Found:
-    c = F.col
     found = Found()
-    is_record = ~c("kind").isin(*columns.STRETCHES)
-    by_segment = (
-        context.rows.groupBy("segment")
-        .agg(
-            F.count(F.when(is_record, 1)).alias("records"),
-            F.sum(F.when(is_record, c("record_bytes")).otherwise(0)).alias("record_bytes"),
-            F.count(F.when(c("kind") == columns.DAMAGED, 1)).alias("damaged_stretches"),
-            F.sum(
-                F.when(
-                    c("kind").isin(columns.DAMAGED, columns.MISSING), c("record_bytes")
-                ).otherwise(0)
-            ).alias("lost_bytes"),
-            F.sum(F.when(c("kind") == columns.FILLER, c("record_bytes")).otherwise(0)).alias(
-                "filler_bytes"
-            ),
-            F.count(F.when(is_record & ~c("is_verified"), 1)).alias("unverified_records"),
-            F.min("stored_ms").alias("first_stored_ms"),
-            F.max("stored_ms").alias("last_stored_ms"),
-        )
-        .orderBy("segment")
-        .collect()
-    )
-    segments = [{**row.asDict(), "segment": names.file_name(row["segment"])} for row in by_segment]
-    for one in segments:
-        for name in ("first_stored_ms", "last_stored_ms"):
-            if one[name] is None:
-                del one[name]
+
+    def count(where: str) -> str:
+        return f"count(CASE WHEN {where} THEN 1 END)"
+
+    def length(where: str) -> str:
+        return f"sum(CASE WHEN {where} THEN record_bytes ELSE 0 END)"
+
+    by_segment = context.rows(f"""
+        SELECT segment, {count(_IS_RECORD)} AS records, {length(_IS_RECORD)} AS record_bytes,
+               {count(f"kind = '{columns.DAMAGED}'")} AS damaged_stretches,
+               {length(f"kind IN {one_of((columns.DAMAGED, columns.MISSING))}")} AS lost_bytes,
+               {length(f"kind = '{columns.FILLER}'")} AS filler_bytes,
+               {count(f"{_IS_RECORD} AND NOT is_verified")} AS unverified_records,
+               min(stored_ms) AS first_stored_ms, max(stored_ms) AS last_stored_ms
+        FROM {context.tables.base("log_rows")} GROUP BY segment ORDER BY segment
+    """)
+    segments = [present({**row, "segment": names.file_name(row["segment"])}) for row in by_segment]
     found.numbers = {
         "segments": segments,
-        "records": sum(one["records"] for one in segments),
-        "lost_bytes": sum(one["lost_bytes"] for one in segments),
-        "unverified_records": sum(one["unverified_records"] for one in segments),
+        **{
+            name: sum(one[name] for one in segments)
+            for name in ("records", "lost_bytes", "unverified_records")
+        },
     }
     unchecked = sum(one.is_compacted for one in context.log.folder.segments)
     # of these there are rows alone: their checksums were checked when the rows were made
     if unchecked:
         found.numbers["segments_without_checksums"] = unchecked
-    unverified = context.records.where(~c("is_verified"))
-    found.add("unverified", unverified.select("log_offset", "record_bytes", "kind", "topic"))
+    evidence = "log_offset, record_bytes, kind, topic"
+    found.add("unverified", f"SELECT {evidence} FROM {context.records} WHERE NOT is_verified")
     _compare_times(segments, found)
     return found
 

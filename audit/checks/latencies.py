@@ -9,39 +9,49 @@ Times are those of storage, to the millisecond; a log's time never goes back, so
 wrong for a while shows zeros.
 """
 
-from functools import reduce
 from typing import Any
-
-from pyspark.sql import functions as F
 
 from audit import columns, histogram
 from audit.checks.check_context import CheckContext, Found
 
+_KEYS = ("producer_group", "group", "topic")
+
 
 def check(context: CheckContext) -> Found:
-    c = F.col
-    sent = context.records.where(c("kind") == columns.MESSAGE).withColumn(
-        "ms", c("stored_ms") - c("born_ms")
-    )
-    decided = context.timelines.where(c("decided_ms").isNotNull()).withColumn(
-        "ms", c("decided_ms") - c("begun_ms")
-    )
-    steps = context.lease_steps
-    first = steps.where((c("event") == "leased") & c("previous").isNull() & (c("attempt") == 1))
-    place = ["topic", "queue_id", "queue_offset"]
-    stored = context.records.select(*place, c("stored_ms").alias("message_ms"))
-    handed = first.join(stored, place).withColumn("ms", c("stored_ms") - c("message_ms"))
-    acked = steps.where((c("event") == "acked") & c("leased_ms").isNotNull())
-    settled = acked.withColumn("ms", c("stored_ms") - c("leased_ms"))
+    steps, records = context.lease_steps, context.records
     stages = {
-        "born_to_stored": sent.select("topic", "ms"),
-        "begun_to_decided": decided.select("producer_group", "ms"),
-        "stored_to_handed": handed.select("group", "topic", "ms"),
-        "handed_to_settled": settled.select("group", "ms"),
+        "born_to_stored": (
+            {"topic": "topic"},
+            "stored_ms - born_ms",
+            f"{records} WHERE kind = '{columns.MESSAGE}'",
+        ),
+        "begun_to_decided": (
+            {"producer_group": "producer_group"},
+            "decided_ms - begun_ms",
+            f"{context.timelines} WHERE decided_ms IS NOT NULL",
+        ),
+        "stored_to_handed": (
+            {"group": "`group`", "topic": "s.topic"},
+            "s.stored_ms - r.stored_ms",
+            f"{steps} AS s JOIN {records} AS r ON r.topic = s.topic AND r.queue_id = s.queue_id "
+            "AND r.queue_offset = s.queue_offset "
+            "WHERE s.event = 'leased' AND s.previous IS NULL AND s.attempt = 1",
+        ),
+        "handed_to_settled": (
+            {"group": "`group`"},
+            "stored_ms - leased_ms",
+            f"{steps} WHERE event = 'acked' AND leased_ms IS NOT NULL",
+        ),
     }
-    named = [frame.withColumn("stage", F.lit(stage)) for stage, frame in stages.items()]
-    everything = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), named)
+    everything = " UNION ALL ".join(
+        f"SELECT '{stage}' AS stage, {_keys(keys)}, {ms} AS ms FROM {rows}"
+        for stage, (keys, ms, rows) in stages.items()
+    )
     found: dict[str, list[dict[str, Any]]] = {stage: [] for stage in stages}
-    for of_stage in histogram.by_stage(everything, ["stage", "producer_group", "group", "topic"]):
+    for of_stage in histogram.by_stage(context.rows, everything, ["stage", *_KEYS]):
         found[of_stage.pop("stage")].append(of_stage)
     return Found(numbers={"stages": found})
+
+
+def _keys(known: dict[str, str]) -> str:
+    return ", ".join(f"{known.get(key, 'NULL')} AS `{key}`" for key in _KEYS)

@@ -12,18 +12,14 @@ yet. In a log that begins late, the end of a queue without a record is unknown.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from audit import columns, store_metadata
 from audit.checks import leases
 from audit.checks.check_context import LISTED, CheckContext, Found
 from audit.checks.leases import QUEUE
+from audit.checks.sql import one_of
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.formats.names import OFFSET_TOPIC, TIMER_TOPIC
+from storage.formats.names import TIMER_TOPIC
 
-# as storage/local/group_offsets.py writes it
-_COMMIT = "group string, topic string, queue int, offset bigint"
 _CHECKPOINT = "checkpoint"
 
 
@@ -109,12 +105,13 @@ def _judge_checkpoint(context: CheckContext, found: Found) -> None:
 
 
 def _ends_in_record(context: CheckContext) -> bool:
-    c = F.col
-    is_lost = c("kind").isin(columns.DAMAGED, columns.MISSING)
-    is_record = ~c("kind").isin(*columns.STRETCHES)
-    ends = [F.max(F.when(which, c("log_offset"))) for which in (is_lost, is_record)]
-    row = context.rows.agg(ends[0].alias("lost"), ends[1].alias("record")).first()
-    assert row is not None
+    is_lost = f"kind IN {one_of((columns.DAMAGED, columns.MISSING))}"
+    is_record = f"kind NOT IN {one_of(columns.STRETCHES)}"
+    row = context.row(f"""
+        SELECT max(CASE WHEN {is_lost} THEN log_offset END) AS lost,
+               max(CASE WHEN {is_record} THEN log_offset END) AS record
+        FROM {context.tables.base("log_rows")}
+    """)
     return row["lost"] is None or (row["record"] is not None and row["lost"] < row["record"])
 
 
@@ -171,44 +168,48 @@ def _of_ours(context: CheckContext) -> Iterable[Position]:
     What a group had in a topic that was deleted since is no position any more, be the topic created
     again or not.
     """
-    c = F.col
-    note = F.from_json("note", _COMMIT).alias("of")
-    commits = context.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select(
-        "log_offset", note
+    base, define = context.tables.base, context.tables.define
+    commits = base("commits")
+    deleted = define(
+        "deleted_topics",
+        f"SELECT topic, max(at) AS deleted_at FROM {commits} WHERE queue_id < 0 GROUP BY topic",
+        keep=True,
     )
-    committed = commits.select("of.group", "of.topic", c("of.queue").alias("queue_id"),
-    c("of.offset").alias("position"),
-                               c("log_offset").alias("at"))  # fmt: skip
-    deleted = (
-        committed.where(c("queue_id") < 0).groupBy("topic").agg(F.max("at").alias("deleted_at"))
+    ends = leases.ends(base("lease_runs"), base("lease_positions"))
+    furthest = define(
+        "furthest_leases",
+        f"""
+            SELECT {QUEUE}, max(position) AS position, max_by(at, position) AS said_at
+            FROM ({_since_deletion(f"({ends})", deleted)}) AS told GROUP BY {QUEUE}
+        """,
+        keep=True,
     )
-    committed = _since_deletion(committed.where(c("queue_id") >= 0), deleted)
-    last = committed.groupBy(*QUEUE).agg(
-        F.max_by("position", "at").alias("position"), F.max("at").alias("at")
-    )
-    told = _since_deletion(leases.ends(context.lease_events), deleted)
-    furthest = told.groupBy(*QUEUE).agg(
-        F.max("position").alias("position"), F.max_by("at", "position").alias("at")
-    )
-    by_leases = furthest.select(
-        *QUEUE, "position", c("at").alias("said_at"), F.lit(False).alias("is_all")
-    )
-    by_commit = last.join(furthest.select(*QUEUE, F.lit(True).alias("has_leases")), QUEUE, "left")
-    by_commit = by_commit.select(
-        *QUEUE, "position", c("at").alias("said_at"), c("has_leases").isNull().alias("is_all")
-    )
-    for row in by_leases.unionByName(by_commit).orderBy(*QUEUE, "is_all", "said_at").collect():
-        yield Position(**row.asDict())
+    committed = _since_deletion(f"(SELECT * FROM {commits} WHERE queue_id >= 0)", deleted)
+    found = context.rows(f"""
+        SELECT {QUEUE}, position, said_at, FALSE AS is_all FROM {furthest}
+        UNION ALL
+        SELECT c.`group`, c.topic, c.queue_id, c.position, c.said_at, f.position IS NULL AS is_all
+        FROM (
+            SELECT {QUEUE}, max_by(position, at) AS position, max(at) AS said_at
+            FROM ({committed}) AS committed GROUP BY {QUEUE}
+        ) AS c
+        LEFT JOIN {furthest} AS f
+            ON f.`group` = c.`group` AND f.topic = c.topic AND f.queue_id = c.queue_id
+        ORDER BY {QUEUE}, is_all, said_at
+    """)
+    for row in found:
+        yield Position(**{**row, "is_all": bool(row["is_all"])})
 
 
-def _since_deletion(rows: DataFrame, deleted: DataFrame) -> DataFrame:
+def _since_deletion(rows: str, deleted: str) -> str:
     """Those rows that lie behind the last deletion of their topic: of all others the topic does not
     have the queue any more.
     """
-    found = rows.join(F.broadcast(deleted), "topic", "left")
-    return found.where(F.col("deleted_at").isNull() | (F.col("at") > F.col("deleted_at"))).drop(
-        "deleted_at"
-    )
+    return f"""
+        SELECT one.`group`, one.topic, one.queue_id, one.position, one.at
+        FROM {rows} AS one LEFT JOIN {deleted} AS d ON d.topic = one.topic
+        WHERE d.deleted_at IS NULL OR one.at > d.deleted_at
+    """
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,13 +4,8 @@ whether any is missing.
 
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from audit.checks.sql import IS_NUMBERED
 
-from storage.formats import record as records
-from storage.message import TransactionBits
-
-QUEUE = ["topic", "queue_id"]
 PRIME = (1 << 31) - 1  # numbers are summed modulo it, so that no sum overflows
 
 
@@ -29,28 +24,13 @@ class QueueSums(NamedTuple):
     last_at: int
 
 
-def numbered(records_: DataFrame) -> DataFrame:
-    """Those that have a place in their queue: a broker numbers neither prepared nor rolled-back
-    messages.
-    """
-    return records_.where(
-        transaction_bits().isin(int(TransactionBits.NONE), int(TransactionBits.COMMIT))
-    )
-
-
-def transaction_bits() -> Column:
-    return F.col("sys_flag").bitwiseAND(records.TRANSACTION_MASK)
-
-
-def by_queue(records_: DataFrame) -> list[QueueSums]:
+def by_queue(records: str) -> str:
     """In the order of their names and numbers."""
-    offset = F.col("queue_offset") % PRIME
-    summed = numbered(records_).groupBy(*QUEUE).agg(
-        F.min("queue_offset").alias("first"),
-        F.max("queue_offset").alias("last"),
-        F.count(F.lit(1)).alias("records"),
-        F.sum(offset).alias("sum"),
-        F.sum(offset * offset % PRIME).alias("squares"),
-        F.max_by("log_offset", "queue_offset").alias("last_at"),
-    )  # fmt: skip
-    return [QueueSums(**row.asDict()) for row in summed.orderBy(*QUEUE).collect()]
+    offset = f"(queue_offset % {PRIME})"
+    return f"""
+        SELECT topic, queue_id, min(queue_offset) AS `first`, max(queue_offset) AS `last`,
+               count(1) AS records, sum({offset}) AS `sum`,
+               sum(({offset} * {offset}) % {PRIME}) AS squares,
+               max_by(log_offset, queue_offset) AS last_at
+        FROM {records} WHERE {IS_NUMBERED} GROUP BY topic, queue_id ORDER BY topic, queue_id
+    """

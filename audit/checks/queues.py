@@ -7,15 +7,14 @@ hashes, and one by one where these differ. Which of two neighbours in a queue li
 is not asked.
 """
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
-
-from audit import consume_queue_source
-from audit.checks import queue_sums
+from audit import consume_queues
 from audit.checks.check_context import CheckContext, Found
-from audit.checks.queue_sums import PRIME, QUEUE, QueueSums
+from audit.checks.queue_sums import PRIME, QueueSums
+from audit.checks.sql import IS_NUMBERED
 
-_ENTRY = ["log_offset", "record_bytes"]
+_QUEUE = "topic, queue_id"
+_SCHEMA = "topic string, queue_id int"
+_ENTRY = "log_offset, record_bytes"
 
 
 def check(context: CheckContext) -> Found:
@@ -24,9 +23,8 @@ def check(context: CheckContext) -> Found:
     found.numbers = {"queues": len(queues), "records": sum(one.records for one in queues)}
     begins = 0 if context.log.begin == 0 else None
     suspicious = [(one.topic, one.queue_id) for one in queues if not is_gapless(one, begins)]
-    counted = queue_sums.numbered(context.records)
-    _look_closer(context, counted, suspicious, found)
-    _compare_with_consume_queues(context, counted, found)
+    _look_closer(context, suspicious, found)
+    _compare_with_consume_queues(context, found)
     return found
 
 
@@ -46,95 +44,112 @@ def _squares(last: int) -> int:
     return last * (last + 1) * (2 * last + 1) // 6
 
 
-def _look_closer(
-    context: CheckContext, counted: DataFrame, queues: list[tuple[str, int]], found: Found
-) -> None:
+def _look_closer(context: CheckContext, queues: list[tuple[str, int]], found: Found) -> None:
     if not queues:
         found.counts |= {"queue_gap": 0, "queue_repeat": 0}
         return
-    c = F.col
-    of_these = context.spark.createDataFrame(queues, "topic string, queue_id int")
-    rows = counted.join(F.broadcast(of_these), QUEUE).select(*QUEUE, "queue_offset", *_ENTRY)
-    in_queue = Window.partitionBy(*QUEUE).orderBy("queue_offset", "log_offset")
-    before, at = F.lag("queue_offset").over(in_queue), F.lag("log_offset").over(in_queue)
+    of_these = context.tables.given("suspicious_queues", _SCHEMA, queues)
+    in_queue = f"OVER (PARTITION BY {_QUEUE} ORDER BY queue_offset, log_offset)"
     # What came before the log's beginning is gone; a log that begins at 0 has had everything.
-    first = F.lit(-1) if context.log.begin == 0 else c("queue_offset") - 1
-    rows = rows.withColumn("before", F.coalesce(before, first)).withColumn("behind_log_offset", at)
-    gaps = rows.where(c("queue_offset") > c("before") + 1).select(
-        *QUEUE,
-        (c("before") + 1).alias("queue_offset"),
-        (c("queue_offset") - c("before") - 1).alias("missing"),
-        "behind_log_offset",
-        c("log_offset").alias("before_log_offset"),
+    first = "-1" if context.log.begin == 0 else "queue_offset - 1"
+    rows = context.tables.define(
+        "rows_of_suspicious_queues",
+        f"""
+            SELECT {_QUEUE}, queue_offset, {_ENTRY},
+                   coalesce(lag(queue_offset) {in_queue}, {first}) AS before,
+                   lag(log_offset) {in_queue} AS behind_log_offset
+            FROM ({_of_queues(f"{context.records} WHERE {IS_NUMBERED}", of_these)}) AS numbered
+        """,
     )
-    found.add("queue_gap", gaps, at="before_log_offset")
-    repeats = rows.where(c("queue_offset") == c("before")).select(
-        *QUEUE, "queue_offset", c("behind_log_offset").alias("first_log_offset"), "log_offset"
+    found.add(
+        "queue_gap",
+        f"SELECT {_QUEUE}, before + 1 AS queue_offset, queue_offset - before - 1 AS missing, "
+        f"behind_log_offset, log_offset AS before_log_offset FROM {rows} "
+        "WHERE queue_offset > before + 1",
+        at="before_log_offset",
     )
-    found.add("queue_repeat", repeats)
+    found.add(
+        "queue_repeat",
+        f"SELECT {_QUEUE}, queue_offset, behind_log_offset AS first_log_offset, log_offset "
+        f"FROM {rows} WHERE queue_offset = before",
+    )
+
+
+def _of_queues(rows: str, queues: str) -> str:
+    """Those rows whose queue is among these."""
+    return f"""
+        SELECT r.* FROM (SELECT * FROM {rows}) AS r
+        JOIN {queues} AS q ON q.topic = r.topic AND q.queue_id = r.queue_id
+    """
 
 
 # --------------------------------------------------------------------------------------------------
 # the consume queues
 
 
-def _compare_with_consume_queues(context: CheckContext, counted: DataFrame, found: Found) -> None:
-    uri = context.log.uri
-    if not consume_queue_source.queue_files(uri):
+def _compare_with_consume_queues(context: CheckContext, found: Found) -> None:
+    found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
+    if not consume_queues.queue_files(context.log.uri):
         found.numbers["consume_queues"] = "none"
-        found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
         return
-    c = F.col
-    fields = context.log.folder.metadata.fields
+    log, define = context.log, context.tables.define
+    logged = f"{context.records} WHERE {IS_NUMBERED}"
+    known = (
+        f"{context.tables.base('queue_entries')} "
+        f"WHERE log_offset >= {log.begin} AND log_offset < {log.end}"
+    )
+    queues = [tuple(row.values()) for row in context.rows(_differing(logged, known))]
+    found.numbers |= {"consume_queues": "compared", "queues_that_differ": len(queues)}
+    if not queues:
+        return
+    these = context.tables.given("differing_queues", _SCHEMA, queues)
+    ours = define("logged_entries", _of_queues(logged, these), keep=True)
+    theirs = define("known_entries", _of_queues(known, these), keep=True)
+    is_same = "t.topic = o.topic AND t.queue_id = o.queue_id AND t.queue_offset = o.queue_offset"
+    is_equal = f"{is_same} AND t.log_offset = o.log_offset AND t.record_bytes = o.record_bytes"
+    fields = log.folder.metadata.fields
     # records stored before have their entries on disk
     written_ms = 0 if fields is None else fields.logics_ms
-    known = context.spark.read.format(consume_queue_source.NAME).option("path", uri).load()
-    known = known.where(
-        (c("log_offset") >= context.log.begin) & (c("log_offset") < context.log.end)
-    ).drop("tag_hash")
-    known = known.withColumn("record_bytes", c("record_bytes").cast("bigint"))
-    logged = counted.select(*QUEUE, "queue_offset", *_ENTRY, "stored_ms")
-    differing = _differing(logged, known)
-    found.numbers["consume_queues"] = "compared"
-    queues = differing.collect()
-    found.numbers["queues_that_differ"] = len(queues)
-    if not queues:
-        found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
-        return
-    queue_schema = "topic string, queue_id int"
-    these = context.spark.createDataFrame(
-        [(row["topic"], row["queue_id"]) for row in queues], queue_schema
-    )
-    place = [*QUEUE, "queue_offset"]
-    ours = logged.join(F.broadcast(these), QUEUE)
-    theirs = known.join(F.broadcast(these), QUEUE).select(
-        *place,
-        c("log_offset").alias("entry_log_offset"),
-        c("record_bytes").alias("entry_record_bytes"),
-    )
     # Of a topic that was deleted the messages are in the log as long as it is, its queues are not;
     # and of those that begin late the first entry says where.
-    bounds = theirs.groupBy(*QUEUE).agg(F.min("queue_offset").alias("first_entry"))
-    missing = ours.join(theirs, place, "left_anti").join(bounds, QUEUE)
-    missing = missing.where((c("stored_ms") < written_ms) & (c("queue_offset") >= c("first_entry")))
-    found.add("queue_entry_missing", missing.select(*place, *_ENTRY))
-    as_entries = ours.select(*place, *[c(name).alias(f"entry_{name}") for name in _ENTRY])
-    wrong = theirs.join(as_entries, [*place, *[f"entry_{name}" for name in _ENTRY]], "left_anti")
-    there = ours.groupBy(*place).agg(F.min("log_offset").alias("log_offset"))
-    found.add("queue_entry_wrong", wrong.join(there, place, "left"), at="entry_log_offset")
+    found.add(
+        "queue_entry_missing",
+        f"""
+            SELECT o.topic, o.queue_id, o.queue_offset, o.log_offset, o.record_bytes
+            FROM {ours} AS o
+            JOIN (SELECT {_QUEUE}, min(queue_offset) AS first_entry FROM {theirs}
+                  GROUP BY {_QUEUE}) AS b ON b.topic = o.topic AND b.queue_id = o.queue_id
+            LEFT JOIN {theirs} AS t ON {is_same}
+            WHERE t.topic IS NULL AND o.stored_ms < {written_ms}
+              AND o.queue_offset >= b.first_entry
+        """,
+    )
+    found.add(
+        "queue_entry_wrong",
+        f"""
+            SELECT w.*, o.log_offset FROM (
+                SELECT t.topic, t.queue_id, t.queue_offset, t.log_offset AS entry_log_offset,
+                       t.record_bytes AS entry_record_bytes
+                FROM {theirs} AS t LEFT JOIN {ours} AS o ON {is_equal} WHERE o.topic IS NULL
+            ) AS w
+            LEFT JOIN (SELECT {_QUEUE}, queue_offset, min(log_offset) AS log_offset FROM {ours}
+                       GROUP BY {_QUEUE}, queue_offset) AS o
+                ON o.topic = w.topic AND o.queue_id = w.queue_id
+                AND o.queue_offset = w.queue_offset
+        """,
+        at="entry_log_offset",
+    )
 
 
-def _differing(logged: DataFrame, known: DataFrame) -> DataFrame:
+def _differing(logged: str, known: str) -> str:
     """The queues of which the two do not say the same."""
     # Sums of 31 bits: 2**32 of them do not overflow.
-    print_ = F.sum(F.xxhash64("queue_offset", *_ENTRY).bitwiseAND((1 << 31) - 1)).alias("print")
-    sides = [
-        frame.groupBy(*QUEUE).agg(F.count(F.lit(1)).alias("entries"), print_)
-        for frame in (logged, known)
-    ]
-    one, other = sides[0].alias("logged"), sides[1].alias("known")
-    joined = one.join(other, QUEUE, "full")
-    same = F.col("logged.entries").eqNullSafe(F.col("known.entries")) & F.col(
-        "logged.print"
-    ).eqNullSafe(F.col("known.print"))
-    return joined.where(~same).select(*QUEUE).orderBy(*QUEUE)
+    print_ = f"(xxhash64(queue_offset, {_ENTRY}) & {(1 << 31) - 1})"
+    return f"""
+        SELECT {_QUEUE} FROM (
+            SELECT {_QUEUE}, 1 AS entries, {print_} AS print FROM {logged}
+            UNION ALL
+            SELECT {_QUEUE}, -1 AS entries, -{print_} AS print FROM {known}
+        ) AS sides
+        GROUP BY {_QUEUE} HAVING sum(entries) != 0 OR sum(print) != 0 ORDER BY {_QUEUE}
+    """

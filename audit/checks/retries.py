@@ -6,24 +6,24 @@ in the group's retry topic, and at last are settled or dead. Each move that the 
 have its copy.
 """
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
-
 from audit.checks import leases
 from audit.checks.check_context import CheckContext, Found
 from audit.checks.leases import MESSAGE
+from audit.checks.sql import begins
 
-_CHAIN = ["group", "origin"]
+_CHAIN = "`group`, origin"
 
 
 def check(context: CheckContext) -> Found:
     found = Found()
     _judge_attempts(context, found)
     _judge_moves(context, found)
-    ends = _ends(context).groupBy("end").count().orderBy("end").collect()
+    ends = context.rows(
+        f"SELECT ending, count(1) AS number FROM ({_ends(context)}) AS e GROUP BY 1 ORDER BY 1"
+    )
     found.numbers = {
-        "chains": sum(row["count"] for row in ends),
-        "ends": {row["end"]: row["count"] for row in ends},
+        "chains": sum(row["number"] for row in ends),
+        "ends": {row["ending"]: row["number"] for row in ends},
     }
     return found
 
@@ -33,88 +33,91 @@ def _judge_attempts(context: CheckContext, found: Found) -> None:
 
     A dead letter that is sent again may begin at 1.
     """
-    c = F.col
-    lower = context.lease_steps.where(
-        (c("event") == "leased") & (c("attempt") < c("attempt_before"))
+    lower = leases.without_reset(
+        f"SELECT * FROM {context.lease_steps} WHERE event = 'leased' AND attempt < attempt_before",
+        context.resets,
+        since="leased_at",
     )
-    lower = leases.without_reset(lower, context.resets, since="leased_at")
-    in_place = lower.select(
-        "group",
-        "topic",
-        "queue_id",
-        "queue_offset",
-        c("attempt"),
-        "attempt_before",
-        c("at").alias("log_offset"),
-    )
-    along = Window.partitionBy(*_CHAIN).orderBy("log_offset")
-    before = {"tries_before": "tries", "state_before": "state", "copied_at": "log_offset"}
-    copies = context.copies.withColumns(
-        {name: F.lag(of).over(along) for name, of in before.items()}
-    )
-    went_down = copies.where(
-        (c("tries") < c("tries_before")) & (c("state_before") != "dead") & (c("state") != "dead")
-    )
-    of_any_queue = context.resets.withColumn("topic", F.lit(None).cast("string"))
+    along = f"OVER (PARTITION BY {_CHAIN} ORDER BY log_offset)"
     went_down = leases.without_reset(
-        went_down.withColumn("at", c("log_offset")), of_any_queue, since="copied_at"
+        f"""
+            SELECT * FROM (
+                SELECT *, log_offset AS at, lag(tries) {along} AS tries_before,
+                       lag(state) {along} AS state_before, lag(log_offset) {along} AS copied_at
+                FROM {context.copies}
+            ) AS copies
+            WHERE tries < tries_before AND state_before != 'dead' AND state != 'dead'
+        """,
+        context.resets,
+        since="copied_at",
+        in_any_queue=True,
     )
-    of_copies = went_down.select(
-        "group", "topic", "queue_id", "queue_offset",
-        c("tries").cast("bigint").alias("attempt"),
-        c("tries_before").cast("bigint").alias("attempt_before"), "log_offset",
-    )  # fmt: skip
-    found.add("attempts_went_down", in_place.unionByName(of_copies))
+    found.add(
+        "attempts_went_down",
+        f"""
+            SELECT {MESSAGE}, attempt, attempt_before, at AS log_offset FROM ({lower}) AS in_place
+            UNION ALL
+            SELECT {MESSAGE}, CAST(tries AS BIGINT) AS attempt,
+                   CAST(tries_before AS BIGINT) AS attempt_before, log_offset
+            FROM ({went_down}) AS of_copies
+        """,
+    )
 
 
 def _judge_moves(context: CheckContext, found: Found) -> None:
     """Each move has a copy: as many for each message of each group."""
-    c = F.col
-    moved = context.lease_steps.where(c("event").isin("retried", "dead_lettered"))
-    back = context.copies.where(c("state") == "back").select(
-        "topic", "queue_id", "queue_offset", c("origin").alias("origin_of_copy"), "group"
-    )
-    of_origin = moved.join(back, MESSAGE, "left")
     # the copy that was handed out may lie before the log's beginning, and its origin with it
+    is_known = "TRUE"
     if context.log.begin:
-        of_origin = of_origin.where(
-            ~c("topic").startswith("%RETRY%") | c("origin_of_copy").isNotNull()
-        )
-    own = F.concat_ws(" ", "topic", F.concat_ws(":", "queue_id", "queue_offset"))
-    moves = of_origin.select(
-        "group",
-        F.coalesce("origin_of_copy", own).alias("origin"),
-        "event",
-        c("at").alias("log_offset"),
+        is_known = f"(NOT {begins('m.topic', '%RETRY%')} OR b.origin IS NOT NULL)"
+    own = "concat_ws(' ', m.topic, concat_ws(':', m.queue_id, m.queue_offset))"
+    moves = f"""
+        SELECT m.`group`, coalesce(b.origin, {own}) AS origin, m.event, m.at
+        FROM {context.lease_steps} AS m
+        LEFT JOIN (SELECT * FROM {context.copies} WHERE state = 'back') AS b
+            ON b.`group` = m.`group` AND b.topic = m.topic AND b.queue_id = m.queue_id
+            AND b.queue_offset = m.queue_offset
+        WHERE m.event IN ('retried', 'dead_lettered') AND {is_known}
+    """
+    copies = f"""
+        SELECT {_CHAIN}, CASE WHEN state = 'waiting' THEN 'retried' ELSE 'dead_lettered' END
+                   AS event, count(1) AS copies
+        FROM {context.copies} WHERE state != 'back' GROUP BY 1, 2, 3
+    """
+    lost = context.tables.define(
+        "lost_moves",
+        f"""
+            SELECT c.`group`, c.origin, c.event, c.moves, c.log_offset,
+                   coalesce(s.copies, 0) AS copies
+            FROM (SELECT {_CHAIN}, event, count(1) AS moves, max(at) AS log_offset
+                  FROM ({moves}) AS moves GROUP BY {_CHAIN}, event) AS c
+            LEFT JOIN ({copies}) AS s
+                ON s.`group` = c.`group` AND s.origin = c.origin AND s.event = c.event
+            WHERE coalesce(s.copies, 0) < c.moves
+        """,
+        keep=True,
     )
-    counted = moves.groupBy(*_CHAIN, "event").agg(
-        F.count(F.lit(1)).alias("moves"), F.max("log_offset").alias("log_offset")
-    )
-    stored = context.copies.where(c("state") != "back").withColumn(
-        "event", F.when(c("state") == "waiting", "retried").otherwise("dead_lettered")
-    )
-    copies = stored.groupBy(*_CHAIN, "event").agg(F.count(F.lit(1)).alias("copies"))
-    lost = (
-        counted.join(copies, [*_CHAIN, "event"], "left")
-        .fillna(0, ["copies"])
-        .where(c("copies") < c("moves"))
-    )
-    lost = context.keep(lost)
     for event, kind in (("retried", "retry_lost"), ("dead_lettered", "dead_letter_lost")):
-        found.add(kind, lost.where(c("event") == event).drop("event"))
+        evidence = f"{_CHAIN}, moves, log_offset, copies"
+        found.add(kind, f"SELECT {evidence} FROM {lost} WHERE event = '{event}'")
 
 
-def _ends(context: CheckContext) -> DataFrame:
-    """One row for each chain with its end: dead, waiting, settled, or open (to be delivered, or
+def _ends(context: CheckContext) -> str:
+    """One row for each chain with its ending: dead, waiting, settled, or open (to be delivered, or
     leased now).
     """
-    c = F.col
-    last = context.copies.groupBy(*_CHAIN).agg(
-        F.max_by(F.struct("state", "topic", "queue_id", "queue_offset"), "log_offset").alias("last")
+    last = ", ".join(
+        f"max_by({name}, log_offset) AS {name}"
+        for name in ("state", "topic", "queue_id", "queue_offset")
     )
-    steps = context.lease_steps.where(c("event") != "extended")
-    state = steps.groupBy(*MESSAGE).agg(F.max_by("event", "at").alias("event"))
-    joined = last.select(*_CHAIN, "last.*").join(state, MESSAGE, "left")
-    is_settled = F.coalesce(c("event").isin("acked", "discarded", "damaged"), F.lit(False))
-    end = F.when(c("state") != "back", c("state")).when(is_settled, "settled").otherwise("open")
-    return joined.select(*_CHAIN, end.alias("end"))
+    return f"""
+        SELECT c.`group`, c.origin,
+               CASE WHEN c.state != 'back' THEN c.state
+                    WHEN s.event IN ('acked', 'discarded', 'damaged') THEN 'settled'
+                    ELSE 'open' END AS ending
+        FROM (SELECT {_CHAIN}, {last} FROM {context.copies} GROUP BY {_CHAIN}) AS c
+        LEFT JOIN (SELECT {MESSAGE}, max_by(event, at) AS event FROM {context.lease_steps}
+                   WHERE event != 'extended' GROUP BY {MESSAGE}) AS s
+            ON s.`group` = c.`group` AND s.topic = c.topic AND s.queue_id = c.queue_id
+            AND s.queue_offset = c.queue_offset
+    """

@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from pyspark.sql import SparkSession
-
-from audit import log_range
 from audit.checks import (
     checkbacks,
     delays,
@@ -23,6 +20,7 @@ from audit.checks import (
 from audit.checks.check_context import Check, CheckContext, Found
 from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS, kinds_of
 from audit.checks.policies import POLICIES, Policy
+from audit.checks.tables import Tables
 from audit.log_range import Log
 
 _CHECKS: Mapping[str, Check] = {
@@ -51,25 +49,16 @@ class Asked(NamedTuple):
 EVERYTHING = Asked()
 
 
-def run(
-    spark: SparkSession,
-    log: Log,
-    asked: Asked = EVERYTHING,
-    *,
-    split_bytes: int = log_range.SPLIT_BYTES,
-) -> dict[str, Found]:
+def run(tables: Tables, log: Log, asked: Asked = EVERYTHING) -> dict[str, Found]:
     """Run the requested checks; the findings of each, in the order of CHECKS."""
-    context = CheckContext(spark, log, split_bytes=split_bytes)
+    context = CheckContext(tables, log)
     checks: dict[str, Check] = {
         **_CHECKS,
         "what_if": partial(what_if.check, policies=asked.policies),
     }
-    try:
-        return {
-            name: check(context).settle() for name, check in checks.items() if name in asked.names
-        }
-    finally:
-        context.release()
+    return {
+        name: check(context).settle(tables) for name, check in checks.items() if name in asked.names
+    }
 
 
 def add_to(

@@ -2,91 +2,78 @@
 shuffle.
 """
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
-
 from audit import columns
+from audit.checks.sql import one_of, quoted
 
-_FACTS = (
-    "struct<policy: struct<first_after_ms: bigint, interval_ms: bigint, max_answers: "
-    "bigint>, so_far: struct<sequence: bigint>>"
-)
 _KINDS = (columns.HALF, columns.OP, columns.FINAL, columns.CHECK)
-_NOTE = "reason string, why string"
 
 
-def timelines(records: DataFrame) -> DataFrame:
+def timelines(records: str) -> str:
     """Of each transaction of which a half is in the log.
 
     begun_ms, first_half, last_half (log offsets); decided_ms, decided_at, decided_by, decision,
     by_check; answers (before it was held), failed, last_answer_at, held_at, held_reason, resumed;
-    check_times (of a broker's halves); the policy; and whether the first half is a copy
-    (`is_copy`).
+    check_times (of a broker's halves); max_answers of the policy; and whether the first half is a
+    copy (`is_copy`).
     """
-    c = F.col
-    of_one = records.where(c("transaction_id").isNotNull() & c("kind").isin(*_KINDS))
-    events = of_one.withColumn("noted", F.from_json("note", _NOTE))
-    of_transaction = Window.partitionBy("transaction_id")
-    is_held = (c("kind") == columns.CHECK) & (c("event") == "held")
-    events = events.withColumn(
-        "first_held", F.min(F.when(is_held, c("log_offset"))).over(of_transaction)
-    )
-    found = events.groupBy("transaction_id").agg(*_numbers(is_held))
-    return (
-        found.where(c("first_half").isNotNull())
-        .select("*", F.from_json("facts", _FACTS).alias("said"))
-        .select(
-            *[name for name in found.columns if name != "facts"],
-            c("said.policy.first_after_ms").alias("first_after_ms"),
-            c("said.policy.interval_ms").alias("interval_ms"),
-            c("said.policy.max_answers").alias("max_answers"),
-            c("said.so_far").isNotNull().alias("is_copy"),
-        )
-    )
+    is_held = f"(kind = '{columns.CHECK}' AND event = 'held')"
+    numbers = ",\n".join(f"{made} AS {name}" for name, made in _numbers(is_held).items())
+    return f"""
+        SELECT * FROM (
+            SELECT transaction_id, {numbers}
+            FROM (
+                SELECT *, min(CASE WHEN {is_held} THEN log_offset END)
+                              OVER (PARTITION BY transaction_id) AS first_held
+                FROM {records} WHERE transaction_id IS NOT NULL AND kind IN {one_of(_KINDS)}
+            ) AS events
+            GROUP BY transaction_id
+        ) AS found WHERE first_half IS NOT NULL
+    """
 
 
-def _numbers(is_held: Column) -> list[Column]:
-    c = F.col
+def _numbers(is_held: str) -> dict[str, str]:
+    def least(where: str, name: str) -> str:
+        return f"min(CASE WHEN {where} THEN {name} END)"
 
-    def least(where: Column, name: str) -> Column:
-        return F.min(F.when(where, c(name)))
+    def most(where: str, name: str) -> str:
+        return f"max(CASE WHEN {where} THEN {name} END)"
 
-    def event(name: str) -> Column:
-        return (c("kind") == columns.CHECK) & (c("event") == name)
+    def first(name: str, where: str) -> str:
+        """Of the first record that is so."""
+        return f"min_by({name}, CASE WHEN {where} THEN log_offset END)"
+
+    def count(where: str) -> str:
+        return f"count(CASE WHEN {where} THEN 1 END)"
+
+    def event(name: str) -> str:
+        return f"(kind = '{columns.CHECK}' AND event = '{name}')"
 
     is_half, is_op, is_final = (
-        c("kind") == kind for kind in (columns.HALF, columns.OP, columns.FINAL)
+        f"(kind = '{kind}')" for kind in (columns.HALF, columns.OP, columns.FINAL)
     )
-    is_decision = is_op | is_final
+    is_decision = f"({is_op} OR {is_final})"
+    has_facts = f"({is_half} AND has_facts)"
     answered = event("answered_unknown")
-    in_time = answered & (c("first_held").isNull() | (c("log_offset") < c("first_held")))
-    return [
-        F.max("producer_group").alias("producer_group"),
-        least(is_half, "stored_ms").alias("begun_ms"),
-        least(is_half, "log_offset").alias("first_half"),
-        F.max(F.when(is_half, c("log_offset"))).alias("last_half"),
-        F.min_by(
-            F.when(is_half, c("facts")), F.when(is_half & c("facts").isNotNull(), c("log_offset"))
-        ).alias("facts"),
-        least(is_decision, "stored_ms").alias("decided_ms"),
-        least(is_decision, "log_offset").alias("decided_at"),
-        F.max(F.when(is_op, c("decided_by"))).alias("decided_by"),
+    in_time = f"({answered} AND (first_held IS NULL OR log_offset < first_held))"
+    decision = first("decision", f"{is_op} AND decision IS NOT NULL")
+    return {
+        "producer_group": "max(producer_group)",
+        "begun_ms": least(is_half, "stored_ms"),
+        "first_half": least(is_half, "log_offset"),
+        "last_half": most(is_half, "log_offset"),
+        "decided_ms": least(is_decision, "stored_ms"),
+        "decided_at": least(is_decision, "log_offset"),
+        "decided_by": most(is_op, "decided_by"),
         # The first decision is the one that counts; a broker's op does not say it, its final does.
-        F.coalesce(
-            F.min_by(
-                F.when(is_op, c("decision")),
-                F.when(is_op & c("decision").isNotNull(), c("log_offset")),
-            ),
-            F.max(F.when(is_final, "commit")),
-        ).alias("decision"),
-        F.max(is_op & c("check_answer").isNotNull()).alias("by_check"),
-        F.count(F.when(in_time, 1)).alias("answers"),
-        F.max(F.when(answered, c("log_offset"))).alias("last_answer_at"),
-        F.count(F.when(event("check_failed"), 1)).alias("failed"),
-        least(is_held, "log_offset").alias("held_at"),
-        F.min_by(F.when(is_held, c("noted.reason")), F.when(is_held, c("log_offset"))).alias(
-            "held_reason"
-        ),
-        F.count(F.when(event("resumed"), 1)).alias("resumed"),
-        F.max("check_times").alias("check_times"),
-    ]
+        "decision": f"coalesce({decision}, {most(is_final, quoted('commit'))})",
+        "by_check": f"max({is_op} AND (check_answer IS NOT NULL))",
+        "answers": count(in_time),
+        "last_answer_at": most(answered, "log_offset"),
+        "failed": count(event("check_failed")),
+        "held_at": least(is_held, "log_offset"),
+        "held_reason": first("reason", is_held),
+        "resumed": count(event("resumed")),
+        "check_times": "max(check_times)",
+        "max_answers": first("max_answers", has_facts),
+        "is_copy": f"coalesce({first('is_copy', has_facts)}, FALSE)",
+    }

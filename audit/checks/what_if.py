@@ -9,27 +9,26 @@ holds the transaction.
 
 from typing import Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from audit.checks.check_context import CheckContext, Found
 from audit.checks.policies import POLICIES, Policy
 
 
 def check(context: CheckContext, policies: tuple[Policy, ...] = POLICIES) -> Found:
-    c = F.col
-    lines = context.timelines.select(
-        F.coalesce(c("decided_ms"), F.lit(context.last_stored_ms)).alias("until_ms"),
-        c("begun_ms"),
-        c("decided_ms").isNotNull().alias("is_decided"),
-        F.coalesce("by_check", F.lit(False)).alias("by_check"),
-    )
-    lines = lines.withColumn("open_ms", F.greatest(c("until_ms") - c("begun_ms"), F.lit(0)))
     if not policies:
         return Found(numbers={"policies": []})
-    sums = [number for at, policy in enumerate(policies) for number in _sums(policy, at)]
-    row = lines.agg(F.count(F.lit(1)).alias("transactions"), *sums).first()
-    assert row is not None
+    sums = ", ".join(
+        f"{made} AS {name}_{at}"
+        for at, policy in enumerate(policies)
+        for name, made in _sums(policy).items()
+    )
+    row = context.row(f"""
+        SELECT count(1) AS transactions, {sums} FROM (
+            SELECT greatest(coalesce(decided_ms, {context.last_stored_ms}) - begun_ms, 0)
+                       AS open_ms,
+                   decided_ms IS NOT NULL AS is_decided, coalesce(by_check, FALSE) AS by_check
+            FROM {context.timelines}
+        ) AS lines
+    """)
     return Found(
         numbers={
             "transactions": row["transactions"],
@@ -38,25 +37,24 @@ def check(context: CheckContext, policies: tuple[Policy, ...] = POLICIES) -> Fou
     )
 
 
-def _sums(policy: Policy, at: int) -> list[Column]:
-    c = F.col
-    open_ms = c("open_ms")
+def _sums(policy: Policy) -> dict[str, str]:
+    first_after_ms, interval_ms, limit = policy
     # Checks come first_after, first_after + interval, ...: so many of them lie before the moment of
     # the decision.
-    before = F.when(open_ms <= policy.first_after_ms, 0).otherwise(
-        F.floor((open_ms - 1 - policy.first_after_ms) / policy.interval_ms) + 1
+    passed = f"CAST(open_ms - 1 - {first_after_ms} AS DOUBLE) / {interval_ms}"
+    before = f"(CASE WHEN open_ms <= {first_after_ms} THEN 0 ELSE CAST({passed} AS BIGINT) + 1 END)"
+    is_held = f"({before} >= {limit})"
+    decides = f"(by_check AND NOT {is_held})"  # by the next check
+    waits_ms = (
+        f"(CASE WHEN {decides} THEN {first_after_ms} + {before} * {interval_ms} - open_ms END)"
     )
-    unknown = F.least(before, F.lit(policy.limit))
-    is_held = before >= policy.limit
-    decides = c("by_check") & ~is_held  # by the next check
-    waits_ms = F.when(decides, F.lit(policy.first_after_ms) + before * policy.interval_ms - open_ms)
-    return [
-        F.sum(unknown + F.when(decides, 1).otherwise(0)).cast("bigint").alias(f"checks_{at}"),
-        F.count(F.when(is_held, 1)).alias(f"held_{at}"),
-        F.count(F.when(is_held & c("is_decided"), 1)).alias(f"held_though_decided_{at}"),
-        F.count(F.when(waits_ms > 0, 1)).alias(f"decided_later_{at}"),
-        F.sum(waits_ms).cast("bigint").alias(f"later_ms_{at}"),
-    ]
+    return {
+        "checks": f"sum(least({before}, {limit}) + CASE WHEN {decides} THEN 1 ELSE 0 END)",
+        "held": f"count(CASE WHEN {is_held} THEN 1 END)",
+        "held_though_decided": f"count(CASE WHEN {is_held} AND is_decided THEN 1 END)",
+        "decided_later": f"count(CASE WHEN {waits_ms} > 0 THEN 1 END)",
+        "later_ms": f"sum({waits_ms})",
+    }
 
 
 def _outcome(policy: Policy, row: Any, at: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from audit.checks.policies import Policy
 from audit.checks.queue_sums import QueueSums
 from audit.checks.queues import is_gapless
 from audit.checks.run import EVERYTHING, Asked, add_to
+from audit.spark_tables import SparkTables
 from audit.transaction_audit import Scope, run
 from storage.formats import index_file
 from storage.formats.index_file import Header
@@ -34,7 +35,12 @@ NOT_PLANTED = {
 def checked(
     spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000
 ) -> dict[str, Found]:
-    return checks.run(spark, log_range.find_log(str(store)), asked, split_bytes=split_bytes)
+    log = log_range.find_log(str(store))
+    tables = SparkTables(spark, log, split_bytes=split_bytes)
+    try:
+        return checks.run(tables, log, asked)
+    finally:
+        tables.release()
 
 
 def counts_of(found: dict[str, Found]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from audit import key_index_source
+from audit import key_index, key_index_source
 from storage.formats import index_file
 from storage.formats.index_file import ENTRY, HEADER_BYTES, Header
 
@@ -22,13 +22,13 @@ HEADERS = st.builds(Header, INT64, INT64, INT64, INT64, INT32, INT32 | NEAR_THE_
 SHAPES = st.sampled_from([(8, 32), (7, 32), (1, 4), (8, 0)])
 
 
-def read(store: Path) -> list[tuple[key_index_source.IndexFile, list[pa.RecordBatch]]]:
+def read(store: Path) -> list[tuple[key_index.IndexFile, list[pa.RecordBatch]]]:
     """Each file, and its rows where it can be read."""
     found = []
-    for file in key_index_source.index_files(str(store)):
+    for file in key_index.index_files(str(store)):
         with fs.LocalFileSystem().open_input_file(file.path) as opened:
             found.append(
-                (file, list(key_index_source.entries(file, opened, SCHEMA)) if file.slots else [])
+                (file, list(key_index_source.rows(file, opened, SCHEMA)) if file.slots else [])
             )
     return found
 

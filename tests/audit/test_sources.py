@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import columns, consume_queue_source, log_range
+from audit import columns, consume_queues, log_range
 from storage.formats import queue_entry
 from storage.formats.names import HALF_TOPIC
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
@@ -131,7 +131,7 @@ def test_the_entries_of_consume_queues_are_rows_of_their_own(spark, broker_store
     found = spark.read.format("consumequeue").option("path", str(broker_store)).load().collect()
 
     expected = []
-    for file in consume_queue_source.queue_files(str(broker_store)):
+    for file in consume_queues.queue_files(str(broker_store)):
         for number, entry in enumerate(queue_entry.decode_all(Path(file.path).read_bytes())):
             if entry.record_bytes:
                 expected.append((file.topic, file.queue_id, file.first_entry + number, *entry))

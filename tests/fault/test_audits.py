@@ -11,7 +11,6 @@ from random import Random
 import pytest
 
 from audit import log_range
-from audit.checks import run as checks
 from audit.checks.kinds import KINDS
 from audit.java import JavaNotFound
 from audit.log_files import LogReader
@@ -21,6 +20,7 @@ from audit.verdicts import Fact, verdict
 from audit.walk import What
 from storage.errors import CorruptRecord
 from storage.files.simulated import SimulatedDisk
+from tests.audit.test_checks import checked
 from tests.fault import chain
 from tests.fault.campaign_size import sized
 from tests.fault.chain import Memory
@@ -228,7 +228,7 @@ def test_where_a_crash_has_left_nothing_wrong_the_checks_find_nothing(tmp_path):
                     continue
                 store = copied(disk, tmp_path / str(seed))
 
-                found = checks.run(spark, log_range.find_log(str(store)), split_bytes=4_000)
+                found = checked(spark, store, split_bytes=4_000)
 
                 items = [item for one in found.values() for item in one.items]
                 assert not [item for item in items if KINDS[item["verdict"]].is_fault], seed
