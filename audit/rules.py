@@ -11,7 +11,7 @@ No number overflows: what is summed is below 2**31, so there is room for 2**32 o
 counts are multiplied modulo a prime, and what is equal is equal modulo it, too.
 
 Only what both engines evaluate alike is used: integers, CASE, coalesce, and operators in
-parentheses. SQLite is given `least`, `greatest` and `bit_or` (`local/database.py`).
+parentheses. SQLite is given `least`, `greatest` and `bit_or` (`local/connection.py`).
 """
 
 from collections.abc import Mapping

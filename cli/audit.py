@@ -139,8 +139,8 @@ def run(
         Engine,
         typer.Option(
             help=(
-                "spark: any log, all outputs and checks. local: a small log in this process, "
-                "without Spark, Java and pyarrow: the verdicts and their evidence, no checks."
+                "spark: any log, all outputs. local: a small log in this process, without "
+                "Spark, Java and pyarrow: the same verdicts and checks, no rows and plots."
             )
         ),
     ] = Engine.SPARK,
@@ -252,7 +252,6 @@ def run(
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     if engine is Engine.LOCAL:
         _check_for_local(context)
-        checks = "none"
     else:
         _check_for_spark(context)
     is_finding = counted_by(fail_on)
@@ -403,6 +402,7 @@ def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
 
 
 def _run_here(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str], bool]) -> Any:
+    from audit.checks.run import Asked
     from audit.local import local_audit
 
     tasks = (0, -(-(found.end - found.begin) >> 20))  # in MiB
@@ -418,6 +418,7 @@ def _run_here(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str],
             found=found,
             counted=is_finding,
             split_bytes=asked.split_mb << 20,
+            asked=Asked(asked.checks, asked.policies),
             most_log_bytes=asked.most_log_bytes,
             on_read=on_read,
         )
@@ -481,7 +482,6 @@ _OF_SPARK = {
     "parquet_files": "its rows are written by Spark",
     "html": "a page is made from rows that Spark writes; "
     "`escrowmq audit show FILE --html` makes one without them from a report of --json",
-    "what_if": "the checks are made by Spark",
 }
 """Options that only Spark has, and why."""
 
@@ -493,11 +493,6 @@ def _check_for_local(context: typer.Context) -> None:
             raise typer.BadParameter(
                 f"it needs --engine spark: {why}", param_hint=f"--{name.replace('_', '-')}"
             )
-    if _is_given(context, "checks") and context.params["checks"] != "none":
-        raise typer.BadParameter(
-            "it needs --engine spark, which makes the checks; --engine local has `none`",
-            param_hint="--checks",
-        )
 
 
 def _check_for_spark(context: typer.Context) -> None:

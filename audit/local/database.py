@@ -1,8 +1,7 @@
 """Rows of a log in a temporary SQLite database, and what the rules make of them.
 
 The database has the rows that belong to a transaction; of all others it has their number and
-bytes. SQLite keeps it in a file without a name, of which at most 64 MiB are in memory: the file
-grows with the transactions, and is gone when the process ends.
+bytes.
 
 All SQL is made of expressions of `rules.py` and of numbers: texts of a log are values only.
 """
@@ -19,7 +18,6 @@ from audit.sums import Place
 from audit.verdicts import Fact
 
 LOG_COLUMNS = (*READ_COLUMNS, "message_id")
-_CACHE_KB = 64 << 10
 # a row for each half that an op names by its number, with the id of the half's transaction: as
 # `outcomes.with_plain_ops` makes them
 _PLAIN_OPS = f"""
@@ -37,23 +35,15 @@ SELECT {{columns}} FROM (
 
 
 class Database:
-    """Add everything, then `judge`, then ask. `close` at the end."""
+    """Add everything, then `judge`, then ask."""
 
-    def __init__(self) -> None:
-        self._connection = sqlite3.connect("", isolation_level=None)
-        self._connection.row_factory = sqlite3.Row
-        self._connection.create_function("least", 2, _least, deterministic=True)
-        self._connection.create_aggregate("bit_or", 1, _BitOr)
-        self._execute(f"PRAGMA cache_size = -{_CACHE_KB}")
-        self._execute("PRAGMA journal_mode = OFF")
-        self._execute("PRAGMA temp_store = FILE")
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """`connection`: as `connection.connect` makes it."""
+        self._connection = connection
         self._execute(f"CREATE TABLE log ({', '.join(LOG_COLUMNS)})")
         self._execute("CREATE TABLE plain_ops (log_offset, number)")
         self._execute("CREATE TABLE damage (log_offset, record_bytes, kind, damage, segment)")
         self._others = [0, 0]  # records outside transactions, and their bytes
-
-    def close(self) -> None:
-        self._connection.close()
 
     # ----------------------------------------------------------------------------------------------
     # what is added
@@ -216,20 +206,3 @@ def _named(expressions: Mapping[str, str]) -> str:
 
 def _placed(scope: Scope) -> str:
     return f"SELECT *, {rules.place(scope)} AS place FROM transactions"
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    """As Spark has it: of those that are not null."""
-    known = [value for value in (one, other) if value is not None]
-    return min(known, default=None)
-
-
-class _BitOr:
-    def __init__(self) -> None:
-        self._bits = 0
-
-    def step(self, bits: int) -> None:
-        self._bits |= bits
-
-    def finalize(self) -> int:
-        return self._bits

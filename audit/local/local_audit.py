@@ -1,29 +1,33 @@
-"""The audit of transaction outcomes in one process: from a log to a report, like
-`transaction_audit.py`.
+"""The audit in one process: from a log to a report, like `transaction_audit.py`.
 
 The log is read part by part: at most one window of it is in memory.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import sqlite3
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from audit import brokers, columns, digest, findings, log_range, report
+from audit import brokers, columns, digest, findings, key_index, log_range, report
+from audit.checks import run as checks
+from audit.checks.kinds import FAULTY_KINDS
+from audit.checks.run import Asked, add_to
 from audit.columns import Role
 from audit.decode import plain_rows
 from audit.decode.records import Records
 from audit.errors import NotLocal
 from audit.findings import DAMAGE_COLUMNS, LISTED, LISTED_RECORDS, PROOF_COLUMNS, Proofs
+from audit.local.connection import connect
 from audit.local.database import LOG_COLUMNS, Database
+from audit.local.lookup import rows_at
+from audit.local.tables import LocalTables
 from audit.log_files import LogReader
 from audit.log_range import Log, Part
 from audit.scope import Outcome, Scope
 from audit.sums import Sums
 from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, is_wanted
 from audit.walk import Piece, What
-from storage.formats import record as records
 
 ENGINE = "local"
 MOST_LOG_BYTES = 4 << 30
@@ -46,16 +50,20 @@ def run(
     scope: Scope,
     *,
     found: Log,
-    counted: Callable[[str], bool] = FAIL_ON.__contains__,
+    counted: Callable[[str], bool] = {*FAIL_ON, *FAULTY_KINDS}.__contains__,
     split_bytes: int = log_range.SPLIT_BYTES,
+    asked: Asked | None = None,
     most_log_bytes: int = MOST_LOG_BYTES,
     on_read: OnRead = lambda read, known: None,
 ) -> Outcome:
-    """The audit of the log that is there, as it was `found`. Raises NotLocal, NoSuchGroup."""
+    """The audit of the log that is there, as it was `found`; with the checks that are asked for.
+
+    Raises NotLocal, NoSuchGroup.
+    """
 
     def audit(log: Log) -> Outcome:
         check_log(log, most_log_bytes)
-        one = LocalAudit(log, scope, split_bytes=split_bytes, on_read=on_read)
+        one = LocalAudit(log, scope, split_bytes=split_bytes, asked=asked, on_read=on_read)
         return one.run(counted=counted)
 
     return report.while_segments_go(where, found, audit)
@@ -82,9 +90,11 @@ class LocalAudit:
         scope: Scope,
         *,
         split_bytes: int = log_range.SPLIT_BYTES,
+        asked: Asked | None = None,
         on_read: OnRead = lambda read, known: None,
     ) -> None:
         self._log = log
+        self._asked = asked if asked is not None and asked.names else None
         self._scope = scope
         self._split_bytes = split_bytes
         self._on_read = on_read
@@ -97,41 +107,50 @@ class LocalAudit:
         listed_records: int = LISTED_RECORDS,
         most_sets: int = _MOST_SETS,
     ) -> Outcome:
-        """`counted`: is this one of FINDINGS to be listed as a finding?
+        """`counted`: is this one of FINDINGS or of the checks' kinds to be listed as a finding?
 
         At most `listed` of them are, in log order. Raises NoSuchGroup.
         """
-        database = Database()
+        connection = connect()
         try:
-            self._read_into(database)
+            database, tables = Database(connection), self._tables(connection)
+            self._read_into(database, tables)
             database.judge(self._log.begin, has_plain_ops=brokers.has_brokers_records(self._log))
             sums = self._sums(database, most_sets)
             sums.check_group(self._scope.producer_group)
             wanted = [name for name in FINDINGS if counted(name)]
             found = self._findings(database, sums, wanted, listed, listed_records)
+            made = report.of_sums(
+                self._log,
+                self._scope,
+                sums,
+                found,
+                wanted,
+                engine=ENGINE,
+                digests=digest.digest_blocks,
+            )
+            if tables is not None and self._asked is not None:
+                add_to(made, checks.run(tables, self._log, self._asked), counted=counted)
         finally:
-            database.close()
-        made = report.of_sums(
-            self._log,
-            self._scope,
-            sums,
-            found,
-            wanted,
-            engine=ENGINE,
-            digests=digest.digest_blocks,
-        )
+            connection.close()
         return Outcome(report=made, counts=sums.counts, is_balanced=made["balanced"])
 
     # ----------------------------------------------------------------------------------------------
     # reading
 
-    def _read_into(self, database: Database) -> None:
+    def _tables(self, connection: sqlite3.Connection) -> LocalTables | None:
+        if self._asked is None:
+            return None
+        has_keys = "index" in self._asked.names and bool(key_index.index_files(self._log.uri))
+        return LocalTables(connection, self._log, has_keys=has_keys)
+
+    def _read_into(self, database: Database, tables: LocalTables | None) -> None:
         parts = log_range.parts(self._log, split_bytes=self._split_bytes)
         reader = LogReader()
         try:
             for part in parts:
                 for piece in log_range.pieces(self._log, part, reader):
-                    _add(database, part, piece)
+                    _add(database, tables, part, piece)
                     read = piece.offset + piece.length - self._log.begin
                     self._on_read(read, self._log.end - self._log.begin)
         finally:
@@ -180,40 +199,26 @@ class LocalAudit:
         return proofs.items(self._group_names(groups), listed_records=listed_records)
 
 
-def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """The records at these log offsets, where records were found before, in log order."""
-    reader = LogReader()
-    found = {}
-    try:
-        for offset in sorted(set(offsets)):
-            segment = next(
-                one for one in log.folder.segments if one.base_offset <= offset < one.end_offset
-            )
-            read = partial(reader.read, segment)
-            total, _ = records.start(read(offset, records.END_OF_FILE_BYTES))
-            row = plain_rows.row_at(read(offset, total), offset, wanted)
-            if row is not None:
-                found[offset] = row
-    finally:
-        reader.close()
-    return found
-
-
-def _add(database: Database, part: Part, piece: Piece) -> None:
+def _add(database: Database, tables: LocalTables | None, part: Part, piece: Piece) -> None:
     segment = part.begin if part.segment is None else part.segment.base_offset
+
+    def add_stretch(role: Role, kind: str, offset: int, length: int, why: str) -> None:
+        database.add_stretch(role, offset, length, kind=kind, why=why, segment=segment)
+        if tables is not None:
+            tables.add_stretch(kind, offset, length, segment=segment)
+
     if piece.what is not What.RECORDS:
-        role, kind = _STRETCHES[piece.what]
-        database.add_stretch(
-            role, piece.offset, piece.length, kind=kind, why=piece.reason, segment=segment
-        )
+        add_stretch(*_STRETCHES[piece.what], piece.offset, piece.length, piece.reason)
         return
     for at in range(0, len(piece.record_offsets), _BATCH_RECORDS):
         some = slice(at, at + _BATCH_RECORDS)
         rows = Records(piece, piece.record_offsets[some], piece.record_bytes[some])
         if len(rows):
             _add_records(database, rows)
-        for kind, offset, length, why in rows.malformed:
-            database.add_stretch(Role.DAMAGED, offset, length, kind=kind, why=why, segment=segment)
+            if tables is not None:
+                tables.add_records(rows, segment)
+        for stretch in rows.malformed:
+            add_stretch(Role.DAMAGED, *stretch)
 
 
 def _add_records(database: Database, rows: Records) -> None:

@@ -13,6 +13,7 @@ from audit.checks.policies import Policy
 from audit.checks.queue_sums import QueueSums
 from audit.checks.queues import is_gapless
 from audit.checks.run import EVERYTHING, Asked, add_to
+from audit.local import local_audit
 from audit.spark_tables import SparkTables
 from audit.transaction_audit import Scope, run
 from storage.formats import index_file
@@ -35,12 +36,26 @@ NOT_PLANTED = {
 def checked(
     spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000
 ) -> dict[str, Found]:
+    """What Spark finds, and the engine `local`, too."""
     log = log_range.find_log(str(store))
     tables = SparkTables(spark, log, split_bytes=split_bytes)
     try:
-        return checks.run(tables, log, asked)
+        found = checks.run(tables, log, asked)
     finally:
         tables.release()
+    by_spark = {"findings": {"total": 0, "by_verdict": {}, "items": [], "omitted": 0}}
+    add_to(by_spark, found, counted=KINDS.__contains__)
+    outcome = local_audit.run(
+        str(store),
+        Scope(),
+        found=log,
+        counted=KINDS.__contains__,
+        split_bytes=split_bytes,
+        asked=asked,
+    )
+    assert outcome.report["checks"] == by_spark["checks"]
+    assert outcome.report["findings"] == by_spark["findings"]
+    return found
 
 
 def counts_of(found: dict[str, Found]) -> dict[str, int]:

@@ -12,7 +12,9 @@ from random import Random
 import pytest
 
 from audit import archive as archiving
-from audit import log_range
+from audit import log_range, transaction_audit
+from audit.checks.kinds import CHECKS, KINDS
+from audit.checks.run import EVERYTHING
 from audit.errors import NoSuchGroup, NotLocal
 from audit.local import local_audit
 from audit.local.local_audit import LocalAudit
@@ -34,8 +36,11 @@ from tests.support.logs import broker_record
 from tests.support.planted import plant
 from tests.support.written_log import WALL_MS, Transactions, WrittenLog
 
+SOON = ("checked", "a broker's, stopped")  # all checks of others take Spark too long
 JUDGED = sized(ci=12, full=200)  # crashed stores
+PLANTED = sized(ci=2, full=20)  # stores with planted faults
 SPOILED_EACH = 2  # of them one in so many
+CHECKED_EACH = 3  # one in so many by all checks, too
 
 Store = Callable[[Path], "Path | list[str]"]
 """Writes a store below the folder; where it is, or the folders that are one log."""
@@ -147,13 +152,29 @@ STORES: dict[str, Store] = {
 }
 
 
-def compare(spark, where: Path | list[str], scope: Scope | None = None, **asked: int) -> dict:
+def compare(
+    spark,
+    where: Path | list[str],
+    scope: Scope | None = None,
+    *,
+    checks: bool = False,
+    **asked: int,
+) -> dict:
     """The report of both engines, which must be the same but for the name of the engine."""
     found = log_range.find_log(str(where) if isinstance(where, Path) else where)
     scope, split_bytes = scope or Scope(), asked.pop("split_bytes", 1 << 20)
 
-    by_spark = TransactionAudit(spark, found, scope, split_bytes=split_bytes).run(**asked)
-    local = LocalAudit(found, scope, split_bytes=split_bytes).run(**asked)
+    if checks:
+        given = str(where) if isinstance(where, Path) else where
+        by_spark = transaction_audit.run(
+            spark, given, scope, found=found, split_bytes=split_bytes, asked=EVERYTHING, **asked
+        )
+        local = local_audit.run(
+            given, scope, found=found, split_bytes=split_bytes, asked=EVERYTHING, **asked
+        )
+    else:
+        by_spark = TransactionAudit(spark, found, scope, split_bytes=split_bytes).run(**asked)
+        local = LocalAudit(found, scope, split_bytes=split_bytes).run(**asked)
 
     assert local.report | {"engine": ""} == by_spark.report | {"engine": ""}
     assert list(local.report) == list(by_spark.report)
@@ -171,6 +192,31 @@ def test_both_engines_give_the_same_report_and_the_same_exit_status(spark, name,
     report = compare(spark, STORES[name](tmp_path / "store"))
 
     assert report["balanced"] is (name != "deceived")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in SOON else pytest.mark.faults) for name in STORES],
+)
+def test_both_engines_make_all_checks_with_the_same_report(spark, name, tmp_path):
+    report = compare(spark, STORES[name](tmp_path / "store"), checks=True)
+
+    assert list(report["checks"]) == list(CHECKS)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(2, 2 + PLANTED))
+def test_both_engines_find_the_same_planted_faults_also_in_a_log_that_begins_late(
+    spark, seed, tmp_path
+):
+    store, _ = planted_checks.plant(tmp_path / "store", times=3, seed=seed)
+    whole = compare(spark, store, checks=True)
+    min((store / "commitlog").iterdir()).unlink()
+
+    late = compare(spark, store, checks=True)
+
+    assert whole["findings"]["total"] > 100
+    assert late["log"]["begin"] > 0
 
 
 def test_both_engines_answer_the_same_about_one_group_and_a_stretch_of_time(spark, tmp_path):
@@ -218,7 +264,13 @@ def test_both_engines_give_the_same_report_of_crashed_and_spoiled_stores(spark, 
             continue
         if seed % SPOILED_EACH == 0:
             spoiled(store, Random(seed), log_range.find_log(str(store)).end)
-        report = compare(spark, store, split_bytes=9_000, counted=FINDINGS.__contains__)
+        report = compare(
+            spark,
+            store,
+            checks=seed % CHECKED_EACH == 0,
+            split_bytes=9_000,
+            counted={*FINDINGS, *KINDS}.__contains__,
+        )
         findings += report["findings"]["total"]
 
     assert findings
@@ -259,10 +311,12 @@ def test_memory_does_not_grow_with_the_bytes_of_the_log(tmp_path):
         code = (
             "import resource, sys\n"
             "from audit import log_range\n"
+            "from audit.checks.run import Asked\n"
             "from audit.local import local_audit\n"
             "from audit.scope import Scope\n"
             "found = log_range.find_log(sys.argv[1])\n"
-            "local_audit.run(sys.argv[1], Scope(), found=found, split_bytes=1 << 20)\n"
+            "asked = Asked()\n"
+            "local_audit.run(sys.argv[1], Scope(), found=found, split_bytes=1 << 20, asked=asked)\n"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
         )
         done = subprocess.run(
@@ -339,8 +393,6 @@ def test_it_runs_where_spark_arrow_and_matplotlib_cannot_be_imported(tmp_path):
         ("--parquet", "rows"),
         ("--parquet-files", "1"),
         ("--html", "page.html"),
-        ("--what-if", "5000/10000/15"),
-        ("--checks", "queues"),
     ],
 )
 def test_an_option_that_only_spark_has_is_refused_by_its_name(tmp_path, options):
@@ -349,6 +401,32 @@ def test_an_option_that_only_spark_has_is_refused_by_its_name(tmp_path, options)
     assert done.returncode == 2
     assert f"Invalid value for {options[0]}" in done.stderr
     assert "it needs --engine spark" in done.stderr
+
+
+def test_everything_that_is_wrong_is_found_without_spark_as_often_as_it_is_there(tmp_path):
+    store, truth = planted_checks.plant(tmp_path / "store", times=2)
+    found = log_range.find_log(str(store))
+
+    report = local_audit.run(str(store), Scope(), found=found, asked=EVERYTHING).report
+
+    counts = [check["findings"] for check in report["checks"].values()]
+    assert {kind: n for kinds in counts for kind, n in kinds.items() if n} == dict(truth)
+
+
+def test_the_checks_are_made_without_spark_and_by_name(tmp_path):
+    store, truth = planted_checks.plant(tmp_path / "store", times=1)
+    local = ("run", "--engine", "local", "--log", str(store), "--json", "report.json")
+
+    done = audit(
+        *local, "--checks", "queues,what_if", "--what-if", "5000/10000/2", "--fail-on", "queue_gap",
+        cwd=tmp_path,
+    )  # fmt: skip
+
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert done.returncode == 1, done.stderr
+    assert list(report["checks"]) == ["queues", "what_if"]
+    assert report["findings"]["by_verdict"] == {"queue_gap": truth["queue_gap"]}
+    assert [policy["limit"] for policy in report["checks"]["what_if"]["policies"]] == [2]
 
 
 def test_what_the_engine_does_not_read_ends_with_3_and_names_spark(tmp_path):
