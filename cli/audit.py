@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from audit.checks.kinds import CHECKS
+from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.policies import POLICIES, Policy
 from cli.audit_common import (
     Exit,
@@ -29,6 +29,7 @@ from cli.audit_common import (
     check_folder,
     counted_by,
     in_short,
+    named_kinds,
     needs_matplotlib,
     needs_pyarrow,
     needs_spark,
@@ -256,6 +257,7 @@ def run(
         _check_for_spark(context)
     is_finding = counted_by(fail_on)
     named, policies = _names_of_checks(checks), _policies(what_if)
+    _check_that_kinds_are_found(fail_on, named)
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
         raise typer.BadParameter("it is later than --to", param_hint="--from")
     shows_summary = not quiet and progress is ProgressAs.TEXT
@@ -528,6 +530,17 @@ def _names_of_checks(text: str) -> tuple[str, ...]:
             f"{', '.join(unknown)}; there are {', '.join(CHECKS)}", param_hint="--checks"
         )
     return names
+
+
+def _check_that_kinds_are_found(fail_on: str, checks: tuple[str, ...]) -> None:
+    """Raise BadParameter for kinds in --fail-on whose checks are not made."""
+    for name in sorted(named_kinds(fail_on)):
+        check = KINDS[name].check if name in KINDS else None
+        if check is not None and check not in checks:
+            raise typer.BadParameter(
+                f"{name} is found by the check `{check}`, which --checks leaves out",
+                param_hint="--fail-on",
+            )
 
 
 def _policies(texts: list[str] | None) -> tuple[Policy, ...]:

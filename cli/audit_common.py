@@ -121,13 +121,18 @@ def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
         ) from None
 
 
+def named_kinds(text: str) -> set[str]:
+    """Names in a `--fail-on`; none in the words that stand for several."""
+    return set() if text in ("none", "faults") else {name.strip() for name in text.split(",")}
+
+
 def counted_by(text: str) -> Callable[[str], bool]:
     """Parse `--fail-on`: a predicate of the kinds that count as findings."""
     if text == "none":
         return lambda name: False
     if text == "faults":
         return {*FAIL_ON, *FAULTY_KINDS}.__contains__
-    wanted = {name.strip() for name in text.split(",")}
+    wanted = named_kinds(text)
     unknown = sorted(wanted - {*FINDINGS, *KINDS})
     if unknown:
         raise typer.BadParameter(

@@ -21,6 +21,7 @@ from cli.audit_common import (
     check_file,
     counted_by,
     in_short,
+    named_kinds,
     needs_spark,
     report_id_of,
     run_part,
@@ -104,7 +105,7 @@ def watch(
     needs_spark()
     counted = counted_by(fail_on)
     check_file(json_file, "--json")
-    if unknown := sorted({name.strip() for name in fail_on.split(",")} & set(KINDS)):
+    if unknown := sorted(named_kinds(fail_on) & set(KINDS)):
         raise typer.BadParameter(
             f"{', '.join(unknown)}: a watch has no checks", param_hint="--fail-on"
         )

@@ -429,6 +429,16 @@ def test_the_checks_are_made_without_spark_and_by_name(tmp_path):
     assert [policy["limit"] for policy in report["checks"]["what_if"]["policies"]] == [2]
 
 
+@pytest.mark.parametrize("checks", ["none", "delays"])
+def test_a_kind_to_fail_on_whose_check_is_left_out_is_wrong_usage(tmp_path, checks):
+    local = ("run", "--engine", "local", "--log", ".", "--checks", checks)
+
+    done = audit(*local, "--fail-on", "undecided,queue_gap", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "queue_gap is found by the check `queues`, which --checks leaves out" in done.stderr
+
+
 def test_what_the_engine_does_not_read_ends_with_3_and_names_spark(tmp_path):
     log = WrittenLog(tmp_path / "store", segment_bytes=4 << 20)
     log.append(*[message(bytes(64 << 10))] * 20)
