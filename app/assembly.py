@@ -248,17 +248,15 @@ def _reports(base: Base) -> AuditReports:
         AuditReportRows(base.database),
         base.clock,
         base.settings.audit,
-        program=base.settings.audit.program or _own_program(),
+        program=base.settings.audit.program or (sys.executable, "-P", "-m", "escrowmq"),
         data_dir=base.settings.data_dir.resolve(),
-        has_plots=find_spec("matplotlib") is not None,
+        has_spark=bool(base.settings.audit.program) or _is_installed("pyspark", "pyarrow"),
+        has_plots=_is_installed("matplotlib"),
     )
 
 
-def _own_program() -> tuple[str, ...]:
-    """Command that makes audit reports: this installation, if Spark is installed."""
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        return ()
-    return (sys.executable, "-P", "-m", "escrowmq")
+def _is_installed(*packages: str) -> bool:
+    return all(find_spec(package) is not None for package in packages)
 
 
 def _long_polls(base: Base) -> LongPolls:

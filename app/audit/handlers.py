@@ -60,7 +60,6 @@ _CSV = (
     problems=[
         "reserved_topic",
         "idempotency_key_reused",
-        "not_supported_by_engine",
         "overloaded",
         "storage_full",
     ],
@@ -68,7 +67,8 @@ _CSV = (
 async def create(services: Services, call: Call, given: AuditReportInput) -> Reply:
     """Create an audit report: the outcome of every transaction, and further `checks` of the log.
 
-    It is made by a process beside the service, one report at a time. 501 if Spark is not installed.
+    It is made by a process beside the service, one report at a time: by Spark, or without it, if
+    Spark is not installed (see `engine`).
     If the service stops meanwhile, the report is made after the next start.
     """
     key, fingerprint = call.idempotency_key, await call.fingerprint()

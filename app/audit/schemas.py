@@ -266,7 +266,16 @@ class AuditReport(AuditReportSummary, kw_only=True):
     producer_groups_omitted: Count | UnsetType = UNSET
     log: AuditedLog | UnsetType = UNSET
     segments: AuditedSegments | UnsetType = UNSET
-    engine: str | UnsetType = UNSET
+    engine: (
+        Annotated[
+            str,
+            Meta(
+                description="`local`, or `spark` and its version. Reports of `local` have no "
+                "`html` and `parquet`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     checks: (
         Annotated[dict[str, Any], Meta(description="Counts of each check, by its name.")]
         | UnsetType

@@ -22,7 +22,6 @@ from app.reports.options import AuditOptions
 from storage.clock import Clock
 from storage.errors import (
     Backpressure,
-    NotSupportedByEngine,
     ReportExpired,
     StorageFull,
     UnknownReport,
@@ -41,10 +40,6 @@ _MADE = (0, 1, 4)  # exit statuses with which there is a report: clean, findings
 _MOST_STARTS = 3
 _MOST_DROPPED = 1_000  # of which it is known that they were there
 _REASON_CHARACTERS = 500
-_NEEDS_SPARK = (
-    "an audit needs Spark, which is not installed beside the service: `make audit`, or "
-    "requirements-audit.lock"
-)
 
 log = structlog.get_logger()
 
@@ -75,12 +70,14 @@ class AuditReports:
         *,
         program: Sequence[str],
         data_dir: Path,
+        has_spark: bool = True,
         has_plots: bool = True,
     ) -> None:
-        """`program`: what makes reports; empty where there is none.
+        """`program`: what makes reports; without Spark by the engine `local`.
 
-        `has_plots`: it can make a page of one, too.
+        `has_plots`: Spark can make a page of one, too.
         """
+        self._has_spark = has_spark
         self._has_plots = has_plots
         self._rows = rows
         self._clock = clock
@@ -166,9 +163,7 @@ class AuditReports:
         return found
 
     async def create(self, report: AuditReport) -> None:
-        """Raises NotSupportedByEngine where there is no Spark; Backpressure, StorageFull."""
-        if not self._program:
-            raise NotSupportedByEngine(_NEEDS_SPARK)
+        """Raises Backpressure, StorageFull."""
         waiting = sum(one.state == QUEUED for one in self)
         if waiting >= self._options.max_queued:
             raise Backpressure(
@@ -195,7 +190,7 @@ class AuditReports:
     # the work
 
     def _work_on(self) -> None:
-        if self._program and (self._working is None or self._working.done()):
+        if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work(), name="audit-reports")
 
     async def _work(self) -> None:
@@ -254,18 +249,9 @@ class AuditReports:
         """Run where the data lies, so that no path of this machine stands in a report."""
         folder = f"{FOLDER}/{report.report_id}"
         command = [*self._program, "audit", "run", "--log", "store", "--json", f"{folder}/{REPORT}"]
-        command += ["--checks", report.checks or "none"]
-        command += ["--spark-log", f"{folder}/{_SPARK_LOG}", "--report-id", report.report_id]
-        command += ["--parquet", f"{folder}/{_ROWS}", "--parquet-files", "1"]
-        if self._has_plots:
-            command += ["--html", f"{folder}/{HTML}"]
-        command += [
-            "--driver-memory",
-            self._options.driver_memory,
-            "--progress",
-            "json",
-            "--end-with-stdin",
-        ]
+        command += ["--checks", report.checks or "none", "--report-id", report.report_id]
+        command += self._of_spark(folder) if self._has_spark else ["--engine", "local"]
+        command += ["--progress", "json", "--end-with-stdin"]
         if report.begun_from_ms is not None:
             command += ["--from", codec.rfc3339(report.begun_from_ms)]
         if report.begun_to_ms is not None:
@@ -273,6 +259,16 @@ class AuditReports:
         if report.producer_group is not None:
             command += ["--producer-group", report.producer_group]
         return command
+
+    def _of_spark(self, folder: str) -> list[str]:
+        """Options of the engine `spark`: what it needs, and the files that only it writes."""
+        page = ["--html", f"{folder}/{HTML}"] if self._has_plots else []
+        return [
+            *("--spark-log", f"{folder}/{_SPARK_LOG}"),
+            *("--driver-memory", self._options.driver_memory),
+            *("--parquet", f"{folder}/{_ROWS}", "--parquet-files", "1"),
+            *page,
+        ]
 
     def _note(self, line: bytes) -> None:
         with suppress(msgspec.DecodeError):  # whatever else the program says

@@ -17,11 +17,12 @@ import pytest
 from app.registry.audit_reports import AuditReport, AuditReportRows
 from app.registry.database import Database
 from app.reports.options import AuditOptions
-from app.reports.service import AuditReports
+from app.reports.service import HTML, PARQUET, AuditReports
 from storage.clock import SystemClock
-from storage.errors import Backpressure, NotSupportedByEngine, ReportExpired, UnknownReport
+from storage.errors import Backpressure, ReportExpired, UnknownReport
 from tests.support import report_program
 from tests.support.http import reached as reached_in
+from tests.support.written_log import Transactions, WrittenLog
 
 PROGRAM = (sys.executable, report_program.__file__)
 
@@ -35,12 +36,17 @@ class Service:
         self._data_dir = data_dir
         self._options = AuditOptions(**options)
 
-    async def open(self, program=PROGRAM) -> AuditReports:
+    async def open(self, program=PROGRAM, *, has_spark=True) -> AuditReports:
         self._database = Database(f"sqlite:///{self._data_dir / 'registry.db'}")
         await self._database.open()
         rows = AuditReportRows(self._database)
         self.reports = AuditReports(
-            rows, SystemClock(), self._options, program=program, data_dir=self._data_dir
+            rows,
+            SystemClock(),
+            self._options,
+            program=program,
+            data_dir=self._data_dir,
+            has_spark=has_spark,
         )
         await self.reports.open()
         return self.reports
@@ -68,11 +74,14 @@ async def service(tmp_path):
     await made.stop()
 
 
-async def ask(reports: AuditReports, number: int, group: str = "shop") -> AuditReport:
+async def ask(
+    reports: AuditReports, number: int, group: str = "shop", *, checks: str = ""
+) -> AuditReport:
     report = AuditReport(
         report_id=f"rpt_{number}",
         kind="transaction_outcomes",
         producer_group=group,
+        checks=checks,
         created_at_ms=number,
         fingerprint="x",
     )
@@ -275,13 +284,22 @@ async def test_a_report_that_was_seen_done_is_done_after_a_stop_that_came_before
     assert (await service.open()).get("rpt_1").state == "done"
 
 
-async def test_without_spark_reports_are_refused_and_those_that_there_are_stay(service):
-    reports = await service.open()
-    report = await until_state(reports, await ask(reports, 1), "done")
-    await service.stop()
-    reports = await service.open(program=())
+async def test_without_spark_the_engine_local_makes_reports_with_checks_and_no_page(
+    service, tmp_path
+):
+    shop = Transactions(WrittenLog(tmp_path / "store"))
+    shop.commit(shop.begin("txn_1"))
+    shop.log.close()
+    reports = await service.open(program=(sys.executable, "-m", "escrowmq"), has_spark=False)
 
-    with pytest.raises(NotSupportedByEngine, match="Spark"):
-        await ask(reports, 2)
+    report = await until_state(
+        reports, await ask(reports, 1, checks="queues,retries"), "done", "failed"
+    )
 
-    assert (await read(reports, reports.get(report.report_id)))["state"] == "done"
+    assert (report.state, report.reason, report.exit_status) == ("done", None, 0)
+    made = await read(reports, report)
+    assert (made["engine"], made["verdicts"]["committed_once"]) == ("local", 1)
+    assert list(made["checks"]) == ["queues", "retries"]
+    for pattern in (HTML, PARQUET):
+        with pytest.raises(UnknownReport, match="no such file"):
+            await reports.opened(report, pattern)

@@ -35,8 +35,7 @@ def create_audit_report(
 ) -> Call[AuditReportSummary]:
     """Create an audit report: the outcome of every transaction, and further `checks` of the log.
 
-    It is made in the background; get it with `get_audit_report`. Raises ProblemError
-    (not_supported_by_engine: Spark is not installed beside the service).
+    It is made in the background; get it with `get_audit_report`.
     """
     return Call(
         "createAuditReport",
