@@ -97,7 +97,7 @@ class IdempotencyKeys:
                 self._running.end(identity)
         if response is None or response.stored_at_ms < from_ms:
             return None
-        check_fingerprint(response, request.fingerprint)
+        check_fingerprint(response, request.fingerprint, key=request.key)
         return response
 
     def _reaches_back_further(self, from_ms: int) -> bool:

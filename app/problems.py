@@ -274,6 +274,8 @@ def as_refusal(error: MessagingError) -> Refusal:
         context = {"min_offset": str(error.available[0]), "max_offset": str(error.available[1])}
     elif isinstance(error, errors.TransactionConflict):
         context = {"state": error.state, "resolved_by": error.resolved_by}
+    elif isinstance(error, errors.TransactionExists | errors.IdempotencyKeyReused):
+        context = error.context
     elif isinstance(error, errors.RequestClosed):
         context = {"state": error.state}
     elif isinstance(error, errors.CorruptRecord):

@@ -147,7 +147,7 @@ class CronService:
         before = self.table.get(self._by_key.get(key, ""))
         if before is None or before.schedule.created_at_ms < since_ms:
             return None
-        check_fingerprint(before.schedule, fingerprint)
+        check_fingerprint(before.schedule, fingerprint, key=key)
         return before
 
     def count_left_out(self) -> int:

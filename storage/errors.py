@@ -17,7 +17,7 @@
     │   ├── TopicExists             .differences
     │   ├── TopicInUse              .uses
     │   ├── CheckUrlRefused
-    │   ├── TransactionExists
+    │   ├── TransactionExists       .context
     │   ├── TransactionExpired
     │   ├── OffsetOutOfRange        .requested .available
     │   │   ├── OffsetExpired
@@ -29,7 +29,7 @@
     │   ├── MessageGone             dropped by retention
     │   ├── AlreadyDelivered  AlreadyCancelled    the schedule cannot be changed any more
     │   ├── NotADelayedMessage
-    │   ├── IdempotencyKeyReused    same key, another body
+    │   ├── IdempotencyKeyReused    .context   same key, another body
     │   └── IdempotencyInProgress   the first request with this key is still running
     ├── UnavailableError            the same request may succeed later
     │   ├── Backpressure            too much is waiting; nothing was stored
@@ -193,7 +193,16 @@ class TransactionExpired(RejectedError):
 
 
 class TransactionExists(RejectedError):
-    """A transaction with this id was begun before."""
+    """A transaction with this id was begun before.
+
+    `context`: its id, and its state unless its begin is still running.
+    """
+
+    def __init__(
+        self, detail: str | None = None, *, context: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.context = dict(context or {})
 
 
 class OffsetOutOfRange(RejectedError):
@@ -287,7 +296,16 @@ class NotADelayedMessage(RejectedError):
 
 
 class IdempotencyKeyReused(RejectedError):
-    """The idempotency key was used before with another body."""
+    """The idempotency key was used before with another body.
+
+    `context`: the key, and the id and state of the transaction that was begun with it.
+    """
+
+    def __init__(
+        self, detail: str | None = None, *, context: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.context = dict(context or {})
 
 
 class IdempotencyInProgress(RejectedError):

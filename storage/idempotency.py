@@ -38,15 +38,16 @@ def lookup_key(scope: str, key: str) -> str:
     return digest_of(scope, key).hex()
 
 
-def check_fingerprint(
-    stored: Keyed | None, fingerprint: str | None, *, detail: str | None = None
-) -> None:
+def check_fingerprint(stored: Keyed | None, fingerprint: str | None, *, key: str) -> None:
     """Check that a request is the same as the stored one with its key, if there is one.
 
-    Raises IdempotencyKeyReused, with `detail`.
+    Raises IdempotencyKeyReused.
     """
     if stored is not None and stored.fingerprint != fingerprint:
-        raise IdempotencyKeyReused(detail)
+        raise IdempotencyKeyReused(
+            f"Idempotency-Key {key} was used before with another body",
+            context={"idempotency_key": key},
+        )
 
 
 class KeysInProgress:

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from storage.errors import (
     IdempotencyInProgress,
+    IdempotencyKeyReused,
     TooManyOpenTransactions,
     TransactionExists,
 )
 from storage.formats.properties import SCHEDULE_ID
-from storage.idempotency import check_fingerprint
 from storage.keyed_locks import KeyedLocks
 from storage.message import Message
 from txn import half_message, recall
@@ -61,9 +61,11 @@ class Begins:
         if self._under_way & marks:
             if request.idempotency_key is not None:
                 raise IdempotencyInProgress
-            raise TransactionExists(f"transaction {transaction_id} is being begun")
-        if self._table.get(transaction_id) is not None:
-            raise TransactionExists(f"transaction {transaction_id} was begun before")
+            raise TransactionExists(
+                f"transaction {transaction_id} is being begun",
+                context={"transaction_id": transaction_id},
+            )
+        _refuse_id_of(self._table.get(transaction_id))
         if self._table.open_count >= self._options.max_open:
             raise TooManyOpenTransactions(
                 f"{self._table.open_count} transactions are undecided, the limit is "
@@ -80,7 +82,7 @@ class Begins:
         if not self._counts_still(known):
             self._table.forget_key(key)
             return None
-        check_fingerprint(known, request.fingerprint)
+        _check_same(request, known)
         return known
 
     async def _begin(self, request: Begin, transaction_id: str, marks: set[str]) -> Outcome:
@@ -89,11 +91,8 @@ class Begins:
                 known = await self._recall_begin(request)
                 if known is not None:
                     return Outcome(known, replayed=True)
-                if (
-                    request.transaction_id is not None
-                    and await self._journal.recall(transaction_id) is not None
-                ):
-                    raise TransactionExists(f"transaction {transaction_id} was begun before")
+                if request.transaction_id is not None:
+                    _refuse_id_of(await self._journal.recall(transaction_id))
             return Outcome(await self._store_halves(request, transaction_id), replayed=False)
         finally:
             self._under_way -= marks
@@ -108,7 +107,7 @@ class Begins:
         known = await recall.by_idempotency_key(self._journal.store, request.idempotency_key)
         if known is None or not self._counts_still(known):
             return None
-        check_fingerprint(known, request.fingerprint)
+        _check_same(request, known)
         return known
 
     async def _store_halves(self, request: Begin, transaction_id: str) -> Transaction:
@@ -160,3 +159,29 @@ class Begins:
     def _counts_still(self, begun: Transaction) -> bool:
         """Is its idempotency key within the window?"""
         return self._journal.clock.wall_ms() - begun.prepared_at_ms <= self._options.dedup_window_ms
+
+
+def _refuse_id_of(known: Transaction | None) -> None:
+    """Raises TransactionExists."""
+    if known is None:
+        return
+    raise TransactionExists(
+        f"transaction {known.transaction_id} was begun before and is {known.state}",
+        context=_context_of(known),
+    )
+
+
+def _check_same(request: Begin, known: Transaction) -> None:
+    """Raises IdempotencyKeyReused."""
+    if known.fingerprint == request.fingerprint:
+        return
+    key = request.idempotency_key or ""
+    raise IdempotencyKeyReused(
+        f"Idempotency-Key {key} was used before with another body, and began transaction "
+        f"{known.transaction_id}, which is {known.state}",
+        context={"idempotency_key": key, **_context_of(known)},
+    )
+
+
+def _context_of(known: Transaction) -> dict[str, str]:
+    return {"transaction_id": known.transaction_id, "state": known.state}

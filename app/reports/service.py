@@ -149,17 +149,10 @@ class AuditReports:
 
     def made_before(self, key: str | None, fingerprint: str) -> AuditReport | None:
         """By a request with the same Idempotency-Key. Raises IdempotencyKeyReused."""
-        found = next(
-            (
-                one
-                for one in self._reports.values()
-                if key is not None and one.idempotency_key == key
-            ),
-            None,
-        )
-        check_fingerprint(
-            found, fingerprint, detail=f"Idempotency-Key {key} was used with another body"
-        )
+        if key is None:
+            return None
+        found = next((one for one in self._reports.values() if one.idempotency_key == key), None)
+        check_fingerprint(found, fingerprint, key=key)
         return found
 
     async def create(self, report: AuditReport) -> None:

@@ -119,5 +119,5 @@ class Replier:
     def _replied_before(request: Request, key: str | None, fingerprint: str) -> Outcome:
         if key is None or request.reply is None or request.reply.key != key:
             raise closed(request)
-        check_fingerprint(request.reply, fingerprint)
+        check_fingerprint(request.reply, fingerprint, key=key)
         return Outcome(request, replayed=True)

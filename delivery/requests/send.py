@@ -136,5 +136,5 @@ class Requester:
             known = await self._journal.recall(look_up)
         if known is None or self._clock.wall_ms() - known.opened.at_ms > key.window_ms:
             return None
-        check_fingerprint(known.opened, key.fingerprint)
+        check_fingerprint(known.opened, key.fingerprint, key=key.key)
         return known

@@ -193,7 +193,7 @@ class DeadLetters:
         if given.idempotency_key is None:
             return None
         known = self._journal.table.tasks.by_key(group, given.idempotency_key)
-        check_fingerprint(known, given.fingerprint)
+        check_fingerprint(known, given.fingerprint, key=given.idempotency_key)
         return known
 
     def task(self, task_id: str) -> Task:

@@ -74,7 +74,9 @@ def test_a_key_with_another_body_is_refused(api, topic):
     key = fresh_key()
     ok(send(api, topic, key, {"json": 1}), 201)
 
-    assert_problem(send(api, topic, key, {"json": 2}), 422, "idempotency_key_reused")
+    other = send(api, topic, key, {"json": 2})
+    assert_problem(other, 422, "idempotency_key_reused")
+    assert other.json()["context"] == {"idempotency_key": key}
     # The bytes count, not what they mean.
     spaced = api.post(
         f"/v1/topics/{topic}/messages",
@@ -193,7 +195,13 @@ def test_a_begin_again_is_the_transaction_as_it_is_now(api, topic):
         first.json()["transaction_id"],
         "committed",
     )
-    assert_problem(begin(api, topic, key, business_key="other"), 422, "idempotency_key_reused")
+    other = begin(api, topic, key, business_key="other")
+    assert_problem(other, 422, "idempotency_key_reused")
+    assert other.json()["context"] == {
+        "idempotency_key": key,
+        "transaction_id": later["transaction_id"],
+        "state": "committed",
+    }
     assert count_of(api, topic) == 1
 
 

@@ -214,9 +214,11 @@ def test_the_caller_may_choose_the_id(api, topic, server):
         "producer_group": "shop",
         "messages": [{"topic": topic, "message": {"payload": "x"}}],
     }
-    assert_problem(api.post("/v1/transactions", json=again), 409, "transaction_exists")
-    ok(api.post(path_of(begun, "/commit")))
-    assert_problem(api.post("/v1/transactions", json=again), 409, "transaction_exists")
+    for state in ("prepared", "committed"):
+        refused = api.post("/v1/transactions", json=again)
+        assert_problem(refused, 409, "transaction_exists")
+        assert refused.json()["context"] == {"transaction_id": f"order-{topic}", "state": state}
+        ok(api.post(path_of(begun, "/commit")))
 
 
 def test_the_names_that_are_reserved_for_topics_are_free_for_transactions(api, topic):

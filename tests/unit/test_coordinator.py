@@ -948,8 +948,9 @@ async def assert_as_before(house, known: dict[str, dict]) -> None:
     coordinator = house.coordinator
     for name, before in known.items():
         assert plainly(await coordinator.get(name)) == before
-        with pytest.raises(TransactionExists):
+        with pytest.raises(TransactionExists) as refused:
             await house.begin(transaction_id=name)
+        assert refused.value.context == {"transaction_id": name, "state": before["state"]}
     assert (await coordinator.commit("plain")).replayed
     assert (await coordinator.rollback("back")).replayed
     with pytest.raises(TransactionConflict):

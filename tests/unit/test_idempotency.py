@@ -38,10 +38,11 @@ class Stored(NamedTuple):
 def test_a_key_counts_for_the_same_request_and_is_refused_for_another():
     stored = Stored(fingerprint_of(b"body", b"headers"))
 
-    check_fingerprint(stored, fingerprint_of(b"body", b"headers"))
-    check_fingerprint(None, "any")
-    with pytest.raises(IdempotencyKeyReused, match="the key was used"):
-        check_fingerprint(stored, fingerprint_of(b"body"), detail="the key was used")
+    check_fingerprint(stored, fingerprint_of(b"body", b"headers"), key="k-1")
+    check_fingerprint(None, "any", key="k-1")
+    with pytest.raises(IdempotencyKeyReused, match="Idempotency-Key k-1 was used") as refused:
+        check_fingerprint(stored, fingerprint_of(b"body"), key="k-1")
+    assert refused.value.context == {"idempotency_key": "k-1"}
 
 
 def test_a_key_is_refused_while_its_first_request_runs_and_taken_after_it():
