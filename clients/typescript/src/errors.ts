@@ -116,25 +116,85 @@ export class MarkerCommitsAlone extends EscrowMQError {
 }
 
 /**
- * The outcome of the transaction is already decided. The local transaction must roll back.
+ * The id of the transaction was used before with other messages or fields, such as a timestamp in
+ * the JSON. Nothing was begun, and the transaction that has the id goes on as it was. An id has the
+ * same messages each time.
+ */
+export class IdTaken extends EscrowMQError {
+  override name = "IdTaken";
+
+  /** `state`: of the transaction that has the id; undefined while its begin is still running. */
+  constructor(
+    readonly transactionId: string,
+    readonly state: string | undefined,
+    cause?: unknown,
+  ) {
+    super(
+      `transaction ${transactionId} exists with other messages or fields, and is ` +
+        `${state ?? "being begun"}; repeat it with the same, or use another id`,
+      causedBy(cause),
+    );
+  }
+}
+
+const BEFORE = "by a check or by an earlier call with this id that failed";
+const ROLLED_BACK_BY: Record<string, string> = {
+  producer: "by its producer, in an earlier call with this id that failed",
+  check: "by a check, which found no committed marker",
+  operator: "by an operator",
+  policy: "by the policy of its check, as its outcome stayed unknown",
+};
+
+/**
+ * The id of the transaction is spent: it was committed or rolled back before this call, which has
+ * done nothing. The local transaction must roll back.
  *
- * `outcome`, as `client.transaction` throws it: `commit` means that an earlier run did the work, so
+ * `outcome`, as `client.transaction` throws it: `commit` means that an earlier call did the work, so
  * it is done; `rollback` that this id is used up, so try again with another. Undefined where the
- * markers could not be read.
+ * markers could not be read. `resolvedBy`: who decided, if that is known.
  */
 export class Fenced extends EscrowMQError {
   override name = "Fenced";
-  outcome: Outcome | undefined;
 
   constructor(
     readonly transactionId: string,
     cause?: unknown,
-    outcome?: Outcome,
+    public outcome?: Outcome,
+    public resolvedBy?: string,
   ) {
-    const what = `transaction ${transactionId} is already decided; roll back the local transaction`;
-    super(what, causedBy(cause));
-    this.outcome = outcome;
+    super(fencedText(transactionId, outcome, resolvedBy), causedBy(cause));
   }
+
+  /** Note what the id has come to, also in the text. */
+  decided(outcome: Outcome, resolvedBy: string | undefined): void {
+    const before = this.message;
+    this.outcome = outcome;
+    if (resolvedBy !== undefined) this.resolvedBy = resolvedBy;
+    this.message = fencedText(this.transactionId, outcome, this.resolvedBy);
+    if (this.stack) this.stack = this.stack.replace(before, () => this.message);
+  }
+}
+
+/** Say what became of the id, and what to do. */
+function fencedText(id: string, outcome: Outcome | undefined, resolvedBy: string = ""): string {
+  const known = `(outcome: ${outcome ?? "not known"})`;
+  if (outcome === "commit") {
+    return resolvedBy === "operator"
+      ? `${id} was committed by an operator: roll the local transaction back ${known}`
+      : `${id} was committed by an earlier call with this id: its work is done, so do not repeat ` +
+          `it, and roll the local transaction back ${known}`;
+  }
+  if (outcome === "rollback") {
+    const by = ROLLED_BACK_BY[resolvedBy] ?? BEFORE;
+    return (
+      `${id} was rolled back ${by}, so its id is spent: roll the local transaction back, and try ` +
+      `again under another id ${known}`
+    );
+  }
+  return (
+    `${id} has a marker already, so it was committed or rolled back before: roll the local ` +
+    `transaction back ${known}`
+  );
 }
 
 /** No property at all without a cause: a console would show `[cause]: undefined`. */

@@ -18,6 +18,7 @@ export {
   CommitPending,
   EscrowMQError,
   Fenced,
+  IdTaken,
   LeaseLost,
   MarkerCommitsAlone,
   NotCommitted,

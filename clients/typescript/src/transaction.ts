@@ -4,6 +4,7 @@ import {
   CommitPending,
   EscrowMQError,
   Fenced,
+  IdTaken,
   NotCommitted,
   NotMarked,
   ProblemError,
@@ -24,6 +25,8 @@ export interface TransactionOptions<Store extends Markers = Markers> {
 
 const OUTCOME_MS = 5_000;
 const UNDECIDED: readonly string[] = ["prepared", "held"];
+// The key of a begin is made of its id, and is forgotten sooner than the transaction.
+const TAKEN: readonly string[] = ["idempotency_key_reused", "transaction_exists"];
 
 /** The messages of one transaction, and its marker in the local one. */
 export class Transaction<Db = never> {
@@ -116,11 +119,16 @@ export class Transaction<Db = never> {
     try {
       // With an id of the caller's, the begin of an earlier run is found by the same key.
       const key = given === undefined ? {} : { idempotencyKey: `begin-${this.id}` };
-      const { state } = await this.client.begin(body, key);
+      const { state, resolved_by } = await this.client.begin(body, key);
       if (!UNDECIDED.includes(state)) {
-        throw new Fenced(this.id, undefined, state === "committed" ? "commit" : "rollback");
+        const outcome = state === "committed" ? "commit" : "rollback";
+        throw new Fenced(this.id, undefined, outcome, resolved_by);
       }
     } catch (error) {
+      if (error instanceof ProblemError && TAKEN.includes(error.code)) {
+        this.#mayExist = false; // with these messages
+        throw new IdTaken(this.id, error.context["state"], error);
+      }
       const isRefused = error instanceof ProblemError && error.status < 500;
       if (isRefused && !isTransient(error)) this.#mayExist = false;
       throw error;
@@ -150,8 +158,11 @@ export async function runTransaction<Db, Result>(
     result = await work(tx);
   } catch (error) {
     const outcome = tx.mayExist ? await tx.outcome() : undefined;
-    await settle(client, tx.id, outcome);
-    if (error instanceof Fenced) error.outcome ??= outcome;
+    const decision = await settle(client, tx.id, outcome);
+    if (error instanceof Fenced && outcome && !error.outcome) {
+      // A first decision leaves open who inserted the marker.
+      error.decided(outcome, decision?.replayed ? decision.resolved_by : undefined);
+    }
     throw error;
   }
   if (tx.isEmpty) return result;
@@ -184,12 +195,17 @@ function isDecided(error: unknown): boolean {
 }
 
 /** Send an outcome once. If that fails, or the outcome is unknown, a check decides. */
-async function settle(client: EscrowMQ, id: string, outcome: Outcome | undefined): Promise<void> {
+async function settle(
+  client: EscrowMQ,
+  id: string,
+  outcome: Outcome | undefined,
+): Promise<Schemas["Decision"] | undefined> {
   const once = { retry: { totalMs: 0 } };
   try {
-    if (outcome === "commit") await client.commit(id, once);
-    else if (outcome === "rollback") await client.rollback(id, once);
+    if (outcome === "commit") return await client.commit(id, once);
+    if (outcome === "rollback") return await client.rollback(id, once);
   } catch (error) {
     if (!(error instanceof EscrowMQError)) throw error;
   }
+  return undefined;
 }

@@ -158,6 +158,24 @@ for (const name of available) {
     assert.deepEqual(await published(topic), [1]);
   });
 
+  test(`${name}: a run with other messages than the one before is refused by its id`, async () => {
+    const [id, topic] = [unique("order"), await newTopic()];
+    const place = (at: number): Promise<void> =>
+      client.transaction("shop", { id, markers: database.markers }, async (tx) => {
+        tx.add(topic, { json: { at } });
+        await database.transaction((db) => tx.mark(db));
+      });
+    const body = { producer_group: "shop", transaction_id: id };
+    const messages = [{ topic, message: { json: { at: 1 } } }];
+    await client.begin({ ...body, messages }, { idempotencyKey: `begin-${id}` });
+
+    await assert.rejects(place(2), { name: "IdTaken", transactionId: id, state: "prepared" });
+    await place(1);
+    await assert.rejects(place(2), { name: "IdTaken", transactionId: id, state: "committed" });
+
+    assert.deepEqual(await published(topic), [{ at: 1 }]);
+  });
+
   test(`${name}: an outcome is not told before the local transaction has ended`, async () => {
     const id = unique("order");
     const { markers, waits } = database;

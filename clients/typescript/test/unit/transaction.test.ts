@@ -3,6 +3,7 @@ import { test } from "node:test";
 import {
   CommitPending,
   Fenced,
+  IdTaken,
   type MarkerStore,
   NotCommitted,
   NotMarked,
@@ -10,7 +11,7 @@ import {
   ProblemError,
   type SyncMarkerStore,
 } from "../../src/index.js";
-import { type Answers, fakeService, refused } from "./support.js";
+import { type Answers, fakeService, problem, refused, respond } from "./support.js";
 
 const BEGIN = "POST /v1/transactions";
 const COMMIT = "POST /v1/transactions/order-1/commit";
@@ -218,8 +219,35 @@ for (const [state, outcome] of [
   });
 }
 
+for (const [status, code] of [
+  [422, "idempotency_key_reused"],
+  [409, "transaction_exists"],
+] as const) {
+  test(`an id of other messages (${code}) is named with its state, and left alone`, async () => {
+    const known = { context: { transaction_id: "order-1", state: "prepared" } };
+    const { client, markers, options, operations } = world(() =>
+      respond(status, { ...problem(status, code), ...known }),
+    );
+
+    const work = client.transaction("shop", options, async (tx) => {
+      tx.add("orders", { json: 2 });
+      await markers.transaction((db) => tx.mark(db));
+    });
+
+    await assert.rejects(work, (error: unknown) => {
+      assert.ok(error instanceof IdTaken);
+      assert.equal(error.state, "prepared");
+      assert.match(error.message, /^transaction order-1 exists with other .* and is prepared;/);
+      assert.equal((error.cause as ProblemError).code, code);
+      return true;
+    });
+    assert.deepEqual(operations(), [BEGIN]);
+    assert.equal(markers.rows.size, 0);
+  });
+}
+
 test("a begin that is refused stops the work, and nothing else is sent", async () => {
-  const { client, markers, options, operations } = world(() => refused(409, "transaction_exists"));
+  const { client, markers, options, operations } = world(() => refused(404, "topic_not_found"));
 
   const work = client.transaction("shop", options, async (tx) => {
     tx.add("orders", { json: 1 });
@@ -248,6 +276,27 @@ test("a begin without an answer is rolled back, as it may have arrived", async (
   assert.ok(!operations().includes(COMMIT));
 });
 
+test("a fence says who rolled back, if the service knows, and that the id is spent", async () => {
+  const { client, markers, options } = world(({ operation }) =>
+    operation === ROLLBACK ? { replayed: true, resolved_by: "operator" } : PREPARED,
+  );
+  markers.rows.set("order-1", "rollback");
+
+  const work = client.transaction("shop", options, async (tx) => {
+    tx.add("orders", { json: 1 });
+    await markers.transaction((db) => tx.mark(db));
+  });
+
+  await assert.rejects(work, {
+    name: "Fenced",
+    outcome: "rollback",
+    resolvedBy: "operator",
+    message:
+      "order-1 was rolled back by an operator, so its id is spent: roll the local transaction " +
+      "back, and try again under another id (outcome: rollback)",
+  });
+});
+
 test("a transaction that is decided already is not marked", async () => {
   const decided = { ...PREPARED, state: "rolled_back" };
   const { client, markers, options } = world(() => decided);
@@ -270,7 +319,15 @@ test("a run that finds the marker of an earlier one commits what that one did", 
     await markers.transaction((db) => tx.mark(db));
   });
 
-  await assert.rejects(work, { name: "Fenced", outcome: "commit" });
+  await assert.rejects(work, (error: unknown) => {
+    assert.ok(error instanceof Fenced);
+    assert.equal(error.outcome, "commit");
+    for (const text of [error.message, error.stack ?? ""]) {
+      assert.match(text, /order-1 was committed by an earlier call .* do not repeat it/);
+      assert.doesNotMatch(text, /another id/);
+    }
+    return true;
+  });
   assert.deepEqual(operations(), [BEGIN, COMMIT]);
 });
 
