@@ -161,7 +161,7 @@ async function once(
     if (FROM_A_PROXY.has(problem.code)) throw new Unreachable(problem.message, { cause: problem });
     throw problem;
   }
-  if (response.status === 207) throw new RefusedEntries(data);
+  if (response.status === 207) throw new RefusedEntries(data as RefusedEntries["answer"]);
   return data;
 }
 

@@ -50,7 +50,7 @@ export class Batches<Entry, Result> {
       return (await this.send(entries)).results;
     } catch (error) {
       if (!(error instanceof RefusedEntries)) throw error;
-      return (error.answer as { results: Result[] }).results;
+      return error.answer.results as Result[];
     }
   }
 }

@@ -2,7 +2,7 @@ import type { CallOptions } from "./api.js";
 import type { EscrowMQ } from "./client.js";
 import { RefusedEntries } from "./errors.js";
 import { guarded, Outage } from "./outage.js";
-import { asReason, textOf } from "./reason.js";
+import { asLine, asReason, textOf } from "./reason.js";
 import type { Schemas } from "./schemas.js";
 import { type AnyHeaders, InvalidSignature, requireSecrets, verify } from "./webhooks.js";
 
@@ -43,7 +43,8 @@ const MAX_REASON = 1_000;
  * `unknown`, with the reason as evidence.
  */
 export class Checker {
-  readonly #onError: (error: unknown) => void;
+  /** Takes what went wrong, and what happens next. */
+  readonly #report: (error: unknown, next: string, check?: Schemas["Check"]) => void;
   readonly #outage: Outage;
 
   constructor(
@@ -52,8 +53,18 @@ export class Checker {
     readonly answer: AnswerCheck,
     readonly options: CheckerOptions = {},
   ) {
-    this.#onError = guarded(options.onError ?? ((error) => console.error(error)));
-    this.#outage = Outage.of(client, this.#onError, options.onRecovery);
+    const { onError } = options;
+    const at = `producer group ${producerGroup}`;
+    this.#report = onError
+      ? guarded((error) => onError(error))
+      : (error, next, check) => {
+          if (!check) return console.error(`${at}: ${asLine(error)}; ${next}`);
+          const { transaction_id, business_key } = check;
+          const key = business_key === undefined ? "" : ` (business key ${business_key})`;
+          console.error(`${at}: the lookup of ${transaction_id}${key} failed; ${next}\n`, error);
+        };
+    const onOutage = (error: unknown): void => this.#report(error, "it is tried again");
+    this.#outage = Outage.of(client, onOutage, options.onRecovery);
   }
 
   /**
@@ -94,8 +105,8 @@ export class Checker {
       return (await this.client.api.POST(path, { params, body: { answers }, ...call })).accepted;
     } catch (error) {
       if (!(error instanceof RefusedEntries)) throw error;
-      this.#onError(error);
-      return (error as RefusedEntries<Schemas["AnswersResult"]>).answer.accepted;
+      this.#report(error, "each is checked again unless it is decided");
+      return error.answer.accepted;
     }
   }
 
@@ -108,7 +119,7 @@ export class Checker {
       if (!answer) throw new Error(`the lookup took more than ${answerMs} ms`);
       return { check_id: check.check_id, ...answer };
     } catch (error) {
-      this.#onError(error);
+      this.#report(error, "it is answered unknown, and checked again", check);
       const reason = asReason(textOf(error), MAX_REASON);
       return { check_id: check.check_id, decision: "unknown", evidence: { reason } };
     } finally {

@@ -1,5 +1,5 @@
 import type { Outcome } from "./markers.js";
-import type { Problem } from "./schemas.js";
+import type { Problem, Schemas } from "./schemas.js";
 
 /** The base of all errors of this package. */
 export class EscrowMQError extends Error {
@@ -51,14 +51,28 @@ export class ProblemError extends EscrowMQError {
   }
 }
 
-/** Some entries of a batch were refused. `answer` is the whole response. */
-export class RefusedEntries<Answer = unknown> extends EscrowMQError {
-  override name = "RefusedEntries";
-  readonly problems: Problem[];
+/** What became of an entry of a batch: it has the fields of the operation that was called. */
+export type EntryResult = Pick<Schemas["SettleResult"], "status"> &
+  Partial<Schemas["SettleResult"] & Schemas["BatchResult"] & Schemas["AnswerResult"]>;
 
-  constructor(readonly answer: Answer) {
-    const { results = [] } = answer as { results?: { problem?: Problem }[] };
-    const problems = results.flatMap(({ problem }) => (problem ? [problem] : []));
+/** Why an entry was refused. */
+export interface EntryProblem extends Problem {
+  /** Position of the entry in its batch. */
+  index: number;
+  /** The `id`, `receipt_handle` or `check_id` of the entry; undefined if it has none. */
+  id: string | undefined;
+}
+
+/** Some entries of a batch were refused. `answer` is the whole response. */
+export class RefusedEntries extends EscrowMQError {
+  override name = "RefusedEntries";
+  readonly problems: EntryProblem[];
+
+  constructor(readonly answer: { accepted: number; rejected: number; results: EntryResult[] }) {
+    const { results = [] } = answer; // a proxy may answer, too
+    const problems = results.flatMap(({ problem, id, receipt_handle, check_id }, index) =>
+      problem ? [{ ...problem, index, id: id ?? receipt_handle ?? check_id }] : [],
+    );
     super(`${problems.length} of ${results.length} entries were refused: ${summary(problems)}`);
     this.problems = problems;
   }
@@ -149,8 +163,8 @@ const ROLLED_BACK_BY: Record<string, string> = {
  * The id of the transaction is spent: it was committed or rolled back before this call, which has
  * done nothing. The local transaction must roll back.
  *
- * `outcome`, as `client.transaction` throws it: `commit` means that an earlier call did the work, so
- * it is done; `rollback` that this id is used up, so try again with another. Undefined where the
+ * `outcome`, as `client.transaction` throws it: `commit` means that an earlier call did the work,
+ * so it is done; `rollback` that this id is used up, so try again with another. Undefined where the
  * markers could not be read. `resolvedBy`: who decided, if that is known.
  */
 export class Fenced extends EscrowMQError {

@@ -16,6 +16,8 @@ export { EscrowMQ, type Options, type RequestOptions } from "./client.js";
 export { type Clock, systemClock } from "./clock.js";
 export {
   CommitPending,
+  type EntryProblem,
+  type EntryResult,
   EscrowMQError,
   Fenced,
   IdTaken,

@@ -19,3 +19,12 @@ export function textOf(thrown: unknown): string {
     return "";
   }
 }
+
+const MAX_LINE = 1_000;
+
+/** An error on one line, with its cause. */
+export function asLine(error: unknown): string {
+  const cause = error instanceof Error ? error.cause : undefined;
+  const by = cause === undefined ? "" : ` (cause: ${textOf(cause)})`;
+  return asReason(`${textOf(error)}${by}`, MAX_LINE);
+}

@@ -4,7 +4,7 @@ import type { EscrowMQ } from "./client.js";
 import { type Clock, linked } from "./clock.js";
 import { EscrowMQError, LeaseLost, ProblemError } from "./errors.js";
 import { guarded, Outage } from "./outage.js";
-import { asReason, textOf } from "./reason.js";
+import { asLine, asReason, textOf } from "./reason.js";
 import { isTransient } from "./retry.js";
 import type { ReceivedMessage, Schemas } from "./schemas.js";
 
@@ -68,7 +68,6 @@ interface Settings {
   waitMs: number;
   shutdownMs: number;
   name: string | undefined;
-  onError: (error: unknown, message?: ReceivedMessage) => void;
 }
 
 type SettleResult = Schemas["SettleResult"];
@@ -89,12 +88,16 @@ interface Delivery {
 
 const MAX_REASON = 500;
 const ONCE = { totalMs: 0 };
+const DELIVERED_AGAIN = "it is delivered again";
+const AFTER_FAILURE = `${DELIVERED_AGAIN}, or is a dead letter after the last attempt of its group`;
 
 /** Receives the messages of a group and gives each to a handler under a lease. */
 export class Worker {
   readonly counts = { received: 0, acknowledged: 0, rejected: 0, deadLettered: 0, lost: 0 };
   readonly #options: Settings;
   readonly #clock: Clock;
+  /** Takes what went wrong, and what happens next. */
+  readonly #report: (error: unknown, message: ReceivedMessage | undefined, next: string) => void;
   readonly #outage: Outage;
   readonly #stop = new AbortController();
   readonly #stopNow = new AbortController();
@@ -106,6 +109,7 @@ export class Worker {
   readonly #deadLetters: Batches<Schemas["DeadLetterEntry"], SettleResult>;
   #wake = new AbortController();
   #hasRun = false;
+  #hasEnded = false;
   /** Are the messages of a key processed one after another? Undefined until the service says so. */
   #ordered: boolean | undefined;
   /** Of a receive and its repetitions: with it, what a lost answer leased is received again. */
@@ -129,10 +133,14 @@ export class Worker {
       waitMs: options.waitMs ?? 20_000,
       shutdownMs: options.shutdownMs ?? 25_000,
       name: options.name,
-      onError: guarded(options.onError ?? ((error) => console.error(error))),
     };
     this.#clock = client.clock;
-    this.#outage = Outage.of(client, this.#options.onError, options.onRecovery);
+    const { onError } = options;
+    this.#report = onError
+      ? guarded((error, message) => onError(error, message))
+      : (error, message, next) => print(group, error, message, next);
+    const onOutage = (error: unknown): void => this.#report(error, undefined, "it is tried again");
+    this.#outage = Outage.of(client, onOutage, options.onRecovery);
     this.#lastReceive = this.#clock.now();
     const watch = this.#outage.watch.bind(this.#outage);
     this.#acks = new Batches((entries) => watch((call) => client.ack(group, entries, call)));
@@ -154,11 +162,28 @@ export class Worker {
     signal?.addEventListener("abort", stop);
     if (signal?.aborted) stop();
     try {
-      await this.#outage.repeat(() => this.#receive(), this.#stop.signal);
+      await this.#outage.repeat(() => this.#receive(this.#options.waitMs), this.#stop.signal);
     } finally {
       await this.#drain();
+      this.#hasEnded = true;
       signal?.removeEventListener("abort", stop);
     }
+  }
+
+  /**
+   * Process the messages that are available now, instead of `run`; their number. For tests and
+   * scheduled jobs, which may call it again. A message that is rejected counts each time that it
+   * comes.
+   */
+  async runUntilIdle(): Promise<number> {
+    if (this.#hasRun) throw new EscrowMQError("run was called before; make another worker");
+    const before = this.counts.received;
+    for (let known = -1; known < this.counts.received; ) {
+      known = this.counts.received;
+      await this.#receive(0);
+      await this.#finished();
+    }
+    return this.counts.received - before;
   }
 
   /** Stop receiving; with `now`, also stop the handlers. */
@@ -167,18 +192,19 @@ export class Worker {
     if (now) this.#stopNow.abort();
   }
 
-  /** Was a receive answered in this time, or are all handlers busy? */
+  /** Has `run` not ended, and was a receive answered in this time, or are all handlers busy? */
   healthy(maxSilenceMs = 60_000): boolean {
+    if (this.#hasEnded) return false;
     if (this.#deliveries.size >= this.#options.concurrency) return true;
     return this.#clock.now() - this.#lastReceive <= maxSilenceMs;
   }
 
   /** Receive messages for the handlers that are free, when one is, and start these. */
-  async #receive(): Promise<void> {
+  async #receive(waitMs: number): Promise<void> {
     const { signal } = this.#stop;
     const free = await this.#free();
     if (signal.aborted) return;
-    const { waitMs, leaseMs, name } = this.#options;
+    const { leaseMs, name } = this.#options;
     const received = await this.#outage.watch(async () => {
       const once = { signal, retry: ONCE };
       this.#ordered ??= await this.#isOrdered(once);
@@ -260,13 +286,15 @@ export class Worker {
 
   async #reject(delivery: Delivery, error: unknown): Promise<false> {
     const { receipt_handle } = delivery.message;
-    const said = textOf(error instanceof Error ? error.message : error);
+    // A reason of the handler's own as it is; of another error also its class.
+    const isChosen = error instanceof Redeliver || error instanceof DeadLetter;
+    const said = textOf(isChosen ? error.message : error);
     const entry = { receipt_handle, reason: asReason(said, MAX_REASON) };
     if (error instanceof DeadLetter) {
       await this.#settle(delivery, "deadLettered", this.#deadLetters.add(entry));
       return false;
     }
-    if (!(error instanceof Redeliver)) this.#options.onError(error, delivery.message);
+    if (!isChosen) this.#report(error, delivery.message, AFTER_FAILURE);
     const afterMs = error instanceof Redeliver ? error.afterMs : undefined;
     const delay = afterMs === undefined ? {} : { delay_ms: afterMs };
     const rejection = { ...entry, ...delay, ...unprocessed(delivery) };
@@ -290,9 +318,10 @@ export class Worker {
       // A rejection that is repeated after a lost answer is refused, too: nothing went wrong.
       if (count !== "acknowledged" && problem.code === "lease_expired") return false;
       const cause = new ProblemError(problem, problem.status);
-      this.#options.onError(new LeaseLost(`not ${count}: ${problem.detail}`, { cause }), message);
+      const refused = new LeaseLost(`not ${count}: ${problem.detail}`, { cause });
+      this.#report(refused, message, DELIVERED_AGAIN);
     } catch (error) {
-      this.#options.onError(error, message);
+      this.#report(error, message, "it is delivered again when its lease ends");
     } finally {
       settled.abort();
     }
@@ -338,7 +367,7 @@ export class Worker {
     this.counts.lost++;
     settled.abort();
     controller.abort(error);
-    this.#options.onError(error, message);
+    this.#report(error, message, DELIVERED_AGAIN);
   }
 
   /** Wait for the handlers; those that take too long are stopped and their messages given back. */
@@ -376,6 +405,21 @@ export class Worker {
 /** The field of a rejection for a message whose handler was not called. */
 function unprocessed({ hasBegun }: Delivery): { unprocessed?: true } {
   return hasBegun ? {} : { unprocessed: true };
+}
+
+/** Write to the console what went wrong: one line, and the stack of an error of the handler. */
+function print(
+  group: string,
+  error: unknown,
+  message: ReceivedMessage | undefined,
+  next: string,
+): void {
+  if (!message) return console.error(`group ${group}: ${asLine(error)}; ${next}`);
+  const { message_id, topic, key, attempt } = message;
+  const which = `${key === undefined ? "" : `key ${key}, `}attempt ${attempt}`;
+  const about = `group ${group}: message ${message_id} of topic ${topic} (${which})`;
+  if (error instanceof EscrowMQError) return console.error(`${about}: ${asLine(error)}; ${next}`);
+  console.error(`${about}: the handler failed; ${next}\n`, error);
 }
 
 /** Resolves when the signal aborts. */

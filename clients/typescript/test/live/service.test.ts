@@ -89,8 +89,8 @@ test("a refused entry is thrown with the whole answer", async () => {
   await assert.rejects(client.ack(group, [{ receipt_handle: "lh_none" }]), (error: unknown) => {
     assert.ok(error instanceof RefusedEntries);
     assert.deepEqual(
-      error.problems.map(({ code }) => code),
-      ["lease_expired"],
+      error.problems.map(({ code, index, id }) => [code, index, id]),
+      [["lease_expired", 0, "lh_none"]],
     );
     return true;
   });

@@ -45,6 +45,24 @@ test("a lookup that fails is answered unknown, with the reason as evidence", asy
   assert.match(String(errors[0]), /database away/);
 });
 
+test("without onError, the console names the transaction whose lookup failed", async (t) => {
+  const lines: string[] = [];
+  t.mock.method(console, "error", (...parts: unknown[]) => lines.push(parts.join("")));
+  const { client } = world(() => "commit");
+  const checker = new Checker(client, "shop", (id) => {
+    if (id === "order-1") throw new Error("database away");
+    return "commit";
+  });
+
+  await checker.runOnce();
+
+  assert.equal(lines.length, 1);
+  assert.match(
+    lines[0] ?? "",
+    /^producer group shop: the lookup of order-1 failed; .* checked again\nError: database away/,
+  );
+});
+
 test("an answer that is refused is reported, and the others count", async () => {
   const results = [{ status: 200 }, { status: 409, problem: problem(409, "check_not_open") }];
   const { checker, errors } = world(

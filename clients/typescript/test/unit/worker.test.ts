@@ -207,7 +207,9 @@ test("an error of the handler rejects the message with its reason, and is report
   await running;
 
   const [nack] = calls.filter(({ operation }) => operation === NACK);
-  assert.deepEqual(nack?.body.entries, [{ receipt_handle: "lh_1", reason: "database away" }]);
+  assert.deepEqual(nack?.body.entries, [
+    { receipt_handle: "lh_1", reason: "Error: database away" },
+  ]);
   assert.match(String(errors[0]), /database away/);
 });
 
@@ -224,7 +226,7 @@ for (const [name, said, reason] of [
 ] as const) {
   test(`an error with ${name} becomes a reason that the service takes`, async () => {
     const { calls, running, stop } = world([message(1)], async () => {
-      throw new Error(said);
+      throw new Redeliver(undefined, said);
     });
     await settled();
     stop();
@@ -617,6 +619,78 @@ test("an onError that throws, or returns a promise that rejects, breaks nothing"
     assert.deepEqual([worker.counts.acknowledged, worker.counts.rejected], [1, 1]);
   }
   assert.equal(log.mock.callCount(), 2);
+});
+
+test("without onError, the console has the message of an error, and what is next", async (t) => {
+  const lines: string[] = [];
+  t.mock.method(console, "error", (...parts: unknown[]) => lines.push(parts.join("")));
+  const lost = problem(409, "lease_expired");
+  const { client, clock } = fakeService(({ operation, body }) => {
+    if (operation === GROUP) return clock.now() === 0 ? new TypeError("away") : { ordered: false };
+    if (operation === ACK) {
+      return respond(207, { accepted: 0, rejected: 1, results: [{ status: 409, problem: lost }] });
+    }
+    if (operation === NACK) return { accepted: 1, rejected: 0, results: [{ status: 200 }] };
+    if (body.wait_ms > 0) return silence;
+    const messages = [message(1, { key: "order-1" }), message(2, { attempt: 3 })];
+    return { server_time: new Date(T0).toISOString(), messages };
+  });
+  const stop = new AbortController();
+  const worker = new Worker(client, "billing", async ({ message_id }) => {
+    if (message_id === "msg_1") throw new Error("no paper");
+  });
+  const running = worker.run({ signal: stop.signal });
+  await clock.advance(1_000);
+  stop.abort();
+  await running;
+
+  assert.equal(lines.length, 3);
+  assert.match(lines[0] ?? "", /^group billing: Unreachable: no response .* it is tried again$/);
+  const about = (id: string): string => lines.find((line) => line.includes(id)) ?? "";
+  const [first, stack] = about("msg_1").split("\n");
+  assert.equal(
+    first,
+    "group billing: message msg_1 of topic orders (key order-1, attempt 1): the handler failed; " +
+      "it is delivered again, or is a dead letter after the last attempt of its group",
+  );
+  assert.match(stack ?? "", /^Error: no paper/);
+  assert.match(
+    about("msg_2"),
+    /^group billing: message msg_2 .* \(attempt 3\): LeaseLost: not .*; it is delivered again$/,
+  );
+});
+
+test("a worker that has ended is not healthy", async () => {
+  const { worker, running, stop } = world([], async () => undefined);
+  await settled();
+  assert.equal(worker.healthy(), true);
+  stop();
+  await running;
+
+  assert.equal(worker.healthy(), false);
+});
+
+test("a worker that runs until it is idle returns the number of messages", async () => {
+  const messages = [1, 2, 3].map((n) => message(n));
+  const { client, operations } = fakeService(({ operation, body }) => {
+    if (operation === GROUP) return { ordered: false };
+    if (operation === RECEIVE) {
+      assert.equal(body.wait_ms, 0);
+      const some = messages.splice(0, body.max_messages);
+      return { server_time: new Date(T0).toISOString(), messages: some };
+    }
+    return { accepted: 1, rejected: 0, results: body.entries.map(() => ({ status: 200 })) };
+  });
+  const seen: string[] = [];
+  const handler: Handler = async ({ message_id }) => seen.push(message_id);
+  const worker = new Worker(client, "billing", handler, { concurrency: 2 });
+
+  assert.equal(await worker.runUntilIdle(), 3);
+  assert.deepEqual(seen, ["msg_1", "msg_2", "msg_3"]);
+  assert.deepEqual(operations().filter((one) => one === ACK).length, 2);
+  assert.equal(await worker.runUntilIdle(), 0);
+  messages.push(message(4));
+  assert.equal(await worker.runUntilIdle(), 1);
 });
 
 test("a worker runs once, and with one handler at least", async () => {
