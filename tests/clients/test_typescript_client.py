@@ -98,8 +98,7 @@ def package() -> Workplace:
     skip_without("node", "npm")
     place = Workplace.copy_of(SOURCE, "typescript")
     typescript.install(place)
-    types = ("openapi-typescript", "openapi.json", "--output", "src/generated/api.ts")
-    place.run("generate", "npm", "exec", "--", *types)
+    place.run("generate", "node", "generate.js", "openapi.json")
     place.run("compile", "npm", "run", "build")
     return place
 

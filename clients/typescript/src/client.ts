@@ -108,6 +108,34 @@ export class EscrowMQ {
     return runTransaction(this, producerGroup, options, work);
   }
 
+  /** Reply to a request; with `receipt_handle`, its message is acknowledged in the same step. */
+  reply(
+    requestId: string,
+    body: Schemas["ReplyInput"],
+    call: CallOptions = {},
+  ): Promise<Schemas["ReplyResult"]> {
+    const params = { path: { request_id: requestId } };
+    return this.api.POST("/v1/requests/{request_id}/reply", { params, body, ...call });
+  }
+
+  /** Create a topic, unless it exists with these settings. With others: 409, `topic_exists`. */
+  putTopic(
+    topic: string,
+    body: Schemas["TopicDefinition"] = {},
+    call: CallOptions = {},
+  ): Promise<Schemas["Topic"]> {
+    return this.api.PUT("/v1/topics/{topic}", { params: { path: { topic } }, body, ...call });
+  }
+
+  /** Create a group that reads these topics, or change those of its settings that are given. */
+  putGroup(
+    group: string,
+    body: Schemas["GroupInput"],
+    call: CallOptions = {},
+  ): Promise<Schemas["Group"]> {
+    return this.api.PUT("/v1/groups/{group}", { params: { path: { group } }, body, ...call });
+  }
+
   /** Begin a transaction with its messages, which no consumer sees before `commit`. */
   begin(
     body: Schemas["BeginInput"],

@@ -41,13 +41,12 @@ test("a request is replied to", async () => {
 
   const { messages } = await client.receive(group, { wait_ms: 10_000 });
   const [message] = messages;
-  await client.api.POST("/v1/requests/{request_id}/reply", {
-    params: { path: { request_id: message?.request_id ?? "" } },
-    body: { json: { price: "4.20" } },
-  });
+  const receipt_handle = message?.receipt_handle ?? "";
+  await client.reply(message?.request_id ?? "", { json: { price: "4.20" }, receipt_handle });
 
   const { state, reply } = await asked;
   assert.equal(state, "replied");
+  assert.equal(await lagOf(group), 0);
   assert.deepEqual(reply && json(reply), { price: "4.20" });
 });
 

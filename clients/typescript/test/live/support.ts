@@ -18,14 +18,13 @@ export function unique(what: string): string {
 
 export async function newTopic(): Promise<string> {
   const topic = unique("topic");
-  await client.api.POST("/v1/topics", { body: { topic, queues: 1 } });
+  await client.putTopic(topic, { queues: 1 });
   return topic;
 }
 
 export async function newGroup(topic: string, more: Schemas["GroupInput"] = {}): Promise<string> {
   const group = unique("group");
-  const body = { ...more, topics: [{ topic }] };
-  await client.api.PUT("/v1/groups/{group}", { params: { path: { group } }, body });
+  await client.putGroup(group, { ...more, topics: [{ topic }] });
   return group;
 }
 

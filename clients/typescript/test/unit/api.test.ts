@@ -8,6 +8,7 @@ import {
   EscrowMQError,
   ProblemError,
   RefusedEntries,
+  type Schemas,
   systemClock,
   Unreachable,
 } from "../../src/index.js";
@@ -267,6 +268,15 @@ test("an error keeps its name when its class is renamed, and has no cause withou
     assert.equal(error.name, name);
     assert.ok(error.cause !== undefined || !("cause" in error), name);
   }
+});
+
+test("the words of a request are those that the service knows, those of a response any", () => {
+  const group: Schemas["ProducerGroupInput"] = { check_mode: "webhook" };
+  // @ts-expect-error: there is no such mode
+  group.check_mode = "webhok";
+  const code: Schemas["Problem"]["code"] = "a code of a later version";
+
+  assert.equal(code.length, 25);
 });
 
 test("a pause that is longer than a timer can take does not end at once", async () => {

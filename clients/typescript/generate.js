@@ -1,0 +1,31 @@
+// Writes the types of an OpenAPI document: node generate.js DOCUMENT
+import { mkdir, readFile, writeFile } from "node:fs/promises";
+import openapiTS, { astToString, COMMENT_HEADER } from "openapi-typescript";
+
+const document = JSON.parse(await readFile(process.argv[2], "utf8"));
+const { schemas } = document.components;
+
+/** Collect the names of the schemas that a part of the document refers to. */
+function collect(part, names) {
+  if (typeof part !== "object" || part === null) return;
+  for (const [key, value] of Object.entries(part)) {
+    const name = key === "$ref" ? value.split("/").at(-1) : undefined;
+    if (name === undefined) collect(value, names);
+    else if (!names.has(name)) collect(schemas[name], names.add(name));
+  }
+}
+
+// A request with a word that the service does not know is refused: the compiler refuses it, too.
+// Words that only responses have are strings, as later versions of the service may add some.
+const written = new Set();
+for (const operation of Object.values(document.paths).flatMap(Object.values)) {
+  collect([operation.requestBody, operation.parameters], written);
+}
+for (const name of written) {
+  const words = schemas[name]?.["x-extensible-enum"];
+  if (words) schemas[name].enum = words;
+}
+
+await mkdir("src/generated", { recursive: true });
+const types = astToString(await openapiTS(document));
+await writeFile("src/generated/api.ts", COMMENT_HEADER + types);
