@@ -27,31 +27,34 @@ SOURCE = ROOT / "clients" / "typescript"
 README = "clients/typescript/README.md"
 EXAMPLES = {  # of the README: what each has that those after it do not have
     "database": "new pg.Pool",
+    "sqlite": "sqliteMarkers",
     "transaction": "client.transaction(",
     "server": "createServer",
     "webhook": "nodeCheckHandler",
     "checker": "new Checker(",
     "request": "client.request(",
-    "reply": "/reply",
+    "reply": "client.reply(",
     "worker": "new Worker(",
     "send": "client.send(",
 }
 SURROUNDED = {  # the names that an example takes from the program around it
+    "sqlite": ("client", "database"),
     "server": ("markers", "secret"),
-    "webhook": ("markers", "secret", "hono", "express", "raw"),
+    "webhook": ("markers", "secret", "hono", "app", "express"),
     "checker": ("client", "markers", "signal"),
     "request": ("client",),
     "reply": ("client", "signal"),
 }
 DECLARATIONS = {
     "client": 'client: import("@escrowmq/client").EscrowMQ',
+    "database": 'database: import("@escrowmq/client").SqliteDatabase',
     "markers": 'markers: import("@escrowmq/client").Markers',
     "signal": "signal: AbortSignal",
     "secret": "secret: string",
     "hono": """hono: {
       post(path: string, handler: (c: { req: { raw: Request } }) => Promise<Response>): void;
     }""",
-    "express": """express: {
+    "app": """app: {
       post(
         path: string,
         parse: "parses",
@@ -61,7 +64,7 @@ DECLARATIONS = {
         ) => unknown,
       ): void;
     }""",
-    "raw": 'raw: (options: { type: string }) => "parses"',
+    "express": 'express: { raw(options: { type: string }): "parses" }',
 }
 
 
@@ -141,16 +144,14 @@ def test_the_typescript_program_of_the_page_publishes_an_order_and_bills_it(
     package, server, postgresql
 ):
     (program,) = code_in("docs/clients.md")
-    examples = {"database": readme_examples()["database"], "program": at(server, program)}
-    compile_examples(package, "page", examples)
+    compile_examples(package, "page", {"program": at(server, program)})
+    environment = environment_of(server, make_url(postgresql.new_database()))
 
-    environment = prepared_shop(server, postgresql)
-    printed = package.run("page", "node", "dist/page/program.js", environment=environment)
-
-    assert printed == "bill order 7303\n"
-    with owner(server) as client:
-        found = client.get("/v1/transactions", params={"business_key": "order-7303"}).json()
-        assert [one["state"] for one in found["items"]] == ["committed"]
+    for _ in range(2):
+        printed = package.run("page", "node", "dist/page/program.js", environment=environment)
+        assert printed.startswith("bill order ")
+        order_id = printed.split()[-1]
+        assert states_of(server, order_id) == ["committed"]
 
 
 def test_the_typescript_examples_of_the_readme_compile_and_its_programs_run(
@@ -164,8 +165,7 @@ def test_the_typescript_examples_of_the_readme_compile_and_its_programs_run(
     for name, expected in (("send", r"msg_\S+ \[ 'orders' \]\n"), ("transaction", "")):
         printed = package.run(name, "node", f"dist/readme/{name}.js", environment=environment)
         assert re.fullmatch(expected, printed), printed
-    with owner(server) as client:
-        assert client.get("/v1/transactions/order-7303").json()["state"] == "committed"
+    assert states_of(server, "order-7303") == ["committed"]
     with package.started("node", "dist/readme/worker.js", environment=environment) as worker:
         assert {worker.stdout.readline() for _ in range(2)} == {"bill 7301\n", "bill 7303\n"}
         worker.terminate()
@@ -214,8 +214,19 @@ def prepared_shop(server: Server, postgresql) -> dict[str, str]:
     with owner(server) as client:
         client.post("/v1/topics", json={"topic": "orders"}).raise_for_status()
         client.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}).raise_for_status()
-    service = {"ESCROWMQ_URL": server.url, "ESCROWMQ_API_KEY": KEY}
-    return {**service, "MQ_KEY": KEY, **as_environment(url)}
+    return environment_of(server, url)
+
+
+def environment_of(server: Server, database: URL) -> dict[str, str]:
+    service = {"ESCROWMQ_URL": server.url, "ESCROWMQ_API_KEY": KEY, "MQ_KEY": KEY}
+    return service | as_environment(database)
+
+
+def states_of(server: Server, business_key: str) -> list[str]:
+    """Of the transactions with this business key."""
+    with owner(server) as client:
+        found = client.get("/v1/transactions", params={"business_key": business_key}).json()
+    return [transaction["state"] for transaction in found["items"]]
 
 
 def compile_examples(package: Workplace, folder: str, examples: dict[str, str]) -> None:
