@@ -195,7 +195,7 @@ func (tx *Tx) Begin(ctx context.Context) error {
 		_, err = value(answer.JSON201, answer)
 	}
 	if err != nil {
-		return fmt.Errorf("begin of transaction %s: %w", tx.ID(), err)
+		return beginError(tx.ID(), err)
 	}
 	switch state := answer.JSON201.State; state {
 	case api.TransactionStateCommitted, api.TransactionStateRolledBack:

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -132,6 +133,11 @@ func TestACallWithAnIDOfOtherMessagesLeavesTheirTransactionAlone(t *testing.T) {
 	if !errors.Is(first, away) || !escrowmq.HasCode(second, "idempotency_key_reused") {
 		t.Fatal(first, second)
 	}
+	var taken *escrowmq.IDTakenError
+	if !errors.As(second, &taken) || !strings.Contains(second.Error(), id) {
+		t.Fatal(second)
+	}
+	expect(t, taken.State, "prepared")
 	expect(t, state(t, client, id), "prepared")
 }
 

@@ -30,10 +30,14 @@ final class Threads {
     };
   }
 
-  /** Returns what went wrong, within the limit of a reason, on whole characters. */
+  /**
+   * Returns what went wrong, within the limit of a reason, on whole characters: with its class,
+   * unless the exception is one of this package, such as the one that gives a reason.
+   */
   static String reason(Throwable failure) {
     var message = failure.getMessage();
-    var text = message == null || message.isEmpty() ? failure.toString() : message;
+    var isOurs = failure instanceof EscrowMQException && message != null && !message.isEmpty();
+    var text = isOurs ? message : failure.toString();
     if (text.codePointCount(0, text.length()) <= LONGEST_REASON) {
       return text;
     }

@@ -90,6 +90,7 @@ public final class Tx implements AutoCloseable {
    * marker of your own, whose id must be unique.
    *
    * @throws AlreadyResolvedException if the transaction was decided before
+   * @throws IdTakenException if the id has other messages
    */
   public void begin() {
     if (state != State.NOT_BEGUN) {
@@ -98,7 +99,12 @@ public final class Tx implements AutoCloseable {
     // Without an answer, or with transaction_exists, another call may have begun this id.
     state = State.OUTCOME_UNKNOWN;
     var key = "begin-" + id(); // the begin of an earlier run is found by it
-    var found = client.transactions().beginTransaction(input, key).getState();
+    TransactionState found;
+    try {
+      found = client.transactions().beginTransaction(input, key).getState();
+    } catch (ProblemException refused) {
+      throw IdTakenException.of(id(), refused);
+    }
     if (found == TransactionState.COMMITTED || found == TransactionState.ROLLED_BACK) {
       throw new AlreadyResolvedException(id(), found);
     }

@@ -442,6 +442,8 @@ class ClientTest {
   void aReasonIsNeverEmptyAndIsCutOnWholeCharacters() {
     assertEquals("😀".repeat(120), Threads.reason(new EscrowMQException("😀".repeat(200))));
     assertEquals("short", Threads.reason(new EscrowMQException("short")));
+    assertEquals(
+        "java.io.IOException: no paper", Threads.reason(new IOException("no paper")));
     assertFalse(Threads.reason(new DeadLetterException("")).isEmpty());
   }
 }

@@ -14,6 +14,7 @@ import dev.escrowmq.client.DeadLetterException;
 import dev.escrowmq.client.Decision;
 import dev.escrowmq.client.EscrowMQ;
 import dev.escrowmq.client.FencedException;
+import dev.escrowmq.client.IdTakenException;
 import dev.escrowmq.client.Markers;
 import dev.escrowmq.client.Messages;
 import dev.escrowmq.client.OutcomeUnknownException;
@@ -37,6 +38,7 @@ import java.sql.SQLException;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
@@ -164,12 +166,14 @@ class LiveTest {
                 }));
     var second =
         assertThrows(
-            ProblemException.class,
+            IdTakenException.class,
             () ->
                 client.transaction(
                     "shop", TxOptions.id(id), tx -> tx.add(topic, Messages.text("y")).begin()));
 
-    assertTrue(second.is("idempotency_key_reused"));
+    assertTrue(second.getCause() instanceof ProblemException);
+    assertTrue(second.getMessage().contains(id));
+    assertEquals(Optional.of("prepared"), second.state());
     assertEquals("prepared", state(id));
   }
 
