@@ -119,6 +119,18 @@ func (c *Client) PutGroup(
 	return value(answer.JSON2XX, answer)
 }
 
+// PutProducerGroup creates a producer group, or changes it. Only one whose checks go to a webhook
+// needs it: another is created by its first transaction.
+func (c *Client) PutProducerGroup(
+	ctx context.Context, group string, input api.ProducerGroupInput,
+) (*api.ProducerGroup, error) {
+	answer, err := Check(c.API.PutProducerGroupWithResponse(ctx, group, nil, input))
+	if err != nil {
+		return nil, err
+	}
+	return value(answer.JSON2XX, answer)
+}
+
 // Reply answers a request, for example within a handler of a [Worker], which acknowledges the
 // request's message afterwards. The same reply to the same request counts once; one to a request
 // that has another reply, or that was cancelled, is refused with request_closed.

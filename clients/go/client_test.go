@@ -2,6 +2,8 @@ package escrowmq
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"encoding/base64"
 	"errors"
 	"io"
@@ -380,6 +382,76 @@ func TestABeginWithoutAnAnswerIsNotRolledBack(t *testing.T) {
 	}
 }
 
+// noDatabase is one that cannot be asked.
+func noDatabase(t *testing.T) *sql.DB {
+	t.Helper()
+	sql.Register(t.Name(), awayDriver{})
+	db, err := sql.Open(t.Name(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+type awayDriver struct{}
+
+func (awayDriver) Open(string) (driver.Conn, error) { return nil, errors.New("away") }
+
+func TestAFunctionThatForgetsTheMarkIsAnErrorAndPublishesNothing(t *testing.T) {
+	server := answers(t, answer{422, `{"code":"validation_failed","status":422}`})
+
+	err := newClient(t, server.URL).Transaction(ctx, "shop", func(tx *Tx) error {
+		tx.Add("orders", Text("x"))
+		return nil
+	}, WithMarkers(&Markers{}, noDatabase(t)))
+
+	if err == nil || !strings.Contains(err.Error(), "call Local or Mark") ||
+		len(server.bodies) > 0 {
+		t.Error(err, server.bodies)
+	}
+}
+
+func TestMarkersWithoutTheirDatabaseAreRefused(t *testing.T) {
+	server := answers(t, answer{422, `{"code":"validation_failed","status":422}`})
+
+	err := newClient(t, server.URL).Transaction(ctx, "shop", func(tx *Tx) error {
+		t.Error("called")
+		return nil
+	}, WithMarkers(&Markers{}, nil))
+
+	if err == nil || len(server.bodies) > 0 {
+		t.Error(err, server.bodies)
+	}
+}
+
+func TestABeginWithinAnOpenLocalTransactionGivesUpSoon(t *testing.T) {
+	soon := beginTimeout
+	defer func() { beginTimeout = soon }()
+	beginTimeout = 50 * time.Millisecond
+	server := answers(t, answer{503, "away"})
+	client, err := New(server.URL) // with its default rule: it repeats a request for 30 seconds
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now()
+
+	err = client.Transaction(ctx, "shop", func(tx *Tx) error {
+		tx.Add("orders", Text("x"))
+		return tx.Mark(ctx, nil)
+	}, WithMarkers(&Markers{}, noDatabase(t)))
+
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(started) > 10*time.Second {
+		t.Error(err, time.Since(started))
+	}
+}
+
+func TestAMarkerRowThatWouldCommitAloneIsRefused(t *testing.T) {
+	if err := (&Markers{}).Mark(ctx, noDatabase(t), "t"); err == nil ||
+		!strings.Contains(err.Error(), "needs the transaction") {
+		t.Error(err)
+	}
+}
+
 func TestAGatewayThatGotNoAnswerIsAskedAgain(t *testing.T) {
 	server := answers(t, answer{502, "<html>"}, answer{504, ""}, answer{201, receipt})
 
@@ -389,17 +461,16 @@ func TestAGatewayThatGotNoAnswerIsAskedAgain(t *testing.T) {
 }
 
 func TestEveryStateOfTheLocalTransactionHasAnEnding(t *testing.T) {
-	for state := notBegun; state <= outcomeUnknown; state++ {
+	for state := notBegun; state <= over; state++ {
 		if _, found := endings[state]; !found {
 			t.Error(state)
 		}
 	}
-	if len(endings) != int(outcomeUnknown)+1 {
+	if len(endings) != int(over)+1 {
 		t.Error(len(endings))
 	}
-	unknown := endings[outcomeUnknown]
-	if unknown.succeeded != sendNothing || unknown.failed != sendNothing {
-		t.Error("an unknown outcome is decided by the check alone")
+	if endings[over].succeeded != sendNothing || endings[over].failed != sendNothing {
+		t.Error("a begin that failed is decided by the check alone")
 	}
 }
 

@@ -3,6 +3,7 @@ package escrowmq
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"regexp"
 	"time"
@@ -32,7 +33,8 @@ const (
 // marker row. Roll the local transaction back.
 var ErrFenced = fmt.Errorf("a check has already rolled this transaction back")
 
-// Execer is what Mark writes with: an *sql.Tx or an *sql.Conn within a transaction.
+// Execer is what Mark writes with: an *sql.Tx, an *sql.Conn within a transaction, or an adapter of
+// the transaction of another library.
 type Execer interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
@@ -63,8 +65,11 @@ func (m *Markers) CreateTable(ctx context.Context, db Execer) error {
 }
 
 // Mark writes the marker row within the producer's own transaction. It returns ErrFenced if a check
-// was faster.
+// was faster. An *sql.DB is refused: the row would commit alone, before the work.
 func (m *Markers) Mark(ctx context.Context, local Execer, transactionID string) error {
+	if _, isPool := local.(*sql.DB); isPool {
+		return errors.New("a marker row needs the transaction, and this is the *sql.DB")
+	}
 	inserted, err := m.insert(ctx, local, transactionID, Commit)
 	if err == nil && !inserted {
 		err = fmt.Errorf("%w: %s", ErrFenced, transactionID)

@@ -10,8 +10,9 @@ import (
 	"escrowmq.dev/go/api"
 )
 
-// An OutcomeUnknownError says that the local transaction may or may not have committed: its COMMIT
-// failed. Nothing was decided at the service; the check asks the database.
+// An OutcomeUnknownError says that the local transaction may or may not have committed: the marker
+// table cannot be read, or the local transaction is still open. Nothing was decided at the service;
+// the check asks the database.
 type OutcomeUnknownError struct {
 	TransactionID string
 	Err           error
@@ -24,6 +25,26 @@ func (e *OutcomeUnknownError) Error() string {
 }
 
 func (e *OutcomeUnknownError) Unwrap() error { return e.Err }
+
+// A NotCommittedError says that the database has no marker row of the transaction, and will have
+// none: the local transaction was rolled back, or never committed. So the messages were discarded.
+type NotCommittedError struct {
+	TransactionID string
+	// Err is the failure of the local COMMIT. It is nil if the function returned nil all the same:
+	// it forgot to commit, or dropped an error.
+	Err error
+}
+
+func (e *NotCommittedError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf(
+			"the local transaction of %s was rolled back: %v", e.TransactionID, e.Err)
+	}
+	return fmt.Sprintf("the local transaction of %s was not committed: its marker row is missing",
+		e.TransactionID)
+}
+
+func (e *NotCommittedError) Unwrap() error { return e.Err }
 
 // A CommitPendingError says that the local transaction has committed, and that the service could
 // not be reached, so that its messages are published after the check. Nothing is lost; do not
@@ -66,11 +87,11 @@ func (e *AlreadyResolvedError) Unwrap() error { return e.Err }
 type localState int
 
 const (
-	notBegun       localState = iota // nothing was sent to the service
-	begun                            // the service holds the messages; the database is the caller's
-	notCommitted                     // Local failed: its marker row, if any, is of another call
-	committed                        // the local transaction has committed
-	outcomeUnknown                   // its COMMIT failed, or another call with the id decides
+	notBegun  localState = iota // nothing was sent to the service
+	begun                       // the service holds the messages; a marker, if any, is the caller's
+	marked                      // a marker row was written, or that was tried
+	committed                   // the local transaction has committed
+	over                        // the begin failed, or found a transaction that was decided
 )
 
 // step is what is done when the function of a transaction has returned.
@@ -86,13 +107,16 @@ const (
 // endings is the whole rule: what is sent, by what is known and by whether the function failed.
 var endings = map[localState]struct{ succeeded, failed step }{
 	notBegun: {sendBoth, sendNothing},
-	// A failure came before or after the local commit: the check finds out.
+	// Without a table of ours, the caller alone knows. A failure came before or after the local
+	// commit: the check finds out.
 	begun: {sendCommit, sendNothing},
-	// Another call with the id may have committed. The marker row says so, or a fence prevents it.
-	notCommitted: {askMarkers, askMarkers},
+	// The row says whether the local transaction has committed, or a fence prevents it from now on:
+	// no return value and no driver has to be trusted.
+	marked: {askMarkers, askMarkers},
 	// The database has it, whatever failed afterwards.
-	committed:      {sendCommit, sendCommit},
-	outcomeUnknown: {sendNothing, sendNothing},
+	committed: {sendCommit, sendCommit},
+	// Without an answer to the begin, another call with the id may decide.
+	over: {sendNothing, sendNothing},
 }
 
 // Tx collects the messages of one transaction. It belongs to one goroutine.
@@ -100,7 +124,7 @@ type Tx struct {
 	client  *Client
 	input   api.BeginInput
 	markers *Markers
-	db      *sql.DB // that of Local
+	db      *sql.DB // that of the markers
 	state   localState
 }
 
@@ -121,29 +145,35 @@ func WithBusinessKey(key string) TxOption { return func(tx *Tx) { tx.input.Busin
 // WithCheck sets when the producer is checked, and what happens if the outcome stays unknown.
 func WithCheck(check api.CheckInput) TxOption { return func(tx *Tx) { tx.input.Check = &check } }
 
-// WithMarkers sets the table of marker rows for [Tx.Mark] and [Tx.Local].
-func WithMarkers(markers *Markers) TxOption { return func(tx *Tx) { tx.markers = markers } }
+// WithMarkers sets the table of marker rows for [Tx.Mark] and [Tx.Local], and the database that has
+// it. The row decides: it is read from there when the function has returned.
+func WithMarkers(markers *Markers, db *sql.DB) TxOption {
+	return func(tx *Tx) { tx.markers, tx.db = markers, db }
+}
 
 // Transaction publishes messages if, and only if, a database transaction commits:
 //
 //	err := client.Transaction(ctx, "shop", func(tx *escrowmq.Tx) error {
 //		tx.Add("orders", escrowmq.JSON(order, escrowmq.Key(order.ID)))
-//		return tx.Local(ctx, db, nil, func(local *sql.Tx) error {
+//		return tx.Local(ctx, nil, func(local *sql.Tx) error {
 //			_, err := local.ExecContext(ctx, "INSERT INTO orders ...")
 //			return err
 //		})
-//	}, escrowmq.WithBusinessKey(order.ID), escrowmq.WithMarkers(markers))
+//	}, escrowmq.WithBusinessKey(order.ID), escrowmq.WithMarkers(markers, db))
 //
 // Local begins the transaction at the service, then runs the local one with a marker row in it.
-// Afterwards the service is sent a commit if the local transaction committed, a rollback if it did
-// not (a fence in the table then prevents that another call with the id commits), and nothing if
-// its COMMIT failed without an answer, or if the database cannot be asked: then, and whenever the
-// process ends before the decision is sent, the service asks a [Checker] or a [CheckHandler] of the
-// producer group, and the marker row is the answer.
+// [Tx.Mark] writes the row within a local transaction of your own. When the function has returned,
+// with an error or without, the row is read: if it is there, the service is sent a commit; if not,
+// a fence in the table prevents that it comes later, and the service is sent a rollback. If the
+// database cannot be asked, and whenever the process ends before the decision is sent, the service
+// asks a [Checker] or a [CheckHandler] of the producer group, and the marker row is the answer.
 //
-// A function that calls neither Local, Mark nor Begin has its messages published when it returns
-// without an error. That protects against nothing: the process may end between the local commit
-// and the begin.
+// With WithMarkers, nil means that the local transaction has committed and the messages are
+// published. A function that returns nil without a commit gets a *[NotCommittedError]. Without
+// WithMarkers, nil means that the function returned nil and the messages are published: after
+// [Tx.Begin] it must return nil only if its own local transaction has committed. If it has called
+// nothing but Add, that protects against nothing: the process may end between the local commit and
+// the begin.
 func (c *Client) Transaction(
 	ctx context.Context, producerGroup string, do func(*Tx) error, options ...TxOption,
 ) error {
@@ -151,6 +181,9 @@ func (c *Client) Transaction(
 	tx := &Tx{client: c, input: api.BeginInput{ProducerGroup: producerGroup, TransactionID: &id}}
 	for _, option := range options {
 		option(tx)
+	}
+	if tx.markers != nil && tx.db == nil {
+		return errors.New("WithMarkers needs the database that has the table")
 	}
 	returned := false
 	defer func() {
@@ -176,9 +209,9 @@ func (tx *Tx) Add(topic string, message Message) {
 }
 
 // Begin stores the messages at the service, where no consumer sees them before the commit, or finds
-// those of an earlier call with the same id. Call it before your database transaction writes a
-// marker of your own, whose id must be unique. The error is an *AlreadyResolvedError if the
-// transaction was decided before.
+// those of an earlier call with the same id. Call it before your database transaction, so that this
+// is not open while the service is asked; Mark or Local follows, or a marker of your own, whose id
+// must be unique. The error is an *AlreadyResolvedError if the transaction was decided before.
 func (tx *Tx) Begin(ctx context.Context) error {
 	if tx.state != notBegun {
 		return errors.New("this transaction has begun already")
@@ -187,7 +220,7 @@ func (tx *Tx) Begin(ctx context.Context) error {
 		return errors.New("this transaction has no message: call Add before Begin, Mark or Local")
 	}
 	// Without an answer, or with transaction_exists, another call may have begun it, and decides.
-	tx.state = outcomeUnknown
+	tx.state = over
 	key := "begin-" + tx.ID() // the begin of an earlier run is found by it
 	answer, err := Check(tx.client.API.BeginTransactionWithResponse(ctx,
 		&api.BeginTransactionParams{IdempotencyKey: &key}, tx.input))
@@ -205,48 +238,54 @@ func (tx *Tx) Begin(ctx context.Context) error {
 	return nil
 }
 
-// Mark begins the transaction at the service and writes its marker row within your database
-// transaction. If it returns an error, roll that back; the check decides.
+// Mark writes the marker row within your database transaction, and begins the transaction at the
+// service first, unless Begin has: then for at most 5 seconds, as your transaction is open meanwhile.
+// If it returns an error, roll your transaction back. After that, Mark may be called again in
+// another one: after a deadlock, for example.
 func (tx *Tx) Mark(ctx context.Context, local Execer) error {
 	if tx.markers == nil {
-		return errors.New("a marker row needs the option WithMarkers")
+		return errNoMarkers
 	}
-	if err := tx.Begin(ctx); err != nil {
+	if tx.state == notBegun {
+		begin, cancel := context.WithTimeout(ctx, beginTimeout)
+		defer cancel()
+		if err := tx.Begin(begin); err != nil {
+			return err
+		}
+	}
+	if err := tx.mayMark(); err != nil {
 		return err
 	}
-	err := tx.markers.Mark(ctx, local, tx.ID())
-	if err != nil {
-		tx.state = outcomeUnknown // another call with the id may have written the row
-	}
-	return err
+	tx.state = marked // also if it fails: another call with the id may have written the row
+	return tx.markers.Mark(ctx, local, tx.ID())
 }
 
-// Local begins the transaction at the service, and runs a database transaction with its marker row.
-// If an earlier call with the same id has committed, the function is not called, and Local returns
-// nil. After an error that is not that of COMMIT, Local may be called again: after a deadlock, for
-// example.
-func (tx *Tx) Local(
-	ctx context.Context, db *sql.DB, options *sql.TxOptions, do func(*sql.Tx) error,
-) error {
+// Local begins the transaction at the service unless Begin has, and runs a database transaction
+// with its marker row. If an earlier call with the same id has committed, the function is not
+// called, and Local returns nil. After an error, Local may be called again: after a deadlock, for
+// example. A *[NotCommittedError] is the exception: its COMMIT failed, and the id is used up.
+func (tx *Tx) Local(ctx context.Context, options *sql.TxOptions, do func(*sql.Tx) error) error {
 	if tx.markers == nil {
-		return errors.New("a marker row needs the option WithMarkers")
+		return errNoMarkers
 	}
-	tx.db = db
-	if tx.state != notCommitted {
+	if tx.state == notBegun {
 		err := tx.Begin(ctx)
 		var resolved *AlreadyResolvedError
 		if errors.As(err, &resolved) && resolved.State == string(api.TransactionStateCommitted) {
 			if outcome, failure := tx.outcome(ctx); outcome == Commit {
 				return nil
 			} else if failure != nil {
-				return failure
+				return &OutcomeUnknownError{tx.ID(), failure}
 			}
 		}
 		if err != nil {
 			return err
 		}
 	}
-	tx.state = notCommitted
+	if err := tx.mayMark(); err != nil {
+		return err
+	}
+	tx.state = marked
 	err := tx.runLocal(ctx, options, do)
 	if errors.Is(err, ErrFenced) {
 		// The row that is there is a check's fence, or the marker of another call with this id.
@@ -256,6 +295,18 @@ func (tx *Tx) Local(
 		}
 	}
 	return err
+}
+
+var errNoMarkers = errors.New("a marker row needs the option WithMarkers")
+
+func (tx *Tx) mayMark() error {
+	switch tx.state {
+	case begun, marked:
+		return nil
+	case committed:
+		return errors.New("the local transaction of " + tx.ID() + " has committed already")
+	}
+	return errors.New("the begin of " + tx.ID() + " has failed")
 }
 
 func (tx *Tx) runLocal(
@@ -272,34 +323,53 @@ func (tx *Tx) runLocal(
 	if err := do(local); err != nil {
 		return err
 	}
-	tx.state = outcomeUnknown
 	if err := local.Commit(); err != nil {
-		return &OutcomeUnknownError{tx.ID(), err}
+		return tx.commitFailed(ctx, err)
 	}
 	tx.state = committed
 	return nil
 }
 
-// outcome asks the database, as a check does.
-func (tx *Tx) outcome(ctx context.Context) (Decision, error) {
-	ctx, cancel := context.WithTimeout(ctx, outcomeTimeout)
-	defer cancel()
-	outcome, err := tx.markers.Outcome(ctx, tx.db, tx.ID())
-	if err != nil {
-		return Unknown, &OutcomeUnknownError{tx.ID(), err}
+// commitFailed finds out what became of a local transaction whose COMMIT failed.
+func (tx *Tx) commitFailed(ctx context.Context, failure error) error {
+	if cause := ctx.Err(); cause != nil && !errors.Is(failure, cause) {
+		failure = fmt.Errorf("%w: %w", failure, cause) // sql.ErrTxDone, for example
 	}
-	return outcome, nil
+	outcome, err := tx.outcome(ctx)
+	switch outcome {
+	case Commit:
+		tx.state = committed
+		return nil
+	case Rollback:
+		return &NotCommittedError{tx.ID(), failure}
+	}
+	return &OutcomeUnknownError{tx.ID(), errors.Join(failure, err)}
+}
+
+// outcome asks the database, as a check does, also if the context of the call has ended.
+func (tx *Tx) outcome(ctx context.Context) (Decision, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
+	defer cancel()
+	return tx.markers.Outcome(ctx, tx.db, tx.ID())
 }
 
 // end sends the decision. It is sent also if the context of the call has ended: the service waits
 // for it.
 func (tx *Tx) end(ctx context.Context, failure error) error {
+	if tx.state == notBegun && len(tx.input.Messages) == 0 {
+		return failure
+	}
 	ending := endings[tx.state].succeeded
 	if failure != nil {
 		ending = endings[tx.state].failed
 	}
-	if ending == sendBoth && len(tx.input.Messages) == 0 {
-		ending = sendNothing
+	if failure == nil && tx.markers != nil {
+		switch tx.state {
+		case notBegun:
+			return fmt.Errorf("transaction %s has markers: call Local or Mark", tx.ID())
+		case begun:
+			ending = askMarkers
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decisionTimeout)
 	defer cancel()
@@ -312,17 +382,32 @@ func (tx *Tx) end(ctx context.Context, failure error) error {
 	case sendCommit:
 		return joined(failure, tx.commit(ctx))
 	case askMarkers:
-		outcome, err := tx.outcome(ctx)
-		switch outcome {
-		case Commit:
-			err = tx.commit(ctx)
-		case Rollback:
-			// If it fails, the check rolls back.
-			_, _ = tx.client.API.RollbackTransactionWithResponse(ctx, tx.ID(), api.RollbackInput{})
-		}
-		return joined(failure, err)
+		return tx.settle(ctx, failure)
 	}
 	return failure
+}
+
+// settle sends what the marker table says.
+func (tx *Tx) settle(ctx context.Context, failure error) error {
+	outcome, err := tx.outcome(ctx)
+	switch outcome {
+	case Commit:
+		if errors.Is(failure, ErrFenced) { // by the row of another call with this id
+			failure = &AlreadyResolvedError{tx.ID(), string(api.TransactionStateCommitted), nil}
+		}
+		return joined(failure, tx.commit(ctx))
+	case Rollback:
+		// If it fails, the check rolls back.
+		_, _ = tx.client.API.RollbackTransactionWithResponse(ctx, tx.ID(), api.RollbackInput{})
+		if failure == nil {
+			failure = &NotCommittedError{tx.ID(), nil}
+		}
+		return failure
+	}
+	if unknown := (*OutcomeUnknownError)(nil); errors.As(failure, &unknown) {
+		return failure // it says so already
+	}
+	return joined(failure, &OutcomeUnknownError{tx.ID(), err})
 }
 
 // unlessCommitted returns nil for messages that an earlier call with the same id has published.
@@ -343,6 +428,9 @@ func joined(failure, further error) error {
 	}
 	return errors.Join(failure, further)
 }
+
+// beginTimeout is how long the begin may take while the caller's local transaction is open.
+var beginTimeout = 5 * time.Second
 
 // outcomeTimeout is how long the database may take to say whether the local transaction has
 // committed, before that is left to a check.

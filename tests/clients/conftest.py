@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.support import mysql
 from tests.support.server import Server
 
 KEY = "a-key"
@@ -15,6 +16,16 @@ _figures: list[str] = []
 def server(tmp_path) -> Iterator[Server]:
     """A service with the topic and the group that live programs use; it wants a key."""
     with Server(tmp_path / "data", environment={"ESCROWMQ_API_KEYS": f'["{KEY}"]'}) as running:
+        yield running
+
+
+@pytest.fixture
+def mariadb() -> Iterator[mysql.MySql | None]:
+    """A MariaDB server, where the machine has one."""
+    if not mysql.is_installed():
+        yield None
+        return
+    with mysql.MySql() as running:
         yield running
 
 

@@ -22,29 +22,48 @@ SNIPPET = """package main
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"net/http"
+	"os"
+	"time"
 
 	"escrowmq.dev/go"
+	"escrowmq.dev/go/api"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"gorm.io/gorm"
 )
 
 type Order struct{{ ID string }}
 
 var (
+	_          api.Topic
+	_          driver.RowsAffected
 	_          = errors.As
 	_          = fmt.Println
+	_          = http.Handle
+	_          = os.Getenv
+	_          pgx.Tx
+	_          *pgxpool.Pool
+	_          = time.Second
+	_          *gorm.DB
 	insert     func(*sql.Tx, Order) error
 	isDeadlock func(error) bool
 )
 
+{functions}
+
 func use(...any) {{}}
 
 func snippet(
-	ctx context.Context, client *escrowmq.Client, worker *escrowmq.Worker,
-	db *sql.DB, markers *escrowmq.Markers, order Order,
-) {{
+	ctx context.Context, url string, client *escrowmq.Client, worker *escrowmq.Worker,
+	db *sql.DB, orm *gorm.DB, markers *escrowmq.Markers, order Order,
+) error {{
 {body}
 	{end}
+	return nil
 }}
 
 func main() {{}}
@@ -87,7 +106,9 @@ def test_the_go_client_is_formatted_vetted_and_passes_its_own_tests(module):
     module.run("test", "go", "test", "./...", warnings=True)
 
 
-def test_the_go_client_passes_its_tests_against_a_service_and_databases(live, server, postgresql):
+def test_the_go_client_passes_its_tests_against_a_service_and_databases(
+    live, server, postgresql, mariadb
+):
     database = make_url(postgresql.new_database())
     environment = {
         "ESCROWMQ_URL": server.url,
@@ -95,13 +116,16 @@ def test_the_go_client_passes_its_tests_against_a_service_and_databases(live, se
         "ESCROWMQ_TEST_POSTGRESQL": f"host={database.query['host']} port=5432 "
         f"user=escrowmq dbname={database.database}",
     }
+    if mariadb is not None:
+        address = f"root@unix({mariadb.socket})/{mariadb.new_database()}"
+        environment["ESCROWMQ_TEST_MYSQL"] = address
 
     live.run("vet", "go", "vet", "./...", warnings=True)
     live.run("live", "go", "test", "-count=1", "./...", environment=environment, warnings=True)
 
 
-def test_the_go_program_of_the_page_publishes_an_order_and_handles_it(live, server):
-    (program,) = re.findall(r"```go\n(package main\n.*?)```", PAGE, re.DOTALL)
+def test_the_go_program_of_the_readme_publishes_an_order_and_handles_it(live, server):
+    (program,) = re.findall(r"```go\n(package main\n.*?)```", README, re.DOTALL)
     address = '"http://127.0.0.1:8080"'
     assert address in program
     ours = program.replace(address, f'"{server.url}", escrowmq.WithAPIKey("{KEY}")')
@@ -120,12 +144,17 @@ def test_the_go_program_of_the_page_publishes_an_order_and_handles_it(live, serv
 def test_the_go_snippets_of_the_pages_compile(live):
     snippets = re.findall(r"```go\n(.*?)```", PAGE + README, re.DOTALL)
     bodies = [snippet for snippet in snippets if not snippet.startswith("package main\n")]
-    assert len(bodies) == 3
+    assert len(bodies) == 10
     for number, body in enumerate(bodies):
         folder = live.folder / f"snippet{number}"
         folder.mkdir(exist_ok=True)
-        # An error that the reader handles is declared at the end of some.
-        end = "use(err)" if body.startswith("err := ") else ""
-        (folder / "main.go").write_text(SNIPPET.format(body=body, end=end), "utf-8")
+        if re.search("^func ", body, re.MULTILINE):
+            filled = SNIPPET.format(functions=body, body="", end="")
+        else:
+            # What the reader goes on with is declared at the end of some.
+            used = re.match(r"(\w+), err := .*\n(?!if err)|err := ", body)
+            end = "" if used is None else f"use({used[1] or 'err'}, err)"
+            filled = SNIPPET.format(functions="", body=body, end=end)
+        (folder / "main.go").write_text(filled, "utf-8")
 
         live.run("snippet", "go", "vet", f"./snippet{number}", warnings=True)

@@ -16,7 +16,6 @@ from sqlalchemy import URL, make_url
 from tests.clients import typescript
 from tests.clients.conftest import KEY, owner
 from tests.clients.workplace import ROOT, Workplace, selected, skip_without
-from tests.support import mysql
 from tests.support.server import Server
 
 pytestmark = [
@@ -80,19 +79,17 @@ def server(tmp_path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def databases(postgresql, tmp_path) -> Iterator[dict[str, str]]:
+def databases(postgresql, mariadb, tmp_path) -> dict[str, str]:
     """The environment in which the live tests find their databases."""
     found = {
         "DATABASES": "sqlite postgresql",
         "SQLITE_PATH": str(tmp_path / "shop.db"),
         **as_environment(make_url(postgresql.new_database())),
     }
-    if not mysql.is_installed():
-        yield found
-        return
-    with mysql.MySql() as server:
-        found |= {"MYSQL_SOCKET": server.socket, "MYSQL_DATABASE": server.new_database()}
-        yield found | {"DATABASES": "sqlite postgresql mysql"}
+    if mariadb is not None:
+        found["DATABASES"] += " mysql"
+        found |= {"MYSQL_SOCKET": mariadb.socket, "MYSQL_DATABASE": mariadb.new_database()}
+    return found
 
 
 @pytest.fixture(scope="module")

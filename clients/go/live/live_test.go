@@ -5,6 +5,7 @@ package live
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net/http/httptest"
@@ -17,7 +18,12 @@ import (
 	"escrowmq.dev/go"
 	"escrowmq.dev/go/api"
 	_ "github.com/go-sql-driver/mysql"
-	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+	gormlog "gorm.io/gorm/logger"
 	_ "modernc.org/sqlite"
 )
 
@@ -67,11 +73,11 @@ func TestMessagesArePublishedIfAndOnlyIfTheLocalTransactionCommitted(t *testing.
 		order := func(id string, failure error) error {
 			return client.Transaction(ctx, unique("shop"), func(tx *escrowmq.Tx) error {
 				tx.Add(topic, escrowmq.JSON(map[string]string{"id": id}, escrowmq.Key(id)))
-				return tx.Local(ctx, on.db, nil, func(local *sql.Tx) error {
+				return tx.Local(ctx, nil, func(local *sql.Tx) error {
 					_, err := local.Exec("INSERT INTO orders VALUES ('" + id + "')")
 					return errors.Join(err, failure)
 				})
-			}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers))
+			}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers, on.db))
 		}
 		paid, refused, away := unique("paid"), unique("refused"), errors.New("no money")
 
@@ -87,7 +93,7 @@ func TestMessagesArePublishedIfAndOnlyIfTheLocalTransactionCommitted(t *testing.
 	})
 }
 
-func TestACommitOfTheDatabaseThatFailsIsLeftToTheCheck(t *testing.T) {
+func TestACommitOfTheDatabaseThatFailsIsDecidedByTheMarkerRow(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, on database) {
 		if on.markers.Dialect == escrowmq.MySQL {
 			t.Skip("has no deferred constraint")
@@ -95,25 +101,159 @@ func TestACommitOfTheDatabaseThatFailsIsLeftToTheCheck(t *testing.T) {
 		client, id := service(t), unique("order")
 		topic := newTopic(t, client)
 		items := unique("items")
-		on.db.SetMaxOpenConns(1) // the check uses the connection of the COMMIT that failed
+		on.db.SetMaxOpenConns(1) // the row is read by the connection of the COMMIT that failed
 		_, err := on.db.Exec("CREATE TABLE " + items +
 			" (id VARCHAR(100) REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED)")
 		check(t, err)
 
 		err = client.Transaction(ctx, "shop", func(tx *escrowmq.Tx) error {
 			tx.Add(topic, escrowmq.Text("x"))
-			return tx.Local(ctx, on.db, nil, func(local *sql.Tx) error {
+			return tx.Local(ctx, nil, func(local *sql.Tx) error {
 				_, err := local.Exec("INSERT INTO " + items + " VALUES ('no such order')")
 				return err
 			})
-		}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers))
+		}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers, on.db))
 
-		var unknown *escrowmq.OutcomeUnknownError
-		if !errors.As(err, &unknown) {
+		isNotCommitted(t, err)
+		expect(t, state(t, client, id), "rolled_back")
+		expect(t, outcome(t, on, id), escrowmq.Rollback)
+	})
+}
+
+func isNotCommitted(t *testing.T, err error) {
+	t.Helper()
+	var notCommitted *escrowmq.NotCommittedError
+	var unknown *escrowmq.OutcomeUnknownError
+	if !errors.As(err, &notCommitted) || errors.As(err, &unknown) {
+		t.Fatal(err)
+	}
+}
+
+func TestAContextThatEndsBeforeTheCommitIsACertainRollback(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order := place(t, on)
+		request, cancel := context.WithCancel(ctx)
+
+		err := order.call(func(tx *escrowmq.Tx) error {
+			return tx.Local(request, nil, func(local *sql.Tx) error {
+				_, err := local.Exec("INSERT INTO orders VALUES ('" + order.id + "')")
+				cancel()
+				return err
+			})
+		})
+
+		isNotCommitted(t, err)
+		if !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		expect(t, state(t, client, id), "prepared")
-		expect(t, outcome(t, on, id), escrowmq.Rollback)
+		expect(t, state(t, order.client, order.id), "rolled_back")
+		expect(t, rows(t, on, order.id), 0)
+	})
+}
+
+func TestAFunctionThatForgetsItsCommitIsAnErrorAndPublishesNothing(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		on.db.SetMaxOpenConns(1) // the row is read by the connection of the local transaction
+		order := place(t, on)
+
+		err := order.marked(func(*sql.Tx) error { return nil })
+
+		isNotCommitted(t, err)
+		expect(t, state(t, order.client, order.id), "rolled_back")
+		expect(t, rows(t, on, order.id), 0)
+	})
+}
+
+func TestAFailureAfterTheMarkIsDecidedAtOnceByTheRow(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		before, after, away := place(t, on), place(t, on), errors.New("away")
+		failures := []error{
+			before.marked(func(*sql.Tx) error { return away }),
+			after.marked(func(local *sql.Tx) error { return errors.Join(local.Commit(), away) }),
+		}
+
+		for _, err := range failures {
+			if !errors.Is(err, away) {
+				t.Fatal(err)
+			}
+		}
+		expect(t, state(t, before.client, before.id), "rolled_back")
+		after.isPlacedOnce()
+	})
+}
+
+func TestAPanicAfterTheMarkIsDecidedAtOnceByTheRow(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order := place(t, on)
+
+		func() {
+			defer func() { _ = recover() }()
+			_ = order.marked(func(*sql.Tx) error { panic("a bug") })
+		}()
+
+		expect(t, state(t, order.client, order.id), "rolled_back")
+	})
+}
+
+func TestABeginComesBeforeTheLocalTransaction(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		for _, isLocal := range []bool{false, true} {
+			order := place(t, on)
+			insert := func(local *sql.Tx) error {
+				_, err := local.Exec("INSERT INTO orders VALUES ('" + order.id + "')")
+				return err
+			}
+			check(t, order.call(func(tx *escrowmq.Tx) error {
+				check(t, tx.Begin(ctx))
+				expect(t, state(t, order.client, order.id), "prepared")
+				if isLocal {
+					return tx.Local(ctx, nil, insert)
+				}
+				local, err := on.db.BeginTx(ctx, nil)
+				check(t, err)
+				check(t, tx.Mark(ctx, local))
+				return errors.Join(insert(local), local.Commit())
+			}))
+			order.isPlacedOnce()
+		}
+	})
+}
+
+func TestAMarkCanBeTriedAgainWithinItsTransaction(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order := place(t, on)
+		check(t, order.call(func(tx *escrowmq.Tx) error {
+			for _, commits := range []bool{false, true} {
+				local, err := on.db.BeginTx(ctx, nil)
+				check(t, err)
+				check(t, tx.Mark(ctx, local))
+				if !commits {
+					check(t, local.Rollback()) // a deadlock
+					continue
+				}
+				_, err = local.Exec("INSERT INTO orders VALUES ('" + order.id + "')")
+				check(t, err)
+				check(t, local.Commit())
+			}
+			return nil
+		}))
+		order.isPlacedOnce()
+	})
+}
+
+func TestAMarkOfWorkThatAnotherCallHasCommittedSaysSo(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order := place(t, on)
+		order.died(true)
+
+		err := order.marked(func(*sql.Tx) error { return never() })
+
+		var resolved *escrowmq.AlreadyResolvedError
+		if !errors.As(err, &resolved) || resolved.State != "committed" || resolved.Err != nil ||
+			errors.Is(err, escrowmq.ErrFenced) {
+			t.Fatal(err)
+		}
+		order.isPlacedOnce()
 	})
 }
 
@@ -158,13 +298,13 @@ func (p placing) call(do func(*escrowmq.Tx) error) error {
 	return p.client.Transaction(ctx, "shop", func(tx *escrowmq.Tx) error {
 		tx.Add(p.topic, escrowmq.Text("x"))
 		return do(tx)
-	}, escrowmq.WithID(p.id), escrowmq.WithMarkers(p.on.markers))
+	}, escrowmq.WithID(p.id), escrowmq.WithMarkers(p.on.markers, p.on.db))
 }
 
 // local places the order; `before` comes first, within the local transaction.
 func (p placing) local(before func() error) error {
 	return p.call(func(tx *escrowmq.Tx) error {
-		return tx.Local(ctx, p.on.db, nil, func(local *sql.Tx) error {
+		return tx.Local(ctx, nil, func(local *sql.Tx) error {
 			if err := before(); err != nil {
 				return err
 			}
@@ -174,15 +314,33 @@ func (p placing) local(before func() error) error {
 	})
 }
 
-// died is the end of a process that has begun, and has committed locally or not.
+// marked places the order in a local transaction of its own, whose end is the caller's.
+func (p placing) marked(end func(*sql.Tx) error) error {
+	return p.call(func(tx *escrowmq.Tx) error {
+		local, err := p.on.db.BeginTx(ctx, nil)
+		check(p.t, err)
+		defer func() { _ = local.Rollback() }()
+		if err := tx.Mark(ctx, local); err != nil {
+			return err
+		}
+		if _, err := local.Exec("INSERT INTO orders VALUES ('" + p.id + "')"); err != nil {
+			return err
+		}
+		return end(local)
+	})
+}
+
+// died is the end of a process that has begun, and has committed locally or not. It sends nothing
+// more: here, as it cannot read the marker row.
 func (p placing) died(commits bool) {
 	p.t.Helper()
-	died := errors.New("died")
+	died, db := errors.New("died"), p.on.db
+	p.on.db = closed(p.t)
 	err := p.call(func(tx *escrowmq.Tx) error {
 		if !commits {
 			return errors.Join(tx.Begin(ctx), died)
 		}
-		local, err := p.on.db.BeginTx(ctx, nil)
+		local, err := db.BeginTx(ctx, nil)
 		check(p.t, err)
 		check(p.t, tx.Mark(ctx, local))
 		_, err = local.Exec("INSERT INTO orders VALUES ('" + p.id + "')")
@@ -246,7 +404,7 @@ func TestALocalTransactionCanBeTriedAgainWithinItsTransaction(t *testing.T) {
 		err := order.call(func(tx *escrowmq.Tx) error {
 			var err error
 			for range 3 {
-				err = tx.Local(ctx, on.db, nil, func(local *sql.Tx) error {
+				err = tx.Local(ctx, nil, func(local *sql.Tx) error {
 					tries++
 					if tries < 3 {
 						return errors.New("deadlock detected")
@@ -299,10 +457,7 @@ func TestTwoCallsWithOneIDAtOncePlaceItOnce(t *testing.T) {
 func TestACallWhoseDatabaseCannotBeAskedLeavesTheTransactionToAnother(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, on database) {
 		order, away := place(t, on), on
-		closed, err := sql.Open("sqlite", "file::memory:")
-		check(t, err)
-		check(t, closed.Close())
-		away.db = closed
+		away.db = closed(t)
 
 		check(t, order.local(func() error {
 			other := order
@@ -426,8 +581,8 @@ func TestACheckThatComesFirstFencesASlowProducer(t *testing.T) {
 			tx.Add(topic, escrowmq.Text("x"))
 			expect(t, outcome(t, on, id), escrowmq.Rollback)
 			never := func(*sql.Tx) error { return errors.New("never called") }
-			return tx.Local(ctx, on.db, nil, never)
-		}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers))
+			return tx.Local(ctx, nil, never)
+		}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers, on.db))
 
 		if !errors.Is(err, escrowmq.ErrFenced) {
 			t.Fatal(err)
@@ -479,7 +634,7 @@ func TestACheckerDecidesWhatTheProducerLeftOpen(t *testing.T) {
 					check(t, local.Rollback())
 				}
 				return died
-			}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers),
+			}, escrowmq.WithID(id), escrowmq.WithMarkers(on.markers, closed(t)),
 				escrowmq.WithCheck(api.CheckInput{FirstAfterMs: &first}))
 			if !errors.Is(err, died) {
 				t.Fatal(err)
@@ -677,6 +832,80 @@ func TestMessagesThatNoHandlerHasBegunKeepTheirLastAttempt(t *testing.T) {
 	}
 }
 
+// pgxTx is the adapter of the README, for a transaction of pgx itself.
+type pgxTx struct{ pgx.Tx }
+
+func (t pgxTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	tag, err := t.Exec(ctx, query, args...)
+	return driver.RowsAffected(tag.RowsAffected()), err
+}
+
+func TestATransactionOfPgxItselfIsMarkedAndItsRowDecides(t *testing.T) {
+	address := os.Getenv("ESCROWMQ_TEST_POSTGRESQL")
+	if address == "" {
+		t.Skip("no server")
+	}
+	pool, err := pgxpool.New(ctx, address)
+	check(t, err)
+	defer pool.Close()
+	db := stdlib.OpenDBFromPool(pool)
+	defer func() { _ = db.Close() }()
+	markers := &escrowmq.Markers{Dialect: escrowmq.PostgreSQL, Table: unique("markers")}
+	check(t, markers.CreateTable(ctx, db))
+	order := place(t, database{db, markers})
+
+	check(t, order.call(func(tx *escrowmq.Tx) error {
+		return pgx.BeginFunc(ctx, pool, func(local pgx.Tx) error {
+			return tx.Mark(ctx, pgxTx{local})
+		})
+	}))
+	expect(t, state(t, order.client, order.id), "committed")
+
+	order = place(t, database{db, markers})
+	err = order.call(func(tx *escrowmq.Tx) error {
+		local, err := pool.Begin(ctx)
+		check(t, err)
+		check(t, tx.Mark(ctx, pgxTx{local}))
+		_, _ = local.Exec(ctx, "SELECT 1 / 0")
+		if err := local.Commit(ctx); !errors.Is(err, pgx.ErrTxCommitRollback) {
+			t.Fatal(err)
+		}
+		return nil // the error of the COMMIT is dropped
+	})
+	isNotCommitted(t, err)
+	expect(t, state(t, order.client, order.id), "rolled_back")
+}
+
+func TestATransactionOfGormIsMarkedAndItsRowDecides(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		if on.markers.Dialect != escrowmq.PostgreSQL {
+			t.Skip("is enough on one")
+		}
+		orm, err := gorm.Open(postgres.New(postgres.Config{Conn: on.db}),
+			&gorm.Config{PrepareStmt: true, Logger: gormlog.Discard})
+		check(t, err)
+		for _, failure := range []error{nil, errors.New("no money")} {
+			order := place(t, on)
+			err := order.call(func(tx *escrowmq.Tx) error {
+				return orm.WithContext(ctx).Transaction(func(local *gorm.DB) error {
+					check(t, tx.Mark(ctx, local.Statement.ConnPool))
+					return errors.Join(
+						local.Exec("INSERT INTO orders VALUES (?)", order.id).Error, failure)
+				})
+			})
+			if failure == nil {
+				check(t, err)
+				order.isPlacedOnce()
+				continue
+			}
+			if !errors.Is(err, failure) {
+				t.Fatal(err)
+			}
+			expect(t, state(t, order.client, order.id), "rolled_back")
+		}
+	})
+}
+
 func TestAWorkerOfAGroupThatDoesNotExistSaysSo(t *testing.T) {
 	worker := &escrowmq.Worker{Client: service(t), Group: unique("nowhere")}
 
@@ -715,6 +944,15 @@ func consume(t *testing.T, client *escrowmq.Client, group, topic string, input a
 	if made.JSON2XX == nil {
 		t.Fatal(string(made.Body))
 	}
+}
+
+// closed is a database that cannot be asked.
+func closed(t *testing.T) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("sqlite", "file::memory:")
+	check(t, err)
+	check(t, db.Close())
+	return db
 }
 
 func state(t *testing.T, client *escrowmq.Client, id string) string {
