@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"time"
 
 	"escrowmq.dev/go/api"
@@ -28,10 +29,15 @@ type Checker struct {
 	Log *slog.Logger
 }
 
-// Run answers checks until the context ends, and returns its error. A failure of the service is
+// Run answers checks until the context ends, and returns nil then. A failure of the service is
 // logged and tried again.
 func (c *Checker) Run(ctx context.Context) error {
 	watching := &outage{log: logger(c.Log).With("producer_group", c.ProducerGroup)}
+	if watching.repeat(ctx, c.find) != nil && ctx.Err() == nil {
+		// The first receive creates a group, so a wrong name would go unnoticed.
+		watching.log.Warn("the producer group does not exist: " +
+			"no producer has used it yet, or its name is wrong")
+	}
 	for ctx.Err() == nil {
 		var checks []api.Check
 		err := watching.repeat(ctx, func(ctx context.Context) (err error) {
@@ -51,7 +57,17 @@ func (c *Checker) Run(ctx context.Context) error {
 			_ = sleep(ctx, time.Second)
 		}
 	}
-	return ctx.Err()
+	return nil
+}
+
+// find returns an error if the producer group does not exist.
+func (c *Checker) find(ctx context.Context) error {
+	_, err := Check(c.Client.API.GetProducerGroupWithResponse(ctx, c.ProducerGroup))
+	var problem *ProblemError
+	if errors.As(err, &problem) && !problem.Retryable && problem.Status != http.StatusNotFound {
+		return nil // the receive will say so
+	}
+	return err
 }
 
 // RunOnce waits for checks, answers them, and returns their number. The error is a *RefusedError if
@@ -84,7 +100,7 @@ func (c *Checker) answer(ctx context.Context, checks []api.Check) (int, error) {
 	}
 	input := api.AnswersInput{}
 	for _, check := range checks {
-		decision, evidence := ask(ctx, c.Answer, check.TransactionID, c.Timeout)
+		decision, evidence := c.ask(ctx, check.TransactionID)
 		input.Answers = append(input.Answers, api.AnswerInput{
 			CheckID: check.CheckID, Decision: api.CheckDecision(decision), Evidence: evidence,
 		})
@@ -144,25 +160,23 @@ func CheckHandler(
 	})
 }
 
-// ask calls Answer. A panic and an error become Unknown, with the error as evidence.
-func ask(
-	ctx context.Context, answer func(context.Context, string) (Decision, error),
-	transactionID string, timeout time.Duration,
+// ask calls Answer. A panic and an error are logged and become Unknown, with the error as evidence.
+func (c *Checker) ask(
+	ctx context.Context, transactionID string,
 ) (decision Decision, evidence *api.Texts) {
-	if timeout == 0 {
-		timeout = 10 * time.Second
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, orDefault(c.Timeout, 10*time.Second))
 	defer cancel()
-	unknown := func(reason string) (Decision, *api.Texts) {
+	unknown := func(reason string, details ...any) (Decision, *api.Texts) {
+		details = append(details, "transaction_id", transactionID, "error", reason)
+		logger(c.Log).Warn("a check is answered unknown", details...)
 		return Unknown, &api.Texts{"error": shortened(reason)}
 	}
 	defer func() {
 		if failure := recover(); failure != nil {
-			decision, evidence = unknown(fmt.Sprint(failure))
+			decision, evidence = unknown(fmt.Sprint(failure), "stack", string(debug.Stack()))
 		}
 	}()
-	decision, err := answer(ctx, transactionID)
+	decision, err := c.Answer(ctx, transactionID)
 	if err != nil {
 		return unknown(err.Error())
 	}

@@ -234,6 +234,7 @@ func TestACheckIsOneErrorForAnAnswerARefusalAndAnEntry(t *testing.T) {
 func TestACheckThatWasAnsweredMeanwhileIsNoError(t *testing.T) {
 	running, stop := context.WithCancel(ctx)
 	server := answers(t,
+		answer{200, `{"producer_group":"shop"}`},
 		answer{200, `{"checks":[{"check_id":"c","transaction_id":"t"}]}`},
 		answer{207, `{"accepted":0,"rejected":1,"results":[{"status":409,"check_id":"c",
 			"problem":{"code":"check_not_open","status":409}}]}`},
@@ -252,6 +253,33 @@ func TestACheckThatWasAnsweredMeanwhileIsNoError(t *testing.T) {
 	if !strings.Contains(log, "level=INFO msg=\"an answer to a check came too late") ||
 		strings.Count(log, "level=ERROR") != 1 { // the third answer alone
 		t.Error(log)
+	}
+}
+
+func TestACheckerWarnsOfAProducerGroupThatDoesNotExist(t *testing.T) {
+	running, stop := context.WithCancel(ctx)
+	server := answers(t,
+		answer{404, `{"code":"producer_group_not_found","status":404}`},
+		answer{200, `{"checks":[{"check_id":"c","transaction_id":"t"}]}`},
+		answer{200, `{"accepted":1,"rejected":0,"results":[]}`},
+		answer{404, `{"code":"brand_new","status":404}`})
+	log, logger := newLog()
+	ended := make(chan error)
+	checker := &Checker{Client: newClient(t, server.URL), ProducerGroup: "shpo", Log: logger,
+		Answer: func(context.Context, string) (Decision, error) { panic("a bug") }}
+	go func() { ended <- checker.Run(running) }()
+
+	first, second := log.next(t), log.next(t)
+	stop()
+
+	if err := <-ended; err != nil {
+		t.Error("a clean stop:", err)
+	}
+	if !strings.Contains(first, `does not exist`) || !strings.Contains(first, `=shpo`) {
+		t.Error(first)
+	}
+	if !strings.Contains(second, `error="a bug"`) || !strings.Contains(second, "client_test.go") {
+		t.Error(second)
 	}
 }
 
@@ -290,7 +318,9 @@ func comesBack(t *testing.T, away int, received string) (url string, bodies chan
 			bodies <- string(body)
 		}
 		w.Header().Set("Content-Type", "application/json")
-		if away--; away >= 0 {
+		if strings.HasPrefix(r.URL.Path, "/v1/producer-groups/") && r.Method == http.MethodGet {
+			_, _ = io.WriteString(w, `{"producer_group":"shop"}`)
+		} else if away--; away >= 0 {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		} else if r.Method == http.MethodGet {
 			_, _ = io.WriteString(w, `{"group":"billing","ordered":false}`)
@@ -353,7 +383,7 @@ func TestACheckerLogsAnOutageAtItsFirstFailedTryAndItsEnd(t *testing.T) {
 	waits := <-bodies
 
 	stop()
-	if err := <-ended; !errors.Is(err, context.Canceled) || len(log.written) != 0 {
+	if err := <-ended; err != nil || len(log.written) != 0 {
 		t.Error(err, len(log.written), "more lines")
 	}
 	if !strings.Contains(first, "the service cannot be reached") ||

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,8 @@ import (
 // ErrLeaseLost is the cause of a handler's context (context.Cause) when its lease has ended:
 // another consumer may have the message now.
 var ErrLeaseLost = errors.New("the lease of this message has ended")
+
+var errMaxLease = fmt.Errorf("%w: it was held for MaxLease", ErrLeaseLost)
 
 // ErrStopped is the cause of a handler's context when the worker's Shutdown time is over.
 var ErrStopped = errors.New("the worker stops")
@@ -156,6 +159,21 @@ func (w *Worker) Run(ctx context.Context) error {
 	return failure
 }
 
+// RunUntilIdle handles the messages that are available now, one after another, and returns their
+// number: for tests and scheduled jobs. It returns when a receive without a wait finds none. A
+// message that is rejected counts each time that it comes.
+func (w *Worker) RunUntilIdle(ctx context.Context) (int, error) {
+	for handled := 0; ; handled++ {
+		list, err := w.receiveOnce(ctx, randomID(), 1, 0)
+		if err != nil || len(list.Messages) == 0 {
+			return handled, err
+		}
+		message := list.Messages[0]
+		lease := message.LeaseExpiresAt.Sub(list.ServerTime)
+		w.handleLine(ctx, []Delivery{{message}}, lease, func() {})
+	}
+}
+
 // receive leases messages for free handlers and starts them, until the context ends.
 func (w *Worker) receive(
 	ctx context.Context, start func([]Delivery, time.Duration), free chan struct{},
@@ -179,7 +197,7 @@ func (w *Worker) receive(
 		}
 		var list *api.ReceivedMessages
 		err := w.outage.repeat(ctx, func(ctx context.Context) (err error) {
-			list, err = w.receiveOnce(ctx, attempt, wanted)
+			list, err = w.receiveOnce(ctx, attempt, wanted, w.outage.patience())
 			return err
 		})
 		got := 0
@@ -207,10 +225,10 @@ func (w *Worker) receive(
 }
 
 func (w *Worker) receiveOnce(
-	ctx context.Context, attempt string, wanted int,
+	ctx context.Context, attempt string, wanted int, patience time.Duration,
 ) (*api.ReceivedMessages, error) {
 	input := api.ReceiveInput{AttemptID: &attempt}
-	most, wait := int32(min(wanted, 1000)), w.outage.patience().Milliseconds()
+	most, wait := int32(min(wanted, 1000)), patience.Milliseconds()
 	input.MaxMessages, input.WaitMs = &most, &wait
 	if w.Name != "" {
 		input.Worker = &w.Name
@@ -285,7 +303,13 @@ func (w *Worker) hold(
 		expires := started.Add(lease)
 		for sleep(extending, lease/3) == nil {
 			now := time.Now()
-			if now.Sub(started) > orDefault(w.MaxLease, time.Hour) || now.After(expires) {
+			if longest := orDefault(w.MaxLease, time.Hour); now.Sub(started) > longest {
+				logger(w.Log).Error("a handler took longer than MaxLease: its lease ends",
+					"group", w.Group, "message_id", delivery.MessageID, "max_lease", longest)
+				cancel(errMaxLease)
+				return
+			}
+			if now.After(expires) {
 				cancel(ErrLeaseLost)
 				return
 			}
@@ -322,7 +346,7 @@ func (w *Worker) call(ctx, handlers context.Context, delivery Delivery) error {
 	go func() {
 		defer func() {
 			if failure := recover(); failure != nil {
-				returned <- fmt.Errorf("panic: %v", failure)
+				returned <- &panicked{failure, debug.Stack()}
 			}
 		}()
 		returned <- w.Handle(ctx, delivery)
@@ -340,12 +364,22 @@ func (w *Worker) call(ctx, handlers context.Context, delivery Delivery) error {
 	}
 }
 
+// A panicked is the panic of a function of the caller.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
 // settle acknowledges or rejects a message, and reports whether it will be delivered again.
 func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 	log := logger(w.Log).With("group", w.Group, "message_id", delivery.MessageID)
 	if errors.Is(cause, ErrLeaseLost) {
 		w.lost.Add(1)
-		log.Error("the lease of a message was lost while it was handled")
+		if !errors.Is(cause, errMaxLease) { // which was logged when it was reached
+			log.Error("the lease of a message was lost while it was handled")
+		}
 		return true
 	}
 	ctx, cancel := context.WithTimeout(w.outage.watch(context.Background()), decisionTimeout)
@@ -365,7 +399,11 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 	case reason != nil:
 		err = w.nack(ctx, delivery, *reason)
 	default:
-		log.Warn("a message was rejected", "error", outcome, "attempt", delivery.Attempt)
+		details := []any{"error", outcome, "attempt", delivery.Attempt}
+		if bug := (*panicked)(nil); errors.As(outcome, &bug) {
+			details = append(details, "stack", string(bug.stack))
+		}
+		log.Warn("a message was rejected", details...)
 		err = w.nack(ctx, delivery, rejected{reason: outcome.Error()})
 	}
 	switch {
@@ -387,6 +425,9 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		w.deadLetters.Add(1)
 	default:
 		w.rejections.Add(1)
+		if errors.Is(cause, ErrStopped) {
+			log.Info("a message was given back at the stop", "attempt", delivery.Attempt)
+		}
 	}
 	return rejects
 }

@@ -63,7 +63,6 @@ func snippet(
 ) error {{
 {body}
 	{end}
-	return nil
 }}
 
 func main() {{}}
@@ -144,16 +143,17 @@ def test_the_go_program_of_the_readme_publishes_an_order_and_handles_it(live, se
 def test_the_go_snippets_of_the_pages_compile(live):
     snippets = re.findall(r"```go\n(.*?)```", PAGE + README, re.DOTALL)
     bodies = [snippet for snippet in snippets if not snippet.startswith("package main\n")]
-    assert len(bodies) == 10
+    assert len(bodies) == 11
     for number, body in enumerate(bodies):
         folder = live.folder / f"snippet{number}"
         folder.mkdir(exist_ok=True)
         if re.search("^func ", body, re.MULTILINE):
-            filled = SNIPPET.format(functions=body, body="", end="")
+            filled = SNIPPET.format(functions=body, body="", end="return nil")
         else:
             # What the reader goes on with is declared at the end of some.
             used = re.match(r"(\w+), err := .*\n(?!if err)|err := ", body)
-            end = "" if used is None else f"use({used[1] or 'err'}, err)"
+            end = "" if used is None else f"use({used[1] or 'err'}, err); "
+            end += "" if re.search("^return ", body, re.MULTILINE) else "return nil"
             filled = SNIPPET.format(functions="", body=body, end=end)
         (folder / "main.go").write_text(filled, "utf-8")
 

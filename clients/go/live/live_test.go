@@ -8,8 +8,10 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -665,13 +667,10 @@ func TestTheHandlerOfChecksIsSafe(t *testing.T) {
 		func(context.Context, string) (escrowmq.Decision, error) { return escrowmq.Rollback, nil }))
 	defer endpoint.Close()
 	mode := api.CheckMode("webhook")
-	made, err := client.API.PutProducerGroupWithResponse(ctx, group, nil,
+	made, err := client.PutProducerGroup(ctx, group,
 		api.ProducerGroupInput{CheckMode: &mode, CheckURL: &endpoint.URL})
 	check(t, err)
-	if made.JSON2XX == nil {
-		t.Fatal(string(made.Body))
-	}
-	secret = *made.JSON2XX.SigningSecret
+	secret = *made.SigningSecret
 
 	tested, err := client.API.TestCheckEndpointWithResponse(ctx, group)
 
@@ -693,7 +692,8 @@ func TestAWorkerHandlesEachMessageAndRepeatsThoseThatFailed(t *testing.T) {
 	running, stop := context.WithCancel(ctx)
 	var mutex sync.Mutex
 	seen := map[int]int{}
-	worker := &escrowmq.Worker{Client: client, Group: group, Concurrency: 8,
+	log, logger := newLog()
+	worker := &escrowmq.Worker{Client: client, Group: group, Concurrency: 8, Log: logger,
 		Handle: func(_ context.Context, delivery escrowmq.Delivery) error {
 			var n int
 			if err := delivery.Decode(&n); err != nil {
@@ -725,6 +725,9 @@ func TestAWorkerHandlesEachMessageAndRepeatsThoseThatFailed(t *testing.T) {
 	expect(t, len(seen), 50)
 	expect(t, fmt.Sprint(seen[7], seen[8], seen[9]), "2 2 1")
 	expect(t, fmt.Sprint(worker.Stats()), "{49 2 0 1}")
+	if !regexp.MustCompile(`panic: a bug.* stack=.*live_test.go`).MatchString(log.String()) {
+		t.Fatal(log)
+	}
 	dead, err := client.API.ListDeadLettersWithResponse(ctx, group, nil)
 	check(t, err)
 	expect(t, len(dead.JSON200.Items), 1)
@@ -770,6 +773,62 @@ func TestAHandlerWhoseLeaseIsLostIsCancelledAndOneThatIsSlowKeepsIts(t *testing.
 	expect(t, fmt.Sprint(worker.Stats()), "{1 0 1 0}")
 }
 
+func TestAWorkerThatRunsUntilIdleHandlesWhatIsAvailable(t *testing.T) {
+	client, group := service(t), unique("billing")
+	topic := newTopic(t, client)
+	consume(t, client, group, topic, api.GroupInput{BackoffMs: &[]int64{0}})
+	for n := range 3 {
+		_, err := client.Send(ctx, topic, escrowmq.JSON(n))
+		check(t, err)
+	}
+	failed := false
+	worker := &escrowmq.Worker{Client: client, Group: group,
+		Handle: func(context.Context, escrowmq.Delivery) error {
+			if !failed {
+				failed = true
+				return errors.New("not now")
+			}
+			return nil
+		}}
+
+	handled, err := worker.RunUntilIdle(ctx)
+
+	check(t, err)
+	expect(t, handled, 4)
+	expect(t, fmt.Sprint(worker.Stats()), "{3 1 0 0}")
+	handled, err = worker.RunUntilIdle(ctx)
+	check(t, err)
+	expect(t, handled, 0)
+}
+
+func TestAHandlerThatTakesLongerThanMaxLeaseIsNamedInTheLog(t *testing.T) {
+	client, group := service(t), unique("billing")
+	topic := newTopic(t, client)
+	consume(t, client, group, topic, api.GroupInput{LeaseMs: escrowmq.Ptr(int64(300))})
+	_, err := client.Send(ctx, topic, escrowmq.Text("x"))
+	check(t, err)
+	running, stop := context.WithCancel(ctx)
+	log, logger := newLog()
+	worker := &escrowmq.Worker{
+		Client: client, Group: group, MaxLease: time.Millisecond, Log: logger,
+		Handle: func(ctx context.Context, _ escrowmq.Delivery) error {
+			defer stop()
+			<-ctx.Done()
+			if !errors.Is(context.Cause(ctx), escrowmq.ErrLeaseLost) {
+				t.Error(context.Cause(ctx))
+			}
+			return ctx.Err()
+		}}
+
+	check(t, worker.Run(running))
+
+	expect(t, fmt.Sprint(worker.Stats()), "{0 0 1 0}")
+	if lines := strings.TrimSpace(log.String()); strings.Contains(lines, "\n") ||
+		!strings.Contains(lines, "took longer than MaxLease") {
+		t.Fatal(lines)
+	}
+}
+
 func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
 	client, group := service(t), unique("billing")
 	topic := newTopic(t, client)
@@ -777,7 +836,8 @@ func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
 	_, err := client.Send(ctx, topic, escrowmq.Text("x"))
 	check(t, err)
 	running, stop := context.WithCancel(ctx)
-	worker := &escrowmq.Worker{Client: client, Group: group, Shutdown: time.Millisecond,
+	log, logger := newLog()
+	worker := &escrowmq.Worker{Client: client, Group: group, Shutdown: time.Millisecond, Log: logger,
 		Handle: func(ctx context.Context, _ escrowmq.Delivery) error {
 			stop()
 			<-ctx.Done()
@@ -785,6 +845,9 @@ func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
 		}}
 
 	check(t, worker.Run(running))
+	if !strings.Contains(log.String(), `level=INFO msg="a message was given back at the stop"`) {
+		t.Fatal(log)
+	}
 
 	wait := int64(5000)
 	again, err := client.API.ReceiveMessagesWithResponse(
@@ -912,6 +975,11 @@ func TestAWorkerOfAGroupThatDoesNotExistSaysSo(t *testing.T) {
 	if err := worker.Run(ctx); !escrowmq.HasCode(err, "group_not_found") {
 		t.Fatal(err)
 	}
+}
+
+func newLog() (*strings.Builder, *slog.Logger) {
+	log := &strings.Builder{} // the logger writes one line at a time
+	return log, slog.New(slog.NewTextHandler(log, nil))
 }
 
 func service(t *testing.T) *escrowmq.Client {
