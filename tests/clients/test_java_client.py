@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,8 @@ abstract class Snippets {{
 
   record Order(String id) {{}}
 
+  abstract void insert(Connection local, Order order);
+
   EscrowMQ client;
   Markers markers;
   DataSource dataSource;
@@ -116,16 +119,21 @@ def package() -> Workplace:
 
 
 def test_the_java_client_passes_its_tests_against_a_service_and_databases(
-    package, server, postgresql
+    package, server, postgresql, mariadb
 ):
     database = make_url(postgresql.new_database())
-    with port_before(Path(database.query["host"]) / ".s.PGSQL.5432") as port:
+    with ExitStack() as ports:
+        port = ports.enter_context(port_before(Path(database.query["host"]) / ".s.PGSQL.5432"))
         environment = {
             "ESCROWMQ_URL": server.url,
             "ESCROWMQ_API_KEY": KEY,
             "ESCROWMQ_TEST_POSTGRESQL": f"jdbc:postgresql://127.0.0.1:{port}/"
             f"{database.database}?user=escrowmq&sslmode=disable",
         }
+        if mariadb is not None:
+            port = ports.enter_context(port_before(Path(mariadb.socket)))
+            address = f"jdbc:mariadb://127.0.0.1:{port}/{mariadb.new_database()}?user=root"
+            environment["ESCROWMQ_TEST_MYSQL"] = address
         package.run(
             *("live", "mvn", "-q", "-B", "surefire:test", "-Dgroups=live"),
             environment=environment,
@@ -133,8 +141,8 @@ def test_the_java_client_passes_its_tests_against_a_service_and_databases(
         )
 
 
-def test_the_java_program_of_the_page_publishes_an_order_and_handles_it(package, server):
-    (program,) = re.findall(r"```java\n(import .*?\nclass Shop .*?)```", PAGE, re.DOTALL)
+def test_the_java_program_of_the_readme_publishes_an_order_and_handles_it(package, server):
+    (program,) = re.findall(r"```java\n(import .*?\nclass Shop .*?)```", README, re.DOTALL)
     address = 'builder("http://127.0.0.1:8080")'
     assert address in program
     ours = program.replace(address, f'builder("{server.url}").apiKey("{KEY}")')
@@ -154,7 +162,7 @@ def test_the_java_program_of_the_page_publishes_an_order_and_handles_it(package,
 def test_the_java_snippets_of_the_pages_compile(package):
     snippets = re.findall(r"```java\n(.*?)```", PAGE + README, re.DOTALL)
     bodies = [snippet for snippet in snippets if not snippet.startswith("import ")]
-    assert len(bodies) == 3
+    assert len(bodies) == 6
     methods = [f"  void s{n}() throws Exception {{\n{body}  }}" for n, body in enumerate(bodies)]
     (package.folder / "snippets").mkdir(exist_ok=True)
     source = package.folder / "snippets" / "Snippets.java"

@@ -52,6 +52,7 @@ public final class Checker implements AutoCloseable {
     var once = client.watchedOnce(outage);
     var watched = client.watched(outage);
     try {
+      find(once);
       while (!loop.isStopped()) {
         try {
           var checks = outage.repeat(loop::isStopped, () -> receive(once, outage.patience()));
@@ -67,6 +68,19 @@ public final class Checker implements AutoCloseable {
       }
     } finally {
       loop.leave();
+    }
+  }
+
+  /** Warns: the first receive creates a group, so a wrong name would go unnoticed. */
+  private void find(EscrowMQ by) {
+    try {
+      outage.repeat(loop::isStopped, () -> by.checks().getProducerGroup(producerGroup));
+    } catch (ProblemException refused) {
+      if (refused.status() == 404) {
+        var text = "the producer group {0} does not exist: no producer has used it yet, or its name"
+            + " is wrong";
+        LOG.log(Level.WARNING, text, producerGroup);
+      } // of another refusal, the receive says so
     }
   }
 
@@ -118,6 +132,8 @@ public final class Checker implements AutoCloseable {
           ? unknown("no outcome")
           : new AnswerInput().decision(decision.word());
     } catch (ExecutionException failure) {
+      var cause = failure.getCause();
+      LOG.log(Level.WARNING, "the check of " + transactionId + " is answered unknown", cause);
       return unknown(Threads.reason(failure.getCause()));
     } catch (TimeoutException late) {
       return unknown("no outcome within " + timeout);

@@ -11,6 +11,8 @@ public final class Delivery {
   /** Why the handler was interrupted, or not called. */
   enum End {
     LEASE_LOST,
+    /** The lease was not extended any more, as its handler took longer than maxLease. */
+    HELD_TOO_LONG,
     STOPPED,
   }
 
@@ -63,7 +65,7 @@ public final class Delivery {
    * the handler was interrupted then.
    */
   public boolean isLost() {
-    return end == End.LEASE_LOST;
+    return end == End.LEASE_LOST || end == End.HELD_TOO_LONG;
   }
 
   End end() {

@@ -30,12 +30,15 @@ import java.time.Duration;
  * {@link ApiException} where there is no answer of the service. None of these is checked.
  */
 public final class EscrowMQ {
+  private static final Duration SOON = Duration.ofSeconds(5);
+
   private final Builder builder;
   private final ApiClient settings;
   private final MessagesApi messages;
   private final TransactionsApi transactions;
   private final ChecksApi checks;
   private final ConsumeApi consume;
+  private volatile EscrowMQ soon;
 
   private EscrowMQ(Builder builder, Outage outage) {
     this.builder = builder;
@@ -123,6 +126,17 @@ public final class EscrowMQ {
     }
   }
 
+  /** Returns the same client for requests that are sent while a local transaction is open. */
+  EscrowMQ soon() {
+    if (soon == null) {
+      var rule = builder.retry;
+      var total = rule.total().compareTo(SOON) < 0 ? rule.total() : SOON;
+      var copy = builder.copy(new Retry(total, rule.first(), rule.longest()));
+      soon = new EscrowMQ(copy.timeout(SOON), null);
+    }
+    return soon;
+  }
+
   /** Returns a client with these settings whose requests report their tries to the outage. */
   EscrowMQ watched(Outage outage) {
     return new EscrowMQ(builder, outage);
@@ -142,22 +156,27 @@ public final class EscrowMQ {
    * Publishes messages if, and only if, a database transaction commits.
    *
    * <pre>{@code
-   * client.transaction("shop", TxOptions.newId().markers(markers), tx -> {
+   * client.transaction("shop", TxOptions.newId().markers(markers, database), tx -> {
    *   tx.add("orders", Messages.json(order).key(order.id()));
-   *   tx.local(database, connection -> insert(connection, order));
+   *   tx.local(connection -> insert(connection, order));
    * });
    * }</pre>
    *
    * <p>{@link Tx#local} begins the transaction at the service, then runs the local one with a
-   * marker row in it. Afterwards the service is sent a commit if the local transaction committed, a
-   * rollback if it did not, and nothing if its COMMIT failed without an answer: then, and whenever
-   * the process ends before the decision is sent, the service asks a {@link Checker} or a {@link
-   * CheckHandler} of the producer group, and the marker row is the answer.
+   * marker row in it. {@link Tx#mark} writes the row within a local transaction of your own. When
+   * the work has ended, with an exception or without, the row is read: if it is there, the service
+   * is sent a commit; if not, a fence in the table prevents that it comes later, and the service is
+   * sent a rollback. If the database cannot be asked, and whenever the process ends before the
+   * decision is sent, the service asks a {@link Checker} or a {@link CheckHandler} of the producer
+   * group, and the marker row is the answer.
    *
-   * <p>Work that calls neither {@code local}, {@code mark} nor {@code begin} has its messages
-   * published when it returns. That protects against nothing: the process may end between the local
-   * commit and the begin.
+   * <p>With markers, a return means that the local transaction has committed and the messages are
+   * published. Without them it means that the work returned and the messages are published: after
+   * {@link Tx#begin} it must return only if its own local transaction has committed. Work that only
+   * adds messages is protected against nothing: the process may end between the local commit and
+   * the begin.
    *
+   * @throws NotCommittedException if the work returned and its local transaction has not committed
    * @throws CommitPendingException if the messages are published later, after a check
    * @throws OutcomeUnknownException if only a check can find out whether they are published
    */
@@ -170,7 +189,7 @@ public final class EscrowMQ {
         tx.fail(failure);
         throw failure;
       }
-      tx.commit();
+      tx.succeed();
     }
   }
 

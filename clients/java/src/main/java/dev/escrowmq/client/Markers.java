@@ -17,6 +17,8 @@ public final class Markers {
   private static final Pattern NAME =
       Pattern.compile("[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)?");
 
+  private static final int PATIENCE_SECONDS = 5; // of a statement outside the caller's transaction
+
   /** The SQL of one kind of database. */
   public enum Dialect {
     /** PostgreSQL 9.5 or later. */
@@ -75,8 +77,7 @@ public final class Markers {
   /**
    * Answers a check: COMMIT if the producer's transaction has committed; otherwise ROLLBACK, and
    * the producer's transaction cannot commit any more. While the producer's transaction is open
-   * this waits for its row, as long as the database's lock timeout allows. An exception means that
-   * the outcome is unknown.
+   * this waits for its row, for at most 5 seconds. An exception means that the outcome is unknown.
    */
   public Decision outcome(DataSource database, String transactionId) throws SQLException {
     // Two statements with a commit of their own: the second sees what the first has collided with.
@@ -132,6 +133,9 @@ public final class Markers {
   private static int execute(Connection connection, String text, Object... arguments)
       throws SQLException {
     try (var statement = connection.prepareStatement(text)) {
+      if (connection.getAutoCommit()) {
+        statement.setQueryTimeout(PATIENCE_SECONDS);
+      }
       for (int place = 0; place < arguments.length; place++) {
         statement.setObject(place + 1, arguments[place]);
       }

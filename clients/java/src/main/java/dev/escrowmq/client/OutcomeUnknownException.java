@@ -1,8 +1,8 @@
 package dev.escrowmq.client;
 
 /**
- * The local transaction may or may not have committed: its COMMIT failed. Nothing was decided at
- * the service; the check asks the database.
+ * The local transaction may or may not have committed: the marker table cannot be read, or the
+ * local transaction is still open. Nothing was decided at the service; the check asks the database.
  */
 public final class OutcomeUnknownException extends EscrowMQException {
   private static final long serialVersionUID = 1L;

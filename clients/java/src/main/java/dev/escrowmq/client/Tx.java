@@ -29,16 +29,18 @@ public final class Tx implements AutoCloseable {
     /** Nothing was sent to the service. */
     NOT_BEGUN(Step.SEND_BOTH, Step.SEND_NOTHING),
     /**
-     * The service holds the messages; the local transaction is the caller's. A failure came before
-     * or after its commit: the check finds out.
+     * The service holds the messages; a marker, if any, is the caller's. A failure came before or
+     * after the local commit: the check finds out.
      */
     BEGUN(Step.SEND_COMMIT, Step.SEND_NOTHING),
-    /** {@code local} failed. Another call with the id may have committed. */
+    /** A marker row was written in a local transaction of the caller: the row says how it ended. */
+    MARKED(Step.ASK_MARKERS, Step.ASK_MARKERS),
+    /** {@code local} or {@code mark} failed. Another call with the id may have committed. */
     NOT_COMMITTED(Step.ASK_MARKERS, Step.ASK_MARKERS),
     /** The local transaction has committed, whatever failed afterwards. */
     COMMITTED(Step.SEND_COMMIT, Step.SEND_COMMIT),
-    /** Its COMMIT failed, or another call with the id decides. */
-    OUTCOME_UNKNOWN(Step.SEND_NOTHING, Step.SEND_NOTHING);
+    /** The begin failed, or found a decision. Another call with the id may decide. */
+    OVER(Step.SEND_NOTHING, Step.SEND_NOTHING);
 
     final Step succeeded;
     final Step failed;
@@ -53,13 +55,15 @@ public final class Tx implements AutoCloseable {
   private final Markers markers;
   private final BeginInput input;
   private final boolean isShared;
-  private DataSource database;
+  private final DataSource database;
   private State state = State.NOT_BEGUN;
   private boolean ended;
+  private Decision outcome; // that of the row, at the end
 
   Tx(EscrowMQ client, String producerGroup, TxOptions options) {
     this.client = client;
     markers = options.markers();
+    database = options.database();
     isShared = options.isShared();
     input =
         new BeginInput()
@@ -86,22 +90,27 @@ public final class Tx implements AutoCloseable {
 
   /**
    * Stores the messages at the service, where no consumer sees them before the commit, or finds
-   * those of an earlier call with the same id. Call it before your database transaction writes a
-   * marker of your own, whose id must be unique.
+   * those of an earlier call with the same id. Call it before your database transaction, so that
+   * this is not open while the service is asked; {@code mark} or {@code local} follows, or a marker
+   * of your own, whose id must be unique.
    *
    * @throws AlreadyResolvedException if the transaction was decided before
    * @throws IdTakenException if the id has other messages
    */
   public void begin() {
+    begin(client);
+  }
+
+  private void begin(EscrowMQ by) {
     if (state != State.NOT_BEGUN) {
       throw new IllegalStateException("this transaction has begun already");
     }
     // Without an answer, or with transaction_exists, another call may have begun this id.
-    state = State.OUTCOME_UNKNOWN;
+    state = State.OVER;
     var key = "begin-" + id(); // the begin of an earlier run is found by it
     TransactionState found;
     try {
-      found = client.transactions().beginTransaction(input, key).getState();
+      found = by.transactions().beginTransaction(input, key).getState();
     } catch (ProblemException refused) {
       throw IdTakenException.of(id(), refused);
     }
@@ -112,36 +121,35 @@ public final class Tx implements AutoCloseable {
   }
 
   /**
-   * Begins the transaction at the service and writes its marker row within your database
-   * transaction, which must not commit by itself. If it throws, roll that back; the check decides.
+   * Writes the marker row within your database transaction, which must not commit by itself, and
+   * begins the transaction at the service first, unless {@code begin} has: then for a few seconds
+   * only, as your transaction is open meanwhile. If it throws, roll your transaction back; it may
+   * be called again in another one, after a deadlock for example.
    *
    * @throws FencedException if a check has rolled the transaction back already
    */
   public void mark(Connection local) throws SQLException {
     var table = table();
-    begin();
-    var written = false;
-    try {
-      table.mark(local, id());
-      written = true;
-    } finally {
-      if (!written) {
-        state = State.OUTCOME_UNKNOWN; // another call with the id may have written the row
-      }
+    if (state == State.NOT_BEGUN) {
+      begin(client.soon());
     }
+    requireBegun();
+    state = State.NOT_COMMITTED; // if it fails: another call with the id may have written the row
+    table.mark(local, id());
+    state = State.MARKED;
   }
 
   /**
-   * Begins the transaction at the service, and runs a database transaction with its marker row on a
-   * connection of its own. If an earlier call with the same id has committed, the work is not done
-   * again. After an exception that is not that of COMMIT, it may be called again: after a deadlock,
-   * for example.
+   * Begins the transaction at the service unless {@code begin} has, and runs a database transaction
+   * with its marker row on a connection of its own. If an earlier call with the same id has
+   * committed, the work is not done again. After an exception it may be called again: after a
+   * deadlock, for example.
+   *
+   * @throws NotCommittedException if its COMMIT failed; the id is used up then
    */
-  public <E extends Exception> void local(DataSource database, LocalWork<E> work)
-      throws SQLException, E {
+  public <E extends Exception> void local(LocalWork<E> work) throws SQLException, E {
     var table = table();
-    this.database = database;
-    if (state != State.NOT_COMMITTED) {
+    if (state == State.NOT_BEGUN) {
       try {
         begin();
       } catch (AlreadyResolvedException decided) {
@@ -152,6 +160,7 @@ public final class Tx implements AutoCloseable {
         throw decided;
       }
     }
+    requireBegun();
     state = State.NOT_COMMITTED;
     try {
       runLocal(table, work);
@@ -164,15 +173,25 @@ public final class Tx implements AutoCloseable {
     }
   }
 
+  private void requireBegun() {
+    if (state == State.COMMITTED) {
+      throw new IllegalStateException("the local transaction of " + id() + " has committed");
+    }
+    if (state == State.OVER) {
+      throw new IllegalStateException("the begin of " + id() + " has failed");
+    }
+  }
+
   private <E extends Exception> void runLocal(Markers table, LocalWork<E> work)
       throws SQLException, E {
+    var commits = false;
     try (var connection = database.getConnection()) {
       var commitsItself = connection.getAutoCommit();
       connection.setAutoCommit(false);
       try {
         table.mark(connection, id());
         work.run(connection);
-        state = State.OUTCOME_UNKNOWN;
+        commits = true;
         connection.commit();
         state = State.COMMITTED;
       } catch (Throwable failure) {
@@ -181,13 +200,28 @@ public final class Tx implements AutoCloseable {
       }
       connection.setAutoCommit(commitsItself);
     } catch (SQLException failure) {
-      if (state == State.OUTCOME_UNKNOWN) {
-        throw new OutcomeUnknownException(id(), failure);
+      if (state == State.COMMITTED) {
+        return; // only the connection could not be put back
       }
-      if (state != State.COMMITTED) { // otherwise only the connection could not be put back
+      if (!commits) {
         throw failure;
       }
+      commitFailed(table, failure);
     }
+  }
+
+  /** Finds out what became of a local transaction whose COMMIT failed. */
+  private void commitFailed(Markers table, SQLException failure) {
+    try {
+      if (table.outcome(database, id()) == Decision.COMMIT) {
+        state = State.COMMITTED;
+        return;
+      }
+    } catch (SQLException further) {
+      failure.addSuppressed(further);
+      throw new OutcomeUnknownException(id(), failure);
+    }
+    throw new NotCommittedException(id(), failure);
   }
 
   private static void rollBack(Connection connection, boolean commitsItself, Throwable failure) {
@@ -207,15 +241,28 @@ public final class Tx implements AutoCloseable {
   }
 
   /**
-   * Publishes the messages, as your database transaction has committed. {@link
-   * EscrowMQ#transaction} does so by itself.
+   * Publishes the messages, as your framework has committed the database transaction: the marker
+   * row is not read, which would take a second connection. {@link EscrowMQ#transaction} decides by
+   * the row itself.
    *
    * @throws CommitPendingException if the messages are published later, after a check
    */
   public void commit() {
     if (!ended) {
-      end(state.succeeded);
+      end(state == State.MARKED ? Step.SEND_COMMIT : state.succeeded, true);
     }
+  }
+
+  /** Ends the transaction after its work has returned. */
+  void succeed() {
+    if (ended) {
+      return;
+    }
+    if (markers != null && state == State.NOT_BEGUN && !input.getMessages().isEmpty()) {
+      ended = true;
+      throw new IllegalStateException("transaction " + id() + " has markers: call local or mark");
+    }
+    end(markers != null && state == State.BEGUN ? Step.ASK_MARKERS : state.succeeded, true);
   }
 
   /**
@@ -224,8 +271,13 @@ public final class Tx implements AutoCloseable {
    * another call with the id may be about to commit.
    */
   public void rollback() {
-    if (!ended) {
-      end(state == State.BEGUN && !isShared ? Step.SEND_ROLLBACK : state.failed);
+    if (ended) {
+      return;
+    }
+    if (state == State.BEGUN || state == State.MARKED) {
+      end(isShared ? Step.SEND_NOTHING : Step.SEND_ROLLBACK, false);
+    } else {
+      end(state.failed, false);
     }
   }
 
@@ -233,7 +285,7 @@ public final class Tx implements AutoCloseable {
   @Override
   public void close() {
     if (!ended) {
-      end(state.failed);
+      end(state.failed, false);
     }
   }
 
@@ -244,10 +296,13 @@ public final class Tx implements AutoCloseable {
     } catch (RuntimeException further) {
       failure.addSuppressed(further);
     }
+    if (failure instanceof FencedException fenced) {
+      fenced.outcome(outcome);
+    }
   }
 
   /** Sends the decision, also from a thread that was interrupted: the service waits for it. */
-  private void end(Step step) {
+  private void end(Step step, boolean succeeded) {
     ended = true;
     var interrupted = Thread.interrupted();
     try {
@@ -266,7 +321,7 @@ public final class Tx implements AutoCloseable {
       } else if (step == Step.SEND_ROLLBACK) {
         sendRollback();
       } else if (step == Step.ASK_MARKERS) {
-        sendOutcome();
+        sendOutcome(succeeded);
       }
     } finally {
       if (interrupted) {
@@ -296,8 +351,7 @@ public final class Tx implements AutoCloseable {
     }
   }
 
-  private void sendOutcome() {
-    Decision outcome;
+  private void sendOutcome(boolean succeeded) {
     try {
       outcome = markers.outcome(database, id());
     } catch (SQLException failure) {
@@ -305,8 +359,11 @@ public final class Tx implements AutoCloseable {
     }
     if (outcome == Decision.COMMIT) {
       sendCommit();
-    } else {
-      sendRollback();
+      return;
+    }
+    sendRollback();
+    if (succeeded) {
+      throw new NotCommittedException(id(), null);
     }
   }
 

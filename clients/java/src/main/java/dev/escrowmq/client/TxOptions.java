@@ -1,7 +1,9 @@
 package dev.escrowmq.client;
 
 import dev.escrowmq.client.model.CheckInput;
+import java.util.Objects;
 import java.util.UUID;
+import javax.sql.DataSource;
 
 /**
  * How a transaction begins.
@@ -9,6 +11,7 @@ import java.util.UUID;
  * @param transactionId its id: at most 127 letters, digits, '_', '-' and '.'
  * @param isShared whether another call may have the id, too
  * @param markers the table of marker rows for {@link Tx#mark} and {@link Tx#local}, or null
+ * @param database the database that has the table, or null
  * @param businessKey the key by which the transaction can be found, or null
  * @param check when the producer is checked, and what happens if the outcome stays unknown, or null
  */
@@ -16,6 +19,7 @@ public record TxOptions(
     String transactionId,
     boolean isShared,
     Markers markers,
+    DataSource database,
     String businessKey,
     CheckInput check) {
 
@@ -28,26 +32,35 @@ public record TxOptions(
    * earlier one.
    */
   public static TxOptions id(String transactionId) {
-    return new TxOptions(transactionId, true, null, null, null);
+    return new TxOptions(transactionId, true, null, null, null, null);
   }
 
   /** Makes an id. */
   public static TxOptions newId() {
-    return new TxOptions("txn_" + UUID.randomUUID(), false, null, null, null);
+    return new TxOptions("txn_" + UUID.randomUUID(), false, null, null, null, null);
   }
 
-  /** Returns the options with this table of marker rows. */
-  public TxOptions markers(Markers table) {
-    return new TxOptions(transactionId, isShared, table, businessKey, check);
+  /**
+   * Returns the options with this table of marker rows, in this database. The row decides: it is
+   * read from there when the work has returned.
+   */
+  public TxOptions markers(Markers table, DataSource in) {
+    return new TxOptions(
+        transactionId,
+        isShared,
+        Objects.requireNonNull(table),
+        Objects.requireNonNull(in),
+        businessKey,
+        check);
   }
 
   /** Returns the options with this business key. */
   public TxOptions businessKey(String key) {
-    return new TxOptions(transactionId, isShared, markers, key, check);
+    return new TxOptions(transactionId, isShared, markers, database, key, check);
   }
 
   /** Returns the options with these checks. */
   public TxOptions check(CheckInput rules) {
-    return new TxOptions(transactionId, isShared, markers, businessKey, rules);
+    return new TxOptions(transactionId, isShared, markers, database, businessKey, rules);
   }
 }

@@ -327,7 +327,9 @@ public final class Worker implements AutoCloseable {
   private void extend(Delivery delivery, long started) {
     var now = System.nanoTime();
     if (now - started > maxLease.toNanos()) {
-      delivery.end(Delivery.End.LEASE_LOST);
+      delivery.end(Delivery.End.HELD_TOO_LONG);
+      var id = delivery.message().getMessageId();
+      LOG.log(Level.ERROR, "the handler of {0} took longer than maxLease: its lease ends", id);
       return;
     }
     Runnable watch =
@@ -354,7 +356,9 @@ public final class Worker implements AutoCloseable {
     var id = delivery.message().getMessageId();
     if (delivery.isLost()) {
       lost.incrementAndGet();
-      LOG.log(Level.ERROR, "the lease of {0} was lost while it was handled", id);
+      if (delivery.end() == Delivery.End.LEASE_LOST) {
+        LOG.log(Level.ERROR, "the lease of {0} was lost while it was handled", id);
+      }
       return true;
     }
     try {
@@ -402,6 +406,10 @@ public final class Worker implements AutoCloseable {
     }
     client.consume().nackMessages(group, new NackInput().addEntriesItem(entry));
     rejected.incrementAndGet();
+    if (isStopped) {
+      var id = delivery.message().getMessageId();
+      LOG.log(Level.INFO, "{0} was given back at the stop", id);
+    }
     return true;
   }
 

@@ -12,8 +12,10 @@ import dev.escrowmq.client.model.AckInput;
 import dev.escrowmq.client.model.BatchSendResult;
 import dev.escrowmq.client.model.ReceivedMessage;
 import java.io.IOException;
+import java.lang.reflect.Proxy;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
+import java.sql.SQLException;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.ArrayList;
@@ -28,6 +30,7 @@ import java.util.concurrent.atomic.AtomicReference;
 import java.util.logging.Handler;
 import java.util.logging.LogRecord;
 import java.util.logging.Logger;
+import javax.sql.DataSource;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
@@ -246,9 +249,9 @@ class ClientTest {
   }
 
   @Test
-  void anUnknownOutcomeIsDecidedByTheCheckAlone() {
-    assertEquals(Tx.Step.SEND_NOTHING, Tx.State.OUTCOME_UNKNOWN.succeeded);
-    assertEquals(Tx.Step.SEND_NOTHING, Tx.State.OUTCOME_UNKNOWN.failed);
+  void aBeginThatFailedIsDecidedByTheCheckAlone() {
+    assertEquals(Tx.Step.SEND_NOTHING, Tx.State.OVER.succeeded);
+    assertEquals(Tx.Step.SEND_NOTHING, Tx.State.OVER.failed);
     for (var state : Tx.State.values()) {
       assertTrue(state == Tx.State.COMMITTED || state.failed != Tx.Step.SEND_COMMIT);
     }
@@ -401,13 +404,78 @@ class ClientTest {
   @Test
   void aCheckerLogsAnOutageAtItsFirstFailedTryAndItsEnd() throws Exception {
     var away = new Answer(503, "away");
-    var client = client(Retry.DEFAULT, away, away, away, new Answer(200, "{\"checks\": []}"));
+    var found = new Answer(200, "{}");
+    var none = new Answer(200, "{\"checks\": []}");
+    var client = client(Retry.DEFAULT, found, away, away, away, none);
     var checker = new Checker(client, "shop", id -> Decision.COMMIT);
 
     assertOutage(new Lines(Checker.class), checker::run, checker);
 
-    assertTrue(bodies.get(0).contains("\"wait_ms\":20000"), bodies.get(0));
-    assertTrue(bodies.get(3).contains("\"wait_ms\":0"), bodies.get(3)); // to notice its end
+    assertTrue(bodies.get(1).contains("\"wait_ms\":20000"), bodies.get(1));
+    assertTrue(bodies.get(4).contains("\"wait_ms\":0"), bodies.get(4)); // to notice its end
+  }
+
+  @Test
+  void aCheckerWarnsOfAProducerGroupThatDoesNotExistAndOfAnAnswerThatFails() throws Exception {
+    var unknown = "{\"code\":\"producer_group_not_found\",\"status\":404,\"retryable\":false}";
+    var check = "{\"checks\": [{\"check_id\": \"c\", \"transaction_id\": \"t\"}]}";
+    var client =
+        client(
+            Retry.NONE,
+            new Answer(404, unknown),
+            new Answer(200, check),
+            new Answer(200, "{\"accepted\": 1, \"rejected\": 0, \"results\": []}"),
+            new Answer(200, "{\"checks\": []}"));
+    Outcomes away =
+        id -> {
+          throw new IllegalStateException("away");
+        };
+    try (var log = new Lines(Checker.class);
+        var checker = new Checker(client, "shpo", away)) {
+      checker.start();
+
+      var first = log.next();
+      var second = log.next();
+
+      assertTrue(first.startsWith("WARNING the producer group {0} does not exist"), first);
+      assertEquals("WARNING the check of t is answered unknown", second);
+    }
+  }
+
+  private static final DataSource NO_DATABASE =
+      (DataSource)
+          Proxy.newProxyInstance(
+              ClientTest.class.getClassLoader(),
+              new Class<?>[] {DataSource.class},
+              (proxy, method, arguments) -> {
+                throw new SQLException("away");
+              });
+
+  @Test
+  void workThatForgetsTheMarkIsAnExceptionAndPublishesNothing() throws IOException {
+    var client = client(Retry.NONE, new Answer(503, "away"));
+    var options = TxOptions.newId().markers(new Markers(Markers.Dialect.SQLITE), NO_DATABASE);
+
+    assertThrows(
+        IllegalStateException.class,
+        () -> client.transaction("shop", options, tx -> tx.add("orders", Messages.text("x"))));
+
+    assertEquals(0, bodies.size());
+  }
+
+  @Test
+  void aBeginWithinAnOpenLocalTransactionGivesUpSoon() throws IOException {
+    var client = client(Retry.DEFAULT, new Answer(503, "away"));
+    var options = TxOptions.newId().markers(new Markers(Markers.Dialect.SQLITE), NO_DATABASE);
+    var begun = System.nanoTime();
+
+    assertThrows(
+        ProblemException.class,
+        () ->
+            client.transaction(
+                "shop", options, tx -> tx.add("orders", Messages.text("x")).mark(null)));
+
+    assertTrue(System.nanoTime() - begun < Duration.ofSeconds(12).toNanos());
   }
 
   @Test

@@ -2,6 +2,7 @@ package dev.escrowmq.client.live;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -17,6 +18,7 @@ import dev.escrowmq.client.FencedException;
 import dev.escrowmq.client.IdTakenException;
 import dev.escrowmq.client.Markers;
 import dev.escrowmq.client.Messages;
+import dev.escrowmq.client.NotCommittedException;
 import dev.escrowmq.client.OutcomeUnknownException;
 import dev.escrowmq.client.Outcomes;
 import dev.escrowmq.client.ProblemException;
@@ -55,6 +57,7 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
+import org.mariadb.jdbc.MariaDbDataSource;
 import org.postgresql.ds.PGSimpleDataSource;
 import org.sqlite.SQLiteConfig;
 import org.sqlite.SQLiteDataSource;
@@ -81,7 +84,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void messagesArePublishedIfAndOnlyIfTheLocalTransactionCommitted(Markers.Dialect on)
       throws SQLException {
     var database = database(on);
@@ -105,11 +108,10 @@ class LiveTest {
       throws SQLException {
     client.transaction(
         unique("shop"),
-        TxOptions.id(id).markers(markers),
+        TxOptions.id(id).markers(markers, database),
         tx -> {
           tx.add(topic, Messages.json(Map.of("id", id)).key(id));
           tx.local(
-              database,
               connection -> {
                 execute(connection, "INSERT INTO orders VALUES ('" + id + "')");
                 if (fails) {
@@ -120,8 +122,8 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
-  void aCommitOfTheDatabaseThatFailsIsLeftToTheCheck(Markers.Dialect on) throws SQLException {
+  @EnumSource(names = {"SQLITE", "POSTGRESQL"}) // the others have no deferred constraint
+  void aCommitOfTheDatabaseThatFailsIsDecidedByTheMarkerRow(Markers.Dialect on) throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
     var topic = newTopic();
@@ -133,20 +135,135 @@ class LiveTest {
             + items
             + " (id VARCHAR(100) REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED)");
 
-    assertThrows(
-        OutcomeUnknownException.class,
-        () ->
-            client.transaction(
+    var failed =
+        assertThrows(
+            NotCommittedException.class,
+            () ->
+                client.transaction(
                 "shop",
-                TxOptions.id(id).markers(markers),
+                TxOptions.id(id).markers(markers, database),
                 tx -> {
                   tx.add(topic, Messages.text("x"));
                   var insert = "INSERT INTO " + items + " VALUES ('no such order')";
-                  tx.local(database, connection -> execute(connection, insert));
+                  tx.local(connection -> execute(connection, insert));
                 }));
 
-    assertEquals("prepared", state(id));
+    assertInstanceOf(SQLException.class, failed.getCause());
+    assertEquals("rolled_back", state(id));
     assertEquals(Decision.ROLLBACK, markers.outcome(database, id));
+  }
+
+  /** How a local transaction of the caller ends. */
+  private interface End {
+    void end(Connection local) throws SQLException;
+  }
+
+  /** Places an order in a local transaction of its own, which ends so, and is then closed. */
+  private void marked(DataSource database, Markers markers, String topic, String id, End how)
+      throws SQLException {
+    client.transaction(
+        "shop",
+        TxOptions.id(id).markers(markers, database),
+        tx -> {
+          tx.add(topic, Messages.text("x")).begin();
+          try (var local = database.getConnection()) {
+            local.setAutoCommit(false);
+            tx.mark(local);
+            execute(local, "INSERT INTO orders VALUES ('" + id + "')");
+            how.end(local);
+          }
+        });
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void workThatForgetsItsCommitIsAnExceptionAndPublishesNothing(Markers.Dialect on)
+      throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    var id = unique("order");
+
+    var failed =
+        assertThrows(
+            NotCommittedException.class,
+            () -> marked(database, markers, topic, id, Connection::rollback));
+
+    assertNull(failed.getCause());
+    assertEquals("rolled_back", state(id));
+    assertEquals(0, rows(database, id));
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void aFailureAfterTheMarkIsDecidedAtOnceByTheRow(Markers.Dialect on) throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    for (var commits : List.of(true, false)) {
+      var id = unique("order");
+      End how =
+          local -> {
+            if (commits) {
+              local.commit();
+            } else {
+              local.rollback();
+            }
+            throw new AwayException();
+          };
+
+      assertThrows(AwayException.class, () -> marked(database, markers, topic, id, how));
+
+      assertEquals(commits ? "committed" : "rolled_back", state(id));
+      assertEquals(commits ? 1 : 0, rows(database, id));
+    }
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void aMarkOfWorkThatAnotherCallHasCommittedSaysSo(Markers.Dialect on) throws SQLException {
+    var database = database(on);
+    var markers = markers(on, database);
+    var topic = newTopic();
+    var id = unique("order");
+    var died = client.open("shop", TxOptions.id(id).markers(markers, database));
+    died.add(topic, Messages.text("x"));
+    try (var local = database.getConnection()) {
+      local.setAutoCommit(false);
+      died.mark(local);
+      local.commit();
+    }
+
+    var fenced =
+        assertThrows(
+            FencedException.class,
+            () -> marked(database, markers, topic, id, Connection::commit));
+
+    assertEquals(Decision.COMMIT, fenced.outcome());
+    assertEquals("committed", state(id));
+  }
+
+  @Test
+  void aLocalTransactionThatIsStillOpenAtTheEndIsLeftToTheCheck() throws SQLException {
+    var database = database(Markers.Dialect.POSTGRESQL);
+    var markers = markers(Markers.Dialect.POSTGRESQL, database);
+    var topic = newTopic();
+    var id = unique("order");
+    try (var local = database.getConnection()) {
+      local.setAutoCommit(false);
+
+      assertThrows(
+          OutcomeUnknownException.class,
+          () ->
+              client.transaction(
+                  "shop",
+                  TxOptions.id(id).markers(markers, database),
+                  tx -> tx.add(topic, Messages.text("x")).mark(local)));
+
+      local.commit();
+    }
+    assertEquals("prepared", state(id));
+    assertEquals(Decision.COMMIT, markers.outcome(database, id));
   }
 
   @Test
@@ -182,11 +299,10 @@ class LiveTest {
       throws SQLException {
     client.transaction(
         "shop",
-        TxOptions.id(id).markers(markers),
+        TxOptions.id(id).markers(markers, database),
         tx -> {
           tx.add(topic, Messages.text("x"));
           tx.local(
-              database,
               connection -> {
                 first.run();
                 execute(connection, "INSERT INTO orders VALUES ('" + id + "')");
@@ -199,7 +315,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aCallWithTheIdOfAProcessThatDiedContinuesItsTransaction(Markers.Dialect on)
       throws SQLException {
     var database = database(on);
@@ -207,7 +323,7 @@ class LiveTest {
     var topic = newTopic();
     for (var commits : List.of(true, false)) {
       var id = unique("order");
-      var died = client.open("shop", TxOptions.id(id).markers(markers));
+      var died = client.open("shop", TxOptions.id(id).markers(markers, database));
       died.add(topic, Messages.text("x"));
       if (commits) {
         try (var connection = database.getConnection()) {
@@ -230,7 +346,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aCallWithAnIdThatWasRolledBackSaysSo(Markers.Dialect on) throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
@@ -248,13 +364,13 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aLocalTransactionCanBeTriedAgainWithinItsTransaction(Markers.Dialect on)
       throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
     var topic = newTopic();
-    var options = TxOptions.newId().markers(markers);
+    var options = TxOptions.newId().markers(markers, database);
 
     client.transaction(
         "shop",
@@ -262,15 +378,15 @@ class LiveTest {
         tx -> {
           tx.add(topic, Messages.text("x"));
           assertThrows(
-              AwayException.class, () -> tx.local(database, connection -> LiveTest.fail()));
-          tx.local(database, connection -> {});
+              AwayException.class, () -> tx.local(connection -> LiveTest.fail()));
+          tx.local(connection -> {});
         });
 
     assertEquals("committed", state(options.transactionId()));
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aCallWhoseDatabaseFailsLeavesTheTransactionToAnotherWithItsId(Markers.Dialect on)
       throws SQLException {
     var database = database(on);
@@ -297,14 +413,14 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aFrameworkThatRollsBackLeavesTheIdOfItsProgramToTheCheck(Markers.Dialect on)
       throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
     var topic = newTopic();
     var id = unique("order");
-    try (var tx = client.open("shop", TxOptions.id(id).markers(markers));
+    try (var tx = client.open("shop", TxOptions.id(id).markers(markers, database));
         var connection = database.getConnection()) {
       tx.add(topic, Messages.text("x"));
       connection.setAutoCommit(false);
@@ -341,13 +457,13 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aFrameworkReportsHowTheLocalTransactionEnded(Markers.Dialect on) throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
     var topic = newTopic();
     for (var commits : List.of(true, false)) {
-      var options = TxOptions.newId().markers(markers);
+      var options = TxOptions.newId().markers(markers, database);
       try (var tx = client.open("shop", options);
           var connection = database.getConnection()) {
         tx.add(topic, Messages.text("x"));
@@ -366,7 +482,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aMarkerRowOutsideOfATransactionIsRefused(Markers.Dialect on) throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
@@ -376,7 +492,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aCheckThatComesFirstFencesASlowProducer(Markers.Dialect on) throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
@@ -388,12 +504,11 @@ class LiveTest {
         () ->
             client.transaction(
                 "shop",
-                TxOptions.id(id).markers(markers),
+                TxOptions.id(id).markers(markers, database),
                 tx -> {
                   tx.add(topic, Messages.text("x"));
                   assertEquals(Decision.ROLLBACK, markers.outcome(database, id));
                   tx.local(
-                      database,
                       connection -> {
                         throw new AwayException(); // never called
                       });
@@ -403,7 +518,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aCheckBesideAnOpenTransactionNeverAnswersOtherwiseThanItEnds(Markers.Dialect on)
       throws Exception {
     var database = database(on);
@@ -436,7 +551,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void oldMarkerRowsArePruned(Markers.Dialect on) throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
@@ -447,7 +562,7 @@ class LiveTest {
   }
 
   @ParameterizedTest
-  @EnumSource(names = {"SQLITE", "POSTGRESQL"})
+  @EnumSource
   void aCheckerDecidesWhatTheProducerLeftOpen(Markers.Dialect on) throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
@@ -457,26 +572,17 @@ class LiveTest {
     var lost = unique("lost");
     for (var id : List.of(written, lost)) {
       // A process that dies after its local COMMIT, or before it, sends nothing more.
-      var options = TxOptions.id(id).markers(markers).check(new CheckInput().firstAfterMs(10L));
-      assertThrows(
-          AwayException.class,
-          () ->
-              client.transaction(
-                  group,
-                  options,
-                  tx -> {
-                    tx.add(topic, Messages.text("x"));
-                    try (var connection = database.getConnection()) {
-                      connection.setAutoCommit(false);
-                      tx.mark(connection);
-                      if (id.equals(written)) {
-                        connection.commit();
-                      } else {
-                        connection.rollback();
-                      }
-                    }
-                    throw new AwayException();
-                  }));
+      var options = TxOptions.id(id).markers(markers, database).check(new CheckInput().firstAfterMs(10L));
+      var died = client.open(group, options).add(topic, Messages.text("x"));
+      try (var connection = database.getConnection()) {
+        connection.setAutoCommit(false);
+        died.mark(connection);
+        if (id.equals(written)) {
+          connection.commit();
+        } else {
+          connection.rollback();
+        }
+      }
       assertEquals("prepared", state(id));
     }
 
@@ -717,7 +823,12 @@ class LiveTest {
   }
 
   private DataSource database(Markers.Dialect on) throws SQLException {
-    var database = on == Markers.Dialect.SQLITE ? sqlite() : postgresql();
+    var database =
+        switch (on) {
+          case SQLITE -> sqlite();
+          case POSTGRESQL -> postgresql();
+          case MYSQL -> mysql();
+        };
     execute(database, "CREATE TABLE IF NOT EXISTS orders (id VARCHAR(100) PRIMARY KEY)");
     return database;
   }
@@ -738,6 +849,12 @@ class LiveTest {
     var database = new PGSimpleDataSource();
     database.setURL(url);
     return database;
+  }
+
+  private static DataSource mysql() throws SQLException {
+    var url = System.getenv("ESCROWMQ_TEST_MYSQL");
+    assumeTrue(url != null, "no server");
+    return new MariaDbDataSource(url);
   }
 
   private static Markers markers(Markers.Dialect on, DataSource database) throws SQLException {
