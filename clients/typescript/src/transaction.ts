@@ -1,4 +1,4 @@
-import { newId } from "./api.js";
+import { type CallOptions, newId } from "./api.js";
 import type { EscrowMQ } from "./client.js";
 import {
   CommitPending,
@@ -24,6 +24,8 @@ export interface TransactionOptions<Store extends Markers = Markers> {
 }
 
 const OUTCOME_MS = 5_000;
+/** A begin is repeated for so long while the local transaction is open. */
+const SOON = { retry: { totalMs: 5_000 }, timeoutMs: 5_000 };
 const UNDECIDED: readonly string[] = ["prepared", "held"];
 // The key of a begin is made of its id, and is forgotten sooner than the transaction.
 const TAKEN: readonly string[] = ["idempotency_key_reused", "transaction_exists"];
@@ -63,8 +65,9 @@ export class Transaction<Db = never> {
   }
 
   /**
-   * Begin at the service: the messages are stored, and no consumer sees them. `mark` does it by
-   * itself; call it before a marker of your own, or before `markSync`.
+   * Begin at the service: the messages are stored, and no consumer sees them. Call it before the
+   * local transaction, so that this is not open meanwhile; `mark` or `markSync` follows, or a
+   * marker of your own.
    */
   begin(): Promise<void> {
     if (this.isEmpty) return Promise.resolve();
@@ -72,13 +75,17 @@ export class Transaction<Db = never> {
     return this.#begun;
   }
 
-  /** Begin at the service, then insert the marker row in the local transaction. */
+  /**
+   * Insert the marker row in the local transaction, and begin at the service first, unless `begin`
+   * has: then for a few seconds only, as the local transaction is open meanwhile.
+   */
   async mark(db: Db): Promise<void> {
     if (this.isEmpty) return;
     const markers = this.#markers() as Markers & Partial<MarkerStore<Db>>;
     if (!markers.mark) throw new EscrowMQError("these markers have markSync only");
     this.#mark = "failed";
-    await this.begin();
+    this.#begun ??= this.#begin(SOON);
+    await this.#begun;
     await markers.mark(db, this.id);
     this.#mark = "inserted";
   }
@@ -106,7 +113,7 @@ export class Transaction<Db = never> {
     return outcome;
   }
 
-  async #begin(): Promise<void> {
+  async #begin(call: CallOptions = {}): Promise<void> {
     const { businessKey, check, id: given } = this.options;
     const body = {
       producer_group: this.producerGroup,
@@ -119,7 +126,7 @@ export class Transaction<Db = never> {
     try {
       // With an id of the caller's, the begin of an earlier run is found by the same key.
       const key = given === undefined ? {} : { idempotencyKey: `begin-${this.id}` };
-      const { state, resolved_by } = await this.client.begin(body, key);
+      const { state, resolved_by } = await this.client.begin(body, { ...key, ...call });
       if (!UNDECIDED.includes(state)) {
         const outcome = state === "committed" ? "commit" : "rollback";
         throw new Fenced(this.id, undefined, outcome, resolved_by);

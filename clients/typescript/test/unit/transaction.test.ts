@@ -94,6 +94,27 @@ test("the begin has the messages, the id, and a key by which it is found again",
   assert.equal(calls[0]?.headers.get("idempotency-key"), "begin-order-1");
 });
 
+test("a begin within an open local transaction gives up soon, one before it does not", async () => {
+  const away = () => refused(503, "overloaded", true);
+  for (const early of [false, true]) {
+    const { client, clock, markers, options } = world(away);
+    let failure: unknown;
+
+    const work = client.transaction("shop", options, async (tx) => {
+      tx.add("orders", { json: 1 });
+      if (early) await tx.begin();
+      await markers.transaction((db) => tx.mark(db));
+    });
+    const ended = work.catch((error) => (failure = error));
+
+    await clock.advance(6_000);
+    assert.equal(failure instanceof ProblemError, !early);
+    await clock.advance(60_000);
+    await ended;
+    assert.ok(failure instanceof ProblemError);
+  }
+});
+
 test("a work that throws before the local commit is rolled back", async () => {
   const { client, markers, options, operations } = world();
 
