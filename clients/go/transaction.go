@@ -239,9 +239,9 @@ func (tx *Tx) Begin(ctx context.Context) error {
 }
 
 // Mark writes the marker row within your database transaction, and begins the transaction at the
-// service first, unless Begin has: then for at most 5 seconds, as your transaction is open meanwhile.
-// If it returns an error, roll your transaction back. After that, Mark may be called again in
-// another one: after a deadlock, for example.
+// service first, unless Begin has: then for at most 5 seconds, as your transaction is open
+// meanwhile. If it returns an error, roll your transaction back. After that, Mark may be called
+// again in another one: after a deadlock, for example.
 func (tx *Tx) Mark(ctx context.Context, local Execer) error {
 	if tx.markers == nil {
 		return errNoMarkers

@@ -837,7 +837,8 @@ func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
 	check(t, err)
 	running, stop := context.WithCancel(ctx)
 	log, logger := newLog()
-	worker := &escrowmq.Worker{Client: client, Group: group, Shutdown: time.Millisecond, Log: logger,
+	worker := &escrowmq.Worker{
+		Client: client, Group: group, Shutdown: time.Millisecond, Log: logger,
 		Handle: func(ctx context.Context, _ escrowmq.Delivery) error {
 			stop()
 			<-ctx.Done()

@@ -123,7 +123,8 @@ class LiveTest {
 
   @ParameterizedTest
   @EnumSource(names = {"SQLITE", "POSTGRESQL"}) // the others have no deferred constraint
-  void aCommitOfTheDatabaseThatFailsIsDecidedByTheMarkerRow(Markers.Dialect on) throws SQLException {
+  void aCommitOfTheDatabaseThatFailsIsDecidedByTheMarkerRow(Markers.Dialect on)
+      throws SQLException {
     var database = database(on);
     var markers = markers(on, database);
     var topic = newTopic();
@@ -572,7 +573,8 @@ class LiveTest {
     var lost = unique("lost");
     for (var id : List.of(written, lost)) {
       // A process that dies after its local COMMIT, or before it, sends nothing more.
-      var options = TxOptions.id(id).markers(markers, database).check(new CheckInput().firstAfterMs(10L));
+      var soon = new CheckInput().firstAfterMs(10L);
+      var options = TxOptions.id(id).markers(markers, database).check(soon);
       var died = client.open(group, options).add(topic, Messages.text("x"));
       try (var connection = database.getConnection()) {
         connection.setAutoCommit(false);
