@@ -478,6 +478,56 @@ class ClientTest {
     assertTrue(System.nanoTime() - begun < Duration.ofSeconds(12).toNanos());
   }
 
+  /** Handles one message until its handler is interrupted; returns the first line of the log. */
+  private String interrupted(Duration maxLease, Duration shutdown) throws Exception {
+    var group =
+        """
+        {"group": "g", "topics": [], "start": "earliest", "lease_ms": 300, "max_attempts": 3,
+         "backoff_ms": [], "dead_letter": true, "ordered": false, "revision": 1,
+         "created_at": "2026-11-24T00:00:00Z"}""";
+    var messages =
+        """
+        {"server_time": "2026-11-24T00:00:00Z", "messages": [{"message_id": "m", "topic": "t",
+          "queue_id": 0, "queue_offset": 0, "payload": "x", "attempt": 1, "receipt_handle": "h",
+          "lease_expires_at": "2026-11-24T00:00:00.300Z"}]}""";
+    var settled = "{\"accepted\": 1, \"rejected\": 0, \"results\": []}";
+    var client =
+        client(
+            Retry.NONE,
+            new Answer(200, group),
+            new Answer(200, messages),
+            new Answer(200, settled));
+    var worker = new AtomicReference<Worker>();
+    worker.set(
+        Worker.builder(
+                client,
+                "g",
+                delivery -> {
+                  worker.get().stop();
+                  Thread.sleep(20_000);
+                })
+            .concurrency(1)
+            .maxLease(maxLease)
+            .shutdown(shutdown)
+            .build());
+    try (var log = new Lines(Worker.class)) {
+      worker.get().run();
+      var line = log.next();
+      assertEquals(0, log.written.size());
+      return line;
+    }
+  }
+
+  @Test
+  void theLogSaysWhyAHandlerWasInterrupted() throws Exception {
+    var second = Duration.ofSeconds(1);
+    var held = interrupted(Duration.ofMillis(1), second.multipliedBy(20));
+    var stopped = interrupted(second.multipliedBy(20), Duration.ofMillis(1));
+
+    assertEquals("SEVERE the handler of {0} took longer than maxLease: its lease ends", held);
+    assertEquals("INFO {0} was given back at the stop", stopped);
+  }
+
   @Test
   void messagesOfAnOrderedGroupAreHandledByKeyOrQueue() {
     var deliveries =
