@@ -83,6 +83,10 @@ func (e *AlreadyResolvedError) Error() string {
 
 func (e *AlreadyResolvedError) Unwrap() error { return e.Err }
 
+// ErrNotMarked says that the function of a transaction with markers returned without Local or Mark.
+// Nothing is published; the local transaction may have committed without its messages.
+var ErrNotMarked = errors.New("the transaction has markers, and ended without Local or Mark")
+
 // localState is what a Tx knows about the transaction of the database.
 type localState int
 
@@ -169,7 +173,8 @@ func WithMarkers(markers *Markers, db *sql.DB) TxOption {
 // asks a [Checker] or a [CheckHandler] of the producer group, and the marker row is the answer.
 //
 // With WithMarkers, nil means that the local transaction has committed and the messages are
-// published. A function that returns nil without a commit gets a *[NotCommittedError]. Without
+// published. A function that returns nil without a commit gets a *[NotCommittedError], and one that
+// calls neither Local nor Mark [ErrNotMarked]. Without
 // WithMarkers, nil means that the function returned nil and the messages are published: after
 // [Tx.Begin] it must return nil only if its own local transaction has committed. If it has called
 // nothing but Add, that protects against nothing: the process may end between the local commit and
@@ -359,20 +364,18 @@ func (tx *Tx) end(ctx context.Context, failure error) error {
 	if tx.state == notBegun && len(tx.input.Messages) == 0 {
 		return failure
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decisionTimeout)
+	defer cancel()
+	if failure == nil && tx.markers != nil && (tx.state == notBegun || tx.state == begun) {
+		failure = fmt.Errorf("%s: %w", tx.ID(), ErrNotMarked)
+		if tx.state == begun {
+			return tx.settle(ctx, failure)
+		}
+	}
 	ending := endings[tx.state].succeeded
 	if failure != nil {
 		ending = endings[tx.state].failed
 	}
-	if failure == nil && tx.markers != nil {
-		switch tx.state {
-		case notBegun:
-			return fmt.Errorf("transaction %s has markers: call Local or Mark", tx.ID())
-		case begun:
-			ending = askMarkers
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decisionTimeout)
-	defer cancel()
 	switch ending {
 	case sendBoth:
 		if err := tx.Begin(ctx); err != nil {

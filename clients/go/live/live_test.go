@@ -221,6 +221,19 @@ func TestABeginComesBeforeTheLocalTransaction(t *testing.T) {
 	})
 }
 
+func TestABeginWithoutAMarkIsRolledBack(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, on database) {
+		order := place(t, on)
+
+		err := order.call(func(tx *escrowmq.Tx) error { return tx.Begin(ctx) })
+
+		if !errors.Is(err, escrowmq.ErrNotMarked) {
+			t.Fatal(err)
+		}
+		expect(t, state(t, order.client, order.id), "rolled_back")
+	})
+}
+
 func TestAMarkCanBeTriedAgainWithinItsTransaction(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, on database) {
 		order := place(t, on)

@@ -176,6 +176,8 @@ public final class EscrowMQ {
    * adds messages is protected against nothing: the process may end between the local commit and
    * the begin.
    *
+   * @throws NotMarkedException if there are markers, and the work calls neither {@code local} nor
+   *     {@code mark}
    * @throws NotCommittedException if the work returned and its local transaction has not committed
    * @throws CommitPendingException if the messages are published later, after a check
    * @throws OutcomeUnknownException if only a check can find out whether they are published

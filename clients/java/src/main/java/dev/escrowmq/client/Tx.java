@@ -258,11 +258,16 @@ public final class Tx implements AutoCloseable {
     if (ended) {
       return;
     }
-    if (markers != null && state == State.NOT_BEGUN && !input.getMessages().isEmpty()) {
-      ended = true;
-      throw new IllegalStateException("transaction " + id() + " has markers: call local or mark");
+    var lacksMark = markers != null && !input.getMessages().isEmpty();
+    if (lacksMark && (state == State.NOT_BEGUN || state == State.BEGUN)) {
+      var failure = new NotMarkedException(id());
+      if (state == State.BEGUN) {
+        state = State.NOT_COMMITTED; // the row says whether there is work
+      }
+      fail(failure);
+      throw failure;
     }
-    end(markers != null && state == State.BEGUN ? Step.ASK_MARKERS : state.succeeded, true);
+    end(state.succeeded, true);
   }
 
   /**

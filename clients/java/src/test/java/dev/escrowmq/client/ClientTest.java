@@ -457,7 +457,7 @@ class ClientTest {
     var options = TxOptions.newId().markers(new Markers(Markers.Dialect.SQLITE), NO_DATABASE);
 
     assertThrows(
-        IllegalStateException.class,
+        NotMarkedException.class,
         () -> client.transaction("shop", options, tx -> tx.add("orders", Messages.text("x"))));
 
     assertEquals(0, bodies.size());
