@@ -31,6 +31,7 @@ from delivery.receive.receive import LeasedMessage, Receiver, Request
 from delivery.receive.select import NONE_CANCELLED, CancelledRequests
 from delivery.settle.acknowledge import Acknowledger, HeldAck
 from delivery.settle.dead_letters import DeadLetters
+from delivery.settle.given_up import GivenUpLog
 from delivery.settle.lease_ends import LeaseEnds
 from delivery.settle.move import Mover
 from delivery.settle.reject import Rejecter, Rejection
@@ -67,7 +68,8 @@ class Delivery:
         self._cancelled_requests = cancelled_requests
         self._journal = LeaseJournal(store, clock)
         self._waiters = Waiters(store)
-        mover = Mover(self._journal, self._waiters)
+        self._given_up_log = GivenUpLog(clock)
+        mover = Mover(self._journal, self._waiters, self._given_up_log)
         self._acknowledger = Acknowledger(self._journal, self._waiters)
         self._rejecter = Rejecter(self._journal, mover)
         self._ends = LeaseEnds(self._journal, mover, self._waiters)
@@ -100,6 +102,7 @@ class Delivery:
         """Return once every change that was begun has ended."""
         await self._waiters.aclose()
         await self._journal.changes.drain()
+        self._given_up_log.end_period(is_last=True)
 
     async def save_snapshot(self) -> int:
         """Keep the table, so that a start replays only what came later; how many bytes, 0 where
@@ -116,6 +119,7 @@ class Delivery:
 
     async def run_once(self) -> int:
         """End the leases whose time is up, in all groups; how many."""
+        self._given_up_log.end_period()
         ended = 0
         for leases in list(self.table):
             rules = self._rules_of(leases.group)

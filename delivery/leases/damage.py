@@ -12,6 +12,7 @@ import structlog
 from delivery.groups import GroupRules
 from delivery.leases import retry_message
 from delivery.leases.events import Damaged, DamagedMessage
+from delivery.leases.given_up import Cause
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
@@ -104,8 +105,9 @@ def settled_as_damaged(
 
 
 def note_kept(leases: GroupLeases, rules: GroupRules, found: Sequence[Unreadable]) -> None:
-    """Log each damaged message that was settled."""
+    """Log each damaged message that was settled, and count its dead letter."""
     for one in found:
+        leases.dead_lettered[Cause.DAMAGED] += rules.dead_letter
         log.error(
             "message_damaged",
             group=leases.group,

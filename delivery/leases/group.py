@@ -7,10 +7,12 @@ scanned without finding anything for the group.
 
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from delivery.leases.attempts import Attempts
+from delivery.leases.given_up import Cause
 from delivery.leases.message_states import HELD, LEASE, Event, State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_slots import QueueSlots
@@ -87,6 +89,9 @@ class GroupLeases:
         # messages that were passed over by the group's rules, by queue
         self.skipped: dict[str, int] = {}
         self.damaged: dict[str, int] = {}  # messages whose records could not be read, by queue
+        # since the start of the process: dead letters by cause, and messages dropped instead
+        self.dead_lettered: Counter[Cause] = Counter()
+        self.discarded = 0
         self.unlogged: dict[int, UnloggedLeases] = {}  # by lease: in memory and not in the log yet
         self.turn = 0
         # leased for longer than the wheel knows: queue index, offset

@@ -25,12 +25,14 @@ from delivery.leases.events import (
     ReturnedMessage,
     Run,
 )
+from delivery.leases.given_up import Cause
 from delivery.leases.group import GroupLeases
 from delivery.leases.handles import Held, runs_of
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_reader import QueueReader
 from delivery.leases.waiters import Waiters
+from delivery.settle.given_up import GivenUp, GivenUpLog
 from delivery.settle.retry_policy import NackOutcome
 from scheduler import scheduled_message
 from storage.errors import CorruptRecord, MessagingError
@@ -45,7 +47,8 @@ log = structlog.get_logger()
 
 class Move(NamedTuple):
     """The move of a message that is in state MOVING; `attempt`: deliveries that count;
-    `deadline_ms`: when its lease would have ended; `is_given`: the reason is the consumer's own.
+    `deadline_ms`: when its lease would have ended; `is_given`: the reason is the consumer's own;
+    `cause`: of giving the message up.
     """
 
     queue: QueueLeases
@@ -59,6 +62,7 @@ class Move(NamedTuple):
     entry: int  # of the request
     is_given: bool = False
     is_unprocessed: bool = False  # the last delivery does not count
+    cause: Cause = Cause.EXHAUSTED
 
 
 _Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
@@ -67,11 +71,12 @@ _Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
 class Mover:
     """Moves messages to retries and dead letters. Event loop only."""
 
-    def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
+    def __init__(self, journal: LeaseJournal, waiters: Waiters, given_up_log: GivenUpLog) -> None:
         self._journal = journal
         self._reader = QueueReader(journal.store)
         self._clock = journal.clock
         self._waiters = waiters
+        self._given_up_log = given_up_log
 
     async def move(
         self,
@@ -106,6 +111,7 @@ class Mover:
                     messages, events = self._moved(leases, rules, piece)
                 await self._journal.append(messages, events, Durability.SYNCED)
                 note_kept(leases, rules, _unreadable(piece))
+                self._given_up_log.note(leases, _given_up(piece))
             except MessagingError as error:
                 for one, _ in piece:
                     hold_again(one, error)
@@ -256,6 +262,15 @@ def _given_reasons(moves: Iterable[Move]) -> list[GivenReason]:
         if one.is_given and one.reason is not None:
             given.setdefault(one.reason, []).append(one)
     return [GivenReason(reason, _runs_of(found)) for reason, found in given.items()]
+
+
+def _given_up(piece: _Piece) -> list[GivenUp]:
+    """The messages that became dead letters, or were dropped instead."""
+    return [
+        GivenUp(message, one.attempt, one.cause, one.nack_outcome is NackOutcome.DEAD_LETTER)
+        for one, message in piece
+        if isinstance(message, StoredMessage) and one.nack_outcome is not NackOutcome.AGAIN
+    ]
 
 
 def _unreadable(piece: _Piece) -> list[Unreadable]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from delivery.groups import GroupRules
+from delivery.leases.given_up import Cause
 from delivery.leases.handles import find_held, refusal_of
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import Event
@@ -71,7 +72,7 @@ class Rejecter:
             reason = one.reason or "given up by its consumer"
             return Move(
                 queue, offset, slot.attempt, lease, slot.deadline_ms, kind, 0, reason, entry,
-                is_given=one.reason is not None,
+                is_given=one.reason is not None, cause=Cause.REQUESTED,
             )  # fmt: skip
 
         return await self._move_held(group, rules, refused, move)
