@@ -124,7 +124,9 @@ def components_of(base: Base, services: Services) -> list[Component]:
         RegistryComponent(
             base.database, services.topics, services.producer_groups, services.consumer_groups
         ),
-        DeliveryComponent(services.delivery, services.consumer_groups, clock, settings.delivery),
+        DeliveryComponent(
+            services.delivery, services.consumer_groups, clock, settings.delivery, base.metrics
+        ),
         RequestsComponent(services.requests, clock, settings.request),
         SchedulesComponent(services.schedules, clock, settings.schedule),
         CronComponent(services.cron, clock, settings.schedule),

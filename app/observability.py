@@ -1,8 +1,8 @@
 """What the service says about itself: log lines and metrics.
 
 Log events are words with fields (`event`, `transaction_id`, `request_id`, ...); payloads and
-secrets are never among them. Labels of metrics are bounded: operations, statuses, decisions, never
-names that users choose.
+secrets are never among them. Labels of metrics are bounded: operations, statuses, decisions, and of
+the names that users choose only those of consumer groups, up to a limit (`group_metrics.py`).
 """
 
 import logging
@@ -10,13 +10,13 @@ import os
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
 from typing import TextIO, cast
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -162,6 +162,7 @@ class Metrics:
         # looking one up by its labels takes longer than all the rest
         self._decided: dict[tuple[str, str], Counter] = {}
         self._longest_standstill = 0.0
+        self._groups_text: Callable[[], Awaitable[str]] | None = None
         self.requests = RequestTimes()
         registry.register(self.requests)
         self.messages_in = Counter(
@@ -251,6 +252,15 @@ class Metrics:
     def watch_syncs(self, statistics: Callable[[], SyncStatistics | None]) -> None:
         """Durations of the log's syncs, read at each scrape; None before the store is open."""
         self.registry.register(_ReadSyncs(statistics))
+
+    def watch_groups(self, text: Callable[[], Awaitable[str]]) -> None:
+        """Metrics of consumer groups, written at each scrape in the text format."""
+        self._groups_text = text
+
+    async def text(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        groups = "" if self._groups_text is None else await self._groups_text()
+        return generate_latest(self.registry) + groups.encode()
 
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
         """Values read when metrics are scraped: (name, help, value); a name that ends in `_total`

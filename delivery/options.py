@@ -23,8 +23,10 @@ class DeliveryOptions:
     # that one group reads, or has positions in: each receive looks at all of them
     max_group_queues: int = 2_048
     max_positions: int = 262_144  # of all groups in their queues, up to 800 bytes each
+    max_metric_groups: int = 1_000  # that have metrics of their own; 0 for none
     sweep_interval_ms: int = 50
     snapshot_interval_ms: int = 10_000
 
     def __post_init__(self) -> None:
-        require_at_least(1, self)
+        require_at_least(0, self)
+        require_at_least(1, self, [name for name in vars(self) if name != "max_metric_groups"])

@@ -12,6 +12,7 @@ import msgspec
 
 from delivery.groups import GroupRules
 from delivery.leases import retry_message
+from delivery.leases.backlog import backlog_of, count_retries_elsewhere
 from delivery.leases.events import Deleted, Position, Reset, Run, TopicDeleted
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
@@ -245,38 +246,31 @@ class Positions:
         found = [await self._lag_of(group, queue) for queue in queues]
         retries = found[0]
         known = leases.find(retries.queue)
-        again = for_their_key = 0
+        attempted = reopened = 0
         if known is not None:
-            again = sum(slot.was_delivered for slot in known.slots.in_states((State.OPEN,), 0))
-            for_their_key = known.slots.counts[State.OPEN] - known.ready
-        # Those that lie in the retry topic unmet are ready; of which queues they are is known once
-        # they are read.
-        return found, max(
-            0, sum(leases.retries.waiting.values()) - (retries.ready + for_their_key - again)
+            attempted, reopened = known.count_attempted(), known.ready
+        return found, count_retries_elsewhere(
+            leases, retries.ready, reopened=reopened, attempted=attempted
         )
 
     async def _lag_of(self, group: str, queue: QueueId) -> QueueLag:
         bounds = await self._store.offsets(queue)
         known = self._find(group, queue)
         if known is None:
-            position = await self.get(group, queue)
-            begin = max(bounds.first, bounds.first if position is None else position)
+            leases = self._journal.table.group(group)
+            begin = max(bounds.first, await self._queues.start_of(leases, queue))
             oldest_ms = await self._stored_ms(queue, begin, bounds.end)
             return QueueLag(
                 queue, begin, bounds.end, bounds.end - begin, 0, 0, oldest_ms, skipped=0, damaged=0
             )
-        slots = known.slots
-        counts = slots.counts
-        begin = max(slots.cursor, bounds.first)
+        slots, backlog = known.slots, backlog_of(known, bounds, reopened=known.ready)
         first = known.first_ready
-        oldest = begin if first is None else first
+        oldest = slots.cursor if first is None else first
         return QueueLag(
             queue,
             slots.prefix,
             bounds.end,
-            bounds.end - begin + known.ready,
-            counts[State.LEASED] + counts[State.ACKING] + counts[State.MOVING],
-            counts[State.WAITING] + counts[State.OPEN] - known.ready,
+            *backlog,
             await self._stored_ms(queue, max(oldest, bounds.first), bounds.end),
             self._journal.table.group(group).skipped.get(str(queue), 0),
             self._journal.table.group(group).damaged.get(str(queue), 0),

@@ -6,15 +6,18 @@ leases/     the table of leases and its log, receipt handles, readers that wait
 requests/   requests that wait for a reply
 filters/    the filters of subscriptions
 
-groups.py      the rules of a group
-positions.py   committed offsets, reset, lag
-lease_list.py  the leases of a group
-trace.py       what happened to one message
+groups.py         the rules of a group
+positions.py      committed offsets, reset, lag
+group_figures.py  figures of groups for monitoring
+oldest_ready.py   since when messages of groups have waited
+lease_list.py     the leases of a group
+trace.py          what happened to one message
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from delivery.group_figures import FigureReader, GroupFigures
 from delivery.groups import GroupRules
 from delivery.lease_list import Lease, Place, list_leases
 from delivery.leases.handles import refusal_of
@@ -23,6 +26,7 @@ from delivery.leases.message_states import State
 from delivery.leases.position_limit import PositionLimit
 from delivery.leases.waiters import Waiters
 from delivery.message_status import MessageStatus, status_of
+from delivery.oldest_ready import OldestReady
 from delivery.options import DeliveryOptions
 from delivery.positions import Move, Positions, QueueLag
 from delivery.receive.group_queues import GroupQueues
@@ -85,6 +89,8 @@ class Delivery:
             self._journal, queues, self._receiver, self._waiters, self._limit
         )
         self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=options.max_tasks)
+        self._figures = FigureReader(self._journal, queues, self._limit, self.dead_letters)
+        self.oldest_ready = OldestReady(self._journal, queues, self._limit)
         self.table = self._journal.table
 
     # ----------------------------------------------------------------------------------------------
@@ -295,6 +301,12 @@ class Delivery:
         elsewhere).
         """
         return await self._positions.lag(group, rules)
+
+    async def figures(self, groups: Iterable[tuple[str, GroupRules]]) -> list[GroupFigures]:
+        """The figures of these groups, in their order: of all, or of as many as have the number of
+        queues that one reading may examine. From memory; others have their turns meanwhile.
+        """
+        return await self._figures.read(groups)
 
     async def status(
         self, group: str, rules: GroupRules, message: StoredMessage, trace: LeaseTrace

@@ -6,6 +6,8 @@ import structlog
 
 from app.component import Component, Gauge
 from app.components.loop_kinds import parked_items, patient_loop, saving_loop
+from app.group_metrics import GroupMetrics
+from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from delivery.leases.message_states import State
 from delivery.options import DeliveryOptions, RequestOptions
@@ -13,6 +15,8 @@ from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.loops import Loop
 from storage.clock import Clock
+
+_AGES_INTERVAL_MS = 5_000
 
 log = structlog.get_logger()
 
@@ -26,17 +30,23 @@ class DeliveryComponent(Component):
         groups: ConsumerGroups,
         clock: Clock,
         options: DeliveryOptions,
+        metrics: Metrics,
     ) -> None:
         """`groups`: opened before."""
         self._delivery = delivery
         self._groups = groups
         self._clock = clock
         self._options = options
+        self._metrics = metrics
+        self._group_metrics = GroupMetrics(
+            groups, delivery, clock, most_groups=options.max_metric_groups
+        )
 
     async def start(self) -> None:
         for group in self._groups.all():
             await self._delivery.open_group(group.name)
         replayed = await self._delivery.start()
+        self._metrics.watch_groups(self._group_metrics.text)
         log.info("groups_open", leased=self._delivery.count(State.LEASED), replayed=replayed)
 
     def begin_stop(self) -> None:
@@ -62,6 +72,13 @@ class DeliveryComponent(Component):
             self._clock,
             interval_ms=self._options.snapshot_interval_ms,
             check="leases",
+        )
+
+        yield patient_loop(
+            "group_ages",
+            self._group_metrics.read_ages,
+            interval_ms=_AGES_INTERVAL_MS,
+            check="metrics",
         )
 
     def gauges(self) -> Iterator[Gauge]:

@@ -59,6 +59,7 @@ async def lag(services: Services, _: Call, name: str) -> Reply:
             messages_waiting=waiting + sum(one.messages_waiting for one in queues),
             messages_skipped=sum(one.messages_skipped for one in queues),
             messages_damaged=sum(one.messages_damaged for one in queues),
+            dead_letters=services.delivery.dead_letters.count_kept(name),
             oldest_ready_age_ms=max(ages) if ages else UNSET,
             queues=queues,
         ),

@@ -222,6 +222,9 @@ class Lag(msgspec.Struct, kw_only=True):
             "letters."
         ),
     ]
+    dead_letters: (
+        Annotated[int, Meta(description="Number of dead letters that are kept now.")] | UnsetType
+    ) = UNSET
     oldest_ready_age_ms: int | UnsetType = UNSET
     queues: list[QueueLag]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -35,17 +36,25 @@ class ConsumerGroups:
         self._database = database
         self._clock = clock
         self._limits = limits
-        self._groups: dict[str, ConsumerGroup] = {}
+        self._groups: dict[str, ConsumerGroup] = {}  # in the order of their creation
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
-        for row in await self._database.run(lambda connection: rows(connection, select(table))):
+        stored = select(table).order_by(table.c.created_at_ms, table.c.consumer_group)
+        for row in await self._database.run(lambda connection: rows(connection, stored)):
             group = _from_row(row)
             self._groups[group.name] = group
 
     def all(self) -> list[ConsumerGroup]:
         """By name."""
         return [self._groups[name] for name in sorted(self._groups)]
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def created_first(self, count: int) -> list[ConsumerGroup]:
+        """Up to so many groups, in the order of their creation."""
+        return list(islice(self._groups.values(), count))
 
     def check_name(self, name: str) -> None:
         """Raises ReservedName, InvalidRequest where no group can have this name."""

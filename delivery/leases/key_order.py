@@ -41,6 +41,16 @@ class KeyOrder:
         return len(self._numbers)
 
     @property
+    def free_count(self) -> int:
+        """Number of keys with open messages that are not held."""
+        return len(self._free)
+
+    @property
+    def held_count(self) -> int:
+        """Number of keys that are held: each other one that is known is free."""
+        return len(self._keys) - len(self._free)
+
+    @property
     def takeable(self) -> int:
         """How many open messages there are whose key is free; the other open ones wait for
         theirs.

@@ -77,6 +77,10 @@ class QueueLeases:
         """How many messages are to be handed out again, or because their key is free."""
         return self.slots.counts[State.OPEN] if self.order is None else self.order.takeable
 
+    def count_attempted(self) -> int:
+        """Number of open messages that were delivered from this queue before."""
+        return sum(slot.was_delivered for slot in self.slots.in_states((State.OPEN,), 0))
+
     @property
     def first_ready(self) -> int | None:
         """The lowest offset of these."""

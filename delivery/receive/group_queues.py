@@ -38,15 +38,17 @@ class GroupQueues:
             if unknown:
                 self._limit.check_total(leases.group, unknown, pointer="/group")
             found += [
-                leases.find(one) or leases.open(one, await self._position(leases, one))
+                leases.find(one) or leases.open(one, await self.start_of(leases, one))
                 for one in queues
             ]
         return found
 
-    async def _position(self, leases: GroupLeases, queue: QueueId) -> int:
+    async def start_of(self, leases: GroupLeases, queue: QueueId) -> int:
         """Where a group begins in a queue that it has never received from: one that starts at the
         end has its position.
         """
+        if queue == leases.retry_queue:
+            return leases.retries.start
         committed = await self.committed(leases, queue)
         return (await self._store.offsets(queue)).first if committed is None else committed
 

@@ -122,6 +122,16 @@ class DeadLetters:
         """How many are wanted; where they are named, how many of the names are there."""
         return await self._count(group, wanted, await self._bounds(group))
 
+    def count_kept(self, group: str) -> int:
+        """Number of dead letters in the list, from memory."""
+        gone = self._gone(group)
+        try:
+            bounds = self._store.bounds(retry_message.dead_letter_queue(group))
+        except UnknownTopic:
+            return 0
+        gone.add_below(bounds.first)  # else what has expired would be subtracted once more
+        return max(0, bounds.end - gone.prefix - len(gone.ahead))
+
     async def _count(self, group: str, wanted: Wanted, bounds: OffsetRange) -> int:
         if wanted.is_everything:
             gone = self._gone(group)

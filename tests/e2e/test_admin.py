@@ -21,6 +21,7 @@ LOOPS = [
         "leases",
         "redrive",
         "lease_snapshots",
+        "group_ages",
     ),
     *(
         "requests",

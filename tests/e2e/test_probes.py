@@ -94,7 +94,7 @@ def test_metrics_count_what_was_done(tmp_path):
     )
 
 
-def test_no_name_that_a_user_chose_becomes_a_label(api, topic):
+def test_no_name_of_a_topic_or_a_transaction_becomes_a_label(api, topic):
     ok(api.post(f"/v1/topics/{topic}/messages", json=MESSAGE), 201)
     begin(api, topic, transaction_id=f"id-of-{topic}")
     assert_problem(api.get(f"/v1/nowhere/{topic}"), 404, "route_not_found")

@@ -88,6 +88,8 @@ class Lag(Output, frozen=True, kw_only=True):
     """Passed over by the group's rules, ever."""
     messages_damaged: int
     """Not deliverable because their records are damaged, ever; kept as dead letters."""
+    dead_letters: int | None = None
+    """Number of dead letters that are kept now."""
     oldest_ready_age_ms: int | None = None
     queues: list[QueueLag]
 
