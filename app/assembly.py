@@ -188,6 +188,7 @@ def _transactions(base: Base) -> TransactionCoordinator:
         base.settings.txn,
         delay=delay,
         on_decided=base.metrics.note_decided,
+        on_published=base.metrics.messages_in.inc,
     )
 
 

@@ -166,7 +166,9 @@ class Metrics:
         self.requests = RequestTimes()
         registry.register(self.requests)
         self.messages_in = Counter(
-            "escrowmq_messages_in", "Messages stored for producers", registry=registry
+            "escrowmq_messages_in",
+            "Messages accepted from producers: sent, or committed in a transaction",
+            registry=registry,
         )
         self.messages_out = Counter(
             "escrowmq_messages_out", "Messages handed to consumers", registry=registry

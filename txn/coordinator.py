@@ -54,14 +54,21 @@ class TransactionCoordinator:
         *,
         delay: Callable[[Message, int], Message] = lambda final, now_ms: final,
         on_decided: Callable[[TxnState, Resolver], None] = lambda state, by: None,
+        on_published: Callable[[int], None] = lambda count: None,
     ) -> None:
         """`delay`: moves a final message with a delay to where it waits; others stay as they are.
 
-        `on_decided` is called with each decision that is made, and with its resolver.
+        `on_decided` is called with each decision that is made, and with its resolver;
+        `on_published` with the number of messages that commits have published.
         """
         self._store = store
         self._journal = Journal(
-            store, clock, identifiers, decided_kept=options.decided_kept, on_decided=on_decided
+            store,
+            clock,
+            identifiers,
+            decided_kept=options.decided_kept,
+            on_decided=on_decided,
+            on_published=on_published,
         )
         self._locks = KeyedLocks()
         self._begins = Begins(self._journal, self._locks, options)

@@ -50,8 +50,11 @@ class Journal:
         *,
         decided_kept: int,
         on_decided: Callable[[TxnState, Resolver], None],
+        on_published: Callable[[int], None],
     ) -> None:
-        """`on_decided` is called with each decision that is made, once it is durable."""
+        """`on_decided` is called with each decision that is made, once it is durable;
+        `on_published` with the number of messages that commits have published.
+        """
         self.store = store
         self.clock = clock
         self.identifiers = identifiers
@@ -71,6 +74,7 @@ class Journal:
             },
         )
         self._on_decided = on_decided
+        self.on_published = on_published
 
     # ----------------------------------------------------------------------------------------------
     # finding
@@ -169,6 +173,8 @@ class Journal:
             transaction, op, [final.queue_offset for final in appended[: len(finals)]]
         )
         self._on_decided(transaction.state, op.resolved_by)
+        if finals:
+            self.on_published(len(finals))
 
     def note_decided(
         self, transaction: Transaction, messages: Messages, state: TxnState, by: Resolver,

@@ -309,6 +309,8 @@ class PlainTransactions:
             )
             self._forget(one.transaction.transaction_id)
             messages.append(message)
+        if is_commit:
+            self._journal.on_published(len(kept))
         self._journal.note_appended(OP_QUEUE, op_offsets)
         self._journal.set_reserve()
         return messages

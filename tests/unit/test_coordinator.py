@@ -54,12 +54,14 @@ class House:
         self.world = world
         self.store = store
         self.decided: list[tuple[str, str]] = []  # what, and by whom
+        self.published: list[int] = []  # messages of each commit
         self.coordinator = TransactionCoordinator(
             store,
             world.clock,
             world.identifiers,
             options,
             on_decided=lambda state, by: self.decided.append((state.value, by.value)),
+            on_published=self.published.append,
         )
 
     async def begin(self, *given: Message, policy: CheckbackPolicy = SOON, **fields) -> str:
@@ -107,6 +109,19 @@ with_house = one_life(in_house)
 
 # --------------------------------------------------------------------------------------------------
 # begin and decide
+
+
+@with_house()
+async def test_the_messages_of_a_commit_are_counted_once_and_those_of_a_rollback_never(house):
+    orders = [message(b"order", queue=ORDERS, message_id=f"m{number}") for number in range(3)]
+    committed, rolled_back = await house.begin(*orders), await house.begin()
+    assert house.published == []
+
+    for _ in range(2):
+        await house.coordinator.commit(committed)
+        await house.coordinator.rollback(rolled_back)
+
+    assert house.published == [3]
 
 
 @pytest.mark.parametrize("restart", ["none", "killed"])
