@@ -19,7 +19,8 @@ from tests.golden.whole_service import whole_service
 from tests.support.clock import ManualClock
 
 FOLDER = Path(__file__).parent / "escrowmq-1-whole"
-ADDED_SINCE = {"transaction_id"}  # fields of messages
+# Fields of messages, and of the lag of a group.
+ADDED_SINCE = {"transaction_id", "dead_letters"}
 KEPT_BY_THE_ENGINE = ["consume_queues", "group_offsets", "timers"]  # written whenever it is closed
 
 each_store = pytest.mark.parametrize("name", ["closed", "killed"])
@@ -65,6 +66,9 @@ async def test_every_question_is_answered_as_it_was_by_the_version_that_wrote_it
         served = await service.served(truth()["request_ids"])
 
     assert as_then(served, truth()["served"]) == truth()["served"]
+    for group in ("in-order", "pullers", "red-ones", "repliers", "workers"):
+        dead = served[f"groups/{group}/dead-letters"]["items"]
+        assert served[f"groups/{group}/lag"]["dead_letters"] == len(dead)
 
 
 @each_store
