@@ -63,6 +63,18 @@ _FAMILIES = (
         "counter",
         lambda one: one.discarded,
     ),
+    _Family(
+        "escrowmq_group_messages_rejected_total",
+        "Messages rejected by consumers of the group, each attempt that counts",
+        "counter",
+        lambda one: one.rejected,
+    ),
+    _Family(
+        "escrowmq_group_leases_expired_total",
+        "Leases of the group that ended without a settlement",
+        "counter",
+        lambda one: one.leases_expired,
+    ),
 )
 _AGE = "escrowmq_group_oldest_ready_age_seconds"
 _DEAD_LETTERED = "escrowmq_group_messages_dead_lettered_total"

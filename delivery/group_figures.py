@@ -33,7 +33,9 @@ class GroupFigures(NamedTuple):
     """`ready`, `leased`, `waiting`: as the lag of the group has them; `held_keys`: ordering keys
     that are leased or wait for a retry; `dead_letters`: that are kept now.
 
-    `dead_lettered`, `discarded`: since the start of the process.
+    Since the start of the process: `dead_lettered`, `discarded`; `rejected`: negative
+    acknowledgements that count an attempt; `leases_expired`: leases that ended without a
+    settlement.
     """
 
     group: str
@@ -44,6 +46,8 @@ class GroupFigures(NamedTuple):
     dead_letters: int
     dead_lettered: Mapping[Cause, int]
     discarded: int
+    rejected: int
+    leases_expired: int
 
 
 class FigureReader:
@@ -94,6 +98,8 @@ class FigureReader:
             self._dead_letters.count_kept(group),
             leases.dead_lettered,
             leases.discarded,
+            leases.rejected,
+            leases.leases_expired,
         )
 
     async def _backlog(self, leases: GroupLeases, queue: QueueId, turns: Turns) -> Backlog:

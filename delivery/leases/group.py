@@ -89,9 +89,12 @@ class GroupLeases:
         # messages that were passed over by the group's rules, by queue
         self.skipped: dict[str, int] = {}
         self.damaged: dict[str, int] = {}  # messages whose records could not be read, by queue
-        # since the start of the process: dead letters by cause, and messages dropped instead
+        # since the start of the process: dead letters by cause, messages dropped instead, negative
+        # acknowledgements that count an attempt, and leases that ended without a settlement
         self.dead_lettered: Counter[Cause] = Counter()
         self.discarded = 0
+        self.rejected = 0
+        self.leases_expired = 0
         self.unlogged: dict[int, UnloggedLeases] = {}  # by lease: in memory and not in the log yet
         self.turn = 0
         # leased for longer than the wheel knows: queue index, offset

@@ -101,13 +101,17 @@ class LeaseEnds:
         if again:
             event = Expired(group=leases.group, runs=runs_of(again))
             replay.apply(self._journal.table, event, now)
+            leases.leases_expired += len(again)
         self._waiters.wake(leases.group)
         if again:
             # A start ends the leases by their deadlines, with the event or without it.
             with suppress(UnavailableError, StorageFull):
                 await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         if last:
-            await self._journal.changes.shielded(
-                self._mover.move(leases, rules, last, tries_again=True)
-            )
+            await self._journal.changes.shielded(self._end_last(leases, rules, last))
         return len(ended)
+
+    async def _end_last(self, leases: GroupLeases, rules: GroupRules, last: Sequence[Move]) -> None:
+        """Give up messages whose last lease ended; what fails is tried again, and counted then."""
+        failed = await self._mover.move(leases, rules, last, tries_again=True)
+        leases.leases_expired += len(last) - len(failed)

@@ -3,11 +3,12 @@
 On disk when it is answered.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from delivery.groups import GroupRules
 from delivery.leases.given_up import Cause
+from delivery.leases.group import GroupLeases
 from delivery.leases.handles import find_held, refusal_of
 from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import Event
@@ -96,9 +97,20 @@ class Rejecter:
             moves.append(move(entry, one, *found))
             found.queue.slots.move(found.offset, Event.MOVE)
         if leases is not None and moves:
-            failed = await self._journal.changes.shielded(self._mover.move(leases, rules, moves))
+            failed = await self._journal.changes.shielded(self._move(leases, rules, moves))
             for one_move, error in failed:
                 results[one_move.entry] = error
             if len(failed) == len(refused):
                 raise failed[0][1]
         return results
+
+    async def _move(
+        self, leases: GroupLeases, rules: GroupRules, moves: Sequence[Move]
+    ) -> list[tuple[Move, MessagingError]]:
+        failed = await self._mover.move(leases, rules, moves)
+        leases.rejected += _count_rejected(moves) - _count_rejected(one for one, _ in failed)
+        return failed
+
+
+def _count_rejected(moves: Iterable[Move]) -> int:
+    return sum(not one.is_unprocessed and one.cause is not Cause.REQUESTED for one in moves)

@@ -52,10 +52,12 @@ def send(api: httpx.Client, count: int) -> list[str]:
     ]
 
 
-def settle(api: httpx.Client, group: str, verb: str, count: int) -> None:
-    body = {"max_messages": count, "lease_ms": 60_000}
+def settle(
+    api: httpx.Client, group: str, verb: str, count: int, *, lease_ms: int = 60_000, **fields: Any
+) -> None:
+    body = {"max_messages": count, "lease_ms": lease_ms}
     received = ok(api.post(f"/v1/groups/{group}/receive", json=body))["messages"]
-    entries = [{"receipt_handle": one["receipt_handle"]} for one in received]
+    entries = [{"receipt_handle": one["receipt_handle"], **fields} for one in received]
     assert len(received) == count
     if verb != "receive":
         ok(api.post(f"/v1/groups/{group}/{verb}", json={"entries": entries}))
@@ -79,6 +81,8 @@ def test_dead_letters_and_lag_of_a_group_can_be_alerted_on(own):
         "keys_held": 0,
         "dead_letters": 0,
         "messages_discarded_total": 0,
+        "messages_rejected_total": 0,
+        "leases_expired_total": 0,
         "messages_dead_lettered_total exhausted": 0,
         "messages_dead_lettered_total requested": 0,
         "messages_dead_lettered_total damaged": 0,
@@ -112,6 +116,28 @@ def test_dead_letters_and_lag_of_a_group_can_be_alerted_on(own):
     assert found["messages_dead_lettered_total exhausted"] == 0
     assert (found["dead_letters"], found["messages_ready"], found["messages_leased"]) == (3, 1, 1)
     assert len(events(server, "message_dead_lettered")) == 3, "a replay logs nothing again"
+
+
+def test_a_handler_that_fails_and_one_that_hangs_can_be_alerted_on_before_there_are_dead_letters(
+    own,
+):
+    _, api = own
+    put_group(api, "billing")
+    send(api, 9)
+
+    settle(api, "billing", "nack", 3)
+    settle(api, "billing", "nack", 1, unprocessed=True, delay_ms=60_000)
+    settle(api, "billing", "dead-letter", 1)
+    settle(api, "billing", "ack", 2)
+    settle(api, "billing", "receive", 2, lease_ms=1_000)
+
+    def expired() -> float:
+        return of("billing", metrics(api))["leases_expired_total"]
+
+    assert until(expired, "the leases end") == 2
+    found = of("billing", metrics(api))
+    assert found["messages_rejected_total"] == 3
+    assert found["messages_dead_lettered_total exhausted"] == 0
 
 
 def test_the_age_of_the_oldest_ready_message_is_known_soon_and_after_a_restart(own):

@@ -8,8 +8,10 @@ from delivery import group_figures, turns
 from delivery.group_figures import GroupFigures
 from delivery.groups import GroupRules, Subscription
 from delivery.leases import backlog
+from delivery.leases.given_up import Cause
 from delivery.leases.tasks import Wanted
 from delivery.settle.dead_letters import Redrive
+from storage.errors import StorageFull
 from storage.message import QueueId
 from tests.support.delivery import GROUP, House, in_house, rules, with_house
 
@@ -54,6 +56,51 @@ async def test_each_message_of_a_group_is_in_the_figure_of_its_state(house):
     await house.pass_time(1_100)
     assert await numbers(house) == (1, 0, 0, 2)
     assert len(retried) == 2
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("max_attempts", [1, 2])
+def test_each_rejection_that_counts_and_each_lease_that_ends_is_counted_once(ordered, max_attempts):
+    async def live(house: House) -> None:
+        await house.send(*"abcdefg")
+        first, second, third, fourth, fifth, *left = await house.receive(7)
+        await house.nack(first, second)
+        await house.nack(second)  # its lease is over
+        await house.release(third)
+        await house.give_up(fourth)
+        await house.ack(fifth)
+        found = await figures(house)
+        assert (found.rejected, found.leases_expired) == (2, 0)
+
+        await house.pass_time(1_100)
+        await house.nack(*left)
+        found = await figures(house)
+        assert (found.rejected, found.leases_expired) == (2, 2)
+
+    in_house(live, given=rules(ordered=ordered, max_attempts=max_attempts))
+
+
+@with_house(given=rules(max_attempts=1))
+async def test_what_could_not_be_written_is_counted_when_it_is(house, monkeypatch):
+    await house.send("a", "b")
+    first, _ = await house.receive()
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise StorageFull("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.store, "append", refuse)
+        with pytest.raises(StorageFull):
+            await house.nack(first)
+        await house.pass_time(1_100)
+        await house.pass_time(1_100)
+        found = await figures(house)
+        assert (found.rejected, found.leases_expired) == (0, 0)
+
+    await house.pass_time(1_100)
+    found = await figures(house)
+    assert (found.rejected, found.leases_expired) == (0, 2)
+    assert found.dead_lettered == {Cause.EXHAUSTED: 2}
 
 
 @with_house(given=rules(ordered=True, lease_ms=60_000))
