@@ -85,6 +85,7 @@ const RECEIVE = "/v1/groups/{group}/receive";
 /** An init of openapi-fetch, as far as this file reads it. */
 interface Loose extends CallOptions {
   body?: unknown;
+  fetch?: Connection["fetch"];
   params?: { header?: Record<string, unknown>; query?: Record<string, unknown> };
 }
 type LooseRequest = (
@@ -131,7 +132,7 @@ async function call(
 }
 
 async function once(
-  { clock, url }: Connection,
+  { clock, url, ...connection }: Connection,
   request: LooseRequest,
   method: Verb,
   path: string,
@@ -143,11 +144,17 @@ async function once(
   void clock
     .sleep(patience, done.signal)
     .then(() => controller.abort(new Error(`no response within ${patience} ms`)));
+  let isSent = false;
+  const fetch = (sent: Request): Promise<Response> => {
+    isSent = true;
+    return (init.fetch ?? connection.fetch)(sent);
+  };
   let answer;
   try {
-    answer = await request(method, path, { ...init, signal: controller.signal });
+    answer = await request(method, path, { ...init, fetch, signal: controller.signal });
   } catch (error) {
     if (init.signal?.aborted) throw init.signal.reason;
+    if (!isSent) throw error; // no request can be made of what was given, such as a BigInt
     const cause = controller.signal.aborted ? controller.signal.reason : error;
     const what = `no response from ${method.toUpperCase()} ${path} at ${new URL(url).host}`;
     throw new Unreachable(`${what}: ${rootOf(cause)}`, { cause });

@@ -58,9 +58,13 @@ export class Transaction<Db = never> {
     return this.#mark !== "none";
   }
 
-  /** Add a message. All are added before `begin` and `mark`. */
+  /**
+   * Add a message. All are added before `begin` and `mark`. Throws a `TypeError` if it is no JSON:
+   * a BigInt, for example, or an object that contains itself.
+   */
   add(topic: string, message: MessageInput): void {
     if (this.#begun) throw new EscrowMQError("add all messages before begin and mark");
+    JSON.stringify(message); // here, where the local transaction may not have begun
     this.#messages.push({ topic, message });
   }
 

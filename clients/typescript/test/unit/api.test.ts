@@ -31,6 +31,19 @@ test("a send that gets no answer is repeated with the same key", async () => {
   assert.match(keys[0] ?? "", /^[\da-f-]{36}$/);
 });
 
+test("a body that is no JSON is an error of the program, and is not repeated", async () => {
+  const { client, clock, calls } = fakeService(() => RECEIPT);
+  const circle: Record<string, unknown> = {};
+  circle["itself"] = circle;
+
+  for (const json of [1n, circle]) {
+    await assert.rejects(client.send("orders", { json }), TypeError);
+  }
+
+  assert.equal(calls.length, 0);
+  assert.equal(clock.now(), 0);
+});
+
 test("a send to which a proxy got no answer is repeated", async () => {
   const answers = [new Response("<html>", { status: 502 }), RECEIPT];
   const { client, clock, calls } = fakeService(() => answers.shift());

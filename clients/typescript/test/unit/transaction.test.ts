@@ -471,6 +471,19 @@ test("a transaction without messages sends nothing", async () => {
   assert.equal(markers.rows.size, 0);
 });
 
+test("a message that is no JSON cannot be added", async () => {
+  const { client, options, operations } = world();
+
+  const work = client.transaction("shop", options, async (tx) => {
+    assert.throws(() => tx.add("orders", { json: { amount: 1n } }), TypeError);
+    assert.ok(tx.isEmpty);
+    throw new Error("no order");
+  });
+
+  await assert.rejects(work, /no order/);
+  assert.deepEqual(operations(), []);
+});
+
 test("a message cannot be added after the begin", async () => {
   const { client } = world();
 
