@@ -87,6 +87,8 @@ interface Delivery {
 }
 
 const MAX_REASON = 500;
+/** After a stop and the time of the handlers: for the last answers of the service. */
+const GIVING_BACK_MS = 2_000;
 const ONCE = { totalMs: 0 };
 const DELIVERED_AGAIN = "it is delivered again";
 const AFTER_FAILURE = `${DELIVERED_AGAIN}, or is a dead letter after the last attempt of its group`;
@@ -101,6 +103,8 @@ export class Worker {
   readonly #outage: Outage;
   readonly #stop = new AbortController();
   readonly #stopNow = new AbortController();
+  /** Ends the requests that are left when the time after a stop is over. */
+  readonly #leave = new AbortController();
   readonly #deliveries = new Set<Delivery>();
   /** The last message of each key whose messages are processed one after another. */
   readonly #lastOfKey = new Map<string, Promise<boolean>>();
@@ -142,7 +146,9 @@ export class Worker {
     const onOutage = (error: unknown): void => this.#report(error, undefined, "it is tried again");
     this.#outage = Outage.of(client, onOutage, options.onRecovery);
     this.#lastReceive = this.#clock.now();
-    const watch = this.#outage.watch.bind(this.#outage);
+    const { signal } = this.#leave;
+    const watch = <Result>(request: (call: CallOptions) => Promise<Result>): Promise<Result> =>
+      this.#outage.watch((call) => request({ ...call, signal }));
     this.#acks = new Batches((entries) => watch((call) => client.ack(group, entries, call)));
     this.#nacks = new Batches((entries) => watch((call) => client.nack(group, entries, call)));
     this.#deadLetters = new Batches((entries) =>
@@ -370,7 +376,10 @@ export class Worker {
     this.#report(error, message, DELIVERED_AGAIN);
   }
 
-  /** Wait for the handlers; those that take too long are stopped and their messages given back. */
+  /**
+   * Wait for the handlers; those that take too long are stopped and their messages given back. A
+   * service that is away does not keep the worker from its end.
+   */
   async #drain(): Promise<void> {
     this.#stop.abort();
     const finished = new AbortController();
@@ -391,7 +400,12 @@ export class Worker {
       const entry = { receipt_handle, delay_ms: 0, reason, ...unprocessed(delivery) };
       return this.#settle(delivery, "rejected", this.#nacks.add(entry));
     });
+    const given = new AbortController();
+    void this.#clock.sleep(GIVING_BACK_MS, given.signal).then(() => {
+      this.#leave.abort(new Stopped(`the worker stopped: no answer in ${GIVING_BACK_MS} ms`));
+    });
     await Promise.all(left);
+    given.abort();
   }
 
   async #finished(): Promise<void> {

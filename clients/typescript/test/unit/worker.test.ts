@@ -400,6 +400,29 @@ test("a handler that outlasts a stop is aborted, and its message given back", as
   assert.deepEqual(nack?.body.entries, [{ receipt_handle: "lh_1", delay_ms: 0, reason }]);
 });
 
+test("a stop while the service is away ends soon after the time of its handlers", async () => {
+  const { open, handler } = held();
+  const { clock, errors, running, stop } = world(
+    [message(1), message(2)],
+    handler,
+    { shutdownMs: 2_000 },
+    ({ operation }) => ([ACK, NACK].includes(operation) ? new TypeError("away") : undefined),
+  );
+  let endedAt: number | undefined;
+  const ended = running.then(() => (endedAt = clock.now()));
+  await settled();
+  stop();
+  open.get("msg_1")?.end();
+
+  await clock.advance(4_000);
+  await clock.advance(60_000);
+  await ended;
+
+  assert.equal(endedAt, 4_000);
+  const left = errors.filter((error) => /^Stopped: .* no answer in 2000 ms/.test(`${error}`));
+  assert.equal(left.length, 2, errors.join("\n"));
+});
+
 test("a second stop does not wait", async () => {
   const { open, handler } = held();
   const { worker, handles, running, stop } = world([message(1)], handler);
