@@ -1,6 +1,6 @@
 import type { CallOptions } from "./api.js";
 import type { EscrowMQ } from "./client.js";
-import { RefusedEntries } from "./errors.js";
+import { EscrowMQError, ProblemError, RefusedEntries } from "./errors.js";
 import { guarded, Outage } from "./outage.js";
 import { asLine, asReason, textOf } from "./reason.js";
 import type { Schemas } from "./schemas.js";
@@ -28,8 +28,9 @@ export interface CheckerOptions {
   /** Time for one lookup, within the 15 seconds for which a check is leased. */
   answerMs?: number | undefined;
   /**
-   * Takes what went wrong: a lookup that threw, an answer that was refused. An outage of the
-   * service is reported at its first failed try, then every 30 seconds. Without it: to the console.
+   * Takes what went wrong: a lookup that threw, an answer that was refused, once a producer group
+   * that does not exist. An outage of the service is reported at its first failed try, then every
+   * 30 seconds. Without it: to the console.
    */
   onError?: ((error: unknown) => void) | undefined;
   /** Takes the duration of an outage when the service answers again. Without it: to the console. */
@@ -37,15 +38,21 @@ export interface CheckerOptions {
 }
 
 const MAX_REASON = 1_000;
+const NO_GROUP = "producer_group_not_found";
 
 /**
  * Receives the checks of a producer group and answers them. An answer that throws is sent as
  * `unknown`, with the reason as evidence.
+ *
+ * A group exists from the first transaction of its producers. Until then there are no checks, which
+ * is reported once: the name may be wrong.
  */
 export class Checker {
   /** Takes what went wrong, and what happens next. */
   readonly #report: (error: unknown, next: string, check?: Schemas["Check"]) => void;
   readonly #outage: Outage;
+  /** Does the group exist? Undefined before it was looked up. */
+  #exists: boolean | undefined;
 
   constructor(
     readonly client: EscrowMQ,
@@ -90,10 +97,29 @@ export class Checker {
   }
 
   async #receive(wait_ms: number, call: CallOptions): Promise<Schemas["Check"][]> {
+    if (!this.#exists && !(await this.#lookUp(call))) {
+      await this.client.clock.sleep(wait_ms, call.signal);
+      return [];
+    }
     const params = { path: { producer_group: this.producerGroup } };
     const body = { wait_ms, max_checks: this.options.maxChecks ?? 32 };
     const path = "/v1/producer-groups/{producer_group}/checks/receive";
     return (await this.client.api.POST(path, { params, body, ...call })).checks;
+  }
+
+  /** Look the group up: a receive would create it, and a wrong name go unnoticed. */
+  async #lookUp(call: CallOptions): Promise<boolean> {
+    const params = { path: { producer_group: this.producerGroup } };
+    const wasMissing = this.#exists === false;
+    try {
+      await this.client.api.GET("/v1/producer-groups/{producer_group}", { params, ...call });
+      this.#exists = true;
+    } catch (error) {
+      if (!(error instanceof ProblemError) || error.code !== NO_GROUP) throw error;
+      this.#exists = false;
+      if (!wasMissing) this.#report(unknownGroup(this.producerGroup), "it is looked up again");
+    }
+    return this.#exists;
   }
 
   async #answerAll(checks: Schemas["Check"][], call: CallOptions = {}): Promise<number> {
@@ -126,6 +152,13 @@ export class Checker {
       done.abort();
     }
   }
+}
+
+function unknownGroup(producerGroup: string): EscrowMQError {
+  return new EscrowMQError(
+    `producer group ${producerGroup} does not exist, and has no checks: either no producer has ` +
+      "begun a transaction in it yet, or producers use another name; compare it with theirs",
+  );
 }
 
 /** Signing secrets, or a function that looks them up for each request. */

@@ -3,6 +3,7 @@ import { test } from "node:test";
 import { type AnswerCheck, Checker, RefusedEntries } from "../../src/index.js";
 import { fakeService, problem, refused, respond, silence } from "./support.js";
 
+const GROUP = "GET /v1/producer-groups/shop";
 const RECEIVE = "POST /v1/producer-groups/shop/checks/receive";
 const CHECKS = [
   { check_id: "chk_1", transaction_id: "order-1", answer_number: 1, age_ms: 1 },
@@ -12,9 +13,10 @@ const CHECKS = [
 function world(answer: AnswerCheck, answered: unknown = { accepted: 2, rejected: 0, results: [] }) {
   const checks = [CHECKS];
   const errors: unknown[] = [];
-  const service = fakeService(({ operation }) =>
-    operation === RECEIVE ? { checks: checks.shift() ?? [] } : answered,
-  );
+  const service = fakeService(({ operation }) => {
+    if (operation === GROUP) return {};
+    return operation === RECEIVE ? { checks: checks.shift() ?? [] } : answered;
+  });
   const onError = (error: unknown): unknown => errors.push(error);
   return { ...service, errors, checker: new Checker(service.client, "shop", answer, { onError }) };
 }
@@ -24,7 +26,7 @@ test("checks are answered with what is looked up, in one request", async () => {
 
   assert.equal(await checker.runOnce(), 2);
 
-  assert.deepEqual(calls[1]?.body.answers, [
+  assert.deepEqual(calls[2]?.body.answers, [
     { check_id: "chk_1", decision: "commit" },
     { check_id: "chk_2", decision: "rollback" },
   ]);
@@ -38,7 +40,7 @@ test("a lookup that fails is answered unknown, with the reason as evidence", asy
 
   await checker.runOnce();
 
-  assert.deepEqual(calls[1]?.body.answers, [
+  assert.deepEqual(calls[2]?.body.answers, [
     { check_id: "chk_1", decision: "unknown", evidence: { reason: "Error: database away" } },
     { check_id: "chk_2", decision: "commit", evidence: { row: "2" } },
   ]);
@@ -76,7 +78,7 @@ test("an answer that is refused is reported, and the others count", async () => 
 });
 
 test("a checker goes on after a service that is away, and ends with its signal", async () => {
-  const answers: unknown[] = [{ checks: [] }];
+  const answers: unknown[] = [{}, { checks: [] }];
   const errors: unknown[] = [];
   const { client, clock, calls } = fakeService(() =>
     clock.now() < 40_000 ? new TypeError("away") : (answers.shift() ?? silence),
@@ -97,8 +99,9 @@ test("a checker goes on after a service that is away, and ends with its signal",
 test("a checker reports an outage at its first failed try, and when it ends", async () => {
   const times: number[] = [];
   const ends: number[] = [];
-  const { client, clock, calls } = fakeService(({ body }) => {
+  const { client, clock, calls } = fakeService(({ operation, body }) => {
     if (clock.now() < 20_000) return new TypeError("away");
+    if (operation === GROUP) return {};
     return body.wait_ms === 0 ? { checks: [] } : silence;
   });
   const checker = new Checker(client, "shop", () => "commit", {
@@ -125,7 +128,7 @@ test("a lookup that throws a value without a text is answered unknown", async ()
   await checker.runOnce();
 
   const evidence = { reason: "no reason" };
-  assert.deepEqual(calls[1]?.body.answers[0].evidence, evidence);
+  assert.deepEqual(calls[2]?.body.answers[0].evidence, evidence);
 });
 
 test("a lookup that takes too long is answered unknown, and delays no other", async () => {
@@ -138,11 +141,50 @@ test("a lookup that takes too long is answered unknown, and delays no other", as
   await answered;
 
   const evidence = { reason: "Error: the lookup took more than 10000 ms" };
-  assert.deepEqual(calls[1]?.body.answers, [
+  assert.deepEqual(calls[2]?.body.answers, [
     { check_id: "chk_1", decision: "unknown", evidence },
     { check_id: "chk_2", decision: "commit" },
   ]);
   assert.equal(errors.length, 1);
+});
+
+test("a producer group that does not exist is reported once, and not created", async (t) => {
+  const log = t.mock.method(console, "error", () => undefined);
+  let exists = false;
+  const { client, clock, operations } = fakeService(({ operation }) => {
+    if (operation === RECEIVE) return silence;
+    return exists ? {} : refused(404, "producer_group_not_found");
+  });
+  const stop = new AbortController();
+  const checker = new Checker(client, "shop", () => "commit");
+  const running = checker.run({ signal: stop.signal });
+
+  await clock.advance(45_000);
+  assert.deepEqual(operations(), [GROUP, GROUP, GROUP]);
+  exists = true;
+  await clock.advance(20_000);
+  stop.abort();
+  await running;
+
+  assert.deepEqual(operations().slice(3), [GROUP, RECEIVE]);
+  const lines = log.mock.calls.map(({ arguments: [line] }) => line);
+  assert.equal(lines.length, 1);
+  assert.match(String(lines[0]), /^producer group shop: .* does not exist, .* another name/);
+});
+
+test("a checker that stops does not wait for its producer group", async () => {
+  const errors: unknown[] = [];
+  const { client, clock } = fakeService(() => refused(404, "producer_group_not_found"));
+  const checker = new Checker(client, "shop", () => "commit", { onError: (e) => errors.push(e) });
+  const stop = new AbortController();
+  const running = checker.run({ signal: stop.signal });
+
+  await clock.advance(1_000);
+  stop.abort();
+  await running;
+
+  assert.equal(clock.now(), 1_000);
+  assert.match(String(errors), /^EscrowMQError: producer group shop does not exist/);
 });
 
 test("a checker without a key ends with the refusal", async () => {
