@@ -98,22 +98,32 @@ export class CommitPending extends EscrowMQError {
   }
 }
 
-/** The work returned, and its local transaction did not commit. Nothing is published. */
+/**
+ * The work returned, and its local transaction did not commit, or had no marker when it did.
+ * `cause`: of a mark that failed. Nothing is published.
+ */
 export class NotCommitted extends EscrowMQError {
   override name = "NotCommitted";
-  constructor(readonly transactionId: string) {
-    super(`the local transaction of ${transactionId} did not commit`);
+  constructor(
+    readonly transactionId: string,
+    cause?: unknown,
+  ) {
+    super(`the local transaction of ${transactionId} did not commit`, causedBy(cause));
   }
 }
 
 /**
- * Markers were given, and the work returned without a mark: its local transaction may have failed
- * before it, or have committed without a marker. Nothing is published.
+ * Markers were given, and the work returned without a mark, or before it was inserted: the local
+ * transaction may have failed before it, or have committed without a marker. Nothing is published
+ * unless a marker is committed all the same.
  */
 export class NotMarked extends EscrowMQError {
   override name = "NotMarked";
-  constructor(readonly transactionId: string) {
-    super(`the work of transaction ${transactionId} returned without tx.mark or tx.markSync`);
+  constructor(
+    readonly transactionId: string,
+    what = "returned without tx.mark or tx.markSync",
+  ) {
+    super(`the work of transaction ${transactionId} ${what}`);
   }
 }
 

@@ -26,6 +26,7 @@ export interface TransactionOptions<Store extends Markers = Markers> {
 const OUTCOME_MS = 5_000;
 /** A begin is repeated for so long while the local transaction is open. */
 const SOON = { retry: { totalMs: 5_000 }, timeoutMs: 5_000 };
+const NOT_AWAITED = "returned while its mark was under way: tx.mark was not awaited";
 const UNDECIDED: readonly string[] = ["prepared", "held"];
 // The key of a begin is made of its id, and is forgotten sooner than the transaction.
 const TAKEN: readonly string[] = ["idempotency_key_reused", "transaction_exists"];
@@ -35,7 +36,9 @@ export class Transaction<Db = never> {
   readonly #messages: Schemas["TransactionMessageInput"][] = [];
   #begun: Promise<void> | undefined;
   #mayExist = false;
-  #mark: "none" | "inserted" | "failed" = "none";
+  #mark: "none" | "open" | "inserted" | "failed" = "none";
+  #failure: unknown;
+  #hasEnded = false;
 
   constructor(
     private readonly client: EscrowMQ,
@@ -56,6 +59,17 @@ export class Transaction<Db = never> {
   /** Was `mark` called? Then the local transaction decides. */
   get isMarked(): boolean {
     return this.#mark !== "none";
+  }
+
+  /** Why the last mark failed, if it did. */
+  get failure(): unknown {
+    return this.#failure;
+  }
+
+  /** Insert no mark any more, as the work has ended; is one still under way? */
+  end(): boolean {
+    this.#hasEnded = true;
+    return this.#mark === "open";
   }
 
   /**
@@ -83,15 +97,30 @@ export class Transaction<Db = never> {
    * Insert the marker row in the local transaction, and begin at the service first, unless `begin`
    * has: then for a few seconds only, as the local transaction is open meanwhile.
    */
-  async mark(db: Db): Promise<void> {
-    if (this.isEmpty) return;
+  mark(db: Db): Promise<void> {
+    if (this.isEmpty) return Promise.resolve();
     const markers = this.#markers() as Markers & Partial<MarkerStore<Db>>;
     if (!markers.mark) throw new EscrowMQError("these markers have markSync only");
-    this.#mark = "failed";
-    this.#begun ??= this.#begin(SOON);
-    await this.#begun;
-    await markers.mark(db, this.id);
-    this.#mark = "inserted";
+    this.#mark = "open";
+    const inserted = this.#insert(markers as MarkerStore<Db>, db);
+    inserted.catch(() => undefined); // where it is not awaited, the end of the work says so
+    return inserted;
+  }
+
+  async #insert(markers: MarkerStore<Db>, db: Db): Promise<void> {
+    this.#failure = undefined;
+    try {
+      this.#begun ??= this.#begin(SOON);
+      await this.#begun;
+      // The connection may be that of another transaction by now.
+      if (this.#hasEnded) throw new NotMarked(this.id, NOT_AWAITED);
+      await markers.mark(db, this.id);
+      this.#mark = "inserted";
+    } catch (error) {
+      this.#mark = "failed";
+      this.#failure = error;
+      throw error;
+    }
   }
 
   /** Insert the marker row, after `begin`, by a database whose statements run at once. */
@@ -153,9 +182,9 @@ export class Transaction<Db = never> {
 }
 
 /** A transaction whose local one is awaited. */
-export type MarkedTransaction<Db = never> = Omit<Transaction<Db>, "markSync">;
+export type MarkedTransaction<Db = never> = Omit<Transaction<Db>, "markSync" | "end" | "failure">;
 /** A transaction whose local one does not wait for anything. */
-export type SyncTransaction<Db> = Omit<Transaction<Db>, "mark">;
+export type SyncTransaction<Db> = Omit<Transaction<Db>, "mark" | "end" | "failure">;
 
 export async function runTransaction<Db, Result>(
   client: EscrowMQ,
@@ -168,6 +197,7 @@ export async function runTransaction<Db, Result>(
   try {
     result = await work(tx);
   } catch (error) {
+    tx.end();
     const outcome = tx.mayExist ? await tx.outcome() : undefined;
     const decision = await settle(client, tx.id, outcome);
     if (error instanceof Fenced && outcome && !error.outcome) {
@@ -176,18 +206,19 @@ export async function runTransaction<Db, Result>(
     }
     throw error;
   }
+  const isMarking = tx.end();
   if (tx.isEmpty) return result;
   if (options.markers) {
-    if (!tx.isMarked) {
+    if (isMarking || !tx.isMarked) {
       if (tx.mayExist) await settle(client, tx.id, await tx.outcome());
-      throw new NotMarked(tx.id);
+      throw new NotMarked(tx.id, isMarking ? NOT_AWAITED : undefined);
     }
     // The work may have rolled back, or a driver may have hidden that the database did.
     const outcome = await tx.outcome();
     if (outcome === undefined) throw new CommitPending(tx.id);
     if (outcome === "rollback") {
       await settle(client, tx.id, outcome);
-      throw new NotCommitted(tx.id);
+      throw new NotCommitted(tx.id, tx.failure);
     }
   }
   await tx.begin();

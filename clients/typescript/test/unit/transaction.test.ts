@@ -11,7 +11,7 @@ import {
   ProblemError,
   type SyncMarkerStore,
 } from "../../src/index.js";
-import { type Answers, fakeService, problem, refused, respond } from "./support.js";
+import { type Answers, fakeService, problem, refused, respond, settled } from "./support.js";
 
 const BEGIN = "POST /v1/transactions";
 const COMMIT = "POST /v1/transactions/order-1/commit";
@@ -200,6 +200,47 @@ test("a mark that failed and was caught does not publish", async () => {
 
   await assert.rejects(work, NotCommitted);
   assert.deepEqual(operations(), [BEGIN, ROLLBACK]);
+});
+
+test("a mark that is not awaited is said to be, and rejects nowhere else", async () => {
+  let answer = (_: unknown): void => undefined;
+  const begun = new Promise((resolve) => (answer = resolve));
+  const { client, options, operations } = world(({ operation }) =>
+    operation === BEGIN ? begun : PREPARED,
+  );
+  const local = new Map<string, Outcome>();
+
+  const work = client.transaction("shop", options, async (tx) => {
+    tx.add("orders", { json: 1 });
+    void tx.mark(local);
+  });
+
+  await assert.rejects(work, (error: unknown) => {
+    assert.ok(error instanceof NotMarked);
+    assert.match(error.message, /order-1 .* tx\.mark was not awaited/);
+    return true;
+  });
+  answer(PREPARED);
+  await settled();
+  assert.equal(local.size, 0);
+  assert.deepEqual(operations(), [BEGIN, ROLLBACK]);
+});
+
+test("a mark that is not awaited and fails is the cause of what is thrown", async () => {
+  const { client, markers, options } = world();
+  markers.rows.set("order-1", "rollback");
+
+  const work = client.transaction("shop", options, async (tx) => {
+    tx.add("orders", { json: 1 });
+    void tx.mark(new Map());
+    await settled();
+  });
+
+  await assert.rejects(work, (error: unknown) => {
+    assert.ok(error instanceof NotCommitted);
+    assert.ok(error.cause instanceof Fenced);
+    return true;
+  });
 });
 
 for (const begins of [false, true]) {
