@@ -71,7 +71,7 @@ export class Checker {
           console.error(`${at}: the lookup of ${transaction_id}${key} failed; ${next}\n`, error);
         };
     const onOutage = (error: unknown): void => this.#report(error, "it is tried again");
-    this.#outage = Outage.of(client, onOutage, options.onRecovery);
+    this.#outage = Outage.of(client, at, onOutage, options.onRecovery);
   }
 
   /**

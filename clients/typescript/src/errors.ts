@@ -139,6 +139,11 @@ export class MarkerCommitsAlone extends EscrowMQError {
   }
 }
 
+const TAKEN_BY: Record<string, string> = {
+  committed: "committed; its work is done, so do not repeat that under another id",
+  rolled_back: "rolled back; its id is spent, so use another",
+};
+
 /**
  * The id of the transaction was used before with other messages or fields, such as a timestamp in
  * the JSON. Nothing was begun, and the transaction that has the id goes on as it was. An id has the
@@ -153,11 +158,11 @@ export class IdTaken extends EscrowMQError {
     readonly state: string | undefined,
     cause?: unknown,
   ) {
-    super(
-      `transaction ${transactionId} exists with other messages or fields, and is ` +
-        `${state ?? "being begun"}; repeat it with the same, or use another id`,
-      causedBy(cause),
-    );
+    const advice =
+      TAKEN_BY[state ?? ""] ??
+      `${state ?? "being begun"}; repeat it with the same messages and fields, or use another id`;
+    const what = `transaction ${transactionId} exists with other messages or fields, and is`;
+    super(`${what} ${advice}`, causedBy(cause));
   }
 }
 

@@ -24,14 +24,15 @@ export class Outage {
     private readonly onRecovery: (awayMs: number) => void,
   ) {}
 
-  /** Of the requests of a worker or checker; its end is written to the console by default. */
+  /** Of the requests of a worker or checker, whose name the console has at the end by default. */
   static of(
     client: EscrowMQ,
+    name: string,
     onError: (error: unknown) => void,
     onRecovery: ((awayMs: number) => void) | undefined,
   ): Outage {
     const say = (awayMs: number): void => {
-      console.info(`EscrowMQ answers again, after ${Math.round(awayMs)} ms`);
+      console.info(`${name}: EscrowMQ answers again, after ${Math.round(awayMs)} ms`);
     };
     return new Outage(client.clock, onError, guarded(onRecovery ?? say));
   }

@@ -144,7 +144,7 @@ export class Worker {
       ? guarded((error, message) => onError(error, message))
       : (error, message, next) => print(group, error, message, next);
     const onOutage = (error: unknown): void => this.#report(error, undefined, "it is tried again");
-    this.#outage = Outage.of(client, onOutage, options.onRecovery);
+    this.#outage = Outage.of(client, `group ${group}`, onOutage, options.onRecovery);
     this.#lastReceive = this.#clock.now();
     const { signal } = this.#leave;
     const watch = <Result>(request: (call: CallOptions) => Promise<Result>): Promise<Result> =>

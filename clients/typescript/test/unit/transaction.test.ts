@@ -308,6 +308,17 @@ for (const [status, code] of [
   });
 }
 
+for (const [state, advice] of [
+  ["prepared", /is prepared; repeat it with the same messages and fields, or use another id$/],
+  ["committed", /is committed; its work is done, so do not repeat that under another id$/],
+  ["rolled_back", /is rolled back; its id is spent, so use another$/],
+  [undefined, /is being begun; repeat it with the same messages and fields, or use another id$/],
+] as const) {
+  test(`what to do with an id that is taken is said by its state, ${state}`, () => {
+    assert.match(new IdTaken("order-1", state).message, advice);
+  });
+}
+
 test("a begin that is refused stops the work, and nothing else is sent", async () => {
   const { client, markers, options, operations } = world(() => refused(404, "topic_not_found"));
 

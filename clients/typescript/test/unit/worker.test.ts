@@ -647,6 +647,7 @@ test("an onError that throws, or returns a promise that rejects, breaks nothing"
 test("without onError, the console has the message of an error, and what is next", async (t) => {
   const lines: string[] = [];
   t.mock.method(console, "error", (...parts: unknown[]) => lines.push(parts.join("")));
+  const info = t.mock.method(console, "info", () => undefined);
   const lost = problem(409, "lease_expired");
   const { client, clock } = fakeService(({ operation, body }) => {
     if (operation === GROUP) return clock.now() === 0 ? new TypeError("away") : { ordered: false };
@@ -667,6 +668,10 @@ test("without onError, the console has the message of an error, and what is next
   stop.abort();
   await running;
 
+  assert.match(
+    String(info.mock.calls[0]?.arguments[0]),
+    /^group billing: EscrowMQ answers again, after \d+ ms$/,
+  );
   assert.equal(lines.length, 3);
   assert.match(lines[0] ?? "", /^group billing: Unreachable: no response .* it is tried again$/);
   const about = (id: string): string => lines.find((line) => line.includes(id)) ?? "";
