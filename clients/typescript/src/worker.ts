@@ -52,8 +52,9 @@ export interface WorkerOptions {
   /** Name of this worker, which traces show. */
   name?: string | undefined;
   /**
-   * Takes what went wrong, with the message if it is about one. An outage of the service is
-   * reported at its first failed try, then every 30 seconds. Without it: to the console.
+   * Takes what went wrong, with the message if it is about one; not `DeadLetter`, and `Redeliver`
+   * only on the last attempt, where it has no effect. An outage of the service is reported at its
+   * first failed try, then every 30 seconds. Without it: to the console.
    */
   onError?: ((error: unknown, message?: ReceivedMessage) => void) | undefined;
   /** Takes the duration of an outage when the service answers again. Without it: to the console. */
@@ -71,6 +72,7 @@ interface Settings {
 }
 
 type SettleResult = Schemas["SettleResult"];
+type Rules = Pick<Schemas["Group"], "ordered" | "max_attempts" | "dead_letter">;
 
 /** A message from its receive until it is settled, or its lease is lost. */
 interface Delivery {
@@ -91,7 +93,6 @@ const MAX_REASON = 500;
 const GIVING_BACK_MS = 2_000;
 const ONCE = { totalMs: 0 };
 const DELIVERED_AGAIN = "it is delivered again";
-const AFTER_FAILURE = `${DELIVERED_AGAIN}, or is a dead letter after the last attempt of its group`;
 
 /** Receives the messages of a group and gives each to a handler under a lease. */
 export class Worker {
@@ -100,6 +101,7 @@ export class Worker {
   readonly #clock: Clock;
   /** Takes what went wrong, and what happens next. */
   readonly #report: (error: unknown, message: ReceivedMessage | undefined, next: string) => void;
+  readonly #hasConsole: boolean;
   readonly #outage: Outage;
   readonly #stop = new AbortController();
   readonly #stopNow = new AbortController();
@@ -114,8 +116,8 @@ export class Worker {
   #wake = new AbortController();
   #hasRun = false;
   #hasEnded = false;
-  /** Are the messages of a key processed one after another? Undefined until the service says so. */
-  #ordered: boolean | undefined;
+  /** Of the group; undefined until the service says them. */
+  #rules: Rules | undefined;
   /** Of a receive and its repetitions: with it, what a lost answer leased is received again. */
   #attemptId = newId();
   #lastReceive: number;
@@ -142,7 +144,8 @@ export class Worker {
     const { onError } = options;
     this.#report = onError
       ? guarded((error, message) => onError(error, message))
-      : (error, message, next) => print(group, error, message, next);
+      : (error, message, next) => this.#print(error, message, next);
+    this.#hasConsole = !onError;
     const onOutage = (error: unknown): void => this.#report(error, undefined, "it is tried again");
     this.#outage = Outage.of(client, `group ${group}`, onOutage, options.onRecovery);
     this.#lastReceive = this.#clock.now();
@@ -213,7 +216,7 @@ export class Worker {
     const { leaseMs, name } = this.#options;
     const received = await this.#outage.watch(async () => {
       const once = { signal, retry: ONCE };
-      this.#ordered ??= await this.#isOrdered(once);
+      this.#rules ??= await this.#getRules(once);
       const wanted = {
         attempt_id: this.#attemptId,
         max_messages: Math.min(free, 1_000),
@@ -240,9 +243,9 @@ export class Worker {
     }
   }
 
-  async #isOrdered(call: CallOptions): Promise<boolean> {
+  #getRules(call: CallOptions): Promise<Rules> {
     const params = { path: { group: this.group } };
-    return (await this.client.api.GET("/v1/groups/{group}", { params, ...call })).ordered;
+    return this.client.api.GET("/v1/groups/{group}", { params, ...call });
   }
 
   #start(message: ReceivedMessage, serverTime: string): void {
@@ -258,7 +261,7 @@ export class Worker {
     this.#deliveries.add(delivery);
     void this.#extend(delivery, Date.parse(message.lease_expires_at) - Date.parse(serverTime));
     const queue = `${message.topic} ${message.queue_id}`;
-    const key = this.#ordered ? (message.ordering_key ?? queue) : undefined;
+    const key = this.#rules?.ordered ? (message.ordering_key ?? queue) : undefined;
     const before = key === undefined ? undefined : this.#lastOfKey.get(key);
     delivery.done = this.#process(delivery, before).finally(() => {
       this.#deliveries.delete(delivery);
@@ -291,16 +294,21 @@ export class Worker {
   }
 
   async #reject(delivery: Delivery, error: unknown): Promise<false> {
-    const { receipt_handle } = delivery.message;
+    const { message, hasBegun } = delivery;
+    const { receipt_handle } = message;
     // A reason of the handler's own as it is; of another error also its class.
     const isChosen = error instanceof Redeliver || error instanceof DeadLetter;
     const said = textOf(isChosen ? error.message : error);
     const entry = { receipt_handle, reason: asReason(said, MAX_REASON) };
+    const end = this.#rules?.dead_letter === false ? "it is dropped" : "it becomes a dead letter";
     if (error instanceof DeadLetter) {
+      if (this.#hasConsole) this.#print(error, message, end);
       await this.#settle(delivery, "deadLettered", this.#deadLetters.add(entry));
       return false;
     }
-    if (!isChosen) this.#report(error, delivery.message, AFTER_FAILURE);
+    const isLast = hasBegun && message.attempt >= (this.#rules?.max_attempts ?? Infinity);
+    const next = isLast ? `it was the last attempt, so ${end}` : DELIVERED_AGAIN;
+    if (isLast || !isChosen) this.#report(error, message, next);
     const afterMs = error instanceof Redeliver ? error.afterMs : undefined;
     const delay = afterMs === undefined ? {} : { delay_ms: afterMs };
     const rejection = { ...entry, ...delay, ...unprocessed(delivery) };
@@ -408,6 +416,18 @@ export class Worker {
     given.abort();
   }
 
+  /** Write to the console what went wrong: one line, and the stack of an error of the handler. */
+  #print(error: unknown, message: ReceivedMessage | undefined, next: string): void {
+    const at = `group ${this.group}`;
+    if (!message) return console.error(`${at}: ${asLine(error)}; ${next}`);
+    const { message_id, topic, key, attempt } = message;
+    const attempts = `attempt ${attempt} of ${this.#rules?.max_attempts}`;
+    const which = key === undefined ? attempts : `key ${key}, ${attempts}`;
+    const about = `${at}: message ${message_id} of topic ${topic} (${which})`;
+    if (error instanceof EscrowMQError) return console.error(`${about}: ${asLine(error)}; ${next}`);
+    console.error(`${about}: the handler failed; ${next}\n`, error);
+  }
+
   async #finished(): Promise<void> {
     while (this.#deliveries.size > 0) {
       this.#wake = new AbortController();
@@ -419,21 +439,6 @@ export class Worker {
 /** The field of a rejection for a message whose handler was not called. */
 function unprocessed({ hasBegun }: Delivery): { unprocessed?: true } {
   return hasBegun ? {} : { unprocessed: true };
-}
-
-/** Write to the console what went wrong: one line, and the stack of an error of the handler. */
-function print(
-  group: string,
-  error: unknown,
-  message: ReceivedMessage | undefined,
-  next: string,
-): void {
-  if (!message) return console.error(`group ${group}: ${asLine(error)}; ${next}`);
-  const { message_id, topic, key, attempt } = message;
-  const which = `${key === undefined ? "" : `key ${key}, `}attempt ${attempt}`;
-  const about = `group ${group}: message ${message_id} of topic ${topic} (${which})`;
-  if (error instanceof EscrowMQError) return console.error(`${about}: ${asLine(error)}; ${next}`);
-  console.error(`${about}: the handler failed; ${next}\n`, error);
 }
 
 /** Resolves when the signal aborts. */

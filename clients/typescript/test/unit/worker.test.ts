@@ -42,15 +42,15 @@ function message(n: number, fields: Partial<ReceivedMessage> = {}): ReceivedMess
 function world(
   messages: ReceivedMessage[],
   handler: Handler,
-  options: WorkerOptions & { ordered?: boolean } = {},
+  options: WorkerOptions & { ordered?: boolean; dead_letter?: boolean } = {},
   answer: (call: Call) => unknown = () => undefined,
 ) {
-  const { ordered = false, ...rest } = options;
+  const { ordered = false, dead_letter = true, ...rest } = options;
   const errors: unknown[] = [];
   const service = fakeService((call) => {
     const own = answer(call);
     if (own !== undefined) return own;
-    if (call.operation === GROUP) return { ordered };
+    if (call.operation === GROUP) return { ordered, max_attempts: 4, dead_letter };
     if (call.operation === RECEIVE) {
       const some = messages.splice(0, call.body.max_messages);
       if (some.length === 0 && call.body.wait_ms > 0) return silence;
@@ -650,7 +650,7 @@ test("without onError, the console has the message of an error, and what is next
   const info = t.mock.method(console, "info", () => undefined);
   const lost = problem(409, "lease_expired");
   const { client, clock } = fakeService(({ operation, body }) => {
-    if (operation === GROUP) return clock.now() === 0 ? new TypeError("away") : { ordered: false };
+    if (operation === GROUP) return clock.now() === 0 ? new TypeError("away") : { max_attempts: 4 };
     if (operation === ACK) {
       return respond(207, { accepted: 0, rejected: 1, results: [{ status: 409, problem: lost }] });
     }
@@ -678,14 +678,57 @@ test("without onError, the console has the message of an error, and what is next
   const [first, stack] = about("msg_1").split("\n");
   assert.equal(
     first,
-    "group billing: message msg_1 of topic orders (key order-1, attempt 1): the handler failed; " +
-      "it is delivered again, or is a dead letter after the last attempt of its group",
+    "group billing: message msg_1 of topic orders (key order-1, attempt 1 of 4): " +
+      "the handler failed; it is delivered again",
   );
   assert.match(stack ?? "", /^Error: no paper/);
   assert.match(
     about("msg_2"),
-    /^group billing: message msg_2 .* \(attempt 3\): LeaseLost: not .*; it is delivered again$/,
+    /^group billing: message msg_2 .* \(attempt 3 of 4\): LeaseLost: not .*; it is delivered again$/,
   );
+});
+
+for (const [dead_letter, end] of [
+  [true, "becomes a dead letter"],
+  [false, "is dropped"],
+] as const) {
+  test(`without onError, the console has one line of a message that ${end}`, async (t) => {
+    const log = t.mock.method(console, "error", () => undefined);
+    const thrown = [new Error("no paper"), new Redeliver(5_000, "later"), new DeadLetter("bad")];
+    const { running, stop } = world(
+      [message(1, { attempt: 4 }), message(2, { attempt: 4 }), message(3)],
+      async ({ queue_offset }) => {
+        throw thrown[queue_offset - 1];
+      },
+      { dead_letter, onError: undefined },
+    );
+    await settled();
+    stop();
+    await running;
+
+    const lines = log.mock.calls.map(({ arguments: [line] }) => String(line).trimEnd());
+    const last = `it was the last attempt, so it ${end}`;
+    assert.deepEqual(lines, [
+      `group billing: message msg_1 of topic orders (attempt 4 of 4): the handler failed; ${last}`,
+      `group billing: message msg_2 of topic orders (attempt 4 of 4): Redeliver: later; ${last}`,
+      `group billing: message msg_3 of topic orders (attempt 1 of 4): DeadLetter: bad; it ${end}`,
+    ]);
+  });
+}
+
+test("onError takes a delivery that was asked for and cannot come, and no dead letter", async () => {
+  const later = new Redeliver(5_000, "later");
+  const { errors, running, stop } = world(
+    [message(1, { attempt: 4 }), message(2, { attempt: 4 })],
+    async ({ message_id }) => {
+      throw message_id === "msg_1" ? later : new DeadLetter("bad");
+    },
+  );
+  await settled();
+  stop();
+  await running;
+
+  assert.deepEqual(errors, [later]);
 });
 
 test("a worker that has ended is not healthy", async () => {
