@@ -34,6 +34,8 @@ EXAMPLES = {  # of the README: what each has that those after it do not have
     "request": "client.request(",
     "reply": "client.reply(",
     "worker": "new Worker(",
+    "keyed": "idempotencyKey",
+    "adapter": "PgClient",
     "send": "client.send(",
 }
 SURROUNDED = {  # the names that an example takes from the program around it
@@ -41,6 +43,7 @@ SURROUNDED = {  # the names that an example takes from the program around it
     "server": ("markers", "secret"),
     "webhook": ("markers", "secret", "hono", "app", "express"),
     "checker": ("client", "markers", "signal"),
+    "keyed": ("client",),
     "request": ("client",),
     "reply": ("client", "signal"),
 }
