@@ -15,6 +15,8 @@ from escrowmq_client import (
     AsyncWorker,
     Client,
     DeadLetter,
+    NotFound,
+    Retry,
     RetryLater,
     Unreachable,
     Worker,
@@ -211,17 +213,19 @@ def test_a_limit_or_a_refusal_is_no_outage(caplog, error, is_outage):
 
 
 class Away:
-    """A network to the service whose first receives find nothing."""
+    """A network to the service whose first requests to such a path find nothing."""
 
-    def __init__(self, http: httpx.Client, failures: int) -> None:
+    def __init__(self, http: httpx.Client, failures: int, path: str = "/receive") -> None:
         self._http = http
+        self._path = path
         self._failures = iter(range(failures))
         self.is_back = threading.Event()
 
     def answer(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith("/receive"):
-            if next(self._failures, None) is not None:
-                raise httpx.ConnectError("refused")
+        path = request.url.path
+        if path.endswith(self._path) and next(self._failures, None) is not None:
+            raise httpx.ConnectError("refused")
+        if path.endswith("/receive"):
             self.is_back.set()
         done = self._http.request(
             request.method, request.url, headers=request.headers, content=request.content
@@ -232,9 +236,9 @@ class Away:
         return await asyncio.to_thread(self.answer, request)
 
 
-def work_in_threads(url: str, group: str, away: Away) -> None:
+def work_in_threads(url: str, group: str, away: Away, retry: Retry | None = None) -> None:
     http = httpx.Client(transport=httpx.MockTransport(away.answer))
-    worker = Worker(Client(url, http=http), group, print, wait_ms=100)
+    worker = Worker(Client(url, http=http, retry=retry), group, print, wait_ms=100)
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert away.is_back.wait(PATIENCE_S)
@@ -242,10 +246,10 @@ def work_in_threads(url: str, group: str, away: Away) -> None:
     thread.join(PATIENCE_S)
 
 
-def work_in_tasks(url: str, group: str, away: Away) -> None:
+def work_in_tasks(url: str, group: str, away: Away, retry: Retry | None = None) -> None:
     async def work() -> None:
         http = httpx.AsyncClient(transport=httpx.MockTransport(away.answer_later))
-        async with AsyncClient(url, http=http) as client:
+        async with AsyncClient(url, http=http, retry=retry) as client:
             worker = AsyncWorker(client, group, print, wait_ms=100, handle_signals=False)
             running = asyncio.create_task(worker.run())
             assert await asyncio.to_thread(away.is_back.wait, PATIENCE_S)
@@ -263,3 +267,54 @@ def test_a_worker_logs_an_outage_at_its_first_try_and_its_end(server, http, grou
     begin, end = [one for one in caplog.messages if "receives of group" in one]
     assert "ConnectError: refused" in begin
     assert "again, after" in end
+
+
+@pytest.mark.parametrize("work", [work_in_threads, work_in_tasks])
+def test_a_worker_that_starts_while_the_service_is_away_asks_until_it_answers(
+    server, http, group, work, caplog
+):
+    """Also when the client has given up its call."""
+    away = Away(http, failures=2, path=f"/{group}")
+
+    work(server.url, group, away, Retry(total_ms=0))
+
+    begin, end = [one for one in caplog.messages if "receives of group" in one]
+    assert "ConnectError: refused" in begin
+    assert "again, after" in end
+
+
+def stop_in_threads(url: str) -> None:
+    worker = Worker(Client(url), "billing", print)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    worker.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def stop_in_tasks(url: str) -> None:
+    async def work() -> None:
+        async with AsyncClient(url) as client:
+            worker = AsyncWorker(client, "billing", print, handle_signals=False)
+            running = asyncio.create_task(worker.run())
+            await asyncio.sleep(0.1)
+            worker.stop()
+            await asyncio.wait_for(running, 5)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("stop", [stop_in_threads, stop_in_tasks])
+def test_a_worker_that_waits_for_the_service_to_start_ends_when_it_is_stopped(stop):
+    stop("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+async def test_a_group_that_does_not_exist_is_an_error_of_run(server, client, kind):
+    if kind == "threads":
+        with pytest.raises(NotFound):
+            await asyncio.to_thread(Worker(client, "no-such-group", print).run)
+        return
+    async with AsyncClient(server.url) as one:
+        with pytest.raises(NotFound):
+            await AsyncWorker(one, "no-such-group", print).run()

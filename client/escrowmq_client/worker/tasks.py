@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext, suppress
 from math import inf
+from typing import TypeVar
 
 from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.call import Call
@@ -47,6 +48,8 @@ from escrowmq_client.worker.words import (
     refusal_of,
     worker_name,
 )
+
+T = TypeVar("T")
 
 _PAUSE_MS = 1_000  # before a service that failed is asked again
 _LAST_MOMENT_MS = 100  # for handlers that end as they are cancelled, behind a second stop
@@ -116,11 +119,10 @@ class AsyncWorker:
     async def run(self) -> None:
         """Work until `stop()` or a signal. Raises what the service refuses for good.
 
-        For example NotFound (group_not_found), or 401 of a wrong key.
+        For example NotFound (group_not_found), or 401 of a wrong key. A service that cannot be
+        reached is asked again until it answers.
         """
         self._loop = asyncio.get_running_loop()
-        self._book.learn(await self._client.get_group(self._group))
-        self._last_answer_ms = _now_ms()
         poller = AsyncPoller(self._client, Outage(self._group))
         work = (self._receive(poller), self._extend(), self._settle())
         services = [asyncio.create_task(one) for one in work]
@@ -225,6 +227,7 @@ class AsyncWorker:
 
     async def _receive(self, poller: AsyncPoller) -> None:
         async with poller:
+            await self._learn(poller)
             while not self._stops:
                 if not self._book.free:
                     await self._wait(inf)
@@ -238,16 +241,31 @@ class AsyncWorker:
                 if answer is None:
                     await self._pause()
 
+    async def _learn(self, poller: AsyncPoller) -> None:
+        """Learn the settings of the group, unless the worker is stopped before."""
+        while not self._stops:
+            rules = await self._asked(poller.get_group(self._group))
+            if rules is not None:
+                self._book.learn(rules)
+                return
+            await self._pause()
+
     async def _received(self, poller: AsyncPoller, most: int) -> ReceivedMessages | None:
         """Receive up to so many messages; None if the service failed."""
-        try:
-            answer = await poller.receive_messages(
+        return await self._asked(
+            poller.receive_messages(
                 self._group,
                 max_messages=min(most, MOST_ENTRIES),
                 wait_ms=poller.longest_wait_ms(self._options.wait_ms),
                 lease_ms=self._options.lease_ms,
                 worker=self._name,
             )
+        )
+
+    async def _asked(self, call: Awaitable[T]) -> T | None:
+        """Return the answer to a call of the poller; None if the service failed."""
+        try:
+            answer = await call
         except EscrowMQError as error:
             if not is_passing(error):
                 raise

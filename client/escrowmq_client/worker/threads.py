@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import inf
 from queue import SimpleQueue
 from types import FrameType
+from typing import TypeVar
 
 from escrowmq_client.call import Call
 from escrowmq_client.client import Client
@@ -47,6 +49,8 @@ from escrowmq_client.worker.words import (
     refusal_of,
     worker_name,
 )
+
+T = TypeVar("T")
 
 _PAUSE_MS = 1_000  # before a service that failed is asked again
 _HEALTHY_MS = 60_000
@@ -126,10 +130,9 @@ class Worker:
     def run(self) -> None:
         """Work until `stop()` or a signal. Raises what the service refuses for good.
 
-        For example NotFound (group_not_found), or 401 of a wrong key.
+        For example NotFound (group_not_found), or 401 of a wrong key. A service that cannot be
+        reached is asked again until it answers.
         """
-        self._book.learn(self._client.get_group(self._group))
-        self._last_answer_ms = _now_ms()
         self._poller = poller = Poller(self._client, Outage(self._group))
         services = [lambda: self._receive(poller), self._extend, self._settle]
         services += [self._handle] * self._options.concurrency
@@ -219,6 +222,7 @@ class Worker:
 
     def _receive(self, poller: Poller) -> None:
         with poller:
+            self._learn(poller)
             while True:
                 with self._changed:
                     while not self._book.free and not self._is_ending:
@@ -236,16 +240,33 @@ class Worker:
                     else:
                         self._book.receive(answer, _now_ms())
 
+    def _learn(self, poller: Poller) -> None:
+        """Learn the settings of the group, unless the worker is stopped before."""
+        while not self._is_ending:
+            rules = self._asked(partial(poller.get_group, self._group))
+            with self._changed:
+                if rules is not None:
+                    self._book.learn(rules)
+                    return
+                self._pause()
+
     def _received(self, poller: Poller, most: int) -> ReceivedMessages | None:
         """Receive up to so many messages; None if the service failed."""
-        try:
-            answer = poller.receive_messages(
+        return self._asked(
+            partial(
+                poller.receive_messages,
                 self._group,
                 max_messages=min(most, MOST_ENTRIES),
                 wait_ms=poller.longest_wait_ms(self._options.wait_ms),
                 lease_ms=self._options.lease_ms,
                 worker=self._name,
             )
+        )
+
+    def _asked(self, call: Callable[[], T]) -> T | None:
+        """Return the answer to a call of the poller; None if the service failed."""
+        try:
+            answer = call()
         except EscrowMQError as error:
             if not is_passing(error):
                 raise
