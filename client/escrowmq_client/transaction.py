@@ -97,6 +97,7 @@ class NotMarked(EscrowMQError):
     """A block that ended without an error and without `tx.mark`, although it has `markers`.
 
     Nothing is published. The local transaction may be committed, without its messages.
+    `tx.rollback()` says that nothing is to be published.
     """
 
 
@@ -301,7 +302,8 @@ class _Scope:
         if event is Event.LEAVE:
             raise NotCommitted(
                 f"{self.transaction_id}: the marker was not committed: the local transaction was "
-                "rolled back, or the savepoint in which tx.mark was called; nothing was published"
+                "rolled back, or the savepoint in which tx.mark was called; nothing was published. "
+                "If that is meant, call tx.rollback() before the block ends"
             )
 
     @property
@@ -315,7 +317,8 @@ class _Scope:
                 yield from self._settle(Event.FAIL, None)
         raise NotMarked(
             f"{self.transaction_id}: the block has markers and ended without tx.mark, so its "
-            "messages are not published; its local transaction may be committed"
+            "messages are not published; its local transaction may be committed. If nothing is to "
+            "be published, call tx.rollback() before the block ends"
         )
 
     def _outcome(self) -> _Steps[Outcome]:

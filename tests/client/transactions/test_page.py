@@ -37,7 +37,7 @@ def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
     engine = create_engine("sqlite:///shop.db")
     with engine.begin() as db:
         db.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY, total TEXT)"))
-    transaction, checker, early, webhook, outbox = SNIPPETS
+    transaction, on_purpose, checker, early, webhook, outbox = SNIPPETS
     (tmp_path / "service").mkdir()
     with EscrowMQ(tmp_path / "service") as service:
         names: dict = {"SIGNING_SECRET": "whsec_"}
@@ -48,6 +48,9 @@ def test_the_snippets_of_the_page_do_what_the_page_says(tmp_path, monkeypatch):
         assert payloads(service) == ['{"id":1,"total":"19.90"}']
         with pytest.raises(IntegrityError):
             names["place"]({"id": 1, "total": "19.90"})
+        execute(on_purpose, names, service)
+        assert names["place_unless_it_exists"]({"id": 1, "total": "19.90"}) is False
+        assert len(payloads(service)) == 1
         lose_a_commit(names, service)
         execute(checker, names, service)
         assert payloads(service)[1:] == ['{"id":2}']

@@ -306,6 +306,25 @@ def test_a_block_with_markers_that_ends_without_a_mark_publishes_nothing(
     assert state(service, tx.transaction_id) == "rolled_back"
 
 
+def test_both_errors_of_a_block_that_publishes_nothing_name_the_call_that_says_so(
+    client, plain, topic, new_id
+):
+    with (
+        pytest.raises(NotMarked, match=r"call tx\.rollback\(\) before"),
+        client.transaction("shop", id=new_id(), markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+
+    with (
+        pytest.raises(NotCommitted, match=r"call tx\.rollback\(\) before"),
+        client.transaction("shop", id=new_id(), markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+        with suppress(ZeroDivisionError), plain.local() as db:
+            tx.mark(db)
+            raise ZeroDivisionError
+
+
 def test_a_block_with_markers_needs_no_mark_if_it_rolls_back_or_has_no_messages(
     client, service, plain, topic, new_id
 ):
