@@ -1,10 +1,12 @@
 """The log of a worker whose handler raises, and whose service is away."""
 
 import asyncio
+import json
 import logging
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import httpx
 import pytest
@@ -28,6 +30,7 @@ from escrowmq_client.models.problem import Problem
 from escrowmq_client.worker.book import Lease, message_of
 from escrowmq_client.worker.failures import log_raised
 from escrowmq_client.worker.outage import Outage
+from escrowmq_client.worker.words import log_given_up, log_lost
 
 PATIENCE_S = 60
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
@@ -89,7 +92,8 @@ def test_a_failure_that_comes_again_is_a_warning_of_one_line_with_all_that_finds
     assert text.startswith("WARNING ")
     assert text.endswith(
         "the handler failed on message msg_1 (group billing, topic orders, key o1, transaction "
-        "txn-1, attempt 3 of 4); it comes again after the backoff: OSError: no paper"
+        "txn-1, attempt 3 of 4); it comes again after the backoff: OSError: no paper "
+        f"(test_worker_failures.py:{raised.__code__.co_firstlineno + 3} in raised)"
     )
 
 
@@ -121,12 +125,74 @@ def test_a_dead_letter_of_the_handler_is_an_error_with_its_reason(caplog):
     assert "it becomes a dead letter: a negative total" in text
 
 
-def test_a_retry_that_the_handler_asks_for_is_logged_only_if_there_is_none(caplog):
+def test_a_retry_that_the_handler_asks_for_is_logged_at_debug_and_an_error_on_the_last_attempt(
+    caplog,
+):
     caplog.set_level(logging.DEBUG, "escrowmq_client")
 
-    assert logged(caplog, lease(3), RetryLater(1_000, "busy")) == ""
+    text = logged(caplog, lease(3), RetryLater(1_000, "busy"))
+    assert text.startswith("DEBUG ")
+    assert "the handler raised RetryLater on message msg_1 (group billing" in text
+    assert text.endswith("attempt 3 of 4); it comes again after 1000 ms: busy")
+    text = logged(caplog, lease(3), RetryLater())
+    assert text.endswith("it comes again after the backoff: no reason given")
     text = logged(caplog, lease(4), RetryLater(1_000, "busy"))
+    assert text.startswith("ERROR ")
     assert "it was the last attempt, so it becomes a dead letter: busy" in text
+
+
+def test_the_place_of_an_error_is_the_innermost_line_of_the_program_itself(caplog):
+    """Not that of a library which the program called."""
+
+    def handle() -> None:
+        json.loads("no JSON")
+
+    caplog.set_level(logging.INFO, "escrowmq_client")
+    with pytest.raises(ValueError, match="Expecting value") as caught:
+        handle()
+
+    log_raised(RULES, lease(1), caught.value)
+
+    line = handle.__code__.co_firstlineno + 1
+    assert caplog.messages[-1].endswith(f"(test_worker_failures.py:{line} in handle)")
+
+
+def test_an_error_of_an_installed_program_has_the_line_of_its_handler(caplog):
+    names: dict = {}
+    source = "def handle(work):\n    work()"
+    exec(compile(source, "/app/lib/site-packages/shop/worker.py", "exec"), names)
+    with pytest.raises(ValueError, match="Expecting value") as caught:
+        names["handle"](lambda: None) or names["handle"](partial(json.loads, "no JSON"))
+
+    # without the frame of this test
+    log_raised(RULES, lease(1), caught.value.with_traceback(caught.tb.tb_next))
+
+    assert caplog.messages[-1].endswith("(worker.py:2 in handle)")
+
+
+def test_a_message_that_a_worker_rejects_or_loses_is_described_by_group_key_and_attempt(caplog):
+    log_given_up("billing", lease(2, key="o1"))
+    log_lost("billing", lease(2), "it has ended")
+
+    assert caplog.messages == [
+        "rejected message msg_1 (group billing, key o1, attempt 2): the worker was stopped before "
+        "its handler finished",
+        "lost the lease of message msg_1 (group billing, attempt 2), waiting: it has ended; it "
+        "comes again",
+    ]
+
+
+def test_a_retry_on_the_last_attempt_is_a_dead_letter_with_its_reason(client, topic, group):
+    client.put_group(group, topics=[topic], max_attempts=1)
+    client.send(topic, json=1)
+
+    def ask_for_later(_: object) -> None:
+        raise RetryLater(60_000, "the printer is busy")
+
+    assert Worker(client, group, ask_for_later).run_until_idle() == 1
+
+    (letter,) = client.list_dead_letters(group).items
+    assert "the printer is busy" in letter.reason
 
 
 def test_a_message_whose_lease_was_lost_comes_again_also_after_its_last_attempt(caplog):

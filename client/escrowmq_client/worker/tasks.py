@@ -181,7 +181,7 @@ class AsyncWorker:
                     self._book.not_settled(leases, _now_ms())
                     raise
                 for lease, problem in self._book.settled(leases, results):
-                    log_refused(lease, problem)
+                    log_refused(self._group, lease, problem)
             if not answer.messages:
                 break
         return handled
@@ -218,7 +218,7 @@ class AsyncWorker:
             for lease in ending.give_back(
                 now_ms, is_receiving=self._is_receiving, at_once=self._stops > 1
             ):
-                log_given_up(lease)
+                log_given_up(self._group, lease)
                 self._running[lease].cancel()
             if ending.is_over(now_ms):
                 return
@@ -311,7 +311,7 @@ class AsyncWorker:
             self._book.not_settled(leases, _now_ms())
         else:
             for lease, problem in self._book.settled(leases, results):
-                log_refused(lease, problem)
+                log_refused(self._group, lease, problem)
         self._notify()
 
     async def _results(self, call: Call[SettleResults]) -> list[SettleResult] | None:
@@ -356,7 +356,7 @@ class AsyncWorker:
         return outcome_of(None)
 
     def _lost(self, lease: Lease, why: str) -> None:
-        log_lost(lease, why)
+        log_lost(self._group, lease, why)
         if (task := self._running.get(lease)) is not None:
             task.cancel()
 

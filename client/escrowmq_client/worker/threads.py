@@ -174,7 +174,7 @@ class Worker:
                     self._book.not_settled(leases, _now_ms())
                     raise
                 for lease, problem in self._book.settled(leases, results):
-                    log_refused(lease, problem)
+                    log_refused(self._group, lease, problem)
             if not answer.messages:
                 break
         return handled
@@ -205,7 +205,7 @@ class Worker:
             while self._error is None:
                 now_ms = _now_ms()
                 for lease in self._book.lose_overdue(now_ms):
-                    log_lost(lease, "it has ended")
+                    log_lost(self._group, lease, "it has ended")
                 if self._stops and not ending.has_begun:
                     ending.begin(now_ms)
                     poller.finish()
@@ -214,7 +214,7 @@ class Worker:
                 for lease in ending.give_back(
                     now_ms, is_receiving=self._is_receiving, at_once=self._stops > 1
                 ):
-                    log_given_up(lease)
+                    log_given_up(self._group, lease)
                 if ending.is_over(now_ms):
                     return
                 self._changed.notify_all()
@@ -290,7 +290,7 @@ class Worker:
                     self._book.not_extended(leases, _now_ms())
                 else:
                     for lease in self._book.extended(leases, results, sent_ms):
-                        log_lost(lease, "an extension was refused")
+                        log_lost(self._group, lease, "an extension was refused")
                 self._changed.notify_all()
 
     def _settle(self) -> None:
@@ -320,7 +320,7 @@ class Worker:
                 self._book.not_settled(leases, _now_ms())
             else:
                 for lease, problem in self._book.settled(leases, results):
-                    log_refused(lease, problem)
+                    log_refused(self._group, lease, problem)
             self._changed.notify_all()
 
     def _results(self, call: Call[SettleResults]) -> list[SettleResult] | None:

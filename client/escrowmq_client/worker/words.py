@@ -35,37 +35,34 @@ def is_passing(error: EscrowMQError) -> bool:
     return isinstance(error, Unreachable | InvalidAnswer)
 
 
-def log_lost(lease: Lease, why: str) -> None:
+def log_lost(group: str, lease: Lease, why: str) -> None:
     """Log that the lease of a message has ended before it was settled."""
-    message = lease.message
     log.warning(
-        "lost the lease of message %s (attempt %d, %s): %s; it comes again",
-        message.message_id,
-        message.attempt,
+        "lost the lease of message %s, %s: %s; it comes again",
+        _described(group, lease),
         lease.state.value if lease.outcome is None else "handled",
         why,
     )
 
 
-def log_refused(lease: Lease, problem: Problem) -> None:
+def log_refused(group: str, lease: Lease, problem: Problem) -> None:
     """Log that the settlement of a message was refused.
 
     A rejection ends the lease, so that one that is repeated after a lost answer is refused, too,
     and nothing is wrong. An acknowledgement may be repeated.
     """
     if isinstance(lease.outcome, Ack) or problem.code != LEASE_EXPIRED:
-        log_lost(lease, f"its settlement was refused: {problem.detail}")
+        log_lost(group, lease, f"its settlement was refused: {problem.detail}")
         return
-    log.info(
-        "message %s (attempt %d) was rejected before, or its lease has ended",
-        lease.message.message_id,
-        lease.message.attempt,
-    )
+    log.info("message %s was rejected before, or its lease has ended", _described(group, lease))
 
 
-def log_given_up(lease: Lease) -> None:
+def log_given_up(group: str, lease: Lease) -> None:
     """Log that a worker that stops has not waited for a handler."""
-    log.warning("gave back message %s unfinished", lease.message.message_id)
+    log.warning(
+        "rejected message %s: the worker was stopped before its handler finished",
+        _described(group, lease),
+    )
 
 
 def log_refused_together(operation: str, group: str, count: int, error: ProblemError) -> None:
@@ -83,3 +80,9 @@ def refusal_of(lease: Lease, error: ProblemError) -> SettleResult:
     """Make the result of a message whose settlement was refused as a whole, and log why."""
     log.error("the settlement of message %s was refused: %s", lease.message.message_id, error)
     return SettleResult(receipt_handle=lease.handle, status=error.status, problem=error.problem)
+
+
+def _described(group: str, lease: Lease) -> str:
+    message = lease.message
+    key = "" if message.key is None else f", key {message.key}"
+    return f"{message.message_id} (group {group}{key}, attempt {message.attempt})"
