@@ -8,19 +8,22 @@ It runs in any process that reaches the database of the producers, alive or dead
 
 import asyncio
 import logging
+import signal
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+from types import FrameType
 
+from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.check_answers import Answer, AsyncAnswer, answer_of, unknown
-from escrowmq_client.errors import EscrowMQError, NotFound, Refused
+from escrowmq_client.client import Client
+from escrowmq_client.errors import EscrowMQError, NotFound, Refused, Unreachable
 from escrowmq_client.markers.base import OutcomeUnknown
 from escrowmq_client.models.checks import AnswerInput, AnswersResult, Check, CheckAnswer
-
-if TYPE_CHECKING:
-    from escrowmq_client.async_client import AsyncClient
-    from escrowmq_client.client import Client
+from escrowmq_client.worker.outage import Outage
+from escrowmq_client.worker.poller import AsyncPoller, Poller
 
 _log = logging.getLogger(__name__)
 _MOST_CHECKS = 20  # at a time: each is answered before its lease ends
@@ -48,6 +51,9 @@ class _BaseChecker:
                 self.group,
             )
 
+    def _outage(self) -> Outage:
+        return Outage(self.group, "requests for checks of producer group", _log)
+
     def _count(self, sent: Sequence[tuple[Check, CheckAnswer]], answer: AnswersResult) -> None:
         """A refused answer is not an error here: the producer, or an operator, was first."""
         for (check, given), result in zip(sent, answer.results, strict=True):
@@ -65,7 +71,7 @@ class _BaseChecker:
     def _unknown(self, check: Check, error: Exception) -> CheckAnswer:
         """Make the answer for a function that raised, and log why."""
         if isinstance(error, OutcomeUnknown):
-            _log.info("%s: answered unknown: %s", check.transaction_id, error.reason)
+            _log.warning("%s: answered unknown: %s", check.transaction_id, error.reason)
         else:
             _log.warning("%s: answered unknown", check.transaction_id, exc_info=error)
         return unknown(error)
@@ -83,64 +89,132 @@ def _inputs(sent: Sequence[tuple[Check, CheckAnswer]]) -> list[AnswerInput]:
     ]
 
 
+class _Answering(Client):
+    """Calls of a client that are not repeated any more after a stop."""
+
+    def __init__(self, client: Client, is_stopping: threading.Event) -> None:
+        self._connection = client._connection
+        self._retry = client._retry
+        self._hooks = client._hooks
+        self._http = client._http
+        self._is_own = False
+        self._is_stopping = is_stopping
+
+    def _pause(self, wait_ms: float) -> None:
+        if self._is_stopping.wait(wait_ms / 1_000):
+            raise Unreachable("the checker was stopped", outcome_unknown=True)
+
+
 class Checker(_BaseChecker):
     """Answers the checks of a producer group, one after another.
 
     `answer` gets a check and returns `commit`, `rollback`, `unknown` or a `CheckAnswer`; if it
     raises, the answer is `unknown` with the reason as evidence. `wait_ms`: the longest time that
-    `run_once` waits for a check, and `stop` for the end of `run`.
+    `run_once` waits for a check.
+
+    SIGTERM and SIGINT, or `stop()`, end `run`: a wait for checks or for a service that is away ends
+    at once, and checks that were received are answered. A second signal has the effect that it had
+    before `run`.
 
     A group exists from the first transaction of its producers. Until then there are no checks,
     which is logged once as a warning: the name may be wrong.
     """
 
     def __init__(
-        self, client: "Client", group: str, answer: Answer, *, wait_ms: int = 5_000
+        self,
+        client: Client,
+        group: str,
+        answer: Answer,
+        *,
+        wait_ms: int = 5_000,
+        handle_signals: bool = True,
     ) -> None:
         super().__init__(group, wait_ms)
         self._client = client
         self._answer = answer
+        self._handle_signals = handle_signals
         self._is_stopping = threading.Event()
+        self._poller: Poller | None = None
 
     def run(self) -> None:
         """Answer checks until `stop` is called, in this thread."""
-        while not self._is_stopping.is_set():
-            try:
-                self.run_once()
-            except EscrowMQError as error:  # noqa: PERF203
-                _log.warning("checks of %s: %s", self.group, error)
-                self._is_stopping.wait(_PAUSE_MS / 1_000)
+        self._poller = poller = Poller(self._client, self._outage())
+        answering = _Answering(self._client, self._is_stopping)
+        wait_ms = poller.longest_wait_ms(self._wait_ms)
+        with self._signals() if self._handle_signals else nullcontext(), poller:
+            while not self._is_stopping.is_set():
+                try:
+                    self._answer_checks(poller, answering, wait_ms)
+                except EscrowMQError as error:  # noqa: PERF203
+                    if not self._is_stopping.is_set():
+                        _log.warning("checks of %s: %s", self.group, error)
+                    self._is_stopping.wait(_PAUSE_MS / 1_000)
 
     def stop(self) -> None:
-        """Make `run` return after the checks that it has; from any thread or signal handler."""
+        """Make `run` return after the checks that it has; from any thread."""
         self._is_stopping.set()
+        if self._poller is not None:
+            self._poller.finish()
 
     def run_once(self) -> int:
         """Wait for checks and answer them; their number. Raises EscrowMQError."""
-        if not self._is_known and not self._exists():
+        return self._answer_checks(self._client, self._client, self._wait_ms)
+
+    def _answer_checks(self, receiving: Client, answering: Client, wait_ms: int) -> int:
+        if not self._is_known and not self._exists(receiving):
             self._is_stopping.wait(self._wait_ms / 1_000)
             return 0
-        received = self._client.receive_checks(
-            self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
-        )
+        received = receiving.receive_checks(self.group, max_checks=_MOST_CHECKS, wait_ms=wait_ms)
         sent = [(check, self._decided(check)) for check in received.checks]
         if sent:
             try:
-                answered = self._client.answer_checks(self.group, _inputs(sent))
+                answered = answering.answer_checks(self.group, _inputs(sent))
             except Refused as refused:
                 answered = refused.answer
             self._count(sent, answered)
         return len(sent)
 
-    def _exists(self) -> bool:
+    def _exists(self, client: Client) -> bool:
         """Look the group up: a receive would create it, and a wrong name go unnoticed."""
         try:
-            self._client.get_producer_group(self.group)
+            client.get_producer_group(self.group)
         except NotFound:
             self._warn_of_unknown_group()
             return False
         self._is_known = True
         return True
+
+    @contextmanager
+    def _signals(self) -> Generator[None, None, None]:
+        """Stop at SIGTERM and SIGINT, if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # A handler interrupts this thread, which may hold the lock that `stop` needs. Only the
+        # `put` of this queue may interrupt itself.
+        stops: SimpleQueue[bool] = SimpleQueue()
+
+        def await_stop() -> None:
+            if stops.get():
+                self.stop()
+
+        def caught(_: int, __: FrameType | None) -> None:
+            restore()
+            stops.put(True)
+
+        def restore() -> None:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+        threading.Thread(target=await_stop, daemon=True).start()
+        before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+        for one in before:
+            signal.signal(one, caught)
+        try:
+            yield
+        finally:
+            restore()
+            stops.put(False)
 
     def _decided(self, check: Check) -> CheckAnswer:
         try:
@@ -156,7 +230,7 @@ class AsyncChecker(_BaseChecker):
     """
 
     def __init__(
-        self, client: "AsyncClient", group: str, answer: AsyncAnswer, *, wait_ms: int = 20_000
+        self, client: AsyncClient, group: str, answer: AsyncAnswer, *, wait_ms: int = 20_000
     ) -> None:
         super().__init__(group, wait_ms)
         self._client = client
@@ -164,19 +238,23 @@ class AsyncChecker(_BaseChecker):
 
     async def run(self) -> None:
         """Answer checks until the task is cancelled."""
-        while True:
-            try:
-                await self.run_once()
-            except EscrowMQError as error:  # noqa: PERF203
-                _log.warning("checks of %s: %s", self.group, error)
-                await asyncio.sleep(_PAUSE_MS / 1_000)
+        async with AsyncPoller(self._client, self._outage()) as poller:
+            while True:
+                try:
+                    await self._answer_checks(poller)
+                except EscrowMQError as error:  # noqa: PERF203
+                    _log.warning("checks of %s: %s", self.group, error)
+                    await asyncio.sleep(_PAUSE_MS / 1_000)
 
     async def run_once(self) -> int:
         """Wait for checks and answer them; their number. Raises EscrowMQError."""
-        if not self._is_known and not await self._exists():
+        return await self._answer_checks(self._client)
+
+    async def _answer_checks(self, receiving: AsyncClient) -> int:
+        if not self._is_known and not await self._exists(receiving):
             await asyncio.sleep(self._wait_ms / 1_000)
             return 0
-        received = await self._client.receive_checks(
+        received = await receiving.receive_checks(
             self.group, max_checks=_MOST_CHECKS, wait_ms=self._wait_ms
         )
         sent = [(check, await self._decided(check)) for check in received.checks]
@@ -188,10 +266,10 @@ class AsyncChecker(_BaseChecker):
             self._count(sent, answered)
         return len(sent)
 
-    async def _exists(self) -> bool:
+    async def _exists(self, client: AsyncClient) -> bool:
         """Look the group up: a receive would create it, and a wrong name go unnoticed."""
         try:
-            await self._client.get_producer_group(self.group)
+            await client.get_producer_group(self.group)
         except NotFound:
             self._warn_of_unknown_group()
             return False

@@ -1,5 +1,6 @@
-"""Times in which a worker cannot receive, in the log: one line at the beginning, one at the end."""
+"""Times in which the service is away, in the log: one line at the beginning, one at the end."""
 
+import logging
 import time
 
 from escrowmq_client.errors import EscrowMQError, Overloaded
@@ -9,10 +10,13 @@ _TOO_MANY = 429
 
 
 class Outage:
-    """The outage of the service for the receives of one worker, if there is one now."""
+    """The outage of the service for the receives of one worker or checker, if there is one now."""
 
-    def __init__(self, group: str) -> None:
-        self._group = group
+    def __init__(
+        self, group: str, calls: str = "receives of group", logger: logging.Logger = log
+    ) -> None:
+        self._calls = f"{calls} {group}"
+        self._log = logger
         self._since_s: float | None = None
 
     def failed(self, error: EscrowMQError) -> None:
@@ -21,10 +25,8 @@ class Outage:
         if self._since_s is not None or is_limit or not is_passing(error):
             return
         self._since_s = time.monotonic()
-        log.warning(
-            "the service does not answer receives of group %s, and is asked again: %s",
-            self._group,
-            error,
+        self._log.warning(
+            "the service does not answer %s, and is asked again: %s", self._calls, error
         )
 
     def answered(self) -> None:
@@ -33,6 +35,4 @@ class Outage:
             return
         away_s = time.monotonic() - self._since_s
         self._since_s = None
-        log.warning(
-            "the service answers receives of group %s again, after %.1f s", self._group, away_s
-        )
+        self._log.warning("the service answers %s again, after %.1f s", self._calls, away_s)

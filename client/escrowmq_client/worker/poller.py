@@ -167,4 +167,4 @@ class AsyncPoller(AsyncClient):
 
 
 def _stopped() -> Unreachable:
-    return Unreachable("the worker was stopped", outcome_unknown=False)
+    return Unreachable("it was stopped", outcome_unknown=False)

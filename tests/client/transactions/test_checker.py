@@ -1,7 +1,11 @@
 """The checker: answers come from the database, and nothing that goes wrong is an answer."""
 
 import logging
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -16,6 +20,7 @@ from escrowmq_client import (
     CommitPending,
     MessageInput,
     NotFound,
+    OutcomeUnknown,
     Retry,
     TransactionMessageInput,
     Unreachable,
@@ -267,3 +272,93 @@ def test_a_service_that_is_away_is_an_error_of_run_once(group):
 
         with pytest.raises(Unreachable):
             checker.run_once()
+
+
+def test_a_checker_logs_an_outage_at_its_first_try_and_its_end(
+    service, client, style, topic, group, caplog
+):
+    """The client repeats a call for 30 seconds before it reports a failure."""
+    transaction_id = lost(service, client, style, topic, group, is_committed=True)
+    begun = threading.Event()
+    caplog.handler.addFilter(
+        lambda record: "does not answer" not in record.getMessage() or begun.set() or True
+    )
+    service.kill()
+    checker = Checker(client, group, style.markers.outcome, wait_ms=100)
+    thread = threading.Thread(target=checker.run)
+    thread.start()
+    try:
+        assert begun.wait(5)
+        service.restart()
+        service.advance(minutes=1)
+        assert client.get_transaction(transaction_id, wait_ms=20_000).state == "committed"
+    finally:
+        checker.stop()
+        thread.join(30)
+
+    begin, end = [one for one in caplog.messages if f"checks of producer group {group}" in one]
+    assert "is asked again" in begin
+    assert "again, after" in end
+
+
+def test_a_checker_that_is_stopped_while_the_service_is_away_ends_at_once():
+    with Client("http://127.0.0.1:9") as client:
+        checker = Checker(client, "shop", lambda check: "commit")
+        thread = threading.Thread(target=checker.run)
+        thread.start()
+        time.sleep(1)  # it waits between two tries
+
+        checker.stop()
+        thread.join(3)
+
+        assert not thread.is_alive()
+
+
+def test_a_checker_that_waits_for_checks_ends_at_once_when_it_is_stopped(service, group):
+    with Client(service.url) as client:
+        client.put_producer_group(group)
+        checker = Checker(client, group, lambda check: "commit", wait_ms=20_000)
+        thread = threading.Thread(target=checker.run)
+        thread.start()
+        time.sleep(1)  # its request for checks is at the service
+
+        checker.stop()
+        thread.join(3)
+
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_checker_in_order(service, client, group, number):
+    client.put_producer_group(group)
+    program = (
+        "import sys; from escrowmq_client import Checker, Client; client = Client(sys.argv[1]);"
+        "print('begun', flush=True); Checker(client, sys.argv[2], print, wait_ms=20_000).run();"
+        "print('ended')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, service.url, group], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(1)
+
+        process.send_signal(number)
+
+        assert process.wait(5) == 0
+        assert process.stdout.read() == "ended\n"
+
+
+def test_a_database_that_cannot_tell_the_outcome_is_a_warning(
+    service, client, topic, group, style, caplog
+):
+    lost(service, client, style, topic, group, is_committed=True)
+
+    def answer(check):
+        raise OutcomeUnknown(check.transaction_id, "no such table: markers")
+
+    Checker(client, group, answer, wait_ms=0).run_once()
+
+    (record,) = [one for one in caplog.records if "answered unknown" in one.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert "no such table: markers" in record.getMessage()
