@@ -349,21 +349,22 @@ def test_a_worker_that_starts_while_the_service_is_away_asks_until_it_answers(
     assert "again, after" in end
 
 
-def stop_in_threads(url: str) -> None:
+def stop_in_threads(url: str, begun: threading.Event) -> None:
     worker = Worker(Client(url), "billing", print)
     thread = threading.Thread(target=worker.run)
     thread.start()
+    assert begun.wait(10)
     worker.stop()
     thread.join(5)
     assert not thread.is_alive()
 
 
-def stop_in_tasks(url: str) -> None:
+def stop_in_tasks(url: str, begun: threading.Event) -> None:
     async def work() -> None:
         async with AsyncClient(url) as client:
             worker = AsyncWorker(client, "billing", print, handle_signals=False)
             running = asyncio.create_task(worker.run())
-            await asyncio.sleep(0.1)
+            assert await asyncio.to_thread(begun.wait, 10)
             worker.stop()
             await asyncio.wait_for(running, 5)
 
@@ -371,8 +372,13 @@ def stop_in_tasks(url: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [stop_in_threads, stop_in_tasks])
-def test_a_worker_that_waits_for_the_service_to_start_ends_when_it_is_stopped(stop):
-    stop("http://127.0.0.1:9")
+def test_a_worker_that_waits_for_the_service_to_start_ends_when_it_is_stopped(stop, caplog):
+    begun = threading.Event()
+    caplog.handler.addFilter(
+        lambda record: "does not answer" not in record.getMessage() or begun.set() or True
+    )
+
+    stop("http://127.0.0.1:9", begun)
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])

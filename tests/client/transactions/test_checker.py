@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -301,12 +300,16 @@ def test_a_checker_logs_an_outage_at_its_first_try_and_its_end(
     assert "again, after" in end
 
 
-def test_a_checker_that_is_stopped_while_the_service_is_away_ends_at_once():
+def test_a_checker_that_is_stopped_while_the_service_is_away_ends_at_once(caplog):
+    begun = threading.Event()
+    caplog.handler.addFilter(
+        lambda record: "does not answer" not in record.getMessage() or begun.set() or True
+    )
     with Client("http://127.0.0.1:9") as client:
         checker = Checker(client, "shop", lambda check: "commit")
         thread = threading.Thread(target=checker.run)
         thread.start()
-        time.sleep(1)  # it waits between two tries
+        assert begun.wait(10)
 
         checker.stop()
         thread.join(3)
@@ -320,7 +323,7 @@ def test_a_checker_that_waits_for_checks_ends_at_once_when_it_is_stopped(service
         checker = Checker(client, group, lambda check: "commit", wait_ms=20_000)
         thread = threading.Thread(target=checker.run)
         thread.start()
-        time.sleep(1)  # its request for checks is at the service
+        threading.Event().wait(1)  # its request for checks is at the service
 
         checker.stop()
         thread.join(3)
@@ -341,7 +344,7 @@ def test_a_signal_stops_a_checker_in_order(service, client, group, number):
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
-        time.sleep(1)
+        threading.Event().wait(1)  # its handlers are installed
 
         process.send_signal(number)
 
