@@ -474,10 +474,39 @@ func TestABeginWithinAnOpenLocalTransactionGivesUpSoon(t *testing.T) {
 	}
 }
 
+// preparedPool has the methods of gorm.PreparedStmtDB, which begins transactions of its own kind.
+type preparedPool struct{ adapter }
+
+func (preparedPool) BeginTx(context.Context, *sql.TxOptions) (Execer, error) { return nil, nil }
+
 func TestAMarkerRowThatWouldCommitAloneIsRefused(t *testing.T) {
-	if err := (&Markers{}).Mark(ctx, noDatabase(t), "t"); err == nil ||
-		!strings.Contains(err.Error(), "needs the transaction") {
-		t.Error(err)
+	db := noDatabase(t)
+	for _, pool := range []Execer{db, &preparedPool{}, struct{ *sql.DB }{db}} {
+		if err := (&Markers{}).Mark(ctx, pool, "t"); err == nil ||
+			!strings.Contains(err.Error(), "needs the transaction") {
+			t.Error(pool, err)
+		}
+	}
+}
+
+// adapter is a program's own, of a library without ExecContext.
+type adapter struct{}
+
+func (adapter) ExecContext(context.Context, string, ...any) (sql.Result, error) {
+	return driver.RowsAffected(1), nil
+}
+
+// nested is a transaction that begins others within it.
+type nested struct{ preparedPool }
+
+func (nested) Commit() error { return nil }
+
+func TestWhatMayBeATransactionIsNoPool(t *testing.T) {
+	locals := []Execer{adapter{}, &nested{}, &sql.Tx{}, &sql.Conn{}, struct{ *sql.Tx }{}}
+	for _, local := range locals {
+		if isPool(local) {
+			t.Errorf("%T", local)
+		}
 	}
 }
 

@@ -3,8 +3,8 @@ package escrowmq
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"time"
 )
@@ -65,16 +65,29 @@ func (m *Markers) CreateTable(ctx context.Context, db Execer) error {
 }
 
 // Mark writes the marker row within the producer's own transaction. It returns ErrFenced if a check
-// was faster. An *sql.DB is refused: the row would commit alone, before the work.
+// was faster. A pool is refused, an *sql.DB or that of another library: the row would commit alone,
+// before the work.
 func (m *Markers) Mark(ctx context.Context, local Execer, transactionID string) error {
-	if _, isPool := local.(*sql.DB); isPool {
-		return errors.New("a marker row needs the transaction, and this is the *sql.DB")
+	if isPool(local) {
+		return fmt.Errorf("a marker row needs the transaction, and this is a pool: %T", local)
 	}
 	inserted, err := m.insert(ctx, local, transactionID, Commit)
 	if err == nil && !inserted {
 		err = fmt.Errorf("%w: %s", ErrFenced, transactionID)
 	}
 	return err
+}
+
+// isPool reports whether this begins transactions and commits none: an *sql.DB, the pool of GORM
+// with PrepareStmt, or what embeds a pool. An *sql.Conn is none: it may be within a transaction.
+func isPool(local Execer) bool {
+	if _, isConn := local.(interface{ Raw(func(any) error) error }); isConn {
+		return false
+	}
+	// By name: the result of BeginTx is a type of the library.
+	_, begins := reflect.TypeOf(local).MethodByName("BeginTx")
+	_, commits := reflect.TypeOf(local).MethodByName("Commit")
+	return begins && !commits
 }
 
 // Outcome answers a check: Commit if the producer's transaction has committed; otherwise Rollback,

@@ -961,6 +961,16 @@ func TestATransactionOfGormIsMarkedAndItsRowDecides(t *testing.T) {
 		orm, err := gorm.Open(postgres.New(postgres.Config{Conn: on.db}),
 			&gorm.Config{PrepareStmt: true, Logger: gormlog.Discard})
 		check(t, err)
+		outer := place(t, on)
+		err = outer.call(func(tx *escrowmq.Tx) error {
+			return orm.Transaction(func(*gorm.DB) error {
+				return tx.Mark(ctx, orm.Statement.ConnPool)
+			})
+		})
+		if err == nil || !strings.Contains(err.Error(), "this is a pool") {
+			t.Fatal(err)
+		}
+		expect(t, state(t, outer.client, outer.id), "rolled_back")
 		for _, failure := range []error{nil, errors.New("no money")} {
 			order := place(t, on)
 			err := order.call(func(tx *escrowmq.Tx) error {
