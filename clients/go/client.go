@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"escrowmq.dev/go/api"
 )
@@ -166,13 +167,31 @@ func (c *Client) Redrive(
 // Ptr returns a pointer to the value, for the optional fields of package api.
 func Ptr[T any](value T) *T { return &value }
 
-// A ProblemError is the service's refusal of a request (RFC 9457).
+// A ProblemError is the service's refusal of a request (RFC 9457). Its text names the fields that
+// were refused.
 //
 // Go by Status and Retryable for a Code that your program does not know: a later service may have
 // more codes.
 type ProblemError struct{ api.Problem }
 
-func (e *ProblemError) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Detail) }
+func (e *ProblemError) Error() string {
+	var same []string // the fields of which Detail speaks
+	others := ""
+	for _, field := range e.Errors {
+		switch {
+		case strings.Contains(e.Detail, field.Pointer): // which is named already
+		case field.Detail == e.Detail:
+			same = append(same, field.Pointer)
+		default:
+			others += "; " + field.Pointer + ": " + field.Detail
+		}
+	}
+	text := e.Detail + others
+	if same != nil {
+		text = strings.Join(same, ", ") + ": " + text
+	}
+	return e.Code + ": " + text
+}
 
 // An Answer is what a method of [Client.API] returns.
 type Answer interface {

@@ -97,6 +97,31 @@ func TestAProblemWithAnUnknownCodeIsAProblemErrorAndIsNotRepeated(t *testing.T) 
 	}
 }
 
+func TestAProblemErrorNamesItsFields(t *testing.T) {
+	key := api.FieldError{Pointer: "/message/key", Detail: "must be without spaces"}
+	tag := api.FieldError{Pointer: "/message/tag", Detail: "is too long"}
+	cases := []struct {
+		detail string
+		fields []api.FieldError
+		text   string
+	}{
+		{"why", nil, "validation_failed: why"},
+		{key.Detail, []api.FieldError{key},
+			"validation_failed: /message/key: must be without spaces"},
+		{"2 fields", []api.FieldError{key, tag}, "validation_failed: 2 fields; " +
+			"/message/key: must be without spaces; /message/tag: is too long"},
+		{"is too long", []api.FieldError{tag, tag},
+			"validation_failed: /message/tag, /message/tag: is too long"},
+		{"/message/key is bad", []api.FieldError{key}, "validation_failed: /message/key is bad"},
+	}
+	for _, c := range cases {
+		problem := api.Problem{Code: "validation_failed", Detail: c.detail, Errors: c.fields}
+		if text := (&ProblemError{problem}).Error(); text != c.text {
+			t.Error(text)
+		}
+	}
+}
+
 func TestAReplyThatDidNotComeInTimeIsNotAskedForAgain(t *testing.T) {
 	server := answers(t, answer{504, `{"code":"reply_timeout","status":504,"retryable":true}`})
 
