@@ -601,6 +601,41 @@ func TestAHandlerIsNotReachedWithoutASignatureAndAnErrorIsNoAnswer(t *testing.T)
 	}
 }
 
+// settled is the line that the log has of a message with this outcome.
+func settled(t *testing.T, outcome, cause error) string {
+	t.Helper()
+	server := answers(t, answer{200, `{"accepted":1,"rejected":0,"results":[]}`})
+	log, logger := newLog()
+	worker := &Worker{Client: newClient(t, server.URL), Group: "billing", Log: logger}
+	worker.outage = &outage{log: logger}
+	worker.settle(Delivery{api.ReceivedMessage{
+		MessageID: "msg_1", Topic: "orders", Key: Ptr("order-1"), TransactionID: Ptr("txn_1"),
+		Attempt: 2,
+	}}, outcome, cause)
+	return log.next(t)
+}
+
+func TestALineAboutAMessageNamesItsTopicItsKeyAndItsTransaction(t *testing.T) {
+	line := settled(t, errors.New("no paper"), nil)
+
+	if !strings.Contains(line, "message_id=msg_1 topic=orders key=order-1 transaction_id=txn_1") {
+		t.Error(line)
+	}
+}
+
+func TestTheLogSaysWhetherAnAttemptCountsThatAStopHasEnded(t *testing.T) {
+	rejected := settled(t, ErrStopped, ErrStopped)
+	givenBack := settled(t, notHandled(stopped), ErrStopped)
+
+	counts := `level=WARN msg="a message was rejected at the stop, and its attempt counts"`
+	if !strings.Contains(rejected, counts) {
+		t.Error(rejected)
+	}
+	if !strings.Contains(givenBack, `level=INFO msg="a message was given back at the stop"`) {
+		t.Error(givenBack)
+	}
+}
+
 func TestMessagesOfAnOrderedGroupAreHandledByKeyOrQueue(t *testing.T) {
 	a, b := "a", "b"
 	deliver := func(id string, queue int32, key *string) Delivery {

@@ -23,7 +23,7 @@ var errMaxLease = fmt.Errorf("%w: it was held for MaxLease", ErrLeaseLost)
 // ErrStopped is the cause of a handler's context when the worker's Shutdown time is over.
 var ErrStopped = errors.New("the worker stops")
 
-const stopped = "the worker stopped" // why a message was given back
+const stopped = "the worker stopped" // why a message was rejected or given back
 
 // A Delivery is a message under a lease.
 type Delivery struct{ api.ReceivedMessage }
@@ -115,8 +115,9 @@ func (w *Worker) SinceReceive() time.Duration {
 }
 
 // Run receives until the context ends; then it waits for the handlers, at most for Shutdown, and
-// gives back what they have not finished. It returns nil then, and an error if the service refuses
-// to let this group receive. While the service is away, it is tried again.
+// rejects what they have not finished, whose attempt counts. A message that no handler has begun is
+// given back unprocessed: its attempt does not count. It returns nil then, and an error if the
+// service refuses to let this group receive. While the service is away, it is tried again.
 func (w *Worker) Run(ctx context.Context) error {
 	w.outage = &outage{log: logger(w.Log).With("group", w.Group)}
 	var group *api.Group
@@ -304,8 +305,8 @@ func (w *Worker) hold(
 		for sleep(extending, lease/3) == nil {
 			now := time.Now()
 			if longest := orDefault(w.MaxLease, time.Hour); now.Sub(started) > longest {
-				logger(w.Log).Error("a handler took longer than MaxLease: its lease ends",
-					"group", w.Group, "message_id", delivery.MessageID, "max_lease", longest)
+				w.log(delivery).Error("a handler took longer than MaxLease: its lease ends",
+					"max_lease", longest)
 				cancel(errMaxLease)
 				return
 			}
@@ -340,7 +341,7 @@ func (w *Worker) extend(ctx context.Context, delivery Delivery, lease time.Durat
 }
 
 // call runs the handler. A panic becomes an error, so that one message cannot stop the others. A
-// handler that goes on after the worker has stopped is left behind, and its message given back.
+// handler that goes on after the worker has stopped is left behind, and its message rejected.
 func (w *Worker) call(ctx, handlers context.Context, delivery Delivery) error {
 	returned := make(chan error, 1)
 	go func() {
@@ -372,13 +373,24 @@ type panicked struct {
 
 func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
+// log is for lines about this message.
+func (w *Worker) log(delivery Delivery) *slog.Logger {
+	fields := []any{"group", w.Group, "message_id", delivery.MessageID, "topic", delivery.Topic}
+	if delivery.Key != nil {
+		fields = append(fields, "key", *delivery.Key)
+	}
+	if delivery.TransactionID != nil {
+		fields = append(fields, "transaction_id", *delivery.TransactionID)
+	}
+	return logger(w.Log).With(fields...)
+}
+
 // settle acknowledges or rejects a message, and reports whether it will be delivered again.
 func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
-	log := logger(w.Log).With("group", w.Group, "message_id", delivery.MessageID)
 	if errors.Is(cause, ErrLeaseLost) {
 		w.lost.Add(1)
 		if !errors.Is(cause, errMaxLease) { // which was logged when it was reached
-			log.Error("the lease of a message was lost while it was handled")
+			w.log(delivery).Error("the lease of a message was lost while it was handled")
 		}
 		return true
 	}
@@ -391,7 +403,7 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		err = w.ack(ctx, delivery)
 	case errors.As(outcome, &reason) && reason.dead:
 		rejects = false
-		log.Warn("a message becomes a dead letter",
+		w.log(delivery).Warn("a message becomes a dead letter",
 			"reason", reason.reason, "attempt", delivery.Attempt)
 		err = w.deadLetter(ctx, delivery, reason.reason)
 	case errors.Is(cause, ErrStopped) && (reason == nil || !reason.unprocessed):
@@ -403,21 +415,21 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		if bug := (*panicked)(nil); errors.As(outcome, &bug) {
 			details = append(details, "stack", string(bug.stack))
 		}
-		log.Warn("a message was rejected", details...)
+		w.log(delivery).Warn("a message was rejected", details...)
 		err = w.nack(ctx, delivery, rejected{reason: outcome.Error()})
 	}
 	switch {
 	case HasCode(err, "lease_expired") && outcome != nil:
 		// A rejection that is repeated after a lost answer is refused, too.
 		w.lost.Add(1)
-		log.Info("a message was rejected before, or its lease had ended", "error", err)
+		w.log(delivery).Info("a message was rejected before, or its lease had ended", "error", err)
 		return true
 	case HasCode(err, "lease_expired"):
 		w.lost.Add(1)
-		log.Error("the lease of a message had ended before it was settled", "error", err)
+		w.log(delivery).Error("the lease of a message had ended before it was settled", "error", err)
 		return true
 	case err != nil:
-		log.Error("a message could not be settled; it is delivered again", "error", err)
+		w.log(delivery).Error("a message could not be settled; it is delivered again", "error", err)
 		return true
 	case outcome == nil:
 		w.acknowledged.Add(1)
@@ -425,8 +437,14 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		w.deadLetters.Add(1)
 	default:
 		w.rejections.Add(1)
-		if errors.Is(cause, ErrStopped) {
-			log.Info("a message was given back at the stop", "attempt", delivery.Attempt)
+		if !errors.Is(cause, ErrStopped) {
+			break
+		}
+		log := w.log(delivery).With("attempt", delivery.Attempt)
+		if reason := (*rejected)(nil); errors.As(outcome, &reason) && reason.unprocessed {
+			log.Info("a message was given back at the stop")
+		} else {
+			log.Warn("a message was rejected at the stop, and its attempt counts")
 		}
 	}
 	return rejects

@@ -842,7 +842,7 @@ func TestAHandlerThatTakesLongerThanMaxLeaseIsNamedInTheLog(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
+func TestAWorkerThatStopsRejectsWhatItHasNotFinished(t *testing.T) {
 	client, group := service(t), unique("billing")
 	topic := newTopic(t, client)
 	consume(t, client, group, topic, api.GroupInput{})
@@ -859,7 +859,7 @@ func TestAWorkerThatStopsGivesBackWhatItHasNotFinished(t *testing.T) {
 		}}
 
 	check(t, worker.Run(running))
-	if !strings.Contains(log.String(), `level=INFO msg="a message was given back at the stop"`) {
+	if !strings.Contains(log.String(), "level=WARN msg=\"a message was rejected at the stop") {
 		t.Fatal(log)
 	}
 
