@@ -408,7 +408,11 @@ public final class Worker implements AutoCloseable {
     rejected.incrementAndGet();
     if (isStopped) {
       var id = delivery.message().getMessageId();
-      LOG.log(Level.INFO, "{0} was given back at the stop", id);
+      if (delivery.hasBegun()) {
+        LOG.log(Level.WARNING, "{0} was rejected at the stop, and its attempt counts", id);
+      } else {
+        LOG.log(Level.INFO, "{0} was given back at the stop", id);
+      }
     }
     return true;
   }

@@ -10,6 +10,8 @@ import com.sun.net.httpserver.HttpServer;
 import dev.escrowmq.client.invoker.ApiException;
 import dev.escrowmq.client.model.AckInput;
 import dev.escrowmq.client.model.BatchSendResult;
+import dev.escrowmq.client.model.FieldError;
+import dev.escrowmq.client.model.Problem;
 import dev.escrowmq.client.model.ReceivedMessage;
 import java.io.IOException;
 import java.lang.reflect.Proxy;
@@ -103,6 +105,24 @@ class ClientTest {
     client(SOON, new Answer(201, RECEIPT)).send("orders", Messages.json(null));
 
     assertEquals("{\"json\":null}", bodies.get(0));
+  }
+
+  @Test
+  void theMessageOfAProblemExceptionNamesItsFields() {
+    var key = new FieldError().pointer("/message/key").detail("must be without spaces");
+    var tag = new FieldError().pointer("/message/tag").detail("is too long");
+
+    assertEquals("c: why", message("why"));
+    assertEquals("c: /message/key: must be without spaces", message(key.getDetail(), key));
+    assertEquals(
+        "c: 2 fields; /message/key: must be without spaces; /message/tag: is too long",
+        message("2 fields", key, tag));
+    assertEquals("c: /message/key is bad", message("/message/key is bad", key));
+  }
+
+  private static String message(String detail, FieldError... fields) {
+    var problem = new Problem().code("c").detail(detail).errors(List.of(fields));
+    return new ProblemException(problem).getMessage();
   }
 
   @Test
@@ -525,7 +545,7 @@ class ClientTest {
     var stopped = interrupted(second.multipliedBy(20), Duration.ofMillis(1));
 
     assertEquals("SEVERE the handler of {0} took longer than maxLease: its lease ends", held);
-    assertEquals("INFO {0} was given back at the stop", stopped);
+    assertEquals("WARNING {0} was rejected at the stop, and its attempt counts", stopped);
   }
 
   @Test
