@@ -426,7 +426,8 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		return true
 	case HasCode(err, "lease_expired"):
 		w.lost.Add(1)
-		w.log(delivery).Error("the lease of a message had ended before it was settled", "error", err)
+		w.log(delivery).Error(
+			"the lease of a message had ended before it was settled", "error", err)
 		return true
 	case err != nil:
 		w.log(delivery).Error("a message could not be settled; it is delivered again", "error", err)
