@@ -24,7 +24,9 @@ from escrowmq_client import (
     TransactionMessageInput,
     Unreachable,
 )
+from pytest_escrowmq.service import EscrowMQ
 from tests.client.transactions.databases import STYLES, SqliteDatabase, Style
+from tests.support.http import until
 
 _numbers = count(1)
 
@@ -317,13 +319,24 @@ def test_a_checker_that_is_stopped_while_the_service_is_away_ends_at_once(caplog
         assert not thread.is_alive()
 
 
+def long_polls(service: EscrowMQ) -> int:
+    """How many requests wait at the service."""
+    (line,) = [
+        line
+        for line in service.client.get("/metrics").text.splitlines()
+        if line.startswith("escrowmq_long_polls_open ")
+    ]
+    return int(float(line.split()[1]))
+
+
 def test_a_checker_that_waits_for_checks_ends_at_once_when_it_is_stopped(service, group):
+    until(lambda: long_polls(service) == 0, "no request of an earlier test waits")
     with Client(service.url) as client:
         client.put_producer_group(group)
         checker = Checker(client, group, lambda check: "commit", wait_ms=20_000)
         thread = threading.Thread(target=checker.run)
         thread.start()
-        threading.Event().wait(1)  # its request for checks is at the service
+        until(lambda: long_polls(service) == 1, "its request for checks is at the service")
 
         checker.stop()
         thread.join(3)
@@ -333,18 +346,17 @@ def test_a_checker_that_waits_for_checks_ends_at_once_when_it_is_stopped(service
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_checker_in_order(service, client, group, number):
+    until(lambda: long_polls(service) == 0, "no request of an earlier test waits")
     client.put_producer_group(group)
     program = (
         "import sys; from escrowmq_client import Checker, Client; client = Client(sys.argv[1]);"
-        "print('begun', flush=True); Checker(client, sys.argv[2], print, wait_ms=20_000).run();"
-        "print('ended')"
+        "Checker(client, sys.argv[2], print, wait_ms=20_000).run(); print('ended')"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, service.url, group], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        threading.Event().wait(1)  # its handlers are installed
+        until(lambda: long_polls(service) == 1, "its request for checks is at the service")
 
         process.send_signal(number)
 
