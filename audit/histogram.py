@@ -16,7 +16,7 @@ PERCENTILES = (50, 90, 99, 99.9)
 
 
 def bucket(value: str) -> str:
-    """The largest value of the bucket that a value lies in, as SQL; a negative one counts as 0."""
+    """SQL for the largest value of the bucket of a value; a negative value counts as 0."""
     value = f"greatest(CAST({value} AS BIGINT), 0)"
     shift = f"greatest(length(bin({value})) - {_FINE_BITS + 1}, 0)"
     width = f"shiftleft(CAST(1 AS BIGINT), {shift})"

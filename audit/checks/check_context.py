@@ -1,5 +1,5 @@
-"""What the checks work with: tables of the log, made when a check first needs them; and what they
-return.
+"""The input of the checks (tables of the log, made when a check first needs them) and their
+findings.
 """
 
 from collections.abc import Callable

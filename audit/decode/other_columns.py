@@ -1,6 +1,4 @@
-"""What a record says of itself, as Arrow columns: its times, its texts, what the service noted in
-it.
-"""
+"""The times, the texts and the notes of the service of a record, as Arrow columns."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

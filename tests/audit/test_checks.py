@@ -36,7 +36,7 @@ NOT_PLANTED = {
 def checked(
     spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000
 ) -> dict[str, Found]:
-    """What Spark finds, and the engine `local`, too."""
+    """The findings of Spark, which are also those of the engine `local`."""
     log = log_range.find_log(str(store))
     tables = SparkTables(spark, log, split_bytes=split_bytes)
     try:

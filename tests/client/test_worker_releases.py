@@ -1,4 +1,4 @@
-"""What a worker that stops gives back unprocessed, against a real service."""
+"""Messages that a worker gives back unprocessed at its stop, against a real service."""
 
 import asyncio
 import threading

@@ -244,7 +244,7 @@ class TransactionMachine(ModelMachine):
 
     @rule(policy=policies, decision=decisions, after_ms=st.sampled_from([0, 1, 5]))
     def begin_and_decide(self, policy: CheckbackPolicy, decision: TxnEvent, after_ms: int) -> None:
-        """What most producers do: begin with one message, and decide soon."""
+        """Begin with one message and decide soon, as most producers do."""
         txn = self._new(1, policy, POLLED, keyed=False)
 
         async def both() -> Call:

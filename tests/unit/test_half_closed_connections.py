@@ -22,7 +22,7 @@ def connected(answer: Callable[[Request], Awaitable[None]]) -> tuple[Connection,
 
 
 async def ended(connection: Connection, wire: Wire) -> bytes:
-    """What the client has read when the service has closed the connection."""
+    """The bytes that the client has read when the service has closed the connection."""
     async with asyncio.timeout(10):
         await wire.is_closed.wait()
     connection.connection_lost(None)
