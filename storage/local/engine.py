@@ -99,6 +99,7 @@ class Engine:
             prepared_end=self._files.recovered.end,
             segment_bytes=options.segment_bytes,
             ahead_bytes=options.log_ahead_bytes,
+            most_held_segments=options.most_held_segments,
             reserve_bytes=options.log_reserve_bytes,
             on_prepared=self._on_prepared,
             on_full=self._on_full,
@@ -207,6 +208,7 @@ class Engine:
         for close in self._files.segments.let_go_of_sealed(durable_end):
             # to unmap 1 GiB takes a while
             self._runner.beside(Lane.PREPARE, close, lambda _: None, self.fail)
+        self.preparer.on_flushed(durable_end)
         if self._synced:
             reached = [synced for offset, synced in self._synced if offset < durable_end]
             self._synced = [

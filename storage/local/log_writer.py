@@ -307,6 +307,8 @@ class LogWriter:
             calls = self._take()
             if not self._write(calls):
                 self._calls.extendleft(reversed(calls))
+                if self._calls:
+                    self._watch_sync(self._calls[0])
                 return
 
     def _should_wait(self) -> bool:
@@ -491,7 +493,7 @@ class LogWriter:
             at += len(call.rows)
         self._units.append(written)
         unflushed = written.end - self.flusher.durable_end
-        is_much = unflushed >= self._options.flush_max_bytes
+        is_much = unflushed >= self._options.log_flush_bytes
         if written.must_sync or not cache_is_enough or is_much:
             self.flusher.request(
                 written.end,
@@ -538,7 +540,8 @@ class LogWriter:
         """See to it that no append waits for a sync longer than the limit, counted from when it was
         taken.
 
-        `unwritten`: the oldest of the calls that wait for the flush in flight to be written.
+        `unwritten`: the oldest of the calls that wait to be written, for the flush in flight or
+        for room in the log.
         """
         if self._sync_timer_runs:
             return
@@ -552,7 +555,9 @@ class LogWriter:
             )
 
     def _answer_overdue(self) -> None:
-        """Answer sends that waited too long as what they are: stored, not yet durable."""
+        """Answer sends that waited too long as what they are: stored, not yet durable, or not
+        stored for want of room.
+        """
         self._write_calls()
         self._sync_timer_runs = False
         limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
@@ -565,7 +570,23 @@ class LogWriter:
                 self._answer(call, written.placed(call, at, durable=False))
             self.flusher.times.note_answered_before(len(overdue))
         self._write_calls()  # the clock goes on: those that had to wait above may not need to now
+        self._refuse_overdue()
         self._watch_sync()
+
+    def _refuse_overdue(self) -> None:
+        """Refuse calls that waited too long for room in the log, which a disk that is stuck does
+        not give. Not those that settle something.
+        """
+        if self._storing is not None or not self._calls or self._should_wait():
+            return  # they wait for something else
+        limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
+        calls, self._calls = self._calls, deque()
+        for call in calls:
+            if call.added_ms <= limit_ms and not call.from_reserve:
+                detail = "the disk is slow, and the log has no room before it has written more"
+                self._refuse([call], Backpressure(detail))
+            else:
+                self._calls.append(call)
 
     def _answer(self, call: _Call, placed: Placed) -> None:
         self._queued_bytes -= call.cost_bytes

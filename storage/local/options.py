@@ -8,7 +8,9 @@ from storage.local.retention_plan import OnFull, RetentionPolicy
 from storage.option_checks import require_at_least
 
 MIB = 1 << 20
-_MOST_SEGMENTS_AHEAD = 16  # of small ones, tens of MiB would be thousands of files
+# Of small ones, tens of MiB would be thousands of files.
+_MOST_SEGMENTS_AHEAD = 16
+_MOST_SEGMENTS_UNSYNCED = 8
 
 
 class FlushPolicy(Enum):
@@ -121,11 +123,17 @@ class LocalStoreOptions:
         return min(self.prepare_ahead_bytes, _MOST_SEGMENTS_AHEAD * self.segment_bytes)
 
     @property
+    def log_flush_bytes(self) -> int:
+        """The bytes that are not on disk at which a flush begins, whatever the policy."""
+        return min(self.flush_max_bytes, _MOST_SEGMENTS_UNSYNCED * self.segment_bytes)
+
+    @property
     def most_held_segments(self) -> int:
-        """Open and mapped at once: those ahead, the one that is written, the reserve's, and one on
-        its way to the disk.
+        """Open and mapped at once: those on their way to the disk, the one that is written, those
+        ahead, and the reserve's. An append that needs a further one waits for a flush.
         """
-        return -(-self.log_ahead_bytes // self.segment_bytes) + 3
+        in_use_bytes = self.log_flush_bytes + self.log_ahead_bytes
+        return -(-in_use_bytes // self.segment_bytes) + 3
 
     @property
     def log_reserve_bytes(self) -> int:

@@ -41,6 +41,7 @@ class Preparer:
         prepared_end: int,
         segment_bytes: int,
         ahead_bytes: int,
+        most_held_segments: int,
         reserve_bytes: int,
         on_prepared: Callable[[], None],
         on_full: Callable[[Exception], None],
@@ -56,6 +57,7 @@ class Preparer:
         self._runner = runner
         self._segment_bytes = segment_bytes
         self._ahead_bytes = ahead_bytes
+        self._most_held_bytes = most_held_segments * segment_bytes
         self._reserve_bytes = reserve_bytes
         self._on_prepared = on_prepared
         self._on_full = on_full
@@ -63,6 +65,7 @@ class Preparer:
         self.prepared_end = prepared_end  # zeros are on disk, in segments that are open and mapped
         self._space_end = prepared_end  # zeros are on disk
         self._held_end = prepared_end  # segments are open and mapped
+        self._first_held = prepared_end - prepared_end % segment_bytes  # what is before is on disk
         self._wanted_end = prepared_end  # of the room for ordinary appends
         self._first_end = prepared_end + _FIRST_ROOM_BYTES
         self._kept_bytes = reserve_bytes  # behind that room
@@ -101,6 +104,12 @@ class Preparer:
         """The writer waits for room up to `end`, in front of the reserve."""
         self._want(end)
 
+    def on_flushed(self, durable_end: int) -> None:
+        """All before it is on disk: its segments are no more held, and others may be."""
+        self._first_held = durable_end - durable_end % self._segment_bytes
+        if self._can_hold:
+            self._start()
+
     def set_reserve(self, owed_bytes: int) -> None:
         """So much more is to be kept in reserve."""
         self._kept_bytes = self._reserve_bytes + owed_bytes
@@ -127,9 +136,11 @@ class Preparer:
     def _hold_target(self) -> int:
         """End of what is to be open and mapped.
 
-        The space for commits behind it stays closed: small segments of it may be thousands.
+        The space for commits behind it stays closed: small segments of it may be thousands. So may
+        be those that a slow disk has yet to take.
         """
-        return min(self._wanted_end + self._reserve_bytes, self._space_end)
+        most = self._first_held + self._most_held_bytes
+        return min(self._wanted_end + self._reserve_bytes, self._space_end, most)
 
     @property
     def _can_hold(self) -> bool:

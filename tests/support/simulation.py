@@ -217,3 +217,25 @@ class World:
 
     def _on_failure(self, error: Exception) -> None:
         self.failures.append(error)
+
+
+class SlowSync:
+    """A disk whose log takes its time to sync while told to; everything else is quick."""
+
+    def __init__(self, world: World) -> None:
+        self.is_stuck = False
+        self._beside = world.runner.beside
+        self._held: list[Callable[[], None]] = []
+        world.runner.beside = self.beside  # type: ignore[method-assign]
+
+    def beside(self, lane, job, done, failed) -> None:
+        if self.is_stuck and lane.value == "flush":
+            self._held.append(lambda: self._beside(lane, job, done, failed))
+        else:
+            self._beside(lane, job, done, failed)
+
+    def release(self) -> None:
+        self.is_stuck = False
+        for go_on in self._held:
+            go_on()
+        self._held.clear()

@@ -35,7 +35,7 @@ from storage.message import Appended, Durability, Placed, QueueId
 from storage.store import Snapshot
 from tests.support.builders import message, messages
 from tests.support.lives import in_world, with_world
-from tests.support.simulation import ROOT, SimulatedClock, SimulatedLoop, World
+from tests.support.simulation import ROOT, SimulatedClock, SimulatedLoop, SlowSync, World
 
 QUEUE = QueueId("orders", 0)
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
@@ -511,28 +511,6 @@ async def test_by_interval_nobody_sees_what_must_be_durable_first_nor_what_lies_
         "must",
         "behind",
     ]
-
-
-class SlowSync:
-    """A disk whose log takes its time to sync while told to; everything else is quick."""
-
-    def __init__(self, world: World) -> None:
-        self.is_stuck = False
-        self._beside = world.runner.beside
-        self._held: list[Callable[[], None]] = []
-        world.runner.beside = self.beside  # type: ignore[method-assign]
-
-    def beside(self, lane, job, done, failed) -> None:
-        if self.is_stuck and lane.value == "flush":
-            self._held.append(lambda: self._beside(lane, job, done, failed))
-        else:
-            self._beside(lane, job, done, failed)
-
-    def release(self) -> None:
-        self.is_stuck = False
-        for go_on in self._held:
-            go_on()
-        self._held.clear()
 
 
 @with_world()

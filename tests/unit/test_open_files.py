@@ -1,16 +1,19 @@
 """Open files do not grow with what is stored, and having none left is no failed disk."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import PurePosixPath
+
+import pytest
 
 from storage.errors import Backpressure
 from storage.files.handles import Handles
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
-from storage.local.options import LocalStoreOptions
-from storage.message import QueueId
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.message import Durability, QueueId
 from tests.support.builders import message
-from tests.support.simulation import World
+from tests.support.simulation import SlowSync, World
 
 ORDERS = QueueId("orders", 0)
 SEGMENT_BYTES = 16_384
@@ -104,6 +107,57 @@ def test_open_files_and_mapped_bytes_do_not_grow_with_the_log():
         assert world.disk.open_files == 0
 
     with World(SimulatedDisk(), 1) as world:
+        world.call(main())
+
+
+@pytest.mark.parametrize("flush", list(FlushPolicy))
+def test_segments_that_a_stuck_disk_has_yet_to_take_do_not_use_up_the_open_files(flush):
+    """Appends wait for it, or are refused when they have waited long enough, and go on behind
+    it.
+    """
+
+    async def send() -> bool:
+        try:
+            await store.append(
+                [message(b"x" * 3_000, queue=ORDERS)], durability=Durability.BUFFERED
+            )
+        except Backpressure:
+            return False
+        return True
+
+    async def main() -> None:
+        nonlocal store
+        store = await world.open_store(options)
+        await store.create_topic("orders", queue_count=1)
+        await asyncio.sleep(1)
+        disk.is_stuck = True
+
+        calls = [asyncio.ensure_future(send()) for _ in range(500)]
+        await asyncio.sleep(1)
+        stored = sum(call.done() for call in calls)
+        mapped_bytes = store.status().mapped_bytes
+        await asyncio.sleep(10)
+
+        assert 0 < stored < 500
+        assert mapped_bytes == options.most_held_segments * SEGMENT_BYTES
+        assert [call.done() and call.result() for call in calls].count(True) == stored
+        assert all(call.done() for call in calls)
+        later = asyncio.ensure_future(send())
+        await asyncio.sleep(1)
+        assert not later.done()
+
+        disk.release()
+
+        assert await later
+        await asyncio.sleep(2)
+        assert await read_all(store) == stored + 1
+        assert store.status().mapped_bytes < mapped_bytes
+        await store.aclose()
+
+    options = replace(OPTIONS, flush=flush, slow_sync_ms=60_000)
+    store: LocalMessageStore
+    with World(SimulatedDisk(), 1) as world:
+        disk = SlowSync(world)
         world.call(main())
 
 
