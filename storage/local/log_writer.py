@@ -299,17 +299,18 @@ class LogWriter:
             self._is_scheduled = False
             self._write_calls()
 
-    def _write_calls(self) -> None:
+    def _write_calls(self) -> bool:
+        """True: the calls that are left wait for room in the log."""
         while self._calls and self._storing is None and not self._has_failed:
             if self._should_wait():
                 self._watch_sync(self._calls[0])
-                return
+                return False
             calls = self._take()
             if not self._write(calls):
                 self._calls.extendleft(reversed(calls))
-                if self._calls:
-                    self._watch_sync(self._calls[0])
-                return
+                self._watch_sync(self._first_ordinary_call())
+                return self._storing is None and not self._has_failed
+        return False
 
     def _should_wait(self) -> bool:
         """While a flush is in flight a unit written now would only wait for the next one, as it
@@ -555,8 +556,8 @@ class LogWriter:
             )
 
     def _answer_overdue(self) -> None:
-        """Answer sends that waited too long as what they are: stored, not yet durable, or not
-        stored for want of room.
+        """Answer sends that waited too long as what they are: stored and not yet durable, or
+        refused because the log had no room.
         """
         self._write_calls()
         self._sync_timer_runs = False
@@ -569,24 +570,26 @@ class LogWriter:
             for call, at in overdue:
                 self._answer(call, written.placed(call, at, durable=False))
             self.flusher.times.note_answered_before(len(overdue))
-        self._write_calls()  # the clock goes on: those that had to wait above may not need to now
-        self._refuse_overdue()
+        # The clock goes on: those that had to wait above may not need to now.
+        if self._write_calls():
+            self._refuse_overdue()
+            self._write_calls()  # what is left may have room in the reserve
         self._watch_sync()
 
     def _refuse_overdue(self) -> None:
-        """Refuse calls that waited too long for room in the log, which a disk that is stuck does
-        not give. Not those that settle something.
-        """
-        if self._storing is not None or not self._calls or self._should_wait():
-            return  # they wait for something else
+        """Refuse ordinary calls that have waited too long for room in the log."""
         limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
-        calls, self._calls = self._calls, deque()
-        for call in calls:
-            if call.added_ms <= limit_ms and not call.from_reserve:
-                detail = "the disk is slow, and the log has no room before it has written more"
-                self._refuse([call], Backpressure(detail))
-            else:
-                self._calls.append(call)
+        overdue: list[_Call] = []
+        kept: deque[_Call] = deque()
+        for call in self._calls:
+            is_overdue = call.added_ms <= limit_ms and not call.from_reserve
+            (overdue if is_overdue else kept).append(call)
+        self._calls = kept
+        detail = "the log has no room until the disk has taken what was written before"
+        self._refuse(overdue, Backpressure(detail))
+
+    def _first_ordinary_call(self) -> _Call | None:
+        return next((call for call in self._calls if not call.from_reserve), None)
 
     def _answer(self, call: _Call, placed: Placed) -> None:
         self._queued_bytes -= call.cost_bytes

@@ -47,7 +47,9 @@ class Preparer:
         on_full: Callable[[Exception], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_prepared`: there is more.
+        """`most_held_segments`: open and mapped at once.
+
+        `on_prepared`: there is more.
 
         `on_full`: the disk is, or no file can be opened; tried again every second.
 
@@ -65,7 +67,7 @@ class Preparer:
         self.prepared_end = prepared_end  # zeros are on disk, in segments that are open and mapped
         self._space_end = prepared_end  # zeros are on disk
         self._held_end = prepared_end  # segments are open and mapped
-        self._first_held = prepared_end - prepared_end % segment_bytes  # what is before is on disk
+        self._first_held = prepared_end - prepared_end % segment_bytes  # all before it is on disk
         self._wanted_end = prepared_end  # of the room for ordinary appends
         self._first_end = prepared_end + _FIRST_ROOM_BYTES
         self._kept_bytes = reserve_bytes  # behind that room
@@ -105,7 +107,9 @@ class Preparer:
         self._want(end)
 
     def on_flushed(self, durable_end: int) -> None:
-        """All before it is on disk: its segments are no more held, and others may be."""
+        """Everything before `durable_end` is on disk: its segments are held no more, and as many
+        others may be.
+        """
         self._first_held = durable_end - durable_end % self._segment_bytes
         if self._can_hold:
             self._start()
@@ -136,8 +140,8 @@ class Preparer:
     def _hold_target(self) -> int:
         """End of what is to be open and mapped.
 
-        The space for commits behind it stays closed: small segments of it may be thousands. So may
-        be those that a slow disk has yet to take.
+        The space for commits behind it stays closed: it may be thousands of small segments, as may
+        be what a slow disk has yet to take.
         """
         most = self._first_held + self._most_held_bytes
         return min(self._wanted_end + self._reserve_bytes, self._space_end, most)

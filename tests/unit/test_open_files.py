@@ -113,13 +113,15 @@ def test_open_files_and_mapped_bytes_do_not_grow_with_the_log():
 @pytest.mark.parametrize("flush", list(FlushPolicy))
 def test_segments_that_a_stuck_disk_has_yet_to_take_do_not_use_up_the_open_files(flush):
     """Appends wait for it, or are refused when they have waited long enough, and go on behind
-    it.
+    it; what settles something then has the reserve.
     """
 
-    async def send() -> bool:
+    async def send(*, from_reserve: bool = False) -> bool:
         try:
             await store.append(
-                [message(b"x" * 3_000, queue=ORDERS)], durability=Durability.BUFFERED
+                [message(b"x" * 3_000, queue=ORDERS)],
+                durability=Durability.BUFFERED,
+                from_reserve=from_reserve,
             )
         except Backpressure:
             return False
@@ -133,6 +135,7 @@ def test_segments_that_a_stuck_disk_has_yet_to_take_do_not_use_up_the_open_files
         disk.is_stuck = True
 
         calls = [asyncio.ensure_future(send()) for _ in range(500)]
+        settling = asyncio.ensure_future(send(from_reserve=True))
         await asyncio.sleep(1)
         stored = sum(call.done() for call in calls)
         mapped_bytes = store.status().mapped_bytes
@@ -142,6 +145,8 @@ def test_segments_that_a_stuck_disk_has_yet_to_take_do_not_use_up_the_open_files
         assert mapped_bytes == options.most_held_segments * SEGMENT_BYTES
         assert [call.done() and call.result() for call in calls].count(True) == stored
         assert all(call.done() for call in calls)
+        assert settling.done()
+        assert settling.result()
         later = asyncio.ensure_future(send())
         await asyncio.sleep(1)
         assert not later.done()
@@ -150,11 +155,11 @@ def test_segments_that_a_stuck_disk_has_yet_to_take_do_not_use_up_the_open_files
 
         assert await later
         await asyncio.sleep(2)
-        assert await read_all(store) == stored + 1
+        assert await read_all(store) == stored + 2
         assert store.status().mapped_bytes < mapped_bytes
         await store.aclose()
 
-    options = replace(OPTIONS, flush=flush, slow_sync_ms=60_000)
+    options = replace(OPTIONS, flush=flush, slow_sync_ms=60_000, reserve_bytes=SEGMENT_BYTES)
     store: LocalMessageStore
     with World(SimulatedDisk(), 1) as world:
         disk = SlowSync(world)
