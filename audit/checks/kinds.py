@@ -1,23 +1,22 @@
-"""What the checks are called, and what they can find.
+"""The names of the checks, and the kinds of findings of each.
 
-Pure: the command line knows it without Spark.
+Pure: the command line reads it without Spark.
 """
 
 from typing import NamedTuple
 
 CHECKS = {
     "integrity": "records, damage and times of each segment",
-    "queues": "queue offsets without gap or repeat, and consume queues that say the same as the "
-    "log",
-    "index": "every key of every record in the key index, and linked there",
-    "positions": "what the store says of how far everybody has come, held against the log",
-    "halves": "every half message with what its commit needs, and none forgotten",
-    "delays": "what was put off came once, and not before its time",
-    "retries": "what was put off for a group, or given up, was stored; attempts never go down",
-    "duplicates": "what was stored or handed out more than once, and why",
-    "checkbacks": "what producers were asked, and what came of it",
-    "latencies": "how long each stage took",
-    "what_if": "how often producers would have been asked under other policies",
+    "queues": "queue offsets without a gap or a duplicate; consume queues that match the log",
+    "index": "every key of every record is in the key index, and a lookup finds it",
+    "positions": "the checkpoint and the offsets of groups and delay queues, compared with the log",
+    "halves": "every half message has what its commit needs, and none is forgotten",
+    "delays": "every delayed message is delivered once, and not before its time",
+    "retries": "every retry and dead letter is stored; attempts never go down",
+    "duplicates": "messages that are stored or delivered more than once, and why",
+    "checkbacks": "the checks that producers received, and their results",
+    "latencies": "the time that each stage took",
+    "what_if": "the number of checks that producers would receive under other policies",
 }
 
 
@@ -28,15 +27,15 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "unverified": Kind("integrity", "a record that is whole, in an append that is not", False),
+    "unverified": Kind("integrity", "a whole record in an append that is not whole", False),
     "time_went_back": Kind("integrity", "a segment that begins before its predecessor ends", False),
-    "queue_gap": Kind("queues", "queue offsets that no record has"),
-    "queue_repeat": Kind("queues", "a queue offset that several records have"),
-    "queue_entry_missing": Kind("queues", "a record that its consume queue does not have"),
+    "queue_gap": Kind("queues", "queue offsets without a record"),
+    "queue_repeat": Kind("queues", "a queue offset with several records"),
+    "queue_entry_missing": Kind("queues", "a record that is missing in its consume queue"),
     "queue_entry_wrong": Kind(
-        "queues", "an entry of a consume queue that names another place than its record"
+        "queues", "an entry of a consume queue that does not point to its record"
     ),
-    "key_missing": Kind("index", "a key that the key index does not have"),
+    "key_missing": Kind("index", "a key that is missing in the key index"),
     "key_entry_wrong": Kind("index", "an entry of the key index whose record has no such key"),
     "key_unreachable": Kind(
         "index", "an entry of the key index that no lookup finds: the chain of its slot is broken"
@@ -46,56 +45,60 @@ KINDS = {
         "a file of the key index that cannot be read: its header counts more than the file holds",
     ),
     "checkpoint_ahead": Kind(
-        "positions", "a time or a place in the checkpoint that lies behind the log's end"
+        "positions", "a time or a log offset in the checkpoint after the end of the log"
     ),
     "position_outside": Kind(
-        "positions", "a group's position that its queue does not have: below 0, or behind its end"
+        "positions", "an offset of a group below 0 or after the end of its queue"
     ),
     "backlog_expired": Kind(
-        "positions", "a group stands before the first message that its queue still has", False
+        "positions",
+        "the offset of a group is before the first message that its queue still has",
+        False,
     ),
     "delay_position_outside": Kind(
-        "positions", "a position in a delay queue that the queue does not have"
+        "positions", "an offset of a delay queue below 0 or after its end"
     ),
     "positions_unreadable": Kind(
-        "positions", "a file of positions that cannot be read, nor the one kept beside it"
+        "positions", "a file of offsets that cannot be read, and neither can its .bak"
     ),
     "half_malformed": Kind(
-        "halves", "a half message that lacks what its commit needs, or lies where no half belongs"
+        "halves", "a half message without what its commit needs, or in another queue"
     ),
     "half_forgotten": Kind(
         "halves",
-        "a half that the broker has done with, neither decided nor stored again nor set aside: it "
-        "gets no check",
+        "a half message that the broker has passed, and that is neither decided nor stored again "
+        "nor discarded: it gets no check",
     ),
     "delivered_early": Kind("delays", "delivered before it was due"),
-    "delivered_late": Kind(
-        "delays", "delivered later than it was due, by more than a minute", False
-    ),
+    "delivered_late": Kind("delays", "delivered more than a minute after it was due", False),
     "delivery_lost": Kind(
-        "delays", "never delivered, though later ones were; or marked as delivered, and not there"
+        "delays", "not delivered, though later ones are; or marked as delivered, and missing"
     ),
     "delivery_doubled": Kind("delays", "delivered more than once"),
-    "delivered_though_cancelled": Kind("delays", "cancelled, and delivered all the same"),
-    "attempts_went_down": Kind("retries", "handed out under a lower attempt than before"),
-    "retry_lost": Kind("retries", "put off to be handed out again, and no copy of it was stored"),
-    "dead_letter_lost": Kind("retries", "given up, and not among the dead letters"),
+    "delivered_though_cancelled": Kind("delays", "cancelled, and delivered nevertheless"),
+    "attempts_went_down": Kind(
+        "retries", "delivered to a consumer with a lower attempt than before"
+    ),
+    "retry_lost": Kind("retries", "rejected by a consumer, and no copy for its retry is stored"),
+    "dead_letter_lost": Kind("retries", "given up, and missing among the dead letters"),
     "sent_twice": Kind(
-        "duplicates", "a message id in several places of a topic: its producer sent it again", False
+        "duplicates",
+        "a message id at several offsets of a topic: its producer sent it again",
+        False,
     ),
     "stored_twice": Kind(
-        "duplicates", "a message id, made by this service, in several places of a topic"
+        "duplicates", "a message id, made by this service, at several offsets of a topic"
     ),
-    "handed_out_after_settled": Kind("duplicates", "handed out again though it was settled"),
-    "handed_out_twice": Kind("duplicates", "handed out while another lease held it"),
+    "handed_out_after_settled": Kind(
+        "duplicates", "delivered to a consumer again after it was settled"
+    ),
+    "handed_out_twice": Kind("duplicates", "delivered to a second consumer while it was leased"),
     "handed_out_though_skipped": Kind(
-        "duplicates", "handed out though the group's rules had passed over it"
+        "duplicates", "delivered to a consumer after the rules of the group had skipped it"
     ),
-    "asked_too_often": Kind(
-        "checkbacks", "asked about again after it had answered as often as it may"
-    ),
-    "held_too_early": Kind("checkbacks", "held as exhausted before that"),
-    "asked_though_decided": Kind("checkbacks", "asked about after it was decided"),
+    "asked_too_often": Kind("checkbacks", "checked again after the maximum number of answers"),
+    "held_too_early": Kind("checkbacks", "held as exhausted before the maximum number of answers"),
+    "asked_though_decided": Kind("checkbacks", "checked after it was decided"),
 }
 FAULTY_KINDS = tuple(name for name, kind in KINDS.items() if kind.is_fault)
 
