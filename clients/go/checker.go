@@ -8,7 +8,9 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"regexp"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"escrowmq.dev/go/api"
@@ -183,9 +185,12 @@ func (c *Checker) ask(
 	return decision, nil
 }
 
-// shortened keeps a text within the limit of a reason, on whole characters.
+var control = regexp.MustCompile(`\p{Cc}+`)
+
+// shortened makes a text of one line, without control characters, which the service refuses in a
+// reason, and keeps it within the limit, on whole characters.
 func shortened(text string) string {
-	runes := []rune(text)
+	runes := []rune(strings.TrimSpace(control.ReplaceAllString(text, " ")))
 	return string(runes[:min(len(runes), 120)]) // at most 480 bytes of the 500
 }
 

@@ -615,6 +615,20 @@ func settled(t *testing.T, outcome, cause error) string {
 	return log.next(t)
 }
 
+func TestAReasonIsWithoutControlCharactersWhichTheServiceRefuses(t *testing.T) {
+	lines := errors.Join(errors.New("no paper"), errors.New("\tno ink\x7f\u0085"))
+
+	if got := *reasonOf(lines.Error()); got != "no paper no ink" {
+		t.Errorf("%q", got)
+	}
+	if got := *reasonOf(strings.Repeat("😀", 200)); got != strings.Repeat("😀", 120) {
+		t.Error(got)
+	}
+	if got := reasonOf(" \n"); got != nil {
+		t.Errorf("%q", *got)
+	}
+}
+
 func TestALineAboutAMessageNamesItsTopicItsKeyAndItsTransaction(t *testing.T) {
 	line := settled(t, errors.New("no paper"), nil)
 

@@ -490,10 +490,9 @@ func (w *Worker) deadLetter(ctx context.Context, delivery Delivery, reason strin
 }
 
 func reasonOf(reason string) *string {
-	if reason == "" {
+	if reason = shortened(reason); reason == "" {
 		return nil
 	}
-	reason = shortened(reason)
 	return &reason
 }
 

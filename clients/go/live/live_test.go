@@ -724,11 +724,11 @@ func TestAWorkerHandlesEachMessageAndRepeatsThoseThatFailed(t *testing.T) {
 			}
 			switch {
 			case n == 7 && seen[n] == 1:
-				return errors.New("not now")
+				return errors.New("not now\nno paper")
 			case n == 8 && seen[n] == 1:
 				panic("a bug")
 			case n == 9:
-				return escrowmq.DeadLetter("never")
+				return escrowmq.DeadLetter("never\nno paper")
 			}
 			return nil
 		}}

@@ -31,16 +31,24 @@ final class Threads {
   }
 
   /**
-   * Returns what went wrong, within the limit of a reason, on whole characters: with its class,
-   * unless the exception is one of this package, such as the one that gives a reason.
+   * Returns what went wrong, on one line, within the limit of a reason, on whole characters: with
+   * its class, unless the exception is one of this package, such as the one that gives a reason.
    */
   static String reason(Throwable failure) {
-    var message = failure.getMessage();
-    var isOurs = failure instanceof EscrowMQException && message != null && !message.isEmpty();
-    var text = isOurs ? message : failure.toString();
+    var message = plain(failure.getMessage());
+    var isOurs = failure instanceof EscrowMQException && !message.isEmpty();
+    var text = isOurs ? message : plain(failure.toString());
     if (text.codePointCount(0, text.length()) <= LONGEST_REASON) {
       return text;
     }
     return text.substring(0, text.offsetByCodePoints(0, LONGEST_REASON));
+  }
+
+  /** Replaces what the service refuses: control characters, and halves of surrogate pairs. */
+  private static String plain(String text) {
+    if (text == null) {
+      return "";
+    }
+    return text.replaceAll("\\p{Cc}+", " ").replaceAll("\\p{Cs}", "\uFFFD").strip();
   }
 }

@@ -577,6 +577,15 @@ class ClientTest {
   }
 
   @Test
+  void aReasonIsWithoutWhatTheServiceRefuses() {
+    var lines = "no paper\n\tno ink\u007f\u0085\ud83d";
+    assertEquals("no paper no ink \ufffd", Threads.reason(new EscrowMQException(lines)));
+    assertEquals(
+        "java.io.IOException: no paper no ink \ufffd", Threads.reason(new IOException(lines)));
+    assertFalse(Threads.reason(new DeadLetterException(" \n")).isBlank());
+  }
+
+  @Test
   void aReasonIsNeverEmptyAndIsCutOnWholeCharacters() {
     assertEquals("😀".repeat(120), Threads.reason(new EscrowMQException("😀".repeat(200))));
     assertEquals("short", Threads.reason(new EscrowMQException("short")));

@@ -675,7 +675,7 @@ class LiveTest {
                   } else if (n == 8 && times == 1) {
                     throw new AssertionError("a bug");
                   } else if (n == 9) {
-                    throw new DeadLetterException("never");
+                    throw new DeadLetterException("never\nno paper");
                   }
                 })
             .concurrency(8)
