@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -675,6 +676,48 @@ func TestMessagesOfAnOrderedGroupAreHandledByKeyOrQueue(t *testing.T) {
 	}
 	if strings.Join(ids, " ") != "13 2 46 5" {
 		t.Error(ids)
+	}
+}
+
+func TestAMessageWhoseLeaseIsLostWhileItWaitsIsNotHandled(t *testing.T) {
+	var lost atomic.Bool
+	kept := make(chan bool, 1000) // extensions of the first message after the loss of the second
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/extend") && strings.Contains(string(body), "second") {
+			lost.Store(true)
+			w.WriteHeader(http.StatusMultiStatus)
+			_, _ = io.WriteString(w, `{"accepted":0,"rejected":1,"results":[{"status":409,
+				"problem":{"code":"lease_expired","status":409}}]}`)
+			return
+		}
+		if lost.Load() {
+			kept <- true
+		}
+		_, _ = io.WriteString(w, `{"accepted":1,"rejected":0,"results":[]}`)
+	}
+	server := httptest.NewServer(http.HandlerFunc(answer))
+	t.Cleanup(server.Close)
+	var handled []string
+	worker := &Worker{Client: newClient(t, server.URL), Group: "billing",
+		Log: slog.New(slog.DiscardHandler),
+		Handle: func(_ context.Context, delivery Delivery) error {
+			handled = append(handled, delivery.ReceiptHandle)
+			if delivery.ReceiptHandle == "first" {
+				<-kept
+				<-kept
+			}
+			return nil
+		}}
+
+	worker.handleLine(ctx, []Delivery{
+		{api.ReceivedMessage{ReceiptHandle: "first"}},
+		{api.ReceivedMessage{ReceiptHandle: "second"}},
+	}, 300*time.Millisecond, func() {})
+
+	if strings.Join(handled, " ") != "first" || worker.Stats() != (Stats{1, 0, 1, 0}) {
+		t.Error(handled, worker.Stats())
 	}
 }
 

@@ -281,7 +281,7 @@ func (w *Worker) handleLine(
 		switch {
 		case failed:
 			outcome = notHandled("an earlier message of its order was rejected")
-		case handlers.Err() != nil:
+		case leases[place].ctx.Err() != nil: // by the stop, or its lease was lost while it waited
 			outcome = notHandled(stopped)
 		default:
 			outcome = w.call(leases[place].ctx, handlers, delivery)
