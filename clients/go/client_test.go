@@ -230,6 +230,25 @@ func TestABeginWithoutMessagesIsRefusedBeforeARequest(t *testing.T) {
 	}
 }
 
+func TestABeginAfterTheFunctionEndsWithTheContextOfTheCall(t *testing.T) {
+	server := answers(t, answer{503, "away"})
+	client, err := New(server.URL, WithRetry(Retry{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, leave := context.WithCancel(ctx)
+
+	err = client.Transaction(gone, "shop", func(tx *Tx) error {
+		tx.Add("orders", Text("x"))
+		leave()
+		return nil
+	})
+
+	if !errors.Is(err, context.Canceled) || len(server.bodies) > 0 {
+		t.Error(err, server.bodies)
+	}
+}
+
 func TestACheckIsOneErrorForAnAnswerARefusalAndAnEntry(t *testing.T) {
 	ack := func(status int, body string) error {
 		client := newClient(t, answers(t, answer{status, body}).URL)

@@ -364,6 +364,7 @@ func (tx *Tx) end(ctx context.Context, failure error) error {
 	if tx.state == notBegun && len(tx.input.Messages) == 0 {
 		return failure
 	}
+	caller := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decisionTimeout)
 	defer cancel()
 	if failure == nil && tx.markers != nil && (tx.state == notBegun || tx.state == begun) {
@@ -378,7 +379,7 @@ func (tx *Tx) end(ctx context.Context, failure error) error {
 	}
 	switch ending {
 	case sendBoth:
-		if err := tx.Begin(ctx); err != nil {
+		if err := tx.Begin(caller); err != nil { // which is no decision yet
 			return unlessCommitted(err)
 		}
 		return tx.commit(ctx)
