@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -737,6 +738,21 @@ func TestAMessageWhoseLeaseIsLostWhileItWaitsIsNotHandled(t *testing.T) {
 
 	if strings.Join(handled, " ") != "first" || worker.Stats() != (Stats{1, 0, 1, 0}) {
 		t.Error(handled, worker.Stats())
+	}
+}
+
+func TestAHandlerThatEndsItsGoroutineHasFailed(t *testing.T) {
+	worker := &Worker{Handle: func(context.Context, Delivery) error {
+		runtime.Goexit()
+		return nil
+	}}
+	soon, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+
+	err := worker.call(soon, soon, Delivery{})
+
+	if err == nil || soon.Err() != nil {
+		t.Error(err)
 	}
 }
 

@@ -340,17 +340,20 @@ func (w *Worker) extend(ctx context.Context, delivery Delivery, lease time.Durat
 	return err
 }
 
-// call runs the handler. A panic becomes an error, so that one message cannot stop the others. A
-// handler that goes on after the worker has stopped is left behind, and its message rejected.
+// call runs the handler. A panic, and the end of its goroutine (by FailNow of a test, for example),
+// become an error, so that one message cannot stop the others. A handler that goes on after the
+// worker has stopped is left behind, and its message rejected.
 func (w *Worker) call(ctx, handlers context.Context, delivery Delivery) error {
 	returned := make(chan error, 1)
 	go func() {
+		err := errors.New("the handler ended its goroutine")
 		defer func() {
 			if failure := recover(); failure != nil {
-				returned <- &panicked{failure, debug.Stack()}
+				err = &panicked{failure, debug.Stack()}
 			}
+			returned <- err
 		}()
-		returned <- w.Handle(ctx, delivery)
+		err = w.Handle(ctx, delivery)
 	}()
 	select {
 	case err := <-returned:
