@@ -11,7 +11,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"escrowmq.dev/go/api"
@@ -260,18 +262,16 @@ func value[T any](found *T, answer Answer) (*T, error) {
 	return found, nil
 }
 
-// HasCode reports whether the error is a refusal with one of these codes.
+// HasCode reports whether the error is a refusal with one of these codes, or that of an entry.
 func HasCode(err error, codes ...string) bool {
+	var entries *RefusedError
+	if errors.As(err, &entries) {
+		return slices.ContainsFunc(entries.Unwrap(), func(one error) bool {
+			return HasCode(one, codes...)
+		})
+	}
 	var problem *ProblemError
-	if !errors.As(err, &problem) {
-		return false
-	}
-	for _, code := range codes {
-		if problem.Code == code {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &problem) && slices.Contains(codes, problem.Code)
 }
 
 // A RefusedError says that a request with several entries was answered, and that the service
@@ -292,11 +292,11 @@ func (e *RefusedError) Error() string {
 		len(e.Refused), first, e.Refused[first])
 }
 
-// Unwrap returns the problem of each refused entry.
+// Unwrap returns the problem of each refused entry, in their order.
 func (e *RefusedError) Unwrap() []error {
 	all := make([]error, 0, len(e.Refused))
-	for _, problem := range e.Refused {
-		all = append(all, problem)
+	for _, place := range slices.Sorted(maps.Keys(e.Refused)) {
+		all = append(all, e.Refused[place])
 	}
 	return all
 }

@@ -277,6 +277,19 @@ func TestACheckIsOneErrorForAnAnswerARefusalAndAnEntry(t *testing.T) {
 	}
 }
 
+func TestTheCodeOfEachRefusedEntryIsFound(t *testing.T) {
+	late := &ProblemError{api.Problem{Code: "lease_expired"}}
+	bad := &ProblemError{api.Problem{Code: "invalid_receipt"}}
+	for range 20 { // the order of a map is another each time
+		err := error(&RefusedError{map[int]*ProblemError{0: late, 3: bad}})
+		var first *ProblemError
+		if !HasCode(err, "lease_expired") || !HasCode(err, "other", "invalid_receipt") ||
+			HasCode(err, "other") || !errors.As(err, &first) || first != late {
+			t.Fatal(first)
+		}
+	}
+}
+
 func TestACheckThatWasAnsweredMeanwhileIsNoError(t *testing.T) {
 	running, stop := context.WithCancel(ctx)
 	server := answers(t,
@@ -459,19 +472,13 @@ func TestABeginWithoutAnAnswerIsNotRolledBack(t *testing.T) {
 }
 
 // noDatabase is one that cannot be asked.
-func noDatabase(t *testing.T) *sql.DB {
-	t.Helper()
-	sql.Register(t.Name(), awayDriver{})
-	db, err := sql.Open(t.Name(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return db
-}
+func noDatabase() *sql.DB { return sql.OpenDB(away{}) }
 
-type awayDriver struct{}
+type away struct{}
 
-func (awayDriver) Open(string) (driver.Conn, error) { return nil, errors.New("away") }
+func (away) Connect(context.Context) (driver.Conn, error) { return nil, errors.New("away") }
+
+func (away) Driver() driver.Driver { return nil }
 
 func TestAFunctionThatForgetsTheMarkIsAnErrorAndPublishesNothing(t *testing.T) {
 	server := answers(t, answer{422, `{"code":"validation_failed","status":422}`})
@@ -479,7 +486,7 @@ func TestAFunctionThatForgetsTheMarkIsAnErrorAndPublishesNothing(t *testing.T) {
 	err := newClient(t, server.URL).Transaction(ctx, "shop", func(tx *Tx) error {
 		tx.Add("orders", Text("x"))
 		return nil
-	}, WithMarkers(&Markers{}, noDatabase(t)))
+	}, WithMarkers(&Markers{}, noDatabase()))
 
 	if !errors.Is(err, ErrNotMarked) || len(server.bodies) > 0 {
 		t.Error(err, server.bodies)
@@ -513,7 +520,7 @@ func TestABeginWithinAnOpenLocalTransactionGivesUpSoon(t *testing.T) {
 	err = client.Transaction(ctx, "shop", func(tx *Tx) error {
 		tx.Add("orders", Text("x"))
 		return tx.Mark(ctx, nil)
-	}, WithMarkers(&Markers{}, noDatabase(t)))
+	}, WithMarkers(&Markers{}, noDatabase()))
 
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(started) > 10*time.Second {
 		t.Error(err, time.Since(started))
@@ -526,7 +533,7 @@ type preparedPool struct{ adapter }
 func (preparedPool) BeginTx(context.Context, *sql.TxOptions) (Execer, error) { return nil, nil }
 
 func TestAMarkerRowThatWouldCommitAloneIsRefused(t *testing.T) {
-	db := noDatabase(t)
+	db := noDatabase()
 	for _, pool := range []Execer{db, &preparedPool{}, struct{ *sql.DB }{db}} {
 		if err := (&Markers{}).Mark(ctx, pool, "t"); err == nil ||
 			!strings.Contains(err.Error(), "needs the transaction") {
