@@ -64,12 +64,12 @@ export class Checker {
     const at = `producer group ${producerGroup}`;
     this.#report = onError
       ? guarded((error) => onError(error))
-      : (error, next, check) => {
+      : guarded((error, next, check) => {
           if (!check) return console.error(`${at}: ${asLine(error)}; ${next}`);
           const { transaction_id, business_key } = check;
           const key = business_key === undefined ? "" : ` (business key ${business_key})`;
           console.error(`${at}: the lookup of ${transaction_id}${key} failed; ${next}\n`, error);
-        };
+        });
     const onOutage = (error: unknown): void => this.#report(error, "it is tried again");
     this.#outage = Outage.of(client, at, onOutage, options.onRecovery);
   }

@@ -142,9 +142,10 @@ export class Worker {
     };
     this.#clock = client.clock;
     const { onError } = options;
+    // Also the console may throw: at an error whose name or stack cannot be written.
     this.#report = onError
       ? guarded((error, message) => onError(error, message))
-      : (error, message, next) => this.#print(error, message, next);
+      : guarded((error, message, next) => this.#print(error, message, next));
     this.#hasConsole = !onError;
     const onOutage = (error: unknown): void => this.#report(error, undefined, "it is tried again");
     this.#outage = Outage.of(client, `group ${group}`, onOutage, options.onRecovery);

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { type AnswerCheck, Checker, RefusedEntries } from "../../src/index.js";
+import { format } from "node:util";
+import { type AnswerCheck, type CheckAnswer, Checker, RefusedEntries } from "../../src/index.js";
 import { fakeService, problem, refused, respond, silence } from "./support.js";
 
 const GROUP = "GET /v1/producer-groups/shop";
@@ -63,6 +64,20 @@ test("without onError, the console names the transaction whose lookup failed", a
     lines[0] ?? "",
     /^producer group shop: the lookup of order-1 failed; .* checked again\nError: database away/,
   );
+});
+
+test("a lookup whose error the console cannot write is answered unknown", async (t) => {
+  t.mock.method(console, "error", (...parts: unknown[]) => void format(...parts));
+  const { client, calls } = world(() => "commit");
+  const checker = new Checker(client, "shop", (id) => {
+    if (id === "order-1") throw Object.assign(new Error("odd"), { name: Symbol("odd") });
+    return "commit";
+  });
+
+  assert.equal(await checker.runOnce(), 2);
+
+  const decisions = calls[2]?.body.answers.map(({ decision }: CheckAnswer) => decision);
+  assert.deepEqual(decisions, ["unknown", "commit"]);
 });
 
 test("an answer that is refused is reported, and the others count", async () => {

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { format } from "node:util";
 import {
   DeadLetter,
   type Handler,
@@ -716,6 +717,24 @@ for (const [dead_letter, end] of [
     ]);
   });
 }
+
+test("an error that the console cannot write rejects its message like any other", async (t) => {
+  const log = t.mock.method(console, "error", (...parts: unknown[]) => void format(...parts));
+  const { handles, worker, running, stop } = world(
+    [message(1), message(2)],
+    async ({ message_id }) => {
+      if (message_id === "msg_1") throw Object.assign(new Error("odd"), { name: Symbol("odd") });
+    },
+    { onError: undefined },
+  );
+  await settled();
+  stop();
+  await running;
+
+  assert.deepEqual([handles(NACK), handles(ACK)], [["lh_1"], ["lh_2"]]);
+  assert.equal(worker.counts.rejected, 1);
+  assert.match(String(log.mock.calls[1]?.arguments[0]), /TypeError/);
+});
 
 test("onError takes a Redeliver on the last attempt, and no DeadLetter", async () => {
   const later = new Redeliver(5_000, "later");
