@@ -363,7 +363,7 @@ public final class Worker implements AutoCloseable {
     }
     try {
       return send(delivery, failure);
-    } catch (EscrowMQException | ApiException refused) {
+    } catch (RuntimeException refused) { // or what the handler threw has no readable message
       if (isExpired(refused)) {
         lost.incrementAndGet();
         if (failure != null) {

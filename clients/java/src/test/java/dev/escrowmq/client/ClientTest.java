@@ -549,6 +549,59 @@ class ClientTest {
   }
 
   @Test
+  void anExceptionWithoutAReadableMessageLeavesTheOtherMessagesToTheWorker() throws Exception {
+    var group =
+        """
+        {"group": "g", "topics": [], "start": "earliest", "lease_ms": 60000, "max_attempts": 3,
+         "backoff_ms": [], "dead_letter": true, "ordered": true, "revision": 1,
+         "created_at": "2026-11-24T00:00:00Z"}""";
+    var message =
+        """
+        {"message_id": "m", "topic": "t", "queue_id": 0, "queue_offset": 0, "payload": "x",
+         "attempt": 1, "receipt_handle": "h", "lease_expires_at": "2026-11-24T00:01:00Z"}""";
+    var messages =
+        "{\"server_time\": \"2026-11-24T00:00:00Z\", \"messages\": ["
+            + message
+            + ", "
+            + message
+            + "]}";
+    var settled = "{\"accepted\": 1, \"rejected\": 0, \"results\": []}";
+    var client =
+        client(
+            Retry.NONE,
+            new Answer(200, group),
+            new Answer(200, messages),
+            new Answer(200, settled));
+    var running = new AtomicReference<Worker>();
+    var worker =
+        Worker.builder(
+                client,
+                "g",
+                delivery -> {
+                  running.get().stop();
+                  throw new UnreadableException();
+                })
+            .concurrency(2)
+            .shutdown(Duration.ofSeconds(5))
+            .build();
+    running.set(worker);
+
+    worker.run();
+
+    assertEquals(new Worker.Stats(0, 1, 0), worker.stats());
+    assertTrue(bodies.get(2).contains("\"unprocessed\":true"), bodies.get(2));
+  }
+
+  private static final class UnreadableException extends RuntimeException {
+    private static final long serialVersionUID = 1L;
+
+    @Override
+    public String getMessage() {
+      throw new IllegalStateException("no text");
+    }
+  }
+
+  @Test
   void messagesOfAnOrderedGroupAreHandledByKeyOrQueue() {
     var deliveries =
         List.of(
