@@ -8,13 +8,10 @@ It runs in any process that reaches the database of the producers, alive or dead
 
 import asyncio
 import logging
-import signal
 import threading
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
-from queue import SimpleQueue
-from types import FrameType
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.check_answers import Answer, AsyncAnswer, answer_of, unknown
@@ -24,6 +21,7 @@ from escrowmq_client.markers.base import OutcomeUnknown
 from escrowmq_client.models.checks import AnswerInput, AnswersResult, Check, CheckAnswer
 from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.poller import AsyncPoller, Poller
+from escrowmq_client.worker.signals import stop_at_signals
 
 _log = logging.getLogger(__name__)
 _MOST_CHECKS = 20  # at a time: each is answered before its lease ends
@@ -141,7 +139,8 @@ class Checker(_BaseChecker):
         self._poller = poller = Poller(self._client, self._outage())
         answering = _Answering(self._client, self._is_stopping)
         wait_ms = poller.longest_wait_ms(self._wait_ms)
-        with self._signals() if self._handle_signals else nullcontext(), poller:
+        signals = stop_at_signals(self.stop, once=True)
+        with signals if self._handle_signals else nullcontext(), poller:
             while not self._is_stopping.is_set():
                 try:
                     self._answer_checks(poller, answering, wait_ms)
@@ -151,7 +150,10 @@ class Checker(_BaseChecker):
                     self._is_stopping.wait(_PAUSE_MS / 1_000)
 
     def stop(self) -> None:
-        """Make `run` return after the checks that it has; from any thread."""
+        """Make `run` return after the checks that it has; from any thread.
+
+        Not in a signal handler, which may interrupt the checker where it holds a lock.
+        """
         self._is_stopping.set()
         if self._poller is not None:
             self._poller.finish()
@@ -183,38 +185,6 @@ class Checker(_BaseChecker):
             return False
         self._is_known = True
         return True
-
-    @contextmanager
-    def _signals(self) -> Generator[None, None, None]:
-        """Stop at SIGTERM and SIGINT, if this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        # A handler interrupts this thread, which may hold the lock that `stop` needs. Only the
-        # `put` of this queue may interrupt itself.
-        stops: SimpleQueue[bool] = SimpleQueue()
-
-        def await_stop() -> None:
-            if stops.get():
-                self.stop()
-
-        def caught(_: int, __: FrameType | None) -> None:
-            restore()
-            stops.put(True)
-
-        def restore() -> None:
-            for one, handler in before.items():
-                signal.signal(one, handler)
-
-        threading.Thread(target=await_stop, daemon=True).start()
-        before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
-        for one in before:
-            signal.signal(one, caught)
-        try:
-            yield
-        finally:
-            restore()
-            stops.put(False)
 
     def _decided(self, check: Check) -> CheckAnswer:
         try:

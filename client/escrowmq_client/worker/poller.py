@@ -33,7 +33,7 @@ _CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_
 class Poller(Client):
     """Calls of one thread, with the settings of a client, until `finish` or `cut`.
 
-    Both may be called from any thread or signal handler; later calls are refused.
+    Both may be called from any thread, not in a signal handler; later calls are refused.
     """
 
     def __init__(self, client: Client, outage: Outage) -> None:
@@ -44,7 +44,7 @@ class Poller(Client):
         self._is_own = client._is_own
         self._http = httpx.Client() if client._is_own else client._http
         self._is_finished = threading.Event()
-        self._guard = threading.RLock()  # a signal handler may finish inside of it
+        self._guard = threading.RLock()  # `_trace` shuts down inside of it
         self._socket: socket.socket | None = None
 
     def longest_wait_ms(self, wait_ms: int) -> int:

@@ -5,15 +5,13 @@ one extends leases, one settles, and `concurrency` threads handle messages. One 
 book; no request is sent while it is held.
 """
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from math import inf
 from queue import SimpleQueue
-from types import FrameType
 from typing import TypeVar
 
 from escrowmq_client.call import Call
@@ -39,6 +37,7 @@ from escrowmq_client.worker.outcomes import (
     outcome_of,
 )
 from escrowmq_client.worker.poller import Poller
+from escrowmq_client.worker.signals import stop_at_signals
 from escrowmq_client.worker.words import (
     is_passing,
     log,
@@ -136,7 +135,8 @@ class Worker:
         self._poller = poller = Poller(self._client, Outage(self._group))
         services = [lambda: self._receive(poller), self._extend, self._settle]
         services += [self._handle] * self._options.concurrency
-        with self._signals() if self._handle_signals else nullcontext():
+        signals = stop_at_signals(self.stop, once=False)
+        with signals if self._handle_signals else nullcontext():
             for service in services:
                 # A daemon: a handler that never returns must not keep the process.
                 threading.Thread(target=self._guarded(service), daemon=True).start()
@@ -180,7 +180,10 @@ class Worker:
         return handled
 
     def stop(self) -> None:
-        """Stop, from any thread; a second call gives back at once what still runs."""
+        """Stop, from any thread; a second call gives back at once what still runs.
+
+        Not in a signal handler, which may interrupt the worker where it holds a lock.
+        """
         with self._changed:  # several threads may stop it
             self._stops += 1
             self._changed.notify_all()
@@ -393,23 +396,6 @@ class Worker:
                     self._changed.notify_all()
 
         return run
-
-    @contextmanager
-    def _signals(self) -> Generator[None, None, None]:
-        """Stop at SIGTERM and SIGINT, if this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(_: int, __: FrameType | None) -> None:
-            self.stop()
-
-        before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
 
 
 def _now_ms() -> float:
