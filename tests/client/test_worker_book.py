@@ -197,6 +197,22 @@ def test_a_refused_extension_of_what_was_acknowledged_meanwhile_is_no_loss():
     assert (held.stats.acked, held.stats.lost) == (1, 0)
 
 
+def test_an_extension_that_is_refused_while_its_message_is_settled_is_not_repeated():
+    held = book()
+    held.receive(received("a"), 0)
+    (lease,) = held.start()
+    held.finish(lease, Ack(), 9_900)
+    batch = held.to_settle(9_990)
+    assert held.to_extend(10_000) == [lease]
+
+    assert held.extended([lease], refused([lease]), 10_000) == []
+
+    assert held.to_extend(10_001) == []
+    assert held.next_extension_ms() == inf
+    held.not_settled(batch, 20_000)
+    assert names(held.lose_overdue(LEASE_MS)) == ["a"]
+
+
 def test_a_service_that_cannot_be_reached_is_asked_again_before_the_lease_ends():
     held = book()
     held.receive(received("a"), 0)

@@ -223,6 +223,8 @@ class Book:
                 self.stats.extended += 1
             elif lease.state in (State.WAITING, State.RUNNING, State.FINISHED):
                 lost.append(self._lose(lease))
+            else:  # it is settled, or the answer to its settlement says more
+                lease.extend_at_ms = inf
         return lost
 
     def not_extended(self, leases: Iterable[Lease], now_ms: float) -> None:
