@@ -469,3 +469,28 @@ def test_a_second_stop_gives_back_at_once():
     batch = held.to_settle(1)
     held.settled(batch, accepted(batch))
     assert ending.is_over(1)
+
+
+def test_what_has_not_begun_when_handlers_have_no_more_time_keeps_its_attempt():
+    for shutdown_ms, at_once in ((25_000, True), (0, False)):
+        held = book(shutdown_ms=shutdown_ms)
+        ending = Ending(held)
+        ending.begin(0)
+        assert ending.give_back(0, is_receiving=True, at_once=at_once) == []
+        held.receive(received("late"), 1)  # by the receive that was under way
+
+        assert ending.start(1, at_once=at_once) == []
+        assert ending.give_back(1, is_receiving=False, at_once=at_once) == []
+
+        ((call, leases),) = settle_calls("billing", held.to_settle(1))
+        assert names(leases) == ["late"]
+        assert unprocessed_of(call) == [True]
+
+
+def test_what_a_receive_still_brings_after_a_stop_is_started_while_there_is_time():
+    held = book(shutdown_ms=25_000)
+    ending = Ending(held)
+    ending.begin(0)
+    held.receive(received("late"), 1)
+
+    assert names(ending.start(1, at_once=False)) == ["late"]

@@ -178,6 +178,31 @@ def test_a_message_received_just_at_the_stop_is_available_again_at_once(
 
 
 @KINDS
+def test_a_message_received_at_the_second_stop_is_not_begun_and_keeps_its_last_attempt(
+    client, relay, topic, group, kind
+):
+    client.put_group(group, topics=[topic], max_attempts=1)
+    handled: list[int] = []
+    running = Running(
+        kind, relay.url, group, lambda message: handled.append(message.json()), wait_ms=30_000
+    )
+    with ended(running):
+        running.await_receive(client)
+        relay.is_open.clear()
+        client.send(topic, json=1)
+        relay.held.get(timeout=PATIENCE_S)
+        running.stop()
+        running.stop()
+        relay.is_open.set()
+        running.await_end()
+
+    assert handled == []
+    assert client.list_dead_letters(group).items == []
+    (again,) = client.receive_messages(group, wait_ms=10_000).messages
+    assert again.attempt == 1
+
+
+@KINDS
 def test_messages_that_arrive_just_at_the_stop_are_not_left_leased(client, server, topic, kind):
     """The service, too, may be leasing at that time: many times, each a little later."""
     for n in range(15):

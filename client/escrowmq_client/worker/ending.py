@@ -31,11 +31,15 @@ class Ending:
         self._received_by_ms = now_ms + _RECEIVING_MS
         self._give_up_ms = now_ms + self.book.options.shutdown_ms
 
-    def give_back(self, now_ms: float, *, is_receiving: bool, at_once: bool) -> list[Lease]:
-        """Give back the messages whose time has come; return those whose handlers still run.
+    def start(self, now_ms: float, *, at_once: bool) -> list[Lease]:
+        """Return the messages to handle now; none if their handlers would have no time.
 
         `at_once`: handlers have no more time.
         """
+        return [] if at_once or now_ms >= self._give_up_ms else self.book.start()
+
+    def give_back(self, now_ms: float, *, is_receiving: bool, at_once: bool) -> list[Lease]:
+        """Give back the messages whose time has come; return those whose handlers still run."""
         if not self.has_begun:
             return []
         # What is given back while a receive waits would come to this worker again.

@@ -213,11 +213,10 @@ class AsyncWorker:
             if self._stops and not ending.has_begun:
                 ending.begin(now_ms)
                 poller.finish()
-            for lease in self._book.start():
+            at_once = self._stops > 1
+            for lease in ending.start(now_ms, at_once=at_once):
                 self._running[lease] = asyncio.create_task(self._handle(lease))
-            for lease in ending.give_back(
-                now_ms, is_receiving=self._is_receiving, at_once=self._stops > 1
-            ):
+            for lease in ending.give_back(now_ms, is_receiving=self._is_receiving, at_once=at_once):
                 log_given_up(self._group, lease)
                 self._running[lease].cancel()
             if ending.is_over(now_ms):
