@@ -144,7 +144,7 @@ class Checker(_BaseChecker):
             while not self._is_stopping.is_set():
                 try:
                     self._answer_checks(poller, answering, wait_ms)
-                except EscrowMQError as error:  # noqa: PERF203
+                except EscrowMQError as error:  # noqa: PERF203  the loop goes on after it
                     if not self._is_stopping.is_set():
                         _log.warning("checks of %s: %s", self.group, error)
                     self._is_stopping.wait(_PAUSE_MS / 1_000)
@@ -212,7 +212,7 @@ class AsyncChecker(_BaseChecker):
             while True:
                 try:
                     await self._answer_checks(poller)
-                except EscrowMQError as error:  # noqa: PERF203
+                except EscrowMQError as error:  # noqa: PERF203  the loop goes on after it
                     _log.warning("checks of %s: %s", self.group, error)
                     await asyncio.sleep(_PAUSE_MS / 1_000)
 
