@@ -3,6 +3,9 @@
 import asyncio
 
 _IN_A_TURN = 256  # pieces of a few microseconds: less than a millisecond
+# between turns, in which the loop is idle: else a thread that has synced the log waits up to 5 ms
+# for the interpreter each time that it needs it, and so does each send
+_PAUSE_SECONDS = 0.002
 
 
 class Turns:
@@ -17,4 +20,4 @@ class Turns:
         self.work += work
         if self.work >= self._next:
             self._next = self.work + _IN_A_TURN
-            await asyncio.sleep(0)
+            await asyncio.sleep(_PAUSE_SECONDS)

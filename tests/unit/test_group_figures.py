@@ -179,21 +179,26 @@ async def test_a_topic_that_was_deleted_counts_nothing(house):
 
 @with_house(queues=4)
 async def test_others_have_their_turn_while_many_groups_are_read(house, monkeypatch):
+    """The loop is idle between the turns, so that a thread that has synced is heard at once."""
     monkeypatch.setattr(turns, "_IN_A_TURN", 10)
+    pause_ms = round(turns._PAUSE_SECONDS * 1_000)
     count = 0
 
     async def take_turns() -> None:
         nonlocal count
         while True:
             count += 1
-            await asyncio.sleep(0)
+            await house.sleep(pause_ms)
 
+    begun_ms = house.now_ms
     other = asyncio.create_task(take_turns())
     found = await house.delivery.figures([(f"group-{number}", rules()) for number in range(40)])
     other.cancel()
 
     assert len(found) == 40
-    assert count >= 40 * 5 // 10, "five queues a group, ten in a turn"
+    pauses = 40 * 5 // 10  # five queues a group, ten in a turn
+    assert count >= pauses
+    assert house.now_ms - begun_ms >= pauses * pause_ms
 
 
 @with_house(queues=4)
