@@ -2,10 +2,9 @@
 
 Clients make groups, so the number of groups with metrics is limited: those that were created first
 have them, and a group that is created later takes no metrics from another one. Figures are read,
-and lines are written, in turns of bounded length; one scrape after another.
+and lines are written, in turns of bounded length.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from delivery.group_figures import GroupFigures
 from delivery.groups import GroupRules
 from delivery.leases.given_up import Cause
 from delivery.service import Delivery
+from delivery.turns import Turns
 from storage.clock import Clock
 
 
@@ -90,31 +90,32 @@ class GroupMetrics:
         self._delivery = delivery
         self._clock = clock
         self._most_groups = most_groups
-        self._writing = asyncio.Lock()
 
     async def text(self) -> str:
         """The metrics now, in the text format of Prometheus."""
-        async with self._writing:
-            figures = await self._delivery.figures(self._measured())
-            lines = _head(
-                "escrowmq_groups_without_metrics", "Consumer groups beyond the limit", "gauge"
-            )
-            lines.append(f"escrowmq_groups_without_metrics {len(self._groups) - len(figures)}\n")
-            for family in _FAMILIES:
-                lines += _head(family.name, family.help, family.kind)
-                lines += _samples(family, figures)
-                await asyncio.sleep(0)
-            lines += _head(_AGE, "Age of the oldest message that a receive may return", "gauge")
-            lines += self._ages(figures)
-            await asyncio.sleep(0)
-            lines += _head(_DEAD_LETTERED, "Messages that became dead letters", "counter")
-            # A counter exists from the start, at 0: an increase from nothing is none to Prometheus.
-            lines += [
-                f'{_DEAD_LETTERED}{{group="{one.group}",reason="{cause.value}"}} '
-                f"{one.dead_lettered.get(cause, 0)}\n"
-                for one in figures
-                for cause in Cause
-            ]
+        group_count = len(self._groups)  # before others have their turn, and may delete groups
+        figures = await self._delivery.figures(self._measured())
+        lines = _head(
+            "escrowmq_groups_without_metrics", "Consumer groups beyond the limit", "gauge"
+        )
+        lines.append(f"escrowmq_groups_without_metrics {group_count - len(figures)}\n")
+        turns = Turns()
+        for family in _FAMILIES:
+            await turns.take(len(figures))
+            lines += _head(family.name, family.help, family.kind)
+            lines += _samples(family, figures)
+        await turns.take(len(figures))
+        lines += _head(_AGE, "Age of the oldest message that a receive may return", "gauge")
+        lines += self._ages(figures)
+        await turns.take(len(figures))
+        lines += _head(_DEAD_LETTERED, "Messages that became dead letters", "counter")
+        # A counter exists from the start, at 0: an increase from nothing is none to Prometheus.
+        lines += [
+            f'{_DEAD_LETTERED}{{group="{one.group}",reason="{cause.value}"}} '
+            f"{one.dead_lettered.get(cause, 0)}\n"
+            for one in figures
+            for cause in Cause
+        ]
         return "".join(lines)
 
     async def read_ages(self) -> int:

@@ -5,6 +5,7 @@ secrets are never among them. Labels of metrics are bounded: operations, statuse
 the names that users choose only those of consumer groups, up to a limit (`group_metrics.py`).
 """
 
+import asyncio
 import logging
 import os
 import re
@@ -163,6 +164,7 @@ class Metrics:
         self._decided: dict[tuple[str, str], Counter] = {}
         self._longest_standstill = 0.0
         self._groups_text: Callable[[], Awaitable[str]] | None = None
+        self._scrape: asyncio.Task[bytes] | None = None  # in progress
         self.requests = RequestTimes()
         registry.register(self.requests)
         self.messages_in = Counter(
@@ -260,7 +262,14 @@ class Metrics:
         self._groups_text = text
 
     async def text(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
+        """All metrics in the text format of Prometheus. A scrape that arrives while another one is
+        in progress has the result of that one: many take no longer than one.
+        """
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.create_task(self._write(), name="scrape")
+        return await asyncio.shield(self._scrape)
+
+    async def _write(self) -> bytes:
         groups = "" if self._groups_text is None else await self._groups_text()
         return generate_latest(self.registry) + groups.encode()
 
