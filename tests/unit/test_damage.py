@@ -7,6 +7,7 @@ import pytest
 from delivery.filters.filters import FilterKind
 from delivery.groups import Subscription
 from delivery.leases.events import LEASE_QUEUE, Damaged, read_event
+from delivery.leases.given_up import Cause
 from delivery.leases.tasks import Wanted
 from delivery.settle.dead_letters import Redrive
 from storage.errors import Backpressure, OffsetExpired, StorageError, StorageFull
@@ -103,6 +104,7 @@ def test_a_damaged_message_is_a_dead_letter_for_each_kind_of_group_and_the_other
             [("damaged_orders_0_1", 0)],
             1,
         )
+        assert house.delivery.table.group(GROUP).dead_lettered == {Cause.DAMAGED: 1}
 
     async def after_a_kill(house: House) -> None:
         assert await house.receive() == []

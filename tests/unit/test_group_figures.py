@@ -209,3 +209,20 @@ async def test_one_reading_ends_when_it_has_examined_its_number_of_queues(house,
     found = await house.delivery.figures(groups)
 
     assert [one.group for one in found] == [group for group, _ in groups[:10]]
+
+
+@with_house(given=rules(ordered=True))
+async def test_a_queue_with_many_free_keys_takes_as_much_of_a_reading_as_many_queues(
+    house, monkeypatch
+):
+    monkeypatch.setattr(backlog, "_COUNTED_AS_ONE", 1)
+    monkeypatch.setattr(group_figures, "_MOST_WORK", 8)
+    for key in "abcdefgh":
+        await house.send(key, key=key)
+    await house.receive(8)
+    await house.pass_time(1_100)
+
+    groups: list[tuple[str, GroupRules]] = [(GROUP, rules(ordered=True)), ("other", rules())]
+    found = await house.delivery.figures(groups)
+
+    assert [one.group for one in found] == [GROUP]

@@ -109,6 +109,17 @@ async def test_a_request_whose_body_is_cut_short_is_left():
     connection.connection_lost(None)
 
 
+async def test_a_request_whose_body_is_cut_short_is_left_though_no_task_waits_for_it():
+    may_read = asyncio.Event()
+    connection, _ = connected(lambda request: may_read.wait())
+    connection.data_received(POST + b"{")
+    await asyncio.sleep(0)
+
+    assert not connection.eof_received()
+    connection.connection_lost(None)
+    may_read.set()
+
+
 async def test_an_idle_connection_is_closed():
     connection, _ = connected(lambda request: asyncio.sleep(0))
 

@@ -63,6 +63,24 @@ async def test_a_message_is_read_once_and_only_where_it_may_be_the_oldest(house)
     assert await look(house) == 0
 
 
+@with_house(queues=2)
+async def test_an_older_message_that_is_ready_again_is_found_behind_what_was_read(house):
+    await house.send("a")
+    await house.sleep(1_000)
+    await house.send("b", "c", queue=SECOND)
+    await house.sleep(1_000)
+    await house.send("d")
+    (a,) = await house.receive(1, lease_ms=60_000)
+    (b,) = await house.receive(1, lease_ms=60_000)
+    assert (a.message.message_id, b.message.message_id) == ("a", "b")
+    assert (await look(house), age_s(house)) == (2, 1), "c and d are ready"
+
+    await house.nack(a, delay_ms=0)
+    await look(house)
+
+    assert age_s(house) == 2
+
+
 def test_a_message_that_cannot_be_read_has_no_age_and_hides_no_other():
     places: list[int] = []
 
