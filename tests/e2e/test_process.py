@@ -488,17 +488,20 @@ def test_ctrl_c_ends_it_in_order_too(tmp_path):
     assert not (tmp_path / "data" / "store" / "abort").exists()
 
 
+def send_half_a_request(server: Server, connection: socket.socket) -> None:
+    """Send the beginning of a request, and return when the service has read it."""
+    connection.sendall(b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+    with server.client() as api:
+        ok(api.get("/readyz"))
+
+
 def test_sigterm_while_a_connection_is_in_the_middle_of_its_request_ends_in_time(tmp_path):
     environment = {"ESCROWMQ_HTTP__STOP_TIMEOUT_MS": "1000"}
     with (
         Server(tmp_path / "data", environment=environment) as server,
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
-        connection.sendall(
-            b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
-        )
-        with server.client() as api:
-            ok(api.get("/readyz"))
+        send_half_a_request(server, connection)
 
         assert server.terminate() == 0
 
@@ -511,11 +514,7 @@ def test_a_second_signal_does_not_wait_for_requests_and_ends_it_in_order(tmp_pat
         Server(tmp_path / "data", environment=environment) as server,
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
-        connection.sendall(
-            b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
-        )
-        with server.client() as api:
-            ok(api.get("/readyz"))
+        send_half_a_request(server, connection)
         os.kill(server.pid, signal.SIGTERM)
         until(lambda: "] stopping" in server.log(), "the stop begins")
 
