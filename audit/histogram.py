@@ -12,6 +12,9 @@ from typing import Any
 from audit.findings import present
 
 _FINE_BITS = 3
+# A sum is made of two, of the digits below this number and of those above, so that none overflows:
+# a client may claim any time of birth.
+_BASE = 1 << 31
 PERCENTILES = (50, 90, 99, 99.9)
 
 
@@ -31,8 +34,8 @@ def by_stage(
     """
     named = ", ".join(f"`{key}`" for key in keys)
     rows = ask(f"""
-        SELECT {named}, {bucket("ms")} AS up_to_ms, count(1) AS n, sum(ms) AS `sum`,
-               max(ms) AS `max`
+        SELECT {named}, {bucket("ms")} AS up_to_ms, count(1) AS n, sum(ms % {_BASE}) AS low_sum,
+               sum(CAST((ms - ms % {_BASE}) / {_BASE} AS BIGINT)) AS high_sum, max(ms) AS `max`
         FROM ({query}) AS stages GROUP BY {named}, {bucket("ms")} ORDER BY {named}, up_to_ms
     """)
     found: dict[tuple[str, ...], list[Any]] = {}
@@ -46,10 +49,11 @@ def by_stage(
 
 def _summary(rows: Sequence[Any]) -> dict[str, Any]:
     count = sum(row["n"] for row in rows)
+    total = sum(row["high_sum"] * _BASE + row["low_sum"] for row in rows)
     largest = max(row["max"] for row in rows)
     return {
         "n": count,
-        "mean_ms": round(sum(row["sum"] for row in rows) / count, 1),
+        "mean_ms": round(total / count, 1),
         **{
             f"p{one:g}_ms": min(
                 _at([(row["up_to_ms"], row["n"]) for row in rows], one, count), largest

@@ -50,8 +50,8 @@ _LOG_ROWS = f"""
            facts IS NOT NULL AS has_facts,
            CASE WHEN json_valid(facts) THEN json_extract(facts, '$.policy.max_answers') END
                AS max_answers,
-           coalesce(json_valid(facts) AND json_type(facts, '$.so_far') = 'object', FALSE)
-               AS is_copy,
+           coalesce(CASE WHEN json_valid(facts) THEN json_type(facts, '$.so_far') = 'object' END,
+                    FALSE) AS is_copy,
            CASE WHEN {_IS_CHECK} THEN json_extract(note, '$.reason') END AS reason,
            CASE WHEN {_IS_CHECK} THEN json_extract(note, '$.why') END AS why,
            real_topic, schedule_id, decision, event, note, decided_by, check_answer, due_ms, so_far,

@@ -39,6 +39,7 @@ from tests.support.written_log import WALL_MS, Transactions, WrittenLog
 SOON = ("checked", "a broker's, stopped")  # all checks of others take Spark too long
 JUDGED = sized(ci=12, full=200)  # crashed stores
 PLANTED = sized(ci=2, full=20)  # stores with planted faults
+FAR_OFF = 1_100  # messages born so far off that the sum of their times is no bigint
 SPOILED_EACH = 2  # of them one in so many
 CHECKED_EACH = 3  # one in so many by all checks, too
 
@@ -107,7 +108,11 @@ def with_a_brokers_ops(folder: Path) -> Path:
 
 
 def with_odd_records(folder: Path) -> Path:
-    """Texts that are not UTF-8, a time that is no date, a final of the log's first half."""
+    """Texts that are not UTF-8, times that are no dates, facts that are not JSON, a final of the
+    log's first half.
+    """
+    born = {"born_at_ms": -(1 << 63)}
+    facts = b"UNIQ_KEY\x01f\x02__transaction\x01{f\x02"
     (folder / "commitlog").mkdir(parents=True)
     data = b""
     for fields in (
@@ -115,11 +120,13 @@ def with_odd_records(folder: Path) -> Path:
         {"properties": b"UNIQ_KEY\x01o\xffdd\x02", "sys_flag": 8, "stored_at_ms": 1 << 62},
         {"properties": b"UNIQ_KEY\x01o\xffdd\x02", "sys_flag": 8, "prepared_offset": 8},
         {"topic": names.OP_TOPIC, "body": b"0,0,77,9" + b"9" * 30, "properties": b"TAGS\x01d\x02"},
+        {"topic": names.HALF_TOPIC, "queue_offset": 1, "properties": facts},
+        *(born | {"queue_offset": number} for number in range(FAR_OFF)),
     ):
         body = fields.pop("body", b"x")
         data += broker_record(len(data), body, **fields)
     path = folder / "commitlog" / names.file_name(0)
-    path.write_bytes(data + bytes((1 << 16) - len(data)))
+    path.write_bytes(data + bytes((1 << 18) - len(data)))
     return folder
 
 
@@ -411,6 +418,19 @@ def test_everything_that_is_wrong_is_found_without_spark_as_often_as_it_is_there
 
     counts = [check["findings"] for check in report["checks"].values()]
     assert {kind: n for kinds in counts for kind, n in kinds.items() if n} == dict(truth)
+
+
+def test_no_value_that_a_client_chose_ends_the_checks(tmp_path):
+    store = with_odd_records(tmp_path / "store")
+    found = log_range.find_log(str(store))
+
+    report = local_audit.run(str(store), Scope(), found=found, asked=EVERYTHING).report
+
+    (born,) = report["checks"]["latencies"]["stages"]["born_to_stored"]
+    assert born["n"] == FAR_OFF
+    assert born["max_ms"] > 1 << 52
+    assert born["mean_ms"] == pytest.approx(born["max_ms"])
+    assert report["checks"]["halves"]["halves"] == 2
 
 
 def test_the_checks_are_made_without_spark_and_by_name(tmp_path):
