@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from audit import brokers, columns, digest, findings, key_index, log_range, report
+from audit import brokers, columns, digest, findings, log_range, report
 from audit.checks import run as checks
 from audit.checks.kinds import FAULTY_KINDS
 from audit.checks.run import Asked, add_to
@@ -141,8 +141,8 @@ class LocalAudit:
     def _tables(self, connection: sqlite3.Connection) -> LocalTables | None:
         if self._asked is None:
             return None
-        has_keys = "index" in self._asked.names and bool(key_index.index_files(self._log.uri))
-        return LocalTables(connection, self._log, has_keys=has_keys)
+        # even if there is no index yet: a service may write its first one before the check looks
+        return LocalTables(connection, self._log, has_keys="index" in self._asked.names)
 
     def _read_into(self, database: Database, tables: LocalTables | None) -> None:
         parts = log_range.parts(self._log, split_bytes=self._split_bytes)

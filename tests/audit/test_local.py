@@ -305,6 +305,23 @@ def test_an_audit_begins_once_more_when_retention_took_what_it_was_reading(tmp_p
     assert outcome.report["log"]["begin"] == 1 << 16 > found.begin
 
 
+def test_an_index_whose_first_file_appears_during_the_audit_is_compared_with_the_keys(tmp_path):
+    store, aside = whole(tmp_path / "store"), tmp_path / "aside"
+    (store / "index").rename(aside)
+
+    def on_read(read: int, known: int) -> None:
+        if read == known:
+            aside.rename(store / "index")
+
+    outcome = local_audit.run(
+        str(store), Scope(), found=log_range.find_log(str(store)), asked=EVERYTHING, on_read=on_read
+    )
+
+    index = outcome.report["checks"]["index"]
+    assert index["keys"] == index["entries"] > 0
+    assert not any(index["findings"].values())
+
+
 def test_memory_does_not_grow_with_the_bytes_of_the_log(tmp_path):
     """A log of 48 MiB of messages outside transactions, in parts of 1 MiB: the peak is that of a
     log of 8 MiB.
