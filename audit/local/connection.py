@@ -73,7 +73,9 @@ class _BitOr:
 
 
 class _MaxBy:
-    """The value that stands beside the largest place; places that are null do not count."""
+    """The value beside the largest place, of equal places the last one that is read, as Spark takes
+    it; places that are null do not count.
+    """
 
     def __init__(self) -> None:
         self._value: Any = None
@@ -89,13 +91,13 @@ class _MaxBy:
 
     @staticmethod
     def _is_better(place: Any, known: Any) -> bool:
-        return bool(place > known)
+        return bool(place >= known)
 
 
 class _MinBy(_MaxBy):
     @staticmethod
     def _is_better(place: Any, known: Any) -> bool:
-        return bool(place < known)
+        return bool(place <= known)
 
 
 class _Last:
