@@ -169,8 +169,9 @@ func WithMarkers(markers *Markers, db *sql.DB) TxOption {
 // [Tx.Mark] writes the row within a local transaction of your own. When the function has returned,
 // with an error or without, the row is read: if it is there, the service is sent a commit; if not,
 // a fence in the table prevents that it comes later, and the service is sent a rollback. If the
-// database cannot be asked, and whenever the process ends before the decision is sent, the service
-// asks a [Checker] or a [CheckHandler] of the producer group, and the marker row is the answer.
+// database cannot be asked, after an error between [Tx.Begin] and [Tx.Mark], and whenever the
+// process ends before the decision is sent, the service asks a [Checker] or a [CheckHandler] of the
+// producer group, and the marker row is the answer.
 //
 // With WithMarkers, nil means that the local transaction has committed and the messages are
 // published. A function that returns nil without a commit gets a *[NotCommittedError], and one that

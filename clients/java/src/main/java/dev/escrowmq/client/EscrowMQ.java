@@ -166,9 +166,10 @@ public final class EscrowMQ {
    * marker row in it. {@link Tx#mark} writes the row within a local transaction of your own. When
    * the work has ended, with an exception or without, the row is read: if it is there, the service
    * is sent a commit; if not, a fence in the table prevents that it comes later, and the service is
-   * sent a rollback. If the database cannot be asked, and whenever the process ends before the
-   * decision is sent, the service asks a {@link Checker} or a {@link CheckHandler} of the producer
-   * group, and the marker row is the answer.
+   * sent a rollback. If the database cannot be asked, after an exception between {@link Tx#begin}
+   * and {@link Tx#mark}, and whenever the process ends before the decision is sent, the service
+   * asks a {@link Checker} or a {@link CheckHandler} of the producer group, and the marker row is
+   * the answer.
    *
    * <p>With markers, a return means that the local transaction has committed and the messages are
    * published. Without them it means that the work returned and the messages are published: after
