@@ -636,7 +636,7 @@ func settled(t *testing.T, outcome, cause error) string {
 	log, logger := newLog()
 	worker := &Worker{Client: newClient(t, server.URL), Group: "billing", Log: logger}
 	worker.outage = &outage{log: logger}
-	worker.settle(Delivery{api.ReceivedMessage{
+	worker.settle(ctx, Delivery{api.ReceivedMessage{
 		MessageID: "msg_1", Topic: "orders", Key: Ptr("order-1"), TransactionID: Ptr("txn_1"),
 		Attempt: 2,
 	}}, outcome, cause)
@@ -738,13 +738,56 @@ func TestAMessageWhoseLeaseIsLostWhileItWaitsIsNotHandled(t *testing.T) {
 			return nil
 		}}
 
-	worker.handleLine(ctx, []Delivery{
+	worker.handleLine(ctx, ctx, []Delivery{
 		{api.ReceivedMessage{ReceiptHandle: "first"}},
 		{api.ReceivedMessage{ReceiptHandle: "second"}},
 	}, 300*time.Millisecond, func() {})
 
 	if strings.Join(handled, " ") != "first" || worker.Stats() != (Stats{1, 0, 1, 0}) {
 		t.Error(handled, worker.Stats())
+	}
+}
+
+func TestAStopDoesNotWaitForAServiceThatIsAwayMessageByMessage(t *testing.T) {
+	const received = `{"server_time":"2026-11-24T00:00:00Z","messages":[
+		{"message_id":"1","receipt_handle":"1","lease_expires_at":"2026-11-24T01:00:00Z"},
+		{"message_id":"2","receipt_handle":"2","lease_expires_at":"2026-11-24T01:00:00Z"},
+		{"message_id":"3","receipt_handle":"3","lease_expires_at":"2026-11-24T01:00:00Z"}]}`
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.Method == http.MethodGet {
+			_, _ = io.WriteString(w, `{"group":"billing","ordered":true}`)
+		} else if strings.HasSuffix(r.URL.Path, "/receive") {
+			_, _ = io.WriteString(w, received)
+		} else {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}
+	server := httptest.NewServer(http.HandlerFunc(answer))
+	t.Cleanup(server.Close)
+	client, err := New(server.URL) // with its default rule: it repeats a request for 30 seconds
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopping, stop := context.WithCancel(ctx)
+	worker := &Worker{Client: client, Group: "billing", Concurrency: 3,
+		Shutdown: time.Millisecond, Log: slog.New(slog.DiscardHandler),
+		Handle: func(ctx context.Context, _ Delivery) error {
+			stop()
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+	ended := make(chan error, 1)
+
+	go func() { ended <- worker.Run(stopping) }()
+
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second): // in which not even the first message was given up
+		t.Fatal("the worker still settles")
 	}
 }
 

@@ -134,7 +134,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	handlers, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	settling, stopSettling := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopSettling()
+	handlers, stop := context.WithCancelCause(settling)
 	defer stop(nil)
 	free := make(chan struct{}, w.concurrency()) // one token for each running handler
 	var running sync.WaitGroup
@@ -143,7 +145,7 @@ func (w *Worker) Run(ctx context.Context) error {
 			running.Add(1)
 			go func() {
 				defer running.Done()
-				w.handleLine(handlers, line, lease, func() { <-free })
+				w.handleLine(settling, handlers, line, lease, func() { <-free })
 			}()
 		}
 	}, free)
@@ -155,6 +157,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	case <-finished:
 	case <-shutdown.C:
 		stop(ErrStopped)
+		defer time.AfterFunc(settleAtStop, stopSettling).Stop()
 		<-finished
 	}
 	return failure
@@ -171,7 +174,8 @@ func (w *Worker) RunUntilIdle(ctx context.Context) (int, error) {
 		}
 		message := list.Messages[0]
 		lease := message.LeaseExpiresAt.Sub(list.ServerTime)
-		w.handleLine(ctx, []Delivery{{message}}, lease, func() {})
+		settling := context.WithoutCancel(ctx)
+		w.handleLine(settling, ctx, []Delivery{{message}}, lease, func() {})
 	}
 }
 
@@ -263,9 +267,13 @@ func lines(messages []Delivery, ordered bool) [][]Delivery {
 	return all
 }
 
+// settleAtStop is how long a worker still settles messages when their handlers have no more time.
+const settleAtStop = 3 * time.Second
+
 // handleLine handles messages one after another. The leases of those that wait are extended, too.
+// Handlers may run until the end of handlers, and messages are settled until the end of settling.
 func (w *Worker) handleLine(
-	handlers context.Context, line []Delivery, lease time.Duration, done func(),
+	settling, handlers context.Context, line []Delivery, lease time.Duration, done func(),
 ) {
 	type held struct {
 		ctx     context.Context
@@ -288,7 +296,7 @@ func (w *Worker) handleLine(
 		}
 		cause := context.Cause(leases[place].ctx)
 		leases[place].release()
-		failed = w.settle(delivery, outcome, cause) || failed
+		failed = w.settle(settling, delivery, outcome, cause) || failed
 		done()
 	}
 }
@@ -389,7 +397,9 @@ func (w *Worker) log(delivery Delivery) *slog.Logger {
 }
 
 // settle acknowledges or rejects a message, and reports whether it will be delivered again.
-func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
+func (w *Worker) settle(
+	settling context.Context, delivery Delivery, outcome, cause error,
+) bool {
 	if errors.Is(cause, ErrLeaseLost) {
 		w.lost.Add(1)
 		if !errors.Is(cause, errMaxLease) { // which was logged when it was reached
@@ -397,7 +407,7 @@ func (w *Worker) settle(delivery Delivery, outcome, cause error) bool {
 		}
 		return true
 	}
-	ctx, cancel := context.WithTimeout(w.outage.watch(context.Background()), decisionTimeout)
+	ctx, cancel := context.WithTimeout(w.outage.watch(settling), decisionTimeout)
 	defer cancel()
 	rejects := outcome != nil
 	var err error
