@@ -144,6 +144,7 @@ class LogWriter:
         self._runner = runner
         self._clock = clock
         self._options = options
+        self._flush_bytes = options.log_flush_bytes  # worked out once, not for each unit
         self._epoch = epoch
         self._on_visible = on_visible
         self._is_awaited = is_awaited
@@ -494,7 +495,7 @@ class LogWriter:
             at += len(call.rows)
         self._units.append(written)
         unflushed = written.end - self.flusher.durable_end
-        is_much = unflushed >= self._options.log_flush_bytes
+        is_much = unflushed >= self._flush_bytes
         if written.must_sync or not cache_is_enough or is_much:
             self.flusher.request(
                 written.end,
