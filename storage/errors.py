@@ -41,6 +41,8 @@
     └── StorageError                an operator must look; never retried silently
         ├── CorruptRecord           .path .physical_offset .reason .repair .queue .queue_offset
         ├── UnknownFormat           .path .found .expected .repair
+        │   └── LogOfDLedger
+        ├── UnreadableConfig        .path .reason   a file in `config/`, of a broker
         ├── DirectoryInUse          .path .owner_pid
         ├── StorageFull             the disk is full
         ├── LogTakenAway            .path   final, too: segments were removed under the service
@@ -382,14 +384,36 @@ class CorruptRecord(StorageError):
 
 
 class UnknownFormat(StorageError):
-    """A stored file is not of a form that this version knows. `repair`: as of CorruptRecord."""
+    """A stored file is not of a form that this version knows. `repair`: as of CorruptRecord;
+    `remedy`: what helps where no repair does.
+    """
 
-    def __init__(self, path: PurePath, *, found: str, expected: str, repair: str = "") -> None:
-        super().__init__(f"{path}: found {found}, expected {expected}")
+    def __init__(
+        self, path: PurePath, *, found: str, expected: str, repair: str = "", remedy: str = ""
+    ) -> None:
+        sentence = f"{path}: found {found}, expected {expected}"
+        super().__init__(f"{sentence}; {remedy}" if remedy else sentence)
         self.path = path
         self.found = found
         self.expected = expected
         self.repair = repair
+        self.remedy = remedy
+
+
+class LogOfDLedger(UnknownFormat):
+    """The messages are in a log of DLedger, which frames each record; no repair changes that."""
+
+
+class UnreadableConfig(StorageError):
+    """A file in `config/` is not as RocketMQ writes it, and neither is the copy beside it."""
+
+    def __init__(self, path: PurePath, reason: str) -> None:
+        super().__init__(
+            f"{path}: {reason}. Restore the file from a copy; or remove it and its .bak, and what "
+            "it says is not taken over"
+        )
+        self.path = path
+        self.reason = reason
 
 
 class DirectoryInUse(StorageError):

@@ -34,7 +34,16 @@ from storage.message import (
     Row,
     StoredMessage,
 )
-from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, ScannedRecords, Snapshot
+from storage.store import (
+    ANY_LABEL,
+    LAST_MS,
+    DueCounts,
+    DuePage,
+    Scanned,
+    ScannedRecords,
+    Snapshot,
+    WaitingTimers,
+)
 
 
 class MemoryMessageStore:
@@ -328,7 +337,7 @@ class MemoryMessageStore:
             for queue, messages in queues.items()
             if queue.topic in topics
             for message in (messages if with_deleted else messages[self._first[queue] :])
-            if (key == message.message_id if by_id else key in (message.key or "").split(" "))
+            if (key == message.message_id if by_id else key in message.keys)
             and from_ms <= message.stored_at_ms <= to_ms
             and (older_than is None or _place(message) < older_than)
         ]
@@ -337,6 +346,21 @@ class MemoryMessageStore:
             sizes = accumulate(len(message.body) for message in found)
             found = found[: max(2, 1 + sum(size <= max_bytes for size in sizes))]
         return found
+
+    async def read_at(
+        self, log_offset: int, *, topics: Collection[str], store_host: bytes | None = None
+    ) -> list[StoredMessage]:
+        """Its messages are stored at the address that records of ours name."""
+        self._check_open()
+        if store_host not in (None, records.HOST):
+            return []
+        return [
+            message
+            for queue, messages in self._queues.items()
+            if queue.topic in topics
+            for message in messages[self._first[queue] :]
+            if message.log_offset == log_offset
+        ]
 
     # ----------------------------------------------------------------------------------------------
     # snapshots of derived tables
@@ -399,8 +423,11 @@ class MemoryMessageStore:
     def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
         """Do nothing: no other server goes on with it."""
 
-    def delay_progress_by_others(self) -> Mapping[QueueId, int]:
-        return {}
+    def keep_waiting_timers(self, timers: WaitingTimers) -> None:
+        """Do nothing, as above."""
+
+    def delay_progress_by_others(self) -> Mapping[QueueId, int] | None:
+        return None
 
     # ----------------------------------------------------------------------------------------------
     # helpers

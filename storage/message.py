@@ -12,6 +12,7 @@ from zlib import crc32
 import msgspec
 
 ORDERING_KEY = "__SHARDINGKEY"
+KEY_SEPARATOR = " "  # between the keys of a message; source: RocketMQ MessageConst.KEY_SEPARATOR
 
 
 class QueueId(NamedTuple):
@@ -39,14 +40,37 @@ class TransactionBits(IntEnum):
 class Durability(Enum):
     """How sure a stored message must be before its sender is answered."""
 
+    # may be lost with a killed process, where appends go into a write pool; else as BUFFERED
+    MEMORY = "memory"
     BUFFERED = "buffered"  # survives a killed process
     # survives a power loss; neither the message nor one behind it is read before that
     SYNCED = "synced"
 
 
+def durability_of(durable: bool, in_file: bool) -> Durability:
+    """How sure a message is that was stored."""
+    if durable:
+        return Durability.SYNCED
+    return Durability.BUFFERED if in_file else Durability.MEMORY
+
+
+class RecordHeader(msgspec.Struct, frozen=True, gc=False):
+    """Header fields of a record (`storage/formats/record.py`) that a send over HTTP does not set.
+
+    Every copy of a message keeps them: a broker's flags say, for example, how its body is
+    compressed.
+    """
+
+    flag: int
+    sys_flag: int  # without the bits of the transaction and of the store host
+    born_host: bytes  # address and port
+    reconsume_times: int
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message for a store to append: a body, its queue, and what is known about it.
 
+    `key` is the key, or the keys with KEY_SEPARATOR between them, as the record stores it.
     `properties` are the sender's own and no others. `system` holds what EscrowMQ notes on a
     message, under reserved names (`storage/formats/properties.py`). Both are text without control
     characters: the API checks that of what clients send.
@@ -62,13 +86,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     system: Mapping[str, str] = msgspec.field(default_factory=dict)
     transaction: TransactionBits = TransactionBits.NONE
     prepared_log_offset: int = 0  # on a final record: the log offset of its half message
+    header: RecordHeader | None = None  # None: as every send over HTTP has it
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys by which the message is found."""
+        return split_keys(self.key) if self.key else []
+
+    @property
+    def first_key(self) -> str | None:
+        return next(iter(self.keys), None)
 
     @property
     def ordering_key(self) -> str | None:
         return self.system.get(ORDERING_KEY)
 
 
-Row = tuple[QueueId, bytes, bytes, int, int, int, int]
+Row = tuple[QueueId, bytes, bytes, int, int, int, int, RecordHeader | None]
 """A message that is ready to be appended (`storage/formats/row.py` makes rows of messages):
 
     queue                where it goes
@@ -80,6 +114,7 @@ Row = tuple[QueueId, bytes, bytes, int, int, int, int]
     born_at_ms
     transaction          the value of TransactionBits
     prepared_log_offset
+    header               other fields of the record's header, None where they are the usual ones
 """
 
 
@@ -91,6 +126,13 @@ class StoredMessage(Message, frozen=True, kw_only=True, gc=False):
     log_offset: int | None = None  # an opaque number of the engine; None where it has none
 
 
+def split_keys(text: str) -> list[str]:
+    """The keys in the text that a record has for them: each once, in order; none is empty."""
+    if KEY_SEPARATOR not in text:
+        return [text]
+    return list(dict.fromkeys(filter(None, text.split(KEY_SEPARATOR))))
+
+
 def resend(
     message: Message,
     queue: QueueId,
@@ -98,6 +140,7 @@ def resend(
     *,
     transaction: TransactionBits | None = None,
     prepared_log_offset: int | None = None,
+    header: RecordHeader | None = None,
 ) -> Message:
     """A copy of a message that is to be appended to another queue: every field is kept but those
     given here.
@@ -108,12 +151,15 @@ def resend(
         transaction = message.transaction
     if prepared_log_offset is None:
         prepared_log_offset = message.prepared_log_offset
+    if header is None:
+        header = message.header
     return msgspec.structs.replace(
         message,
         queue=queue,
         system=system,
         transaction=transaction,
         prepared_log_offset=prepared_log_offset,
+        header=header,
     )
 
 
@@ -125,6 +171,11 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     log_offset: int | None
     stored_at_ms: int
     durable: bool
+    in_file: bool = True  # as in Placed
+
+    @property
+    def durability(self) -> Durability:
+        return durability_of(self.durable, self.in_file)
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +187,11 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     log_offsets: Sequence[int]
     stored_at_ms: int
     durable: bool
+    in_file: bool = True  # else it is in memory, and survives no killed process
+
+    @property
+    def durability(self) -> Durability:
+        return durability_of(self.durable, self.in_file)
 
 
 class OffsetRange(NamedTuple):

@@ -74,8 +74,23 @@ class DueCounts(NamedTuple):
     never: int  # due at or behind NEVER_MS
 
 
+class TimerWait(NamedTuple):
+    """A message of the timer queue that waits, for another server."""
+
+    queue_offset: int
+    slot_ms: int  # the whole second at whose end it is taken up
+    is_rolled: bool  # a broker then writes it again, with the time in its properties
+
+
+class WaitingTimers(NamedTuple):
+    """All messages before `end` in the timer queue that wait."""
+
+    waiting: Sequence[TimerWait]
+    end: int
+
+
 class MessageStore(Protocol):
-    """A storage engine: queues of messages over one log, in 44 methods and `admin`.
+    """A storage engine: queues of messages over one log, in 46 methods and `admin`.
 
     Event loop only. Methods without `async` never wait for a disk.
     """
@@ -308,7 +323,7 @@ class MessageStore(Protocol):
         """Number of committed offsets of all groups."""
 
     # ----------------------------------------------------------------------------------------------
-    # messages by their keys
+    # messages by their keys, and by the log offset of a receipt
 
     async def find_messages(
         self,
@@ -329,6 +344,16 @@ class MessageStore(Protocol):
         `older_than`. With `with_deleted` also those of topics that were deleted since, for as long
         as they are stored. The last one is the second or a later one with which the bodies exceed
         `max_bytes`. Raises CorruptRecord, StoreClosed.
+        """
+
+    async def read_at(
+        self, log_offset: int, *, topics: Collection[str], store_host: bytes | None = None
+    ) -> list[StoredMessage]:
+        """The visible messages whose record begins at this log offset: one, or several of an inner
+        batch of a broker; none if no record of a message of these topics begins there.
+
+        With `store_host` (an address and a port, as a record has them) only if the record was
+        stored there. Raises CorruptRecord, StoreClosed.
         """
 
     # ----------------------------------------------------------------------------------------------
@@ -391,9 +416,14 @@ class MessageStore(Protocol):
         it.
         """
 
-    def delay_progress_by_others(self) -> Mapping[QueueId, int]:
-        """The same, of another server that had the store before it was opened; empty where there
-        was none.
+    def keep_waiting_timers(self, timers: WaitingTimers) -> None:
+        """As `keep_delay_progress`, of all that waits in the timer queue: the last word before the
+        store is closed.
+        """
+
+    def delay_progress_by_others(self) -> Mapping[QueueId, int] | None:
+        """The same, of another server that had the store before it was opened, as far as it says
+        it; None where there was none.
         """
 
 

@@ -4,27 +4,69 @@
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 SYNC_BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
 
 
-class RecoveryReport(NamedTuple):
-    """The findings and actions of a start.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_WallMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]  # to the end of the year 9999
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
 
-    `was_clean`: the stop before was in order, or the store is new.
+
+class TableStart(msgspec.Struct, frozen=True):
+    """How a start got a derived table back: from its snapshot and later events, or from all."""
+
+    table: _Name
+    has_snapshot: bool
+    replayed_events: _Count | None  # later than the snapshot; None without one
+
+
+class StartStep(msgspec.Struct, frozen=True):
+    """Duration of a step of a start."""
+
+    step: _Name
+    took_ms: _Count
+
+
+class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings and actions of a start. Offsets are bytes of the log.
+
+    Every message from before `started_at_ms` that was stored at or behind `end_offset` is lost;
+    none of them was answered as synced. Reports of earlier versions lack the fields with
+    defaults.
     """
 
-    was_clean: bool
-    walked_bytes: int
-    replayed_records: int
-    cut_at: int | None
-    wiped_bytes: int
-    took_ms: int
-    started_at_ms: int
-    first_offset: int  # of the log
-    end_offset: int
-    synced_offset: int  # up to which the log was known to be on disk
+    was_clean: bool  # the stop before was in order, or the store is new
+    walked_bytes: _Count  # verified, up to the end
+    replayed_records: _Count  # of these bytes
+    cut_at: _Count | None
+    wiped_bytes: _Count
+    took_ms: _Count  # of the store; of the whole start where it reached readiness
+    started_at_ms: _WallMs
+    first_offset: _Count  # of the log
+    end_offset: _Count
+    # up to which the log was known to be on disk, by the checkpoint or by a unit behind
+    synced_offset: _Count
+    checkpoint_offset: _Count | None = None  # the same by the checkpoint alone; None without one
+    buffered_records: _Count = 0  # whole ones from synced_offset to end_offset: they survived
+    cut_end: _Count | None = None  # behind the last byte that was found behind `cut_at`
+    cut_records: _Count = 0  # whole ones of whole units of ours that were cut with the rest
+    # the newest snapshot of the queues; None: queues and index were rebuilt from the beginning
+    snapshot_offset: _Count | None = None
+    queues: _Count = 0
+    rebuilt_queues: _Count = 0  # those that got entries of the walked bytes
+    indexed_keys: _Count = 0  # added to the key index by the walk
+    tables: Annotated[tuple[TableStart, ...], msgspec.Meta(max_length=100)] = ()
+    steps: Annotated[tuple[StartStep, ...], msgspec.Meta(max_length=100)] = ()
+    reached_ready: bool = False  # False: the process ended before, or an earlier version wrote it
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes behind `synced_offset` that survived."""
+        return max(0, self.end_offset - self.synced_offset)
 
 
 class DiskUsage(NamedTuple):
@@ -36,6 +78,9 @@ class DiskUsage(NamedTuple):
     refuse_above: float  # new messages are refused
     is_writable: bool  # new messages are taken
     projected_full_at_ms: int | None  # when they will be refused, at the present rate
+    # of the used space, over the last hour at most; below 0 where it shrinks, 0 where the window is
+    growth_bytes_per_second: float
+    growth_window_ms: int  # the time over which it was measured; 0 in the first minute of a service
     segments_dropped: int  # since the start
     # of these, segments whose messages had not expired (on_full=delete_oldest)
     segments_dropped_unexpired: int
@@ -53,6 +98,23 @@ class SyncStatistics(NamedTuple):
     answered_before: int
 
 
+class PoolStatus(NamedTuple):
+    """The write pool in front of the log's files."""
+
+    buffers: int
+    free_buffers: int
+    locked_bytes: int  # of memory; the rest may be swapped out
+    committed_end: int  # of the log: all before it is in its files
+    refusals: int  # appends, since the start, that found no room in it for too long
+
+
+class ReadStatistics(NamedTuple):
+    """Reads of messages from the log since the start; one read is of up to a page of messages."""
+
+    total: int
+    cold: int  # reads that waited for the disk: the page cache did not have all bytes
+
+
 class StoreStatus(NamedTuple):
     """Numbers for operators; byte positions of the log."""
 
@@ -64,6 +126,7 @@ class StoreStatus(NamedTuple):
     replay_backlog_bytes: int
     last_flush_ms: int
     syncs: SyncStatistics
+    reads: ReadStatistics | None  # None where the file system does not say what is cached
     segments: int
     mapped_bytes: int  # of log, in memory
     derived_at_ms: int | None  # when the last write of derived files began
@@ -72,6 +135,7 @@ class StoreStatus(NamedTuple):
     # of the key index, since the start: their content was not what had been written
     rebuilt_index_files: int = 0
     rebuilt_entries: int = 0  # of queue files, since the start: they contradicted the log
+    pool: PoolStatus | None = None  # None where appends go into the log's files
 
 
 class SegmentInfo(NamedTuple):

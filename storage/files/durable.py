@@ -53,6 +53,21 @@ def read_whole(vfs: Vfs, path: PurePath) -> bytes | None:
         file.close()
 
 
+def replace_sized(vfs: Vfs, path: PurePath, data: bytes, length: int, *, scratch: PurePath) -> None:
+    """As `replace`, by a sparse file of that length that begins with the data."""
+    made = scratch / f"{path.parent.name}-{path.name}"
+    file = vfs.open(made, create=True)
+    try:
+        file.extend(0)
+        file.extend(length)
+        if data:
+            file.write(0, data)
+        file.sync()
+    finally:
+        file.close()
+    name(vfs, made, path)
+
+
 def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath) -> None:
     """A sparse file of zeros that appears under its name with its full length, or not at all.
 

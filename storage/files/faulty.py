@@ -85,6 +85,9 @@ class FaultyVfs:
     def identity(self, path: PurePath) -> tuple[int, int] | None:
         return self._inner.identity(path)
 
+    def modified_ms(self, path: PurePath) -> int:
+        return self._inner.modified_ms(path)
+
     def rename(self, source: PurePath, target: PurePath) -> None:
         self._plan("rename", target)
         self._inner.rename(source, target)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.handles import Handle, Handles
-from storage.files.vfs import File, MappedRegion, Vfs, is_disk_full
+from storage.files.vfs import PAGE_BYTES, File, MappedRegion, Vfs, is_disk_full
 from storage.formats import names
 
 _ZEROS = bytes(256 << 10)
@@ -33,16 +33,36 @@ _ZEROS = bytes(256 << 10)
 log = structlog.get_logger()
 
 
+class CacheMisses:
+    """Counts reads of the log whose bytes the page cache did not have; each number has one
+    writer.
+
+    Where the file system cannot tell, every read counts.
+    """
+
+    def __init__(self) -> None:
+        self.of_owner = 0
+        self.of_lane = 0  # of reads that may wait
+
+
 class Segment:
     """One file of the address space. Offsets are bytes of the file."""
 
-    def __init__(self, handles: Handles, path: PurePath, base_offset: int, length: int) -> None:
+    def __init__(
+        self,
+        handles: Handles,
+        path: PurePath,
+        base_offset: int,
+        length: int,
+        misses: CacheMisses,
+    ) -> None:
         self.path = path
         self.base_offset = base_offset
         self.end_offset = base_offset + length
         self.is_dropped = False
         self.region: MappedRegion | None = None  # while the segment is held
         self._handles = handles
+        self._misses = misses
         self._held: Handle | None = None
 
     def read(self, offset: int, length: int) -> bytes:
@@ -51,14 +71,19 @@ class Segment:
             return file.read(offset, length)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """As `read`; None where the disk would have to be asked, if only to open the file."""
+        """As `read`; None where the disk would have to be asked, if only to open the file. The
+        owner's thread.
+        """
         handle = self._handles.acquire_open(self.path)
         if handle is None:
             return None
         try:
-            return handle.file.read_cached(offset, length)
+            data = handle.file.read_cached(offset, length)
         finally:
             self._handles.release(handle)
+        if data is None:
+            self._misses.of_owner += 1
+        return data
 
     def read_each_cached(
         self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool
@@ -75,9 +100,12 @@ class Segment:
         if handle is None:
             return []
         try:
-            return handle.file.read_each_cached(places, buffer)
+            found = handle.file.read_each_cached(places, buffer)
         finally:
             self._handles.release(handle)
+        if len(found) < len(places):
+            self._misses.of_owner += 1
+        return found
 
     def read_ascending_cached(
         self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool
@@ -140,7 +168,7 @@ class Segment:
         self._held = handle
         return True
 
-    def store(self, offset: int, data: bytes) -> None:
+    def store(self, offset: int, data: bytes | memoryview) -> None:
         """Held ones only, and only over bytes that are prepared.
 
         Raises OSError, which is final.
@@ -189,6 +217,7 @@ class Segments:
         self._segment_bytes = segment_bytes
         self._segments: tuple[Segment, ...] = ()
         self._handles = Handles(vfs, limit=max_open)
+        self.misses = CacheMisses()
         # in log order: the prepare lane adds, the owner's thread takes
         self._held: deque[Segment] = deque()
         try:
@@ -256,18 +285,26 @@ class Segments:
         """Close the file of a dropped segment; its space is free from then on."""
         self._handles.forget(segment.path)
 
-    def store(self, offset: int, data: bytes) -> None:
-        """Into one segment. The owner's thread. A failure is final, as that of a sync."""
+    def store(self, offset: int, data: bytes | memoryview) -> None:
+        """Into one segment, by one thread at a time. A failure is final, as that of a sync."""
         segment = self.find(offset)
         segment.store(offset - segment.base_offset, data)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Within one segment; asks the disk where it must.
+        """Within one segment; asks the disk where it must, which counts as a miss of the page
+        cache. The read lane's.
 
         Raises IndexError where there is none, or it was dropped.
         """
         segment = self.find(offset)
-        return segment.read(offset - segment.base_offset, length)
+        begin = offset - segment.base_offset
+        length = min(length, segment.end_offset - offset)
+        with segment.use() as file:
+            data = file.read_cached(begin, length)
+            if data is None:
+                self.misses.of_lane += 1
+                data = file.read(begin, length)
+        return data
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """As `read`; None where the disk would have to be asked."""
@@ -352,6 +389,7 @@ class Segments:
                 log.warning("file_ignored", path=str(path), reason="it is no segment of the log")
                 continue
             if base_offset is None or base_offset % self._segment_bytes:
+                self._refuse_another_length()
                 digits = f"20 digits, a multiple of {self._segment_bytes}"
                 raise UnknownFormat(
                     path, found="this name", expected=digits, repair=f"--set-aside {name}"
@@ -372,6 +410,7 @@ class Segments:
         with self._handles.use(path) as file:
             length = file.size()
         if length != self._segment_bytes:
+            self._refuse_another_length()
             expected = f"{self._segment_bytes} (setting segment_bytes)"
             raise UnknownFormat(
                 path,
@@ -379,9 +418,41 @@ class Segments:
                 expected=expected,
                 repair=f"--fit-segment {path.name}",
             )
-        segment = Segment(self._handles, path, base_offset, length)
+        segment = Segment(self._handles, path, base_offset, length, self.misses)
         self._segments = (*self._segments, segment)
         return segment
+
+    def _refuse_another_length(self) -> None:
+        """Raise UnknownFormat if all segments have one length that is not the setting's."""
+        lengths: set[int] = set()
+        begins = []
+        for name in self._vfs.list_directory(self._directory):
+            begin = names.base_offset(name)
+            if begin is not None:
+                begins.append(begin)
+                with self._handles.use(self._directory / name) as file:
+                    lengths.add(file.size())
+        length = lengths.pop() if len(lengths) == 1 else 0
+        if (
+            length in (0, self._segment_bytes)
+            or length % PAGE_BYTES
+            or any(begin % length for begin in begins)
+        ):
+            return
+        remedy = (
+            f"the segments have {length} bytes: start with ESCROWMQ_LOCAL__SEGMENT_BYTES={length}"
+        )
+        if len(begins) == 1 and length < self._segment_bytes:
+            remedy += (
+                "; or, if the only segment was truncated, run `escrowmq store repair "
+                f"{self._directory.parent} --fit-segment {names.file_name(begins[0])}`"
+            )
+        raise UnknownFormat(
+            self._directory,
+            found=f"{length} bytes",
+            expected=f"{self._segment_bytes} (setting segment_bytes)",
+            remedy=remedy,
+        )
 
 
 def _allocate(file: File, begin: int, end: int) -> int:

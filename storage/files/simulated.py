@@ -76,7 +76,7 @@ class _Inode:
         blocks = range(begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1)
         return set(blocks) - self.blocks
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         end = offset + len(data)
         if end > len(self.live):
             self.resize(end)
@@ -255,7 +255,7 @@ class SimulatedFile:
             ranges.append((max(begin, offset), end))
         return ranges
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         self._disk.operate()
         self._take_space(offset, offset + len(data))
         self._inode.write(offset, data)
@@ -420,6 +420,9 @@ class SimulatedDisk:
             path.name
         )
         return None if found is None else (0, id(found))
+
+    def modified_ms(self, path: PurePath) -> int:
+        return 0
 
     def rename(self, source: PurePath, target: PurePath) -> None:
         self.operate()

@@ -96,7 +96,7 @@ class File(Protocol):
         then counts as data.
         """
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         """All of it, or OSError."""
 
     def allocate(self, begin: int, end: int) -> None:
@@ -143,6 +143,9 @@ class Vfs(Protocol):
 
     def identity(self, path: PurePath) -> tuple[int, int] | None:
         """Identity of a file or folder, apart from its name; None if it does not exist."""
+
+    def modified_ms(self, path: PurePath) -> int:
+        """Wall time of the last change of the file; 0 if the file system does not keep it."""
 
     def rename(self, source: PurePath, target: PurePath) -> None:
         """Replaces `target`. Durable once both folders are synced."""
@@ -289,7 +292,7 @@ class _OsFile:
                 raise
         return ranges
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         written = self._named(os.pwrite, data, offset)
         while written < len(data):
             written += self._named(os.pwrite, memoryview(data)[written:], offset + written)
@@ -357,6 +360,9 @@ class OsVfs:
             return None
         return found.st_dev, found.st_ino
 
+    def modified_ms(self, path: PurePath) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
     def rename(self, source: PurePath, target: PurePath) -> None:
         os.rename(source, target)
 
@@ -423,3 +429,17 @@ class ReadOnlyVfs(OsVfs):
         finally:
             os.close(fd)
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+
+class LinkedVfs(OsVfs):
+    """The files of this machine, among them hard links to files of another store.
+
+    A file with several names is opened for reading alone: a write to it fails with EBADF.
+    """
+
+    def open(self, path: PurePath, *, create: bool = False) -> _OsFile:
+        try:
+            is_linked = os.stat(path, follow_symlinks=False).st_nlink > 1
+        except FileNotFoundError:
+            is_linked = False
+        return ReadOnlyVfs().open(path) if is_linked else super().open(path, create=create)

@@ -1,20 +1,21 @@
-"""Where each consumer group of a broker goes on in each queue: `config/consumerOffset.json`.
+"""Where each consumer group goes on in each queue: `config/consumerOffset.json`. Pure.
 
-Pure; a broker writes it, we read.
+    {"offsetTable":{"TOPIC@GROUP":{0:12,1:9}}, "dataVersion":{...}}
 
-    {"offsetTable":{"TOPIC@GROUP":{0:12,1:9}}, ...}
-
-The keys of the inner tables are integers without quotes: JSON it is only with quotes around them.
+A broker reads no other members: a reset that is under way, or how far a client has pulled, is in no
+file.
 
 Source: RocketMQ ConsumerOffsetManager.
 """
 
 import json
-import re
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-# no name of a topic or a group has any of these signs
-_BARE_KEY = re.compile(r"(?<=[{,])\s*(-?[0-9]{1,9})\s*:")
+from storage.formats import config_json
+from storage.formats.config_json import ConfigFile, DataVersion, Int, Long
+
+FILE = "consumerOffset.json"
 
 
 class GroupQueue(NamedTuple):
@@ -23,28 +24,78 @@ class GroupQueue(NamedTuple):
     queue_id: int
 
 
+class ConsumerOffsets(ConfigFile, frozen=True, kw_only=True):
+    """Content of the file.
+
+    `offset_table`: the offset of the next message, by `topic@group` and queue.
+    """
+
+    offset_table: dict[str, dict[Int, Long]]
+
+    def by_queue(self) -> dict[GroupQueue, int]:
+        """Without keys that are not of that form: a broker passes over them too."""
+        return {
+            GroupQueue(group, topic, number): offset
+            for name, queues in self.offset_table.items()
+            for topic, separator, group in (name.partition("@"),)
+            if topic and group and "@" not in group
+            for number, offset in queues.items()
+        }
+
+
+def read(raw: bytes) -> ConsumerOffsets:
+    """Raises ValueError."""
+    return config_json.decode(raw, ConsumerOffsets)
+
+
 def decode(raw: bytes) -> dict[GroupQueue, int] | None:
     """The offset of the next message for each; None where it is no such file, or not whole."""
     try:
-        found = json.loads(_BARE_KEY.sub(r'"\1":', raw.decode("utf-8", "replace")))
-        table: dict[str, dict[str, Any]] = found["offsetTable"]
-        return {
-            GroupQueue(group, topic, int(number)): _long(offset)
-            for (topic, group), queues in ((_parts(name), queues) for name, queues in table.items())
-            for number, offset in queues.items()
-        }
-    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
+        return read(raw).by_queue()
+    except ValueError:
         return None
 
 
-def _parts(name: str) -> tuple[str, str]:
-    topic, _, group = name.partition("@")
-    return topic, group
+def group_table(group: str, topics: Mapping[str, Mapping[int, int]]) -> str:
+    """The lines of one group in the file."""
+    return ",\n\t\t".join(
+        f"{json.dumps(f'{topic}@{group}')}:{{{_entries(queues)}\n\t\t}}"
+        for topic, queues in sorted(topics.items())
+        if queues
+    )
 
 
-def _long(value: Any) -> int:
-    """Raises OverflowError where no broker could have written it, ValueError, TypeError."""
-    number = int(value)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise OverflowError
-    return number
+def encode(groups: Iterable[str], version: DataVersion) -> bytes:
+    """The file as EscrowMQ writes it. `groups`: of each the result of `group_table`."""
+    table = ",\n\t\t".join(lines for lines in groups if lines)
+    return (
+        f'{{\n\t"dataVersion":{{\n\t\t"counter":{version.counter},'
+        f'\n\t\t"stateVersion":{version.state_version},\n\t\t"timestamp":{version.timestamp}'
+        f'\n\t}},\n\t"offsetTable":{{\n\t\t{table}\n\t}},'
+        f'\n\t"writtenBy":"{config_json.WRITER}"\n}}'
+    ).encode()
+
+
+def tables_of(offsets: Mapping[GroupQueue, int]) -> list[str]:
+    """The lines of all groups of these offsets."""
+    by_group: dict[str, dict[str, dict[int, int]]] = {}
+    for (group, topic, number), offset in offsets.items():
+        by_group.setdefault(group, {}).setdefault(topic, {})[number] = offset
+    return [group_table(group, by_group[group]) for group in sorted(by_group)]
+
+
+def by_name(offsets: Mapping[GroupQueue, int]) -> dict[str, dict[int, int]]:
+    """The offsets as the file has them, by `topic@group` and queue."""
+    table: dict[str, dict[int, int]] = {}
+    for (group, topic, number), offset in offsets.items():
+        table.setdefault(f"{topic}@{group}", {})[number] = offset
+    return table
+
+
+def encode_table(offsets: Mapping[GroupQueue, int], version: DataVersion) -> bytes:
+    """`encode` of offsets that are known queue by queue."""
+    return encode(tables_of(offsets), version)
+
+
+def _entries(queues: Mapping[int, int]) -> str:
+    return ",".join([f"{number}:{offset}" for number, offset in sorted(queues.items())])

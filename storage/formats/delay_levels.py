@@ -8,9 +8,9 @@ ScheduleMessageService#computeDeliverTimestamp.
 
 import re
 
-from storage.formats import properties
+from storage.formats import names, properties
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+SCHEDULE_TOPIC = names.SCHEDULE_TOPIC
 DELAY_LEVEL = "DELAY"  # the property
 
 DELAYS_MS = tuple(

@@ -8,11 +8,13 @@ broker passes over and leaves out when it writes the file: so it can be told who
     timercheck, big-endian, filled up with zeros to 4096 bytes
     at  size  field
      0     8  lastReadTimeMs        0: a broker begins where its wheel begins, seven days back
-     8     8  lastTimerLogFlushPos  0: there is no timer log
+     8     8  lastTimerLogFlushPos  0: it makes its wheel from the whole timer log
     16     8  lastTimerQueueOffset  from there on it puts what lies in the timer queue into its
-                                    wheel
-    24     8  masterTimerQueueOffset  the same
+                                    wheel, if it has no timer log
+    24     8  masterTimerQueueOffset  the same with a timer log, up to its last unit
     32    24  stateVersion, timestamp, counter
+    56    12  of ours: EscrowMQ, crc32c of all before it. A broker leaves it as it is when it
+              changes the others
 
 Source: RocketMQ DelayOffsetSerializeWrapper, TimerCheckpoint, TimerMessageStore#recover.
 """
@@ -22,7 +24,11 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from crc32c import crc32c
+
+FILE = "delayOffset.json"
 _TIMERCHECK = struct.Struct(">7q")
+_MARK = struct.Struct(">8sI")
 _TIMERCHECK_BYTES = 4096
 _OURS = '"writtenBy":"escrowmq"'
 _TABLE = re.compile(r'"offsetTable"\s*:\s*\{([^}]*)\}')
@@ -62,7 +68,25 @@ def decode_timercheck(raw: bytes) -> int | None:
     return None if len(raw) < _TIMERCHECK.size else int(_TIMERCHECK.unpack_from(raw)[2])
 
 
-def encode_timercheck(queue_offset: int, *, counter: int, now_ms: int) -> bytes:
-    return _TIMERCHECK.pack(0, 0, queue_offset, queue_offset, 0, now_ms, counter).ljust(
-        _TIMERCHECK_BYTES, b"\0"
-    )
+def encode_timercheck(
+    queue_offset: int,
+    *,
+    counter: int,
+    now_ms: int,
+    queue_end: int | None = None,
+    read_ms: int = 0,
+) -> bytes:
+    """`queue_end`: with a timer log, which has all that waits in front of it. `read_ms`: what is
+    due before then is done.
+    """
+    end = queue_offset if queue_end is None else queue_end
+    head = _TIMERCHECK.pack(read_ms, 0, queue_offset, end, 0, now_ms, counter)
+    return (head + _MARK.pack(b"EscrowMQ", crc32c(head))).ljust(_TIMERCHECK_BYTES, b"\0")
+
+
+def is_our_timercheck(raw: bytes) -> bool:
+    """Was the file last written by EscrowMQ? One of an earlier version has no mark, and no time,
+    which a broker's always has.
+    """
+    mark = _MARK.pack(b"EscrowMQ", crc32c(raw[: _TIMERCHECK.size]))
+    return raw[_TIMERCHECK.size :].startswith(mark) or raw.startswith(bytes(8))

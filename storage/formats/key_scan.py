@@ -4,6 +4,7 @@ one by one.
 A record of ours begins its properties with its id, and with its keys behind that (formats/unit.py):
 so where they lie is computed for all records together, and their hashes are products of bytes and
 powers of 31, made for all texts of one length at once. It costs a tenth of looking at each record.
+Keys that are not ASCII are looked at one by one.
 """
 
 from typing import Any, NamedTuple
@@ -19,9 +20,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 _AT_ONCE = 2_000  # records; numpy holds the interpreter's lock for one step, which must stay short
-# of an id or a key with its end; no id of ours is longer, and records with longer keys are read one
-# by one
+# of an id or the keys of a record with their end; no id of ours is longer
 _SHORT_BYTES = 64
+# of keys with their end, where there are many; records with more are read one by one
+_LONG_BYTES = 512
 _ID_START = f"{properties.MESSAGE_ID}{properties.NAME_END}".encode()
 _KEYS_START = f"{properties.KEYS}{properties.NAME_END}".encode()
 _VALUE_END = ord(properties.VALUE_END)
@@ -69,11 +71,12 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     begin = int(record_offsets[0]) - window_offset
     end = int(record_offsets[-1] + record_bytes[-1]) - window_offset
     # With zeros behind it, so that what is asked for beyond the last record is there.
-    raw = np.frombuffer(b"".join([memoryview(window)[begin:end], bytes(_SHORT_BYTES)]), np.uint8)
+    raw = np.frombuffer(b"".join([memoryview(window)[begin:end], bytes(_LONG_BYTES)]), np.uint8)
     at = record_offsets - record_offsets[0]
+    record_end = at + record_bytes
     topic_at = at + _BODY_AT + np.maximum(_integers(raw, at + _BODY_BYTES_AT, ">i4"), 0)
     # of another form, whose body length lies elsewhere
-    topic_at = np.minimum(topic_at, at + record_bytes - 1)
+    topic_at = np.minimum(topic_at, record_end - 1)
     topic_bytes = raw[topic_at].astype(np.int64)
     id_at = topic_at + 1 + topic_bytes + 2 + len(_ID_START)
     id_end = _value_ends(raw, id_at)
@@ -82,16 +85,28 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
         (_integers(raw, at + _MAGIC_AT, ">u4") == records.MAGIC_V1)
         & _stands(raw, at + _STORE_HOST_AT, records.HOST)
         & _stands(raw, id_at - len(_ID_START), _ID_START)
-        & (id_end < at + record_bytes)
+        & (id_end < record_end)
     )
     has_key = is_ours & _stands(raw, id_end + 1, _KEYS_START)
     key_end = np.where(has_key, _value_ends(raw, key_at), key_at)
+    is_long = np.flatnonzero(has_key & (key_end == key_at))
+    if len(is_long):
+        key_end[is_long] = _value_ends(raw, key_at[is_long], _LONG_BYTES)
     id_bytes, key_bytes = id_end - id_at, key_end - key_at
     topics, topic_plain = _hashes(raw, topic_at + 1, np.where(is_ours, topic_bytes, 0))
     ids, id_plain = _hashes(raw, id_at, np.where(is_ours, id_bytes, 0))
     others, key_plain = _hashes(raw, key_at, np.where(has_key, key_bytes, 0))
-    is_ours &= topic_plain & id_plain & key_plain & (id_bytes > 0) & (~has_key | (key_bytes > 0))
-    has_key &= is_ours
+    is_whole = ~has_key | ((key_bytes > 0) & (key_end < record_end))
+    is_ours &= topic_plain & id_plain & (id_bytes > 0) & is_whole
+    has_several = np.flatnonzero(is_ours & has_key & ~key_plain)
+    if len(has_several):
+        of_several, each_at, each_bytes = _between_spaces(
+            raw, key_at[has_several], key_end[has_several]
+        )
+        of_record = has_several[of_several]
+        each, each_plain = _hashes(raw, each_at, each_bytes)
+        is_ours[of_record[~each_plain]] = False
+    has_key &= is_ours & key_plain
     is_seen = (
         _integers(raw, at + _SYS_FLAG_AT, ">i4") & records.TRANSACTION_MASK
     ) != TransactionBits.ROLLBACK
@@ -111,6 +126,11 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
         ),
         *_one_by_one(window, window_offset, record_offsets, record_bytes, np.flatnonzero(~is_ours)),
     ]
+    if len(has_several):
+        is_found = by_id[of_record]
+        numbers = of_record[is_found]
+        hashes = index_file.continued(prefixes[numbers], each_bytes[is_found], each[is_found])
+        found.append((numbers, hashes, stored_at_ms[numbers]))
     numbers, hashes, times_ms = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(numbers, kind="stable")  # ids first, then keys, as they stand in the lists
     return Keys(hashes[order], record_offsets[numbers[order]], times_ms[order])
@@ -153,11 +173,27 @@ def _stands(raw: Bytes, at: Ints, text: bytes) -> Flags:
     return found
 
 
-def _value_ends(raw: Bytes, at: Ints) -> Ints:
-    """Where the value that begins at each place ends; of one that is not short, where it begins."""
-    is_end = _items(raw, at, np.dtype((np.uint8, _SHORT_BYTES))) == _VALUE_END
+def _value_ends(raw: Bytes, at: Ints, most_bytes: int = _SHORT_BYTES) -> Ints:
+    """Where the value that begins at each place ends; of one that has more bytes with its end,
+    where it begins.
+    """
+    is_end = _items(raw, at, np.dtype((np.uint8, most_bytes))) == _VALUE_END
     ends: Ints = at + is_end.argmax(axis=1)
     return ends
+
+
+def _between_spaces(raw: Bytes, at: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+    """(number of the text, place, length) of each piece of these texts, none of them empty."""
+    lengths = ends - at
+    columns = np.arange(lengths.max(initial=1))
+    is_piece = _items(raw, at, np.dtype((np.uint8, len(columns)))) != _SPACE
+    is_piece &= columns < lengths[:, np.newaxis]
+    is_first, is_last = is_piece.copy(), is_piece.copy()
+    is_first[:, 1:] &= ~is_piece[:, :-1]
+    is_last[:, :-1] &= ~is_piece[:, 1:]
+    numbers, firsts = np.nonzero(is_first)
+    _, lasts = np.nonzero(is_last)
+    return numbers, at[numbers] + firsts, lasts - firsts + 1
 
 
 def _hashes(raw: Bytes, at: Ints, lengths: Ints) -> tuple[Words, Flags]:

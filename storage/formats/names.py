@@ -10,6 +10,7 @@ import re
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 HELD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+OWN_PREFIX = "rmq_sys_escrowmq_"  # of topics that no broker has
 CHECK_TOPIC = "rmq_sys_escrowmq_checks"
 OFFSET_TOPIC = "rmq_sys_escrowmq_offsets"
 IDEMPOTENCY_TOPIC = "rmq_sys_escrowmq_sent_keys"
@@ -20,6 +21,9 @@ QUEUE_END_TOPIC = "rmq_sys_escrowmq_queue_ends"
 LOST_TOPIC = "rmq_sys_escrowmq_lost"
 REQUEST_TOPIC = "rmq_sys_escrowmq_requests"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# whose messages a broker stores again: halves that it asks about, and messages that come due
+STORED_AGAIN = frozenset({HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC})
 # in whose name a broker notes how far it has asked about half messages
 ASKING_GROUP = "CID_RMQ_SYS_TRANS"
 
@@ -28,6 +32,7 @@ REPLY_TOPIC = f"{CLUSTER}_REPLY_TOPIC"
 
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
+LIGHT_QUEUE_PREFIX = "%LMQ%"  # of queues of a broker whose entries point to records of other topics
 
 # that a client may use, where it is not reserved
 NAME_PATTERN = "[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}"
@@ -36,7 +41,7 @@ _RESERVED_PREFIXES = ("rmq_sys_", RETRY_PREFIX, DEAD_LETTER_PREFIX, "CID_RMQ_SYS
 _RESERVED_NAMES = frozenset(
     {
         "TBW102",
-        "SCHEDULE_TOPIC_XXXX",
+        SCHEDULE_TOPIC,
         "BenchmarkTest",
         HALF_TOPIC,
         OP_TOPIC,

@@ -3,7 +3,14 @@
 Source: RocketMQ TransactionalMessageServiceImpl#fillOpRemoveMap.
 """
 
+from collections.abc import Iterable
+
 OP_TAG = "d"  # a message of the op topic without it decides nothing
+
+
+def op_body(offsets: Iterable[int]) -> bytes:
+    """The body that names these halves, as RocketMQ writes it."""
+    return "".join([f"{offset}," for offset in offsets]).encode()
 
 
 def half_offsets(body: bytes) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ REAL_QUEUE = "REAL_QID"
 PRODUCER_GROUP = "PGROUP"
 TRANSACTION_MARK = "TRAN_MSG"
 TRANSACTION_ID = "__transactionId__"
+WAIT = "WAIT"  # "false" on a copy of a broker for a retry: its sender does not wait for the disk
 RETRY_TOPIC = "RETRY_TOPIC"
 RECONSUME_TIME = "RECONSUME_TIME"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
@@ -49,18 +50,26 @@ TIMER_OUT_MS = "TIMER_OUT_MS"
 # readers
 EMPTY = "__empty"
 
+# the mark of a record without a body in a topic whose messages a broker stores again; it refuses to
+# store a message without one, and would try for ever, so the record has a body of one byte
+NO_BODY = "__no_body"
+NO_BODY_MARK = f"{NO_BODY}{NAME_END}1{VALUE_END}"
+PLACEHOLDER = b"\x00"
+
 _LOOKED_UP_BY = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS)\x01([^\x02]+)")
 
 UNIT = "__unit"  # the two that formats/unit.py adds and takes away again
 SEAL = "__seal"
 
 # The property string of a record that EscrowMQ wrote, in the order in which formats/unit.py writes
-# it: (message id, key, tag, the other items). The first three are ASCII without control characters,
-# quotes and backslashes. Another string does not match.
+# it: (message id, first key, the text of more keys behind it, tag, the other items). All but the
+# last are ASCII without control characters, quotes and backslashes. Another string does not match.
 _PLAIN_TEXT = rb"([\x20\x21\x23-\x5b\x5d-\x7e]+)"
+_PLAIN_KEY = rb"([\x21\x23-\x5b\x5d-\x7e]+)"
+_MORE_KEYS = rb"(\x20[\x20\x21\x23-\x5b\x5d-\x7e]+)?+"
 _PLAIN = (
     rb"UNIQ_KEY\x01" + _PLAIN_TEXT + rb"\x02"
-    rb"(?:KEYS\x01" + _PLAIN_TEXT + rb"\x02)?+(?:TAGS\x01" + _PLAIN_TEXT + rb"\x02)?+"
+    rb"(?:KEYS\x01" + _PLAIN_KEY + _MORE_KEYS + rb"\x02)?+(?:TAGS\x01" + _PLAIN_TEXT + rb"\x02)?+"
     rb"((?:(?!\x02|__unit\x01)[^\x02]+\x02)*+)\x02*+"
     rb"__unit\x01[^\x02]{40}\x02(?:__seal\x01[^\x02]{8}\x02)?+"
 )  # fmt: skip
@@ -70,12 +79,14 @@ _BORDER = b"\x00"  # in front of and behind each of many strings
 _find_plain = re.compile(_BORDER + _PLAIN + rb"(?=" + _BORDER + rb")").findall
 
 
-def match_all_plain(strings: Sequence[bytes]) -> list[tuple[bytes, bytes, bytes, bytes]] | None:
+def match_all_plain(
+    strings: Sequence[bytes],
+) -> list[tuple[bytes, bytes, bytes, bytes, bytes]] | None:
     """The groups of `match_plain` for each string, with b"" for what is not there; None unless all
     of them match.
     """
     text = _BORDER.join((b"", *strings, b""))
-    found: list[tuple[bytes, bytes, bytes, bytes]] = _find_plain(text)
+    found: list[tuple[bytes, bytes, bytes, bytes, bytes]] = _find_plain(text)
     # A match begins with a border and ends before one. With no other borders than ours, as many
     # matches as strings are one match of the whole of each.
     return found if len(found) == len(strings) and text.count(_BORDER) == len(strings) + 1 else None
@@ -177,6 +188,8 @@ def split_rest(rest: bytes) -> tuple[dict[str, str], dict[str, str]] | None:
     None where there is more to them: a name that has been matched is repeated, or some values are
     empty.
     """
+    if not rest:
+        return {}, {}
     own, reserved = split(decode(rest))
     return (own, reserved) if _NAMED_FIRST.isdisjoint(reserved) else None
 

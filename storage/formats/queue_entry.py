@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 _LAYOUT = struct.Struct(">qiq")
 ENTRY_BYTES = _LAYOUT.size
 assert ENTRY_BYTES == 20
+STORED = np.dtype([("physical_offset", ">i8"), ("record_bytes", ">i4"), ("tag_hash", ">i8")])
 
 FILLER = _LAYOUT.pack(0, 0x7FFFFFFF, 0)
 

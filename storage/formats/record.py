@@ -35,7 +35,8 @@ from typing import NamedTuple
 from isal.isal_zlib import crc32
 
 from storage.formats import properties
-from storage.message import QueueId, StoredMessage, TransactionBits
+from storage.formats.properties import NO_BODY, PLACEHOLDER
+from storage.message import QueueId, RecordHeader, StoredMessage, TransactionBits
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -48,7 +49,8 @@ assert MAGIC_V2.to_bytes(4, "big").startswith(MAGICS_START)
 END_OF_FILE_BYTES = 8
 FIXED_BYTES = 91  # version 1 with IPv4 hosts: everything but body, topic and properties
 V1_TOPIC_BYTES = 127
-_IPV6_MORE_BYTES = 12
+IPV6_MORE_BYTES = 12
+HEAD_BYTES = FIXED_BYTES + 2 * IPV6_MORE_BYTES  # all before the body, whatever the hosts
 
 COMPRESSED = 0x1
 TRANSACTION_MASK = 0xC
@@ -59,6 +61,10 @@ STORE_HOST_IPV6 = 0x20
 # EMQ), at a broker's default port. It is never connected to. It identifies the writer of a record:
 # one of ours without a unit item is damaged, a broker's is not.
 HOST = b"\x7fEMQ" + struct.pack(">i", 10911)
+USUAL_HEADER = RecordHeader(flag=0, sys_flag=0, born_host=HOST, reconsume_times=0)
+
+# of `sys_flag`, what a copy of a message has too
+KEPT_FLAGS = ~(TRANSACTION_MASK | STORE_HOST_IPV6)
 
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 # to look one up costs a tenth of making it
@@ -106,6 +112,17 @@ class Record(NamedTuple):
     @property
     def transaction(self) -> TransactionBits:
         return transaction_bits(self.sys_flag)
+
+
+class Head(NamedTuple):
+    """Fields in the first `HEAD_BYTES` of a record; nothing is checked."""
+
+    queue_number: int
+    queue_offset: int
+    sys_flag: int
+    store_host: bytes
+    topic_at: int  # where the length of the topic is, from the beginning of the record
+    topic_length_bytes: int
 
 
 def transaction_bits(sys_flag: int) -> TransactionBits:
@@ -182,6 +199,23 @@ def stated_queue(raw: bytes, at: int) -> tuple[int, int]:
     return number, queue_offset
 
 
+def head(raw: bytes) -> Head | None:
+    """The head of the record that these bytes begin; None where they are too few."""
+    if len(raw) < _HEADER.size:
+        return None
+    _, magic, _, queue_number, _, queue_offset, _, sys_flag, _ = _HEADER_TO_BORN.unpack_from(raw)
+    _, cursor = _host(raw, _HEADER_TO_BORN.size, sys_flag & BORN_HOST_IPV6)
+    store_host, cursor = _host(raw, cursor + _AFTER_BORN.size, sys_flag & STORE_HOST_IPV6)
+    body_at = cursor + _AFTER_STORE.size
+    if len(raw) < body_at:
+        return None
+    _, _, body_bytes = _AFTER_STORE.unpack_from(raw, cursor)
+    topic_length_bytes = 1 if magic == MAGIC_V1 else 2
+    return Head(
+        queue_number, queue_offset, sys_flag, store_host, body_at + body_bytes, topic_length_bytes
+    )
+
+
 def decode(raw: bytes, at: int = 0) -> Record:
     """The record that begins at `at`. The lengths must add up; its checksums are not looked at.
 
@@ -201,7 +235,7 @@ def decode(raw: bytes, at: int = 0) -> Record:
     body_at = at + _HEADER.size
     ipv6_hosts = (sys_flag & (BORN_HOST_IPV6 | STORE_HOST_IPV6)).bit_count()
     if ipv6_hosts:
-        if total < FIXED_BYTES + ipv6_hosts * _IPV6_MORE_BYTES:
+        if total < FIXED_BYTES + ipv6_hosts * IPV6_MORE_BYTES:
             raise DamagedRecord(f"length is {total}, which is too little for its IPv6 hosts")
         cursor = at + _HEADER_TO_BORN.size
         born_host, cursor = _host(raw, cursor, sys_flag & BORN_HOST_IPV6)
@@ -283,10 +317,17 @@ def to_message(record: Record) -> StoredMessage:
     ones.
     """
     message_id, key, tag, own, reserved = properties.of_message(record.properties)
+    body, sys_flag, header = record.body, record.sys_flag, None
+    if NO_BODY in reserved:
+        del reserved[NO_BODY]
+        body = b"" if body == PLACEHOLDER else body
+    # As `header_of`, written out
+    if sys_flag & KEPT_FLAGS or record.born_host != HOST or record.reconsume_times or record.flag:
+        header = header_of(record.flag, sys_flag, record.born_host, record.reconsume_times)
     return StoredMessage(
         queue=queue_id(record.topic, record.queue_number),
         message_id=message_id,
-        body=record.body,
+        body=body,
         born_at_ms=record.born_at_ms,
         key=key,
         tag=tag,
@@ -294,10 +335,26 @@ def to_message(record: Record) -> StoredMessage:
         system=reserved,
         transaction=record.transaction,
         prepared_log_offset=record.prepared_offset,
+        header=header,
         queue_offset=record.queue_offset,
         stored_at_ms=record.stored_at_ms,
         log_offset=record.physical_offset,
     )
+
+
+def header_of(
+    flag: int, sys_flag: int, born_host: bytes, reconsume_times: int
+) -> RecordHeader | None:
+    """The header fields that a message keeps of its record; None where they are the usual ones."""
+    kept = sys_flag & KEPT_FLAGS
+    if flag or kept or reconsume_times or born_host != HOST:
+        return RecordHeader(flag, kept, born_host, reconsume_times)
+    return None
+
+
+def is_of_a_broker(header: RecordHeader | None) -> bool:
+    """Was the message sent to a broker? Copies of it have the address of its sender, too."""
+    return header is not None and header.born_host != HOST
 
 
 queue_id = lru_cache(maxsize=4_096)(QueueId)  # to make one takes five times as long

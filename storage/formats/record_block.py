@@ -2,7 +2,7 @@
 
 What `stored_record.of_queue` checks of one record after another is here checked of all of them at
 once, by numpy, or, of a few records, in one loop. A record of another form than nearly all have
-(one with IPv6 hosts, say) makes no block, as one that is damaged.
+(one with IPv6 hosts or a compressed body, say) makes no block, as one that is damaged.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _FIELDS = {
     "queue_number": ("V4", 12),
     "queue_offset": ("V8", 20),
     "physical_offset": ("V8", 28),
-    "hosts": ("V1", 39),  # the last byte of `sys_flag`
+    "flags": ("V1", 39),  # the last byte of `sys_flag`
     "born_at_ms": (">i8", 40),
     "stored_at_ms": (">i8", 56),
     "body_bytes": (">i4", 84),
@@ -46,7 +46,7 @@ _HEAD = np.dtype(
     }
 )
 _HEAD_BYTES = np.dtype(f"V{_BODY_AT}")  # copied as they are, in a tenth of the time
-_IPV4_HOSTS = bytes(flags for flags in range(256) if not flags & stored_record.IPV6_HOSTS)
+_USUAL_FLAGS = bytes(flags for flags in range(256) if not flags & stored_record.UNUSUAL_FLAGS)
 assert stored_record.HEADER.size == _BODY_AT
 
 # records up to which the loop takes less time than the columns: 1 microsecond each, beside 20 and a
@@ -147,7 +147,7 @@ def of_queue(
         or heads["queue_number"].tobytes() != expected.queue_number * count
         or heads["magic"].tobytes() != expected.magic * count
         or not heads["body_bytes"].tobytes()[::4].isascii()  # else one is negative
-        or heads["hosts"].tobytes().translate(None, _IPV4_HOSTS)  # what is left has others
+        or heads["flags"].tobytes().translate(None, _USUAL_FLAGS)  # what is left has others
     ):
         return None
     body_ends = begins + _BODY_AT + heads["body_bytes"]
@@ -198,7 +198,7 @@ def few_of_queue(
             or stated_offset != offset
             or stated_number != number
             or magic != usual_magic
-            or sys_flag & stored_record.IPV6_HOSTS
+            or sys_flag & stored_record.UNUSUAL_FLAGS
             or body_bytes < 0
             or properties_at > length
             or not data.startswith(field, body_end)

@@ -8,7 +8,10 @@ padding, the unit item and the seal behind it.
 from collections.abc import Iterable
 
 from storage.formats import properties, queue_entry
+from storage.formats.names import STORED_AGAIN
 from storage.message import Message, Row
+
+_NO_BODY_MARK = properties.NO_BODY_MARK.encode()
 
 
 def plain_properties(message_id: str, key: str, tag: str) -> bytes:
@@ -27,10 +30,14 @@ def rows_of(messages: Iterable[Message]) -> list[Row]:
             own = _property_string(message)
         else:
             own = f"UNIQ_KEY\x01{message.message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
+        body = message.body
+        if not body and message.queue.topic in STORED_AGAIN:
+            own += _NO_BODY_MARK
+            body = properties.PLACEHOLDER
         code = queue_entry.tag_hash(tag)
         rows.append(
-            (message.queue, own, message.body, code, message.born_at_ms, message.transaction,
-            message.prepared_log_offset)
+            (message.queue, own, body, code, message.born_at_ms, message.transaction,
+            message.prepared_log_offset, message.header)
         )  # fmt: skip
     return rows
 

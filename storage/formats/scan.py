@@ -152,7 +152,7 @@ def judge(
         )
     if at + total > len(window):
         return Halt(Stop.WINDOW_END)
-    item = _item_at_end(window, at + total)
+    item = item_at_end(window, at + total)
     if item is not None and item.first_offset == offset:
         return _judge_unit(window, at, window_offset, item, segment_end=segment_end, epoch=epoch)
     return _judge_alone(window[at : at + total], at, offset, damaged_from)
@@ -237,13 +237,13 @@ def _is_of_damaged_unit(
     """
     if item is None or record.store_host != records.HOST or item.record_count == 1:
         return False
-    is_in_place = (record.physical_offset + len(raw)) % unit.ALIGNMENT == 0 and _item_at_end(
+    is_in_place = (record.physical_offset + len(raw)) % unit.ALIGNMENT == 0 and item_at_end(
         raw, len(raw)
     ) == item
     return is_in_place and damaged_from <= item.first_offset < record.physical_offset
 
 
-def _item_at_end(window: bytes, end: int) -> unit.UnitItem | None:
+def item_at_end(window: bytes, end: int) -> unit.UnitItem | None:
     """The unit item in its place at the end of a record, before the seal where there is one; None
     where there is none.
     """
@@ -266,7 +266,7 @@ def units_between(
     for position in _candidates(window, aligned - window_offset).tolist():
         if window_offset + position >= end:
             return
-        item = _item_at_end(window, position + records.start(window, position)[0])
+        item = item_at_end(window, position + records.start(window, position)[0])
         if item is not None and item.first_offset == window_offset + position:
             step = judge(window, position, window_offset, segment_end=segment_end, epoch=epoch)
             if isinstance(step, Unit):
@@ -314,8 +314,11 @@ _EVERY_01 = np.uint64(0x0101010101010101)
 
 def _candidates(window: bytes, at: int) -> Ints:
     """Positions from `at` on, on 8-byte borders, where a record's magic stands in its place."""
-    halves = np.frombuffer(window, np.uint32, (len(window) - at) // 8 * 2, at)[1::2]
-    return np.flatnonzero((halves == _MAGICS[0]) | (halves == _MAGICS[1])) * 8 + at
+    # All halves of words: numpy compares numbers side by side twice as fast as every other one.
+    halves = np.frombuffer(window, np.uint32, (len(window) - at) // 8 * 2, at)
+    found = np.flatnonzero((halves == _MAGICS[0]) | (halves == _MAGICS[1]))
+    places: Ints = found[found % 2 == 1] // 2 * 8 + at
+    return places
 
 
 def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run | None:
@@ -331,7 +334,7 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
         return None
     # Before the whole window is looked at: behind each record of a broker the question is asked
     # again.
-    item = _item_at_end(window, at + records.start(window, at)[0])
+    item = item_at_end(window, at + records.start(window, at)[0])
     if item is None or item.first_offset != window_offset + at:
         return None
     positions = _candidates(window, at)

@@ -11,11 +11,13 @@ from functools import lru_cache
 
 import msgspec
 
-from storage.formats import properties, unit
+from storage.formats import inner_batch, properties, unit
 from storage.formats import record as records
+from storage.formats.properties import NO_BODY, PLACEHOLDER
 from storage.formats.queue_entry import Fields
 from storage.formats.record import (
     FIXED_BYTES,
+    HOST,
     MAGIC_V1,
     MAGIC_V2,
     V1_TOPIC_BYTES,
@@ -28,9 +30,15 @@ from storage.message import QueueId, StoredMessage
 # formats/record.py up to body_bytes, with IPv4 hosts
 HEADER = struct.Struct(">iI4xi4xqqiq8xq8x4x8xi")
 LENGTH = struct.Struct(">h")  # of the properties, in front of them
-IPV6_HOSTS = records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6
+# of a record of another form than nearly all have: its parts lie elsewhere, or mean something else
+UNUSUAL_FLAGS = (
+    records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6 | records.COMPRESSED | inner_batch.FLAG
+)
+_IPV6_HOSTS = records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6
+_NOT_TRANSACTION = ~records.TRANSACTION_MASK
 _PLACED = struct.Struct(">28xq")
-_SYS_FLAG = struct.Struct(">36xi")
+# flag, sys_flag, born_host, reconsume_times; with IPv4 hosts
+_KEPT = struct.Struct(">16xi16xi8x8s16xi")
 _PREPARED = struct.Struct(">q4x")  # in front of the body
 assert HEADER.size + 1 + LENGTH.size == FIXED_BYTES
 
@@ -49,6 +57,7 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     body_at: int
     body_end: int
     properties_at: int
+    is_compressed: bool = False
 
     @property
     def body_bytes(self) -> int:
@@ -61,14 +70,14 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def tag(self) -> str | None:
         found = properties.match_plain(self.data, self.properties_at)
-        if found is None or b"TAGS" in found[4]:
+        if found is None or b"TAGS" in found[5]:
             return properties.decode(self.data[self.properties_at :]).get(properties.TAGS)
-        return None if found[3] is None else found[3].decode("ascii")
+        return None if found[4] is None else found[4].decode("ascii")
 
     def message(self) -> StoredMessage:
         """Decode the message that the record holds."""
         found = properties.match_plain(self.data, self.properties_at)
-        split = properties.split_rest(found[4]) if found is not None else None
+        split = properties.split_rest(found[5]) if found is not None else None
         if found is None or split is None:
             message_id, key, tag, own, reserved = properties.of_message(
                 self.data[self.properties_at :]
@@ -76,20 +85,34 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
         else:
             own, reserved = split
             message_id = found[1].decode("ascii")
-            key, tag = [
-                None if text is None else text.decode("ascii") for text in found.group(2, 3)
+            key, more_keys, tag = [
+                None if text is None else text.decode("ascii") for text in found.group(2, 3, 4)
             ]
+            if key is not None and more_keys is not None:
+                key += more_keys
+        flag, sys_flag, born_host, reconsume_times = _KEPT.unpack_from(self.data)
+        header = None
+        # As `header_of`, written out: the call takes a twentieth of the time of all this.
+        if flag or sys_flag & _NOT_TRANSACTION or reconsume_times or born_host != HOST:
+            if sys_flag & _IPV6_HOSTS:
+                return records.to_message(records.decode(self.data))
+            header = records.header_of(flag, sys_flag, born_host, reconsume_times)
+        body = self.body
+        if NO_BODY in reserved:
+            del reserved[NO_BODY]
+            body = b"" if body == PLACEHOLDER else body
         return StoredMessage(
             queue=self.queue,
             message_id=message_id,
-            body=self.body,
+            body=body,
             born_at_ms=self.born_at_ms,
             key=key,
             tag=tag,
             properties=own,
             system=reserved,
-            transaction=records.transaction_bits(_SYS_FLAG.unpack_from(self.data)[0]),
+            transaction=records.transaction_bits(sys_flag),
             prepared_log_offset=_PREPARED.unpack_from(self.data, self.body_at - _PREPARED.size)[0],
+            header=header,
             queue_offset=self.queue_offset,
             stored_at_ms=self.stored_at_ms,
             log_offset=_PLACED.unpack_from(self.data)[0],
@@ -140,7 +163,7 @@ def of_queue(
         properties_at = body_end + more_bytes
         if (
             magic == usual_magic
-            and not sys_flag & IPV6_HOSTS
+            and not sys_flag & UNUSUAL_FLAGS
             and body_bytes >= 0
             and properties_at <= length
             and data.startswith(field, body_end)
@@ -163,7 +186,7 @@ def of_queue(
             record = records.decode(data)
         except DamagedRecord:
             break
-        if record.topic != topic:
+        if record.topic != topic or sys_flag & inner_batch.FLAG:
             break
         add(of_record(record, data))
     return checked
@@ -184,6 +207,7 @@ def of_record(record: Record, data: bytes | None = None) -> StoredRecord:
         body_end - len(record.body),
         body_end,
         properties_at,
+        bool(record.sys_flag & records.COMPRESSED),
     )
 
 

@@ -29,7 +29,7 @@ copy that a broker made of an older record (item intact), or is it damaged (item
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,8 +39,16 @@ from isal.isal_zlib import crc32
 from storage.errors import InvalidMessage
 from storage.formats import properties, queue_entry
 from storage.formats.delay_levels import SCHEDULE_TOPIC, due_ms
-from storage.formats.record import FIXED_BYTES, HOST, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES
-from storage.message import Row
+from storage.formats.record import (
+    BORN_HOST_IPV6,
+    FIXED_BYTES,
+    HOST,
+    MAGIC_V1,
+    MAGIC_V2,
+    USUAL_HEADER,
+    V1_TOPIC_BYTES,
+)
+from storage.message import RecordHeader, Row
 
 ALIGNMENT = 8
 UNIT_ITEM_BYTES = 48
@@ -57,9 +65,14 @@ _CRC_MASK = 0x7FFFFFFF  # body_crc of formats/record.py, inlined in the loop bel
 # formats/record.py up to body_bytes, with the constant middle packed apart
 _HEAD = struct.Struct(">iIIiiqq48si")
 _MIDDLE = struct.Struct(">iq8sq8siq")
+_HEAD_IPV6 = struct.Struct(">iIIiiqq60si")  # the same of a message that was born at an IPv6 address
+_MIDDLE_IPV6 = struct.Struct(">iq20sq8siq")
+_LENGTH_BYTES = 2  # of the properties
 _LENGTHS = [struct.pack(">h", n) for n in range(properties.MAX_PROPERTIES_BYTES + 1)]
 _PADDING = [_VALUE_END * n for n in range(ALIGNMENT)]
 assert _MIDDLE.size == 48
+assert _MIDDLE_IPV6.size == 60
+assert _HEAD.size + 1 + _LENGTH_BYTES == FIXED_BYTES
 assert len(UNIT_ITEM_START) + _DIGITS.size + 1 == UNIT_ITEM_BYTES
 assert UNIT_ITEM_BYTES % ALIGNMENT == SEAL_BYTES % ALIGNMENT == 0
 
@@ -69,6 +82,18 @@ class UnitItem(NamedTuple):
     synced_offset: int
     epoch: int
     record_count: int
+
+
+class _Header(NamedTuple):
+    """The header of a message as the loop of `encode` uses it."""
+
+    pack_head: Callable[..., bytes]
+    head_bytes: int
+    flag: int
+    sys_flag: int
+    born_host: bytes
+    reconsume_times: int
+    pack_middle: Callable[..., bytes]
 
 
 class EncodedUnit(NamedTuple):
@@ -172,11 +197,13 @@ def encode(
     left = len(rows)
     topic = None
     topic_field = middle = b""
-    magic, fixed_bytes = MAGIC_V1, FIXED_BYTES
+    magic = MAGIC_V1
+    pack_head, head_bytes, flag, sys_flag, host, times, pack_middle = _USUAL
+    fixed_bytes = FIXED_BYTES
+    header: RecordHeader | None = None
     has_levels = False
     flags = born_at_ms = prepared_offset = -1
     lengths = _LENGTHS
-    pack_head = _HEAD.pack
     pack_entry = queue_entry.encode
     for (
         queue,
@@ -186,20 +213,30 @@ def encode(
         row_born_at_ms,
         row_flags,
         row_prepared_offset,
+        row_header,
     ), queue_offset in zip(rows, queue_offsets, strict=True):
         row_topic, queue_number = queue
         if row_topic is not topic:
             topic = row_topic
             magic, topic_field = _topic_field(topic)
-            fixed_bytes = FIXED_BYTES - 1 + len(topic_field)
+            fixed_bytes = head_bytes + len(topic_field) + _LENGTH_BYTES
             has_levels = topic == SCHEDULE_TOPIC
         if (
             row_born_at_ms is not born_at_ms
             or row_flags is not flags
             or row_prepared_offset is not prepared_offset
+            or row_header is not header
         ):
             born_at_ms, flags, prepared_offset = row_born_at_ms, row_flags, row_prepared_offset
-            middle = _MIDDLE.pack(flags, born_at_ms, HOST, stored_at_ms, HOST, 0, prepared_offset)
+            if row_header is not header:
+                header = row_header
+                pack_head, head_bytes, flag, sys_flag, host, times, pack_middle = (
+                    _USUAL if header is None else _of_header(header)
+                )
+                fixed_bytes = head_bytes + len(topic_field) + _LENGTH_BYTES
+            middle = pack_middle(
+                sys_flag | flags, born_at_ms, host, stored_at_ms, HOST, times, prepared_offset
+            )
         left -= 1
         properties_bytes = len(own) + (UNIT_ITEM_BYTES if left else UNIT_ITEM_BYTES + SEAL_BYTES)
         body_bytes = len(body)
@@ -214,8 +251,8 @@ def encode(
             )
         parts += (
             pack_head(
-                size, magic, crc32(body) & _CRC_MASK, queue_number, 0, queue_offset, place, middle,
-                body_bytes
+                size, magic, crc32(body) & _CRC_MASK, queue_number, flag, queue_offset, place,
+                middle, body_bytes
             ),
             body,
             topic_field,
@@ -231,6 +268,23 @@ def encode(
         place += size
     parts.append(SEAL_START)
     return EncodedUnit(parts, places, entries, place)
+
+
+def _of_header(header: RecordHeader) -> _Header:
+    is_ipv6 = header.sys_flag & BORN_HOST_IPV6
+    head, middle = (_HEAD_IPV6, _MIDDLE_IPV6) if is_ipv6 else (_HEAD, _MIDDLE)
+    return _Header(
+        head.pack,
+        head.size,
+        header.flag,
+        header.sys_flag,
+        header.born_host,
+        header.reconsume_times,
+        middle.pack,
+    )
+
+
+_USUAL = _of_header(USUAL_HEADER)
 
 
 @lru_cache(maxsize=1_024)

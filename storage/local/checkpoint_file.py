@@ -45,6 +45,12 @@ class CheckpointFile:
         )
         self._write()
 
+    def is_cached(self) -> bool:
+        """Whether the page cache has the page that was just noted; False where the file system
+        cannot tell what the page cache has.
+        """
+        return self._file.read_cached(0, checkpoint.PAGE_BYTES) is not None
+
     def record_beginning(self, first_offset: int) -> None:
         """Record that the log may begin here, and not later; durable on return.
 

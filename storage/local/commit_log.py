@@ -230,7 +230,7 @@ class CommitLog:
             raise self.corrupt(offset, step.reason)
         if records.body_crc(record.body) != record.body_crc:
             raise self.corrupt(offset, "the CRC of the body differs")
-        if not any(self._is_damaged_alone(place, length) for place, length in self._chain(item)):
+        if not any(self._is_damaged_alone(place, length) for place, length in self.chain(item)):
             raise self.corrupt(offset, f"its unit at {first_offset} is damaged: {step.reason}")
 
     def _item_of(self, record: Record, offset: int) -> unit.UnitItem | None:
@@ -238,7 +238,7 @@ class CommitLog:
         one of another place.
         """
         for item in _stated_items(record):
-            if any(place == offset for place, _ in self._chain(item)):
+            if any(place == offset for place, _ in self.chain(item)):
                 return item
         return None
 
@@ -258,14 +258,14 @@ class CommitLog:
         segment = self.segments.find(first_offset)
         length = max(_VERIFY_WINDOW, 2 * at_least)
         while True:
-            window = segment.read(first_offset - segment.base_offset, length)
+            window = self.segments.read(first_offset, length)
             step = scan.judge(window, 0, first_offset, segment_end=segment.end_offset)
             if isinstance(step, scan.Unit) or step.stop is not scan.Stop.WINDOW_END:
                 return step
             length *= 4
 
-    def _chain(self, item: unit.UnitItem) -> Iterator[tuple[int, int]]:
-        """(place, length) of the records that the item counts, as far as their lengths lead."""
+    def chain(self, item: unit.UnitItem) -> Iterator[tuple[int, int]]:
+        """Place and length of the records that the item counts, as far as their lengths lead."""
         place = item.first_offset
         if not self.first_offset <= place < self.segments.end_offset:
             return
@@ -282,7 +282,7 @@ class CommitLog:
         Raises IndexError outside of the log.
         """
         segment = self.segments.find(offset)
-        raw = segment.read(offset - segment.base_offset, records.END_OF_FILE_BYTES)
+        raw = self.segments.read(offset, records.END_OF_FILE_BYTES)
         total = records.start(raw)[0] if len(raw) == records.END_OF_FILE_BYTES else 0
         return total if records.FIXED_BYTES <= total <= segment.end_offset - offset else 0
 

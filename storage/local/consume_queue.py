@@ -7,8 +7,9 @@ are durable are written, so the files never say more than the log. The owner's t
 tables, the derive lane writes files, the read lane reads.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import PurePath
 from typing import NamedTuple
@@ -88,6 +89,11 @@ class ConsumeQueue:
             self.append(entry)
             self.next_offset = next_offset + 1
         return queue_offset <= next_offset
+
+    def replay_next(self, entries: Sequence[bytes]) -> None:
+        """Take the entries of the next messages, which recovery found."""
+        self._recent[1].extend(entries)
+        self.next_offset += len(entries)
 
     def take_unflushed(self) -> "Unflushed":
         recent_from, recent = self._recent
@@ -290,11 +296,15 @@ class QueueFiles:
 
     def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
         """Up to `count` entries of one file; the read lane's."""
+        return list(queue_entry.decode_all(self.read_bytes(queue, queue_offset, count)))
+
+    def read_bytes(self, queue: QueueId, queue_offset: int, count: int) -> bytes:
+        """As `read`, as they are stored; in any lane."""
         path, at = self._place(queue, queue_offset)
         length = min(count * ENTRY_BYTES, self._file_bytes - at)
         with self._handles.use(path) as file:
             raw = file.read(at, length)
-        return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))
+        return raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]
 
     def entries_now(
         self, queue: ConsumeQueue, queue_offset: int, count: int
@@ -353,6 +363,44 @@ class QueueFiles:
                 low = middle + 1
             middle = (low + high) // 2
         return low
+
+    def emptied(self, log_begin: int) -> Iterator[tuple[QueueId, int]]:
+        """Queues that have files, and of whose messages none is stored at or behind this place in
+        the log, each with its end.
+        """
+        for topic in filter(names.is_stored_name, self._names(self._directory)):
+            for number in self._names(self._directory / topic):
+                if number.isascii() and number.isdigit():
+                    queue = QueueId(topic, int(number))
+                    newest = self._newest_entry(queue)
+                    if newest is not None and newest[1].physical_offset < log_begin:
+                        yield queue, newest[0] + 1
+
+    def _names(self, folder: PurePath) -> list[str]:
+        try:
+            return self._vfs.list_directory(folder)
+        except NotADirectoryError:  # a file of another program
+            return []
+
+    def _newest_entry(self, queue: QueueId) -> tuple[int, QueueEntry] | None:
+        """The last entry that was written, with its queue offset; None where there is none."""
+        folder = self._directory / queue.topic / str(queue.number)
+        bases = [
+            base
+            for base in map(names.base_offset, self._names(folder))
+            if base is not None and base % self._file_bytes == 0
+        ]
+        for base in sorted(bases, reverse=True):  # the last file may have been made ahead
+            first = base // ENTRY_BYTES
+            missing_at = partial(self._is_missing, queue, first)
+            count = bisect_left(range(self._entries_per_file), True, key=missing_at)
+            if count:
+                return first + count - 1, self.read(queue, first + count - 1, 1)[0]
+        return None
+
+    def _is_missing(self, queue: QueueId, first: int, number: int) -> bool:
+        entries = self.read(queue, first + number, 1)
+        return not entries or entries[0].record_bytes <= 0
 
     def drop_before(self, queue: QueueId, queue_offset: int) -> None:
         """Remove the files that have only entries before this one; never the last.

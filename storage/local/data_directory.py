@@ -8,6 +8,7 @@
       abort            there while a process writes: a start that finds it recovers
       lock             RocketMQ's lock file
       config/          what a broker would want to know of the delay queues, RocketMQ's files
+      timerlog/        what waits in the timer queue, for a broker, RocketMQ's layout; derived
       timers/          what is due when, by its time; derived
       snapshots/       derived tables of ours
       making/          files that have not got their name yet; emptied at each start

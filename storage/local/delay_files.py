@@ -1,23 +1,22 @@
-"""The files in `config/` by which a broker that is given the store knows what of the delay queues
-has been delivered.
+"""`config/delayOffset.json`, by which a broker that is given the store knows what of the delay
+levels has been delivered.
 
-Without `delayOffset.json` it would deliver all that ever waited by level and is still in the log,
-without `timercheck` all that waited for another time. They never claim more than is durable: they
-are written behind the log, with the thorough rounds.
+Without it a broker would deliver all that ever waited by level and is still in the log. It never
+claims more than is durable: it is written behind the log, with the thorough rounds. Other times are
+in `broker_timers.py`.
 """
 
 from collections.abc import Mapping
 
 from storage.clock import Clock
 from storage.files import durable
-from storage.formats import delay_progress, names
+from storage.formats import delay_progress
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.delay_progress import LevelOffsets
 from storage.local.data_directory import DataDirectory
 from storage.message import QueueId
 
-_LEVELS = "delayOffset.json"
-_TIMERS = "timercheck"
+_LEVELS = delay_progress.FILE
 
 
 class DelayFiles:
@@ -26,15 +25,12 @@ class DelayFiles:
     def __init__(self, directory: DataDirectory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
-        # Beside a wheel of a broker's own we say nothing of timers: what that holds and what we say
-        # would not go together.
-        self._has_wheel = directory.vfs.exists(directory.root / "timerwheel")
         found = (
             self._read(_LEVELS) or self._read(_LEVELS + ".bak") or LevelOffsets({}, 0, is_ours=True)
         )
         self._counter = found.counter
         # what a broker had done before the store was opened, if it was the last
-        self.by_broker: Mapping[QueueId, int] = {}
+        self.by_broker: Mapping[QueueId, int] | None = None
         if not found.is_ours:
             self.by_broker = {
                 QueueId(SCHEDULE_TOPIC, level - 1): offset
@@ -56,12 +52,6 @@ class DelayFiles:
                 LevelOffsets(levels, self._counter, is_ours=True), now_ms=now_ms
             ),
         )
-        timers = done_before.get(QueueId(names.TIMER_TOPIC, 0))
-        if timers is not None and not self._has_wheel:
-            self._replace(
-                _TIMERS,
-                delay_progress.encode_timercheck(timers, counter=self._counter, now_ms=now_ms),
-            )
 
     def _replace(self, name: str, data: bytes) -> None:
         directory = self._directory

@@ -1,5 +1,5 @@
 """Keeps what is derived from the log on disk: consume queues every second, snapshots every ten or
-every 64 MiB of log.
+every 32 MiB of log.
 
 Nothing derived is written before the log below it is durable, so after a power cut no queue file
 and no snapshot knows more than the log. One round runs at a time: collect in the owner's thread,
@@ -28,7 +28,7 @@ from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.runner import Lane, Runner, Timer
 from storage.local.store_files import StoreFiles
 from storage.message import QueueId
-from storage.store import Snapshot
+from storage.store import Snapshot, WaitingTimers
 
 log = structlog.get_logger()
 
@@ -45,6 +45,8 @@ class _Round(NamedTuple):
     queues_snapshot: QueuesSnapshot | None
     due: Pending | None
     delay_progress: Mapping[QueueId, int] | None
+    write_config: Callable[[], None] | None
+    waiting_timers: WaitingTimers | None
 
     @property
     def is_thorough(self) -> bool:
@@ -72,6 +74,7 @@ class Deriver:
         self._segments = files.segments
         self._snapshots = files.snapshots
         self._delay_files = files.delay_files
+        self._broker_timers = files.broker_timers
         self._offsets = files.offsets
         self._checkpoint = files.checkpoint
         self._writer = writer
@@ -86,6 +89,8 @@ class Deriver:
         )
         self._kept: dict[str, Snapshot] = {}
         self._delay_progress: Mapping[QueueId, int] | None = None  # what is not on disk yet
+        self._write_config: Callable[[], None] | None = None
+        self._waiting_timers: WaitingTimers | None = None
         self._round: _Round | None = None
         self._is_writing = False
         # the key index has everything below this log offset; the derive lane moves it
@@ -128,6 +133,21 @@ class Deriver:
         """
         self._delay_progress = done_before
 
+    def keep_config(self, write: Callable[[], None]) -> None:
+        """As `keep_delay_progress`: `write` is called in the derive lane."""
+        self._write_config = write
+
+    def keep_waiting_timers(self, timers: WaitingTimers) -> None:
+        self._waiting_timers = timers
+
+    @property
+    def _has_kept(self) -> bool:
+        """Is anything kept for the next thorough round?"""
+        return bool(self._kept) or any(
+            kept is not None
+            for kept in (self._delay_progress, self._write_config, self._waiting_timers)
+        )
+
     def waiting_snapshot(self, name: str) -> Snapshot | None:
         """One that is kept and may not be on disk yet."""
         being_written = {} if self._round is None else self._round.snapshots
@@ -160,7 +180,7 @@ class Deriver:
     def _tick(self) -> None:
         self.start()
         now_ms = self._clock.monotonic_ms()
-        is_thorough = self.backlog_bytes > 0 and (
+        is_thorough = (self.backlog_bytes > 0 or self._write_config is not None) and (
             now_ms - self._thorough_ms >= self._options.snapshot_interval_ms
             or self.backlog_bytes >= self._options.snapshot_log_bytes
         )
@@ -177,6 +197,8 @@ class Deriver:
         queues_snapshot: QueuesSnapshot | None = None
         due: Pending | None = None
         delay_progress: Mapping[QueueId, int] | None = None
+        write_config: Callable[[], None] | None = None
+        waiting_timers: WaitingTimers | None = None
         log_end, stored_at_ms = self._writer.visible_end, self._writer.visible_stored_at_ms
         if is_thorough:
             snapshots, self._kept = self._kept, {}
@@ -193,9 +215,19 @@ class Deriver:
             )
             due = self._due_index.freeze()
             delay_progress, self._delay_progress = self._delay_progress, None
+            write_config, self._write_config = self._write_config, None
+            waiting_timers, self._waiting_timers = self._waiting_timers, None
         unflushed = [queue.take_unflushed() for queue in dirty]
         self._round = _Round(
-            log_end, stored_at_ms, unflushed, snapshots, queues_snapshot, due, delay_progress
+            log_end,
+            stored_at_ms,
+            unflushed,
+            snapshots,
+            queues_snapshot,
+            due,
+            delay_progress,
+            write_config,
+            waiting_timers,
         )
         if is_thorough:
             self._flusher.request(log_end, stored_at_ms)  # the others wait until it comes by itself
@@ -215,6 +247,12 @@ class Deriver:
                 self._snapshots.save(name, snapshot)
             if round_.delay_progress is not None:
                 self._delay_files.save(round_.delay_progress)
+            if round_.write_config is not None:
+                round_.write_config()
+            if round_.waiting_timers is not None:
+                self._broker_timers.hand_over(round_.waiting_timers)
+            elif round_.delay_progress is not None:
+                self._broker_timers.save(round_.delay_progress)
             made = None if round_.due is None else self._due_index.make(round_.due)
             if isinstance(made, Made):
                 self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
@@ -271,7 +309,7 @@ class Deriver:
             )  # fmt: skip
         if self._waiting:
             # What was kept while this round was under way waits for the next one.
-            if round_.is_thorough and self.backlog_bytes == 0 and not self._kept:
+            if round_.is_thorough and self.backlog_bytes == 0 and not self._has_kept:
                 self._finish(True)
             else:
                 self._begin(is_thorough=True)
@@ -294,6 +332,9 @@ class Deriver:
         self._kept = {**round_.snapshots, **self._kept}
         if self._delay_progress is None:
             self._delay_progress = round_.delay_progress
+        self._write_config = self._write_config or round_.write_config
+        if self._waiting_timers is None:
+            self._waiting_timers = round_.waiting_timers
         if round_.due is not None:
             self._due_index.give_back(round_.due)
         self._finish(False)

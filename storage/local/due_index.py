@@ -1,4 +1,4 @@
-"""What is due when, by its time: the newest changes in memory, the rest in timer files.
+"""Index of due times: the newest changes in memory, the rest in timer files.
 
 The owner's thread changes it. With each thorough round of the deriver what is in memory becomes a
 file, and files are merged so that each is larger than those after it: some ten of them hold ten

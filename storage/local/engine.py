@@ -7,6 +7,7 @@ makes the engine owns it.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import structlog
@@ -14,10 +15,12 @@ import structlog
 from storage.clock import Clock
 from storage.errors import FlushFailed, StoreClosed
 from storage.files.vfs import is_out_of_files
+from storage.files.write_pool import WritePool
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local import queue_ends
 from storage.local.arrivals import Arrivals
+from storage.local.committer import Committer
 from storage.local.consume_queue import ConsumeQueue
 from storage.local.deriver import Deriver
 from storage.local.event_loop import EventLoopRunner
@@ -27,7 +30,8 @@ from storage.local.interval_flush import IntervalFlush
 from storage.local.key_lookup import KeyLookup
 from storage.local.log_writer import LogWriter
 from storage.local.offset_commits import OffsetCommits
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.offset_lookup import OffsetLookup
+from storage.local.options import AppendMode, FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
 from storage.local.rate_limit import RateLimit
 from storage.local.reader import Reader
@@ -37,6 +41,7 @@ from storage.local.scrub import Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
 from storage.message import Durability, Message, Placed
+from storage.store_status import PoolStatus
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -59,6 +64,7 @@ class Engine:
         """`own_runner`: to be closed at the end. `on_failure`: called once."""
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._files = files
+        self._options = options
         self._runner = runner
         self._own_runner = own_runner
         self._on_failure = on_failure
@@ -71,14 +77,16 @@ class Engine:
         self.queues = files.recovered.queues
         self.arrivals = Arrivals()
         self.preparer = self._make_preparer(options)
+        self.pool = self._make_pool(options)
         self.writer = self._make_writer(clock, options)
         self.flusher = self._make_flusher(clock, options)
-        self.writer.attach(self.flusher)
+        self.writer.attach(self.flusher, self._make_committer(clock, options))
         self.deriver = Deriver(
             files, self.writer, self.flusher, runner, clock, options, on_failure=self.fail
         )
         self.reader = Reader(files, runner)
         self.lookup = self._make_lookup()
+        self.at_offset = OffsetLookup(files.log, self.reader, self.queues)
         self.commits = OffsetCommits(files.offsets, self.queues, self.writer, clock, identifiers)
         self.retention = self._make_retention(clock, options)
         self.deletion = TopicDeletions(
@@ -119,11 +127,41 @@ class Engine:
             on_visible=self._on_visible,
             is_awaited=self.arrivals.are_awaited,
             on_failure=self.fail,
+            pool=self.pool,
+        )
+
+    def _make_pool(self, options: LocalStoreOptions) -> WritePool | None:
+        if options.append is not AppendMode.POOL:
+            return None
+        if options.flush is FlushPolicy.BEFORE_ACK:
+            log.warning(
+                "write_pool_answers_no_sooner",
+                reason="with flush=before_ack every send waits for the sync of its bytes; all that "
+                "the pool changes is how long a busy disk holds up the event loop",
+            )
+        return WritePool(
+            self._files.segments,
+            end=self._files.recovered.end,
+            segment_bytes=options.segment_bytes,
+            buffers=options.pool_buffers,
+            buffer_bytes=options.pool_buffer_bytes,
+        )
+
+    def _make_committer(self, clock: Clock, options: LocalStoreOptions) -> Committer | None:
+        if self.pool is None:
+            return None
+        return Committer(
+            self.pool,
+            self._runner,
+            clock,
+            options,
+            on_committed=self._on_committed,
+            on_failure=self.fail,
         )
 
     def _make_flusher(self, clock: Clock, options: LocalStoreOptions) -> Flusher:
         return Flusher(
-            self._files.segments,
+            self._flush_log,
             self._files.checkpoint,
             self._runner,
             clock,
@@ -175,6 +213,17 @@ class Engine:
         if self.is_closed or self._failure is not None:
             raise StoreClosed
 
+    def pool_status(self) -> PoolStatus | None:
+        if self.pool is None:
+            return None
+        return PoolStatus(
+            self.pool.buffers,
+            self.pool.free_buffers,
+            self.pool.locked_bytes,
+            self.pool.committed_end,
+            self.writer.pool_refusals,
+        )
+
     async def wait_synced(self, log_offset: int) -> None:
         """Return once the byte at this log offset is on disk. Raises FlushFailed."""
         if log_offset < self.flusher.durable_end:
@@ -200,6 +249,18 @@ class Engine:
         event = "too_many_open_files" if is_out_of_files(error) else "disk_full"
         log.warning(event, directory=str(self._files.directory.root), error=str(error))
         self.writer.on_full()
+
+    def _flush_log(self, begin: int, end: int) -> None:
+        """The flush lane's."""
+        if self.pool is not None:
+            self.pool.commit(end)
+        self._files.segments.flush(begin, end)
+
+    def _on_committed(self) -> None:
+        self.writer.on_committed()
+        if self._options.flush is FlushPolicy.INTERVAL:
+            self._interval.on_committed()
+        self._check_drained()
 
     def _on_flushed(self) -> None:
         self.writer.on_flushed()
@@ -249,6 +310,9 @@ class Engine:
         if not self.writer.is_idle and self._failure is None:
             self._drained = self._loop.create_future()
             await self._drained
+        with suppress(FlushFailed):
+            # An end of a segment may be written behind the last unit.
+            await self.wait_synced(self.writer.written_end - 1)
         self._interval.stop()
         self.preparer.stop()
         is_kept = self._failure is None and await self._keep_derived()

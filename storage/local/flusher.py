@@ -9,7 +9,6 @@ disk refused, so nothing is ever synced again.
 from collections.abc import Callable
 
 from storage.clock import Clock
-from storage.files.segments import Segments
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.runner import Lane, Runner
 from storage.local.sync_times import SyncTimes
@@ -21,7 +20,7 @@ _PAUSE_MS = 5  # at least, between the beginnings of two flushes for which nothi
 class Flusher:
     def __init__(
         self,
-        segments: Segments,
+        flush_log: Callable[[int, int], None],
         checkpoint: CheckpointFile,
         runner: Runner,
         clock: Clock,
@@ -32,11 +31,14 @@ class Flusher:
         on_flushed: Callable[[], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_flushed` is called whenever `durable_end` has moved, before the next flush begins.
+        """`flush_log` returns once every byte from the first to the second offset is on disk. The
+        flush lane's.
+
+        `on_flushed` is called whenever `durable_end` has moved, before the next flush begins.
 
         `warn_ms`: a flush that takes so long leaves a warning in the log.
         """
-        self._segments = segments
+        self._flush_log = flush_log
         self._checkpoint = checkpoint
         self._runner = runner
         self._clock = clock
@@ -88,7 +90,7 @@ class Flusher:
             self._forced_ms = now_ms
 
         def flush() -> int:
-            self._segments.flush(begin, end)
+            self._flush_log(begin, end)
             self._checkpoint.note(synced_offset=end, epoch=self._epoch, stored_at_ms=stored_at_ms)
             if force:
                 self._checkpoint.force()

@@ -38,7 +38,13 @@ class IntervalFlush:
         if self._timer is not None:
             self._timer.cancel()
 
-    def run_once(self, now_ms: int) -> bool:
+    def on_committed(self) -> None:
+        """Enough pages of the write pool may be in the log's files: they need not wait for the
+        interval [wakeUpFlush].
+        """
+        self.run_once(self._clock.monotonic_ms(), is_awaited=False)
+
+    def run_once(self, now_ms: int, *, is_awaited: bool = True) -> bool:
         """Flush if it is time to; says whether it was."""
         # Page indexes, not byte counts. Source: RocketMQ DefaultMappedFile#isAbleToFlush.
         pages = self._writer.written_end // PAGE_BYTES - self._flusher.durable_end // PAGE_BYTES
@@ -47,7 +53,9 @@ class IntervalFlush:
             self._thorough_ms = now_ms
         if not is_thorough and (pages < self._options.flush_least_pages):
             return False
-        self._flusher.request(self._writer.written_end, self._writer.stored_at_ms)
+        self._flusher.request(
+            self._writer.written_end, self._writer.stored_at_ms, is_awaited=is_awaited
+        )
         return True
 
     def _tick(self) -> None:

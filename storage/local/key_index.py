@@ -127,14 +127,17 @@ class KeyIndex:
         self._vfs.sync_directory(self._directory)
         self.is_whole = True
 
-    def feed(self, window: bytes, window_offset: int, scan: Scan | Stated) -> None:
-        """The records found in `window`; those that it has are passed over."""
+    def feed(self, window: bytes, window_offset: int, scan: Scan | Stated) -> int:
+        """Add the keys of the records found in `window`, without those that it has; return their
+        number.
+        """
         indexed_offset = max(
             [file.header.end_offset for file in self._files if not file.header.is_empty], default=-1
         )
         is_new = scan.record_offsets > indexed_offset
         found = _keys(window, window_offset, scan.record_offsets[is_new], scan.record_bytes[is_new])
         self._add(found.hashes, found.log_offsets, found.stored_at_ms)
+        return len(found.hashes)
 
     def sync(self) -> None:
         """Everything fed is durable on return."""

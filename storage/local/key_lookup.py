@@ -11,6 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from storage.errors import CorruptRecord
+from storage.formats import inner_batch
 from storage.formats import record as records
 from storage.local import log_walk
 from storage.local.commit_log import CommitLog
@@ -134,6 +135,7 @@ class KeyLookup:
             record is None
             or record.topic not in wanted.topics
             or record.transaction in _NOT_DELIVERED
+            or record.sys_flag & inner_batch.FLAG  # found by its messages' places alone
         ):
             return None
         if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
@@ -141,11 +143,7 @@ class KeyLookup:
         if not wanted.with_deleted and self._is_deleted(record):
             return None
         message = records.to_message(record)
-        is_wanted = (
-            wanted.key == message.message_id
-            if wanted.by_id
-            else wanted.key in (message.key or "").split(" ")
-        )
+        is_wanted = wanted.key == message.message_id if wanted.by_id else wanted.key in message.keys
         return message if is_wanted else None
 
     def _is_deleted(self, record: records.Record) -> bool:

@@ -24,6 +24,7 @@ from storage.formats import unit
 from storage.formats.record_block import RecordBlock
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
+from storage.local.config_files import ConfigFiles
 from storage.local.engine import Engine
 from storage.local.event_loop import EventLoopRunner
 from storage.local.futures import answering, failing, in_lane, waking
@@ -45,9 +46,25 @@ from storage.message import (
     Row,
     StoredMessage,
 )
-from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, ScannedRecords, Snapshot
+from storage.store import (
+    ANY_LABEL,
+    LAST_MS,
+    DueCounts,
+    DuePage,
+    Scanned,
+    ScannedRecords,
+    Snapshot,
+    WaitingTimers,
+)
 from storage.store_admin import PutBack, StoreAdmin
-from storage.store_status import DiskUsage, RecoveryReport, ScrubStatus, SegmentInfo, StoreStatus
+from storage.store_status import (
+    DiskUsage,
+    RecoveryReport,
+    ScrubStatus,
+    SegmentInfo,
+    StartStep,
+    StoreStatus,
+)
 
 
 class LocalMessageStore:
@@ -122,6 +139,7 @@ class LocalMessageStore:
         self._deriver = engine.deriver
         self._reader = engine.reader
         self._lookup = engine.lookup
+        self._at_offset = engine.at_offset
         self._commits = engine.commits
         self._retention = engine.retention
         self._scrub = engine.scrub
@@ -193,9 +211,16 @@ class LocalMessageStore:
         )
         placed = await answer
         queues = [message.queue for message in messages]
-        stored_at_ms, durable = repeat(placed.stored_at_ms), repeat(placed.durable)
         return list(
-            map(Appended, queues, placed.queue_offsets, placed.log_offsets, stored_at_ms, durable)
+            map(
+                Appended,
+                queues,
+                placed.queue_offsets,
+                placed.log_offsets,
+                repeat(placed.stored_at_ms),
+                repeat(placed.durable),
+                repeat(placed.in_file),
+            )
         )
 
     def append_rows(
@@ -397,6 +422,12 @@ class LocalMessageStore:
         wanted = Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end, with_deleted)
         return await self._lookup.find(wanted, max_messages=max_messages, max_bytes=max_bytes)
 
+    async def read_at(
+        self, log_offset: int, *, topics: Collection[str], store_host: bytes | None = None
+    ) -> list[StoredMessage]:
+        self._check_readable()
+        return await self._at_offset.find(log_offset, topics=topics, store_host=store_host)
+
     # ----------------------------------------------------------------------------------------------
     # snapshots of derived tables
 
@@ -461,8 +492,25 @@ class LocalMessageStore:
         """Written with the next thorough round."""
         self._deriver.keep_delay_progress(done_before)
 
-    def delay_progress_by_others(self) -> Mapping[QueueId, int]:
-        return self._files.delay_files.by_broker
+    @property
+    def config_files(self) -> ConfigFiles:
+        """The files in `config/`, for where waiting is allowed."""
+        return self._files.config_files
+
+    def keep_config(self, write: Callable[[], None]) -> None:
+        """Call `write` in the derive lane once the log that is visible now is durable.
+
+        It comes before the store is closed, or with the next snapshots; of several calls before
+        that the last one counts.
+        """
+        self._deriver.keep_config(write)
+
+    def keep_waiting_timers(self, timers: WaitingTimers) -> None:
+        self._deriver.keep_waiting_timers(timers)
+
+    def delay_progress_by_others(self) -> Mapping[QueueId, int] | None:
+        by_broker = self._files.delay_files.by_broker
+        return {} if by_broker is None and self._files.broker_timers.were_a_brokers else by_broker
 
     # ----------------------------------------------------------------------------------------------
     # StoreAdmin
@@ -477,6 +525,7 @@ class LocalMessageStore:
             replay_backlog_bytes=self._deriver.backlog_bytes,
             last_flush_ms=self._flusher.last_flush_ms,
             syncs=self._flusher.times.statistics(),
+            reads=self._reader.statistics(),
             segments=len(list(self._log.segments)),
             mapped_bytes=self._log.segments.mapped_bytes,
             derived_at_ms=self._deriver.last_round_ms,
@@ -484,15 +533,23 @@ class LocalMessageStore:
             derive_error=self._deriver.last_error,
             rebuilt_entries=self._files.queue_check.rebuilt_entries,
             rebuilt_index_files=self._files.key_index.rebuilt_files,
+            pool=self._engine.pool_status(),
         )
 
     @property
     def recovery(self) -> RecoveryReport:
-        return self._files.recovered.report
+        return self._files.report
 
     @property
     def earlier_recoveries(self) -> Sequence[RecoveryReport]:
         return self._files.earlier_recoveries
+
+    async def note_ready(self, steps: Sequence[StartStep]) -> None:
+        """Complete the report of this start, once the parts above have their tables back.
+
+        `steps`: what these took. Durable on return.
+        """
+        await self._in_lane(Lane.DERIVE, lambda: self._files.note_ready(steps))
 
     async def segments(self) -> list[SegmentInfo]:
         self._check_readable()

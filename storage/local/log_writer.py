@@ -13,6 +13,10 @@ readers, and its calls are answered, when the policy says it is safe:
     interval     BUFFERED           same                                       when written
     interval     SYNCED             when durable                               when durable
 
+Written is what is in the log's file. Where appends go into a write pool, that is when it is
+committed, and a call that asks for MEMORY is answered before, once the pool has it; where they go
+into the file, MEMORY is as BUFFERED.
+
 Units become visible in order. So behind a unit that must be durable first nothing is seen either:
 else a power cut could undo a decision that a client has already read.
 """
@@ -27,9 +31,11 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StoreClosed
+from storage.files.write_pool import WritePool
 from storage.formats import record as records
 from storage.formats import unit
 from storage.local.commit_log import CommitLog
+from storage.local.committer import Committer
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues
 from storage.local.flusher import Flusher
 from storage.local.options import FlushPolicy, LocalStoreOptions
@@ -89,10 +95,14 @@ class _Unit:
         # calls not yet answered, and where their rows begin in the lists
         self.waiting: list[tuple[_Call, int]] = []
 
-    def placed(self, call: _Call, at: int, *, durable: bool) -> Placed:
+    def placed(self, call: _Call, at: int, *, durable: bool, in_file: bool = True) -> Placed:
         until = at + len(call.rows)
         return Placed(
-            self.queue_offsets[at:until], self.places[at:until], self.stored_at_ms, durable
+            self.queue_offsets[at:until],
+            self.places[at:until],
+            self.stored_at_ms,
+            durable,
+            in_file,
         )
 
 
@@ -101,7 +111,7 @@ class _Storing:
     its end.
     """
 
-    __slots__ = ("at", "calls", "pieces", "written")
+    __slots__ = ("at", "calls", "pieces", "waits", "written")
 
     def __init__(
         self, pieces: Iterator[bytes], at: int, written: _Unit, calls: list[_Call]
@@ -114,6 +124,7 @@ class _Storing:
         self.at = at
         self.written = written
         self.calls = calls
+        self.waits = False  # for room in the write pool
 
 
 class LogWriter:
@@ -131,12 +142,15 @@ class LogWriter:
         on_visible: Callable[[Iterable[ConsumeQueue]], None],
         is_awaited: Callable[[Iterable[ConsumeQueue]], bool],
         on_failure: Callable[[Exception], None],
+        pool: WritePool | None = None,
     ) -> None:
         """`on_visible` is called with the queues that have new messages, each once.
 
         `is_awaited`: does a reader wait for messages in one of the queues?
 
         `on_failure`: the log cannot be written.
+
+        `pool`: where appends go, instead of the log's files.
         """
         self._log = log
         self._queues = queues
@@ -150,7 +164,21 @@ class LogWriter:
         self._is_awaited = is_awaited
         self._on_failure = on_failure
         self._has_failed = False
-        self.flusher: Flusher  # attach() gives it
+        self.flusher: Flusher  # attach() gives them
+        self.committer: Committer | None
+        self._pool = pool
+        self._put = log.segments.store if pool is None else pool.put
+        # answered when appended
+        self._at_once = (
+            (Durability.MEMORY, Durability.BUFFERED) if pool is None else (Durability.MEMORY,)
+        )
+        # of a unit, that are appended in one turn; an empty pool always has room for them
+        self._at_once_bytes = (
+            _AT_ONCE_BYTES if pool is None else min(_AT_ONCE_BYTES, pool.capacity_bytes // 2)
+        )
+        self.written_end = log.written_end  # of what is appended; in a pool, if there is one
+        self._uncommitted: deque[_Unit] = deque()  # those in the pool
+        self.pool_refusals = 0  # appends that found no room in the pool for too long
         self.visible_end = log.written_end
         self.visible_stored_at_ms = last_stored_at_ms
         self._stored_at_ms = last_stored_at_ms
@@ -165,15 +193,14 @@ class LogWriter:
         self._sync_timer_runs = False
         self._closed: StoreClosed | FlushFailed | None = None
 
-    def attach(self, flusher: Flusher) -> None:
-        """The two know each other: the writer asks for flushes, the flusher says how far
-        they came.
+    def attach(self, flusher: Flusher, committer: Committer | None) -> None:
+        """They know each other: the writer asks for flushes and commits, they say how far they
+        came.
+
+        `committer`: of the pool, if there is one.
         """
         self.flusher = flusher
-
-    @property
-    def written_end(self) -> int:
-        return self._log.written_end
+        self.committer = committer
 
     @property
     def stored_at_ms(self) -> int:
@@ -252,6 +279,8 @@ class LogWriter:
     def close(self, reason: StoreClosed) -> None:
         """Take nothing more; what was taken is still written and answered."""
         self._closed = self._closed or reason
+        if self.committer is not None:
+            self.committer.request(self.written_end, is_awaited=True)
 
     def fail(self, error: Exception) -> None:
         """The log cannot be made durable.
@@ -264,14 +293,35 @@ class LogWriter:
         for written in self._units:
             written.waiting = []
         self._units.clear()
+        self._uncommitted.clear()
         self._storing = None
         self._calls.clear()
         self._refuse(calls, failure)
 
     def on_flushed(self) -> None:
         """The flusher's `durable_end` has moved."""
+        self._note_committed()
         self._publish()
         self._write_calls()
+
+    def on_committed(self) -> None:
+        """More of the pool is in the log's files."""
+        self._note_committed()
+        self._publish()
+        self._write_calls()
+
+    def _note_committed(self) -> None:
+        if self._pool is None:
+            return
+        self._pool.give_back()
+        committed_end = self._pool.committed_end
+        while self._uncommitted and self._uncommitted[0].end <= committed_end:
+            written = self._uncommitted.popleft()
+            self._log.written_end = written.end
+            self._answer_buffered(written)
+        if self._storing is not None and self._storing.waits:
+            self._storing.waits = False
+            self._runner.soon(self._store_piece)
 
     def on_prepared(self) -> None:
         """There is more space ahead."""
@@ -321,7 +371,7 @@ class LogWriter:
             return False
         if self.flusher.busy_ms() >= self._options.sync_timeout_ms:
             return False  # it may never come back: who waits is written, to be answered as buffered
-        return all(call.durability is not Durability.BUFFERED for call in self._calls)
+        return all(call.durability in (None, Durability.SYNCED) for call in self._calls)
 
     def _take(self) -> list[_Call]:
         """The next calls, as many as one unit may hold, at least one."""
@@ -370,13 +420,16 @@ class LogWriter:
         if needed_end > self._preparer.room_end and not self._may_go_to(needed_end, calls):
             _take_back(queues)
             return self._wait_for_space(calls, needed_end)
+        if self._lacks_pool(begin, min(encoded.byte_count, self._at_once_bytes)):
+            _take_back(queues)
+            return False
         written = _Unit(queues, queue_offsets, encoded, now_ms)
-        if encoded.byte_count <= _AT_ONCE_BYTES:
+        if encoded.byte_count <= self._at_once_bytes:
             if not self._store(begin, encoded.data):
                 return False
             self._written(written, calls)
         else:
-            self._storing = _Storing(encoded.pieces(_AT_ONCE_BYTES), begin, written, calls)
+            self._storing = _Storing(encoded.pieces(self._at_once_bytes), begin, written, calls)
             self._store_piece()
         return True
 
@@ -385,6 +438,10 @@ class LogWriter:
         storing = self._storing
         if storing is None:
             return  # the log has failed since
+        next_bytes = min(storing.written.end - storing.at, self._at_once_bytes)
+        if self._lacks_pool(storing.at, next_bytes):
+            storing.waits = True
+            return
         piece = next(storing.pieces, None)
         if piece is not None:
             if self._store(storing.at, piece):
@@ -401,7 +458,7 @@ class LogWriter:
         False where that failed: no more is written, and who waits is refused in a moment.
         """
         try:
-            self._log.segments.store(at, data)
+            self._put(at, data)
         except OSError as error:
             self._has_failed = True
             self._runner.soon(partial(self._on_failure, error))
@@ -442,9 +499,11 @@ class LogWriter:
         needed_end = segment_end + unit_bytes + records.END_OF_FILE_BYTES
         if not self._may_go_to(needed_end, [call]):
             return self._wait_for_space([call], needed_end)
-        if not self._store(begin, records.encode_end_of_file(segment_end - begin)):
+        if self._lacks_pool(begin, records.END_OF_FILE_BYTES) or not self._store(
+            begin, records.encode_end_of_file(segment_end - begin)
+        ):
             return False
-        self._log.written_end = segment_end
+        self.written_end = segment_end
         self._preparer.advance(segment_end)
         return self._write([call])
 
@@ -472,13 +531,26 @@ class LogWriter:
         calls[:] = reserved
         return not calls or self._write(calls)
 
+    def _lacks_pool(self, at: int, byte_count: int) -> bool:
+        """True: the write pool has no room for so much until a commit, which is asked for."""
+        if self._pool is None or self._pool.has_room(at, byte_count):
+            return False
+        assert self.committer is not None, "a pool is committed"
+        self.committer.request(self.written_end if self._storing is None else at, is_awaited=True)
+        return True
+
     def _written(self, written: _Unit, calls: list[_Call]) -> None:
-        """The unit is in the page cache: let readers see it, answer whom that is enough for, and
-        see to the others.
+        """The unit is in the page cache, or in the pool: let readers see it, answer whom that is
+        enough for, and see to the others.
 
         Readers that wait come first: theirs is the longer way.
         """
-        self._log.written_end = written.end
+        self.written_end = written.end
+        if self._pool is None:
+            self._log.written_end = written.end
+        else:
+            self._uncommitted.append(written)
+            self._note_committed()  # a large unit may be in the file by now
         self._stored_at_ms = written.stored_at_ms
         self._preparer.advance(written.end)
         written.must_sync = self._options.flush is FlushPolicy.BEFORE_ACK
@@ -488,7 +560,7 @@ class LogWriter:
         for call in calls:
             if call.durability is Durability.SYNCED:
                 written.must_sync = True
-            if call.durability is Durability.BUFFERED and cache_is_enough:
+            if call.durability in self._at_once and cache_is_enough:
                 answered.append((call, at))
             else:
                 written.waiting.append((call, at))
@@ -502,12 +574,39 @@ class LogWriter:
                 written.stored_at_ms,
                 is_awaited=is_much or bool(written.waiting) or self._is_awaited(written.queues),
             )
+        if self.committer is not None:
+            self.committer.request(written.end, is_awaited=self._is_commit_awaited(written))
         self._publish()
         for call, at in answered:
-            self._answer(call, written.placed(call, at, durable=False))
+            in_file = self._is_in_file(written)
+            self._answer(call, written.placed(call, at, durable=False, in_file=in_file))
         if any(call.written is not None for call, _ in written.waiting):
             self._runner.soon(partial(self._report_places, written))
         self._watch_sync()
+
+    def _is_in_file(self, written: _Unit) -> bool:
+        return written.end <= self._log.written_end
+
+    def _is_commit_awaited(self, written: _Unit) -> bool:
+        """Does an append or a reader wait for this unit in the file? What waits for a sync is
+        committed by the flush.
+        """
+        if written.must_sync:
+            return any(call.durability is Durability.BUFFERED for call, _ in written.waiting)
+        return bool(written.waiting) or self._is_awaited(written.queues)
+
+    def _answer_buffered(self, written: _Unit) -> None:
+        """Answer the calls of a unit in the file that this is enough for."""
+        if self.flusher.busy_ms() >= self._options.slow_sync_ms:
+            return
+        answered: list[tuple[_Call, int]] = []
+        kept: list[tuple[_Call, int]] = []
+        for call, at in written.waiting:
+            is_enough = call.durability is Durability.BUFFERED
+            (answered if is_enough else kept).append((call, at))
+        written.waiting = kept
+        for call, at in answered:
+            self._answer(call, written.placed(call, at, durable=False))
 
     def _report_places(self, written: _Unit) -> None:
         """Report the places to callers that wait for the sync: they make answers meanwhile."""
@@ -520,12 +619,14 @@ class LogWriter:
 
     def _publish(self) -> None:
         """Let readers see what is safe to see, and answer its calls."""
-        durable_end = self.flusher.durable_end
+        durable_end, written_end = self.flusher.durable_end, self._log.written_end
         is_slow = self.flusher.busy_ms() >= self._options.slow_sync_ms
         seen: list[_Unit] = []
         while self._units:
             first = self._units[0]
-            if first.end > durable_end and (first.must_sync or (is_slow and first.waiting)):
+            if first.end > durable_end and (
+                first.must_sync or first.end > written_end or (is_slow and first.waiting)
+            ):
                 break
             seen.append(self._units.popleft())
             for queue, entry in zip(first.queues, first.entries, strict=True):
@@ -569,7 +670,8 @@ class LogWriter:
                 (call, at) for call, at in written.waiting if call.added_ms > limit_ms
             ]
             for call, at in overdue:
-                self._answer(call, written.placed(call, at, durable=False))
+                in_file = self._is_in_file(written)
+                self._answer(call, written.placed(call, at, durable=False, in_file=in_file))
             self.flusher.times.note_answered_before(len(overdue))
         # The clock goes on: those that had to wait above may not need to now.
         if self._write_calls():
@@ -587,6 +689,9 @@ class LogWriter:
             (overdue if is_overdue else kept).append(call)
         self._calls = kept
         detail = "the log has no room until the disk has taken what was written before"
+        if overdue and self._pool is not None and not self._pool.free_buffers:
+            detail = f"all {self._pool.buffers} buffers of the write pool wait for the disk"
+            self.pool_refusals += len(overdue)
         self._refuse(overdue, Backpressure(detail))
 
     def _first_ordinary_call(self) -> _Call | None:

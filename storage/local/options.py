@@ -20,12 +20,25 @@ class FlushPolicy(Enum):
     INTERVAL = "interval"  # answered from the page cache, synced a moment later [ASYNC_FLUSH]
 
 
+class AppendMode(Enum):
+    """Where an append puts the bytes of a message."""
+
+    FILE = "file"  # into the log's file
+    POOL = "pool"  # into memory that a lane writes to the file [transientStorePoolEnable]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalStoreOptions:
     """Defaults are RocketMQ's where it has the setting. Source: RocketMQ MessageStoreConfig."""
 
     segment_bytes: int = 1 << 30
     queue_file_entries: int = 300_000
+    append: AppendMode = AppendMode.FILE
+    pool_buffers: int = 5  # this and the next four are read when append is POOL
+    pool_buffer_bytes: int = 4 * MIB
+    commit_interval_ms: int = 200
+    commit_least_pages: int = 4
+    commit_thorough_interval_ms: int = 200
     flush: FlushPolicy = FlushPolicy.BEFORE_ACK
     flush_interval_ms: int = 500  # this and the next three are read when flush is INTERVAL
     flush_least_pages: int = 4
@@ -42,7 +55,7 @@ class LocalStoreOptions:
     max_unit_bytes: int = 4 * MIB  # sends of one tick are joined up to here
     queue_flush_interval_ms: int = 1_000
     snapshot_interval_ms: int = 10_000  # derived tables are kept this often,
-    snapshot_log_bytes: int = 64 * MIB  # or after so much log: what a start has to replay
+    snapshot_log_bytes: int = 32 * MIB  # or after so much log: what a start has to replay
     max_open_queue_files: int = 0  # 0: 512, or a quarter of what the process may open
     max_open_index_files: int = 16
     # of those that are only read; what is being written is open and mapped beside them
@@ -61,6 +74,8 @@ class LocalStoreOptions:
     # from the beginning of one pass to that of the next
     scrub_interval_ms: int = 7 * 24 * 3_600_000
     verify_bytes_per_second: int = 16 * MIB  # of all files, read and compared for an operator
+    # of a timer log that is handed over to a broker [mappedFileSizeTimerLog]
+    timer_log_file_bytes: int = 100 * MIB
     index_slots: int = 5_000_000  # of the key index: 4 bytes each in memory
     index_file_entries: int = 20_000_000
 
@@ -73,6 +88,7 @@ class LocalStoreOptions:
             limits = f"a multiple of {PAGE_BYTES} from {4 * PAGE_BYTES} to below 2 GiB"
             raise ValueError(f"segment_bytes must be {limits}, got {self.segment_bytes}")
         require_at_least(1, self, (
+            "commit_interval_ms", "commit_thorough_interval_ms",
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms",
             "flush_max_bytes", "sync_timeout_ms",
             "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes",
@@ -101,7 +117,23 @@ class LocalStoreOptions:
             raise ValueError(
                 f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}"
             )
-        for name in ("flush_least_pages", "delete_pause_ms", "max_open_queue_files"):
+        if not PAGE_BYTES <= self.timer_log_file_bytes < 1 << 31:
+            raise ValueError(
+                f"timer_log_file_bytes must be from {PAGE_BYTES} to below 2**31,"
+                f" got {self.timer_log_file_bytes}"
+            )
+        require_at_least(2, self, ("pool_buffers",))
+        if self.pool_buffer_bytes < PAGE_BYTES or self.pool_buffer_bytes % PAGE_BYTES:
+            raise ValueError(
+                f"pool_buffer_bytes must be a multiple of {PAGE_BYTES}, got "
+                f"{self.pool_buffer_bytes}"
+            )
+        for name in (
+            "commit_least_pages",
+            "flush_least_pages",
+            "delete_pause_ms",
+            "max_open_queue_files",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 

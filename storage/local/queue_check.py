@@ -7,21 +7,22 @@ Where a tag filter would pass over it, the record is looked at once in the life 
 the units of the log are (docs/decisions/0022). Entries in memory come from the log.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import structlog
 
 from storage.errors import CorruptRecord, OffsetExpired
-from storage.formats import queue_entry
+from storage.formats import inner_batch, queue_entry
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
-from storage.formats.record import Record
+from storage.formats.record import DamagedRecord, Record
 from storage.local import log_walk
 from storage.local.commit_log import CommitLog, Piece
 from storage.local.consume_queue import ConsumeQueue, QueueFiles, Unflushed
 from storage.local.ranges import Ranges
-from storage.local.replay import QUEUED, tags_code
+from storage.local.replay import QUEUED, entries_of_batch, tags_code
 from storage.message import QueueId
 
 _CONFIRMED_AT_ONCE = 1_024  # entries; some milliseconds
@@ -45,6 +46,24 @@ class _Damage(NamedTuple):
     was_taken_out: bool = False
 
 
+class _ReadBatch:
+    """An inner batch that was read and checked; its messages are asked for one by one."""
+
+    def __init__(self, offset: int, length: int, record: Record) -> None:
+        self.place = (offset, length)
+        self._batch = inner_batch.Batch(record)
+
+    @cached_property
+    def entries(self) -> Sequence[bytes]:
+        return entries_of_batch(*self.place, self._batch.record)
+
+    def message_at(self, queue: QueueId, queue_offset: int) -> Record | None:
+        """None where the message is another's. Raises DamagedRecord."""
+        record = self._batch.record
+        is_of_queue = (record.topic, record.queue_number) == queue
+        return self._batch.record_at(queue_offset) if is_of_queue else None
+
+
 class QueueCheck:
     """The read lane's, but for `repair`, the derive lane's.
 
@@ -58,6 +77,7 @@ class QueueCheck:
         # Messages whose records are damaged: found by a walk, which is not made for each read of
         # them.
         self._damaged: dict[tuple[QueueId, int], _Damage] = {}
+        self._batch: _ReadBatch | None = None  # the last one that was read
         self.rebuilt_entries = 0
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
@@ -80,10 +100,10 @@ class QueueCheck:
         """The record of this message. Raises OffsetExpired, DoubtfulEntry, CorruptRecord."""
         try:
             if self._log.length_at(entry.physical_offset) == entry.record_bytes:
-                record = self._log.read(entry.physical_offset, entry.record_bytes)
-                if is_of(record, queue.id, queue_offset):
+                record = self._message_at(entry, queue.id, queue_offset)
+                if record is not None:
                     return record
-        except (CorruptRecord, IndexError):
+        except (CorruptRecord, DamagedRecord, IndexError):
             pass
         return self._doubt(queue, queue_offset)
 
@@ -163,6 +183,22 @@ class QueueCheck:
                 pass
         return self.record(queue, queue_offset, self.entries(queue, queue_offset, 1)[0])
 
+    def _message_at(self, entry: QueueEntry, queue: QueueId, queue_offset: int) -> Record | None:
+        """The record of this message, or the message in an inner batch, that lies where the entry
+        says; None where that is another's.
+
+        Raises CorruptRecord, DamagedRecord.
+        """
+        place = entry.physical_offset, entry.record_bytes
+        batch = self._batch
+        if batch is None or batch.place != place:
+            record = self._log.read(*place)
+            if not record.sys_flag & inner_batch.FLAG:
+                stated = record.topic, record.queue_number, record.queue_offset
+                return record if stated == (*queue, queue_offset) else None
+            batch = self._batch = _ReadBatch(*place, record)
+        return batch.message_at(queue, queue_offset)
+
     def _doubt(self, queue: ConsumeQueue, queue_offset: int) -> "Record":
         """Raises what is the matter with this message."""
         if queue_offset < queue.first:
@@ -188,10 +224,21 @@ class QueueCheck:
             at = offset - piece.begin
             if length <= 0 or records.stated_bytes(piece.data, at, offset) != length:
                 return False
-            topic, number, stated_offset, _, stored_at_ms, own = records.skim(
+            topic, number, stated_offset, sys_flag, stored_at_ms, own = records.skim(
                 piece.data, at, length
             )
-        except (IndexError, records.DamagedRecord):
+            if sys_flag & inner_batch.FLAG:
+                batch = self._batch
+                if batch is None or batch.place != (offset, length):
+                    batch = _ReadBatch(offset, length, self._log.read(offset, length))
+                    self._batch = batch
+                entries = batch.entries
+                in_batch = queue_offset - stated_offset
+                return (topic, number) == (queue.topic.encode("utf-8"), queue.number) and (
+                    entries[in_batch : in_batch + 1] == (queue_entry.encode(*entry),)
+                    and in_batch >= 0
+                )
+        except (IndexError, CorruptRecord, DamagedRecord):
             return False
         stated = (topic, number, stated_offset, tags_code(topic, own, stored_at_ms))
         return stated == (queue.topic.encode("utf-8"), queue.number, queue_offset, tag_hash)
@@ -229,11 +276,13 @@ class QueueCheck:
             (entry,) = self.entries(queue, queue_offset, 1)
             if self._log.length_at(entry.physical_offset) == entry.record_bytes:
                 place = entry.physical_offset
-                self._log.read(entry.physical_offset, entry.record_bytes)
+                self._message_at(entry, queue.id, queue_offset)
             if self._is_borne_out(queue.id, queue_offset, entry, None):
                 return None
         except CorruptRecord as damage:
             return _Damage(damage.physical_offset, damage.reason, damage.was_taken_out)
+        except DamagedRecord as damage:  # an inner batch that does not have its messages
+            return _Damage(place, str(damage))
         except (DoubtfulEntry, IndexError):
             pass
         return _Damage(place, reason)
@@ -250,34 +299,43 @@ class QueueCheck:
             for offset, length in zip(
                 piece.record_offsets.tolist(), piece.record_bytes.tolist(), strict=True
             ):
-                number, at = records.stated_queue(piece.data, offset - piece.offset)
-                if number != queue.id.number or at < queue_offset:
+                number, first = records.stated_queue(piece.data, offset - piece.offset)
+                if number != queue.id.number or first + inner_batch.MOST_MESSAGES <= queue_offset:
                     continue
                 found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(
                     piece.data, offset - piece.offset, length
                 )
                 if found_topic != topic or sys_flag & records.TRANSACTION_MASK not in QUEUED:
                     continue
-                entry = QueueEntry(offset, length, tags_code(topic, own, stored_at_ms))
-                if not self._reads_as(queue, at, entry):
-                    continue
-                is_found |= at == queue_offset
-                is_right = at >= queue.recent_from or self._stored(queue, at) == entry
-                if not is_right:
-                    made.append((at, queue_entry.encode(*entry)))
-                if (is_right and at > queue_offset) or at + 1 == queue.recent_from:
-                    self._write(queue, made)
-                    yield is_found
-                    return
+                entries: Sequence[bytes] = [
+                    queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))
+                ]
+                if sys_flag & inner_batch.FLAG:
+                    at = offset - piece.offset
+                    try:
+                        batch = records.decode(piece.data[at : at + length])
+                    except DamagedRecord:
+                        continue
+                    entries = entries_of_batch(offset, length, batch)
+                for at, raw in enumerate(entries, first):
+                    entry = queue_entry.decode(raw)
+                    if at < queue_offset or not self._reads_as(queue, at, entry):
+                        continue
+                    is_found |= at == queue_offset
+                    is_right = at >= queue.recent_from or self._stored(queue, at) == entry
+                    if not is_right:
+                        made.append((at, raw))
+                    if (is_right and at > queue_offset) or at + 1 == queue.recent_from:
+                        self._write(queue, made)
+                        yield is_found
+                        return
             self._write(queue, made)
             yield is_found
 
     def _reads_as(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
         try:
-            return is_of(
-                self._log.read(entry.physical_offset, entry.record_bytes), queue.id, queue_offset
-            )
-        except CorruptRecord:
+            return self._message_at(entry, queue.id, queue_offset) is not None
+        except (CorruptRecord, DamagedRecord):
             return False
 
     def _stored(self, queue: ConsumeQueue, queue_offset: int) -> QueueEntry | None:
@@ -302,7 +360,3 @@ class QueueCheck:
         if len(self._damaged) >= _MOST_DAMAGED:
             self._damaged.clear()
         self._damaged[queue.id, queue_offset] = damage
-
-
-def is_of(record: Record, queue: QueueId, queue_offset: int) -> bool:
-    return (record.topic, record.queue_number, record.queue_offset) == (*queue, queue_offset)

@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import TypeVar
 
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, RejectedError
+from storage.formats import inner_batch, stored_record
 from storage.formats import record as records
-from storage.formats import stored_record
 from storage.formats.queue_entry import ENTRY_BYTES, Fields, QueueEntry
 from storage.formats.record_block import RecordBlock
 from storage.formats.stored_record import StoredRecord
@@ -22,6 +22,7 @@ from storage.local.runner import Lane, Runner
 from storage.local.store_files import StoreFiles
 from storage.message import QueueId, StoredMessage
 from storage.store import Scanned, ScannedRecords
+from storage.store_status import ReadStatistics
 
 T = TypeVar("T")
 
@@ -42,6 +43,19 @@ class Reader:
         self._check = files.queue_check
         self._runner = runner
         self._repairs = Repairs(runner)
+        self._misses = files.segments.misses
+        self._tells_cached = files.tells_cached
+        # where `block_now` has just missed bytes: by the time that `read_records` reads there, the
+        # kernel may have fetched them
+        self._missed_at: tuple[QueueId, int] | None = None
+        self._total_reads = 0
+        self._cold_reads = 0
+
+    def statistics(self) -> ReadStatistics | None:
+        """Numbers of reads; None where the file system does not say what is cached."""
+        if not self._tells_cached:
+            return None
+        return ReadStatistics(self._total_reads, self._cold_reads)
 
     async def read(
         self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
@@ -93,7 +107,13 @@ class Reader:
             if not more:
                 return None
             entries += more
-        return self._log.block_now(queue, queue_offset, entries, max_bytes=max_bytes)
+        missed = self._misses.of_owner
+        block = self._log.block_now(queue, queue_offset, entries, max_bytes=max_bytes)
+        if block is not None:
+            self._total_reads += 1
+        elif self._misses.of_owner > missed:
+            self._missed_at = queue, queue_offset
+        return block
 
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
@@ -102,11 +122,14 @@ class Reader:
         read lane.
         """
         found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
+        is_cold = False
         for begin in range(0, len(places), _AT_ONCE):
+            missed = self._misses.of_owner
             for queue, same_queue in groupby(places[begin : begin + _AT_ONCE], key=itemgetter(0)):
                 found += self._read_each_now(
                     queue, [queue_offset for _, queue_offset in same_queue]
                 )
+            is_cold = is_cold or self._misses.of_owner > missed
             max_bytes -= sum(
                 [len(one.body) for one in found[begin:] if isinstance(one, StoredMessage)]
             )
@@ -117,11 +140,12 @@ class Reader:
         if waiting:
             asked = [places[number] for number in waiting]
             fetched: list[StoredMessage | RejectedError | CorruptRecord] = []
-            await self.in_read_lane(
+            is_cold |= await self._is_cold(
                 lambda: self._read_each_waiting(asked, fetched, max(1, max_bytes))
             )
             for number, one in zip(waiting, fetched, strict=False):
                 found[number] = one
+        self._count(is_cold=is_cold)
         return list(takewhile(lambda one: one is not None, found))  # type: ignore[arg-type]
 
     async def in_read_lane(self, job: Callable[[], T]) -> T:
@@ -180,7 +204,7 @@ class Reader:
             queue_offset,
         ):
             return None
-        return record
+        return None if record.sys_flag & inner_batch.FLAG else record
 
     def _read_each_waiting(
         self,
@@ -216,14 +240,36 @@ class Reader:
         rest in the read lane.
         """
         end = min(queue.end, page.next_offset + count)
+        if page.next_offset == end:
+            return
+        is_cold = self._missed_at == (queue.id, page.next_offset)
+        self._missed_at = None
         while page.next_offset < end and not page.is_full:
             if page.next_offset < queue.first:  # it was dropped since the last piece
                 raise OffsetExpired(requested=page.next_offset, available=queue.bounds)
-            if not self._fill_now(page, queue, end):
-                await self.in_read_lane(lambda: self._fill_waiting(page, queue, end))
-                return
+            missed = self._misses.of_owner
+            is_done = self._fill_now(page, queue, end)
+            is_cold = is_cold or self._misses.of_owner > missed
+            if not is_done:
+                is_cold |= await self._is_cold(lambda: self._fill_waiting(page, queue, end))
+                break
             if page.next_offset < end and not page.is_full:
                 await asyncio.sleep(0)
+        self._count(is_cold=is_cold)
+
+    async def _is_cold(self, job: Callable[[], None]) -> bool:
+        """Run the job in the read lane; whether it had to wait for the disk."""
+
+        def counted() -> bool:
+            missed = self._misses.of_lane
+            job()
+            return self._misses.of_lane > missed
+
+        return await self.in_read_lane(counted)
+
+    def _count(self, *, is_cold: bool) -> None:
+        self._total_reads += 1
+        self._cold_reads += is_cold
 
     def _fill_now(self, page: "_Page", queue: ConsumeQueue, end: int) -> bool:
         """A piece of it from memory; False where a file must be asked for the next one."""

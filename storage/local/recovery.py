@@ -22,19 +22,21 @@ from storage.files.vfs import is_disk_full
 from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.checkpoint import Fields
+from storage.local import broker_census, log_walk
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.data_directory import DataDirectory
 from storage.local.key_index import KeyIndex
 from storage.local.replay import Replay
 from storage.local.snapshot_files import SnapshotFiles
+from storage.local.stop_watch import StopWatch
 from storage.message import OffsetRange, QueueId
 from storage.store import Snapshot
 from storage.store_status import RecoveryReport
 
 QUEUES_SNAPSHOT = "consume_queues"
 _FIRST_WINDOW_BYTES = 1 << 20  # after a clean stop it holds nothing but zeros
-_WINDOW_BYTES = 64 << 20
+_WINDOW_BYTES = 4 << 20  # stays in the cache of the processor: half the time of 64 MiB
 _WIPE_BYTES = 4 << 20
 _ZEROS = bytes(_WIPE_BYTES)
 _UNIT_REACH_BYTES = 32 << 20  # more than the largest request makes
@@ -107,6 +109,7 @@ class Recovered(NamedTuple):
     last_stored_at_ms: int
     report: RecoveryReport
     indexed_end: int  # the key index has everything below
+    broker_records: dict[str, int]  # of those walked, by their kinds
 
 
 def recover(
@@ -123,7 +126,7 @@ def recover(
 
     Raises CorruptRecord where an operator must look.
     """
-    begun_ms = clock.monotonic_ms()
+    watch = StopWatch(clock)
     slot = checkpoint.slot
     _check_beginning(directory, segments, checkpoint, snapshots)
     is_new = slot is None and not segments.end_offset
@@ -140,8 +143,10 @@ def recover(
             f"--cut-log-at {segments.end_offset}" if segments.end_offset else "--accept-beginning"
         )
         raise CorruptRecord(directory.commit_log, segments.end_offset, reason, repair=repair)
+    watch.note("snapshot")
     if not was_closed:
         _see_the_disk(directory, segments, begin)
+        watch.note("sync")
 
     replay = Replay(queues, queue_files)
 
@@ -152,6 +157,9 @@ def recover(
         indexing.feed(window, window_offset, found)
 
     walk = _walk(segments, begin, feed, progress, epoch=0)
+    if snapshot is None:
+        _restore_emptied(queue_files, queues, segments.first_offset)
+    watch.note("walk")
     was_clean = was_closed and walk.end == synced_offset
     behind = _Behind([] if was_clean else segments, walk.end, walk.epoch)
     known_synced = max(synced_offset, walk.synced_offset, behind.synced_offset)
@@ -175,20 +183,44 @@ def recover(
     last_stored_at_ms = max(
         snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms
     )
+    buffered_records = (
+        replay.record_count
+        if known_synced == begin
+        else _count_records(segments, known_synced, walk.end)
+    )
+    watch.note("end")
     report = RecoveryReport(
         was_clean=was_clean or is_new,
         walked_bytes=walk.end - begin,
         replayed_records=replay.record_count,
         cut_at=walk.end if verdict is Verdict.CUT else None,
         wiped_bytes=wiped_bytes,
-        took_ms=clock.monotonic_ms() - begun_ms,
+        took_ms=watch.total_ms,
         started_at_ms=clock.wall_ms(),
         first_offset=segments.first_offset,
         end_offset=walk.end,
         synced_offset=known_synced,
+        checkpoint_offset=None if slot is None else slot.synced_offset,
+        buffered_records=buffered_records,
+        cut_end=behind.found_end if verdict is Verdict.CUT else None,
+        cut_records=behind.record_count if verdict is Verdict.CUT else 0,
+        snapshot_offset=None if snapshot is None else begin,
+        queues=len(list(queues)),
+        rebuilt_queues=len(replay.queue_ids),
+        indexed_keys=indexing.key_count,
+        steps=watch.steps,
     )
     indexed_end = walk.end if indexing.stopped_at is None else indexing.stopped_at
-    return Recovered(queues, begin, walk.end, epoch, last_stored_at_ms, report, indexed_end)
+    return Recovered(
+        queues,
+        begin,
+        walk.end,
+        epoch,
+        last_stored_at_ms,
+        report,
+        indexed_end,
+        broker_census.ordered(replay.broker_records),
+    )
 
 
 class _Indexing:
@@ -200,13 +232,14 @@ class _Indexing:
     def __init__(self, key_index: KeyIndex, begin: int) -> None:
         self._key_index = key_index
         self._end = begin
+        self.key_count = 0
         # the index has everything below this log offset; None: everything
         self.stopped_at: int | None = None
 
     def feed(self, window: bytes, window_offset: int, found: scan.Scan) -> None:
         if self.stopped_at is None:
             try:
-                self._key_index.feed(window, window_offset, found)
+                self.key_count += self._key_index.feed(window, window_offset, found)
             except OSError as error:
                 if not is_disk_full(error):
                     raise
@@ -319,6 +352,19 @@ def _load_queues(
     return snapshot
 
 
+def _restore_emptied(files: QueueFiles, queues: ConsumeQueues, log_begin: int) -> None:
+    """Queues whose messages have all expired go on where their files end.
+
+    The log of a broker has nothing that would say it, and its consumers' offsets are beyond that.
+    Ours has; it also has the queues of deleted topics, whose files may still be there.
+    """
+    deleted = dict(queues.deleted)
+    if log_begin:
+        for queue, end in files.emptied(log_begin):
+            if queue not in deleted:
+                queues.found(queue, end)
+
+
 def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_offset: int) -> bool:
     for queue_offset in (bounds.first, bounds.end - 1):
         try:
@@ -397,8 +443,9 @@ class _Behind:
     """
 
     def __init__(self, segments: Iterable[Segment], end: int, epoch: int) -> None:
-        self._end = end
+        self._end = self.found_end = end  # behind the last byte that is not zero
         self._epoch = epoch
+        self.record_count = 0  # of the whole units of ours
         self._dirty = [
             place
             for segment in segments
@@ -443,6 +490,7 @@ class _Behind:
                     window = file.read(at, min(_WIPE_BYTES, end - at))
                     if window != _ZEROS[: len(window)]:
                         dirty.append((segment, segment.base_offset + at, len(window)))
+                        self.found_end = segment.base_offset + at + len(window.rstrip(b"\0"))
         return dirty
 
     def _window(self, segment: Segment, begin: int, length: int) -> tuple[bytes, int]:
@@ -458,7 +506,11 @@ class _Behind:
             window, aligned, begin, begin + length, segment_end=segment.end_offset,
             epoch=self._epoch
         )  # fmt: skip
-        return max((item.synced_offset for item in items), default=0)
+        synced_offset = 0
+        for item in items:
+            synced_offset = max(synced_offset, item.synced_offset)
+            self.record_count += item.record_count
+        return synced_offset
 
     def _broker_evidence(self, segment: Segment, begin: int, length: int, physic_ms: int) -> int:
         window, aligned = self._window(segment, begin, length)
@@ -472,6 +524,11 @@ class _Behind:
             ):
                 found = aligned + step.end
         return found
+
+
+def _count_records(segments: Segments, begin: int, end: int) -> int:
+    """Whole records of the verified log from `begin` to `end`."""
+    return sum(len(window.record_offsets) for window in log_walk.stated(segments, begin, end))
 
 
 def _path_of(segments: Segments, offset: int, directory: DataDirectory) -> PurePath:

@@ -1,6 +1,7 @@
 """The reports of the last starts: a JSON list beside the log, the newest first.
 
-Whatever cannot be read of it is no report.
+A start needs nothing of it: what cannot be read of it is no report, and what cannot be written is
+logged.
 """
 
 from collections.abc import Sequence
@@ -10,37 +11,62 @@ import msgspec
 import structlog
 
 from storage.files import durable
-from storage.files.vfs import Vfs, is_disk_full
+from storage.files.vfs import Vfs
 from storage.local.data_directory import DataDirectory
 from storage.store_status import RecoveryReport
 
 FILE_NAME = "recovery-reports.json"
-_KEPT = 20
-_decoder = msgspec.json.Decoder(list[dict[str, int | bool | None]])
+KEPT = 20
+_MOST_BYTES = 1 << 20  # 20 reports have some 40 KB
+_rows = msgspec.json.Decoder(list[msgspec.Raw])
+_report = msgspec.json.Decoder(RecoveryReport)
 log = structlog.get_logger()
 
 
 def load(vfs: Vfs, root: PurePath) -> list[RecoveryReport]:
+    """The reports that can be read. Raises OSError."""
     try:
-        rows = _decoder.decode(durable.read_whole(vfs, root / FILE_NAME) or b"[]")
-        return [RecoveryReport(**row) for row in rows]  # type: ignore[arg-type]
-    except (msgspec.DecodeError, TypeError):
+        file = vfs.open(root / FILE_NAME)
+    except FileNotFoundError:
+        return []
+    try:
+        raw = file.read(0, file.size()) if file.size() <= _MOST_BYTES else b""
+    finally:
+        file.close()
+    try:
+        rows = _rows.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    return [report for row in rows if (report := _decoded(row)) is not None][:KEPT]
+
+
+def load_for_start(vfs: Vfs, root: PurePath) -> list[RecoveryReport]:
+    """The same; without any if the disk refuses."""
+    try:
+        return load(vfs, root)
+    except OSError as error:
+        log.warning("recovery_reports_not_read", error=str(error))
         return []
 
 
 def keep(
     directory: DataDirectory, newest: RecoveryReport, earlier: Sequence[RecoveryReport]
 ) -> None:
-    """Durable on return. On a full disk the file stays as it was: a start needs nothing of it."""
-    rows = [report._asdict() for report in (newest, *earlier)][:_KEPT]
+    """Durable on return. If the disk refuses, the file stays as it was."""
     try:
         durable.replace(
             directory.vfs,
             directory.root / FILE_NAME,
-            msgspec.json.encode(rows),
+            msgspec.json.encode([newest, *earlier][:KEPT]),
             scratch=directory.making,
         )
     except OSError as error:
-        if not is_disk_full(error):
-            raise
         log.warning("recovery_report_not_kept", error=str(error))
+
+
+def _decoded(row: msgspec.Raw) -> RecoveryReport | None:
+    """None if it is no report; fields of later versions are passed over."""
+    try:
+        return _report.decode(row)
+    except (msgspec.DecodeError, RecursionError):
+        return None

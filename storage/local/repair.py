@@ -57,7 +57,7 @@ class Repair:
     ) -> None:
         """`folder`: the name of a new one, for copies.
 
-        `segment_bytes`: where no segment is left to tell.
+        `segment_bytes`: the setting, where no other segment shows the length.
         """
         self._vfs = vfs
         self._root = root
@@ -258,10 +258,13 @@ class Repair:
         path = self._directory.commit_log / name
         if names.base_offset(name) is None or not self._vfs.exists(path):
             raise RepairRefused(f"there is no segment {path}")
+        segment_bytes = self._segment_bytes()
+        if len(self._lengths()) == 1:  # it does not show whether it was truncated
+            segment_bytes = max(segment_bytes, self._default_segment_bytes)
         self._folder.copy(path)
         file = self._vfs.open(path)
         try:
-            file.extend(self._segment_bytes())
+            file.extend(segment_bytes)
             file.sync()
         finally:
             file.close()
@@ -281,14 +284,18 @@ class Repair:
 
     def _segment_bytes(self) -> int:
         """As long as the longest: a damaged one is shorter, as a rule."""
+        return max(self._lengths(), default=0) or self._default_segment_bytes
+
+    def _lengths(self) -> list[int]:
+        """Of the segments."""
         folder = self._directory.commit_log
-        longest = 0
+        lengths = []
         for name in self._vfs.list_directory(folder) if self._vfs.exists(folder) else ():
             if names.base_offset(name) is not None:
                 file = self._vfs.open(folder / name)
-                longest = max(longest, file.size())
+                lengths.append(file.size())
                 file.close()
-        return longest or self._default_segment_bytes
+        return lengths
 
     def _page(self) -> bytes:
         page = durable.read_whole(self._vfs, self._directory.checkpoint) or b""

@@ -1,4 +1,4 @@
-"""What a repair finds, does and reports: values for the command and its JSON."""
+"""Findings, actions and report of a repair: values for the command and its JSON."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What a repair writes over damage, and which offsets are lost by it or by a cut.
+"""Replacement of damaged bytes by a repair, and the offsets that it or a cut loses.
 
 Pure: decides, and writes nothing.
 """

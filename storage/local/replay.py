@@ -2,22 +2,32 @@
 became visible.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 
+import numpy as np
+
 from storage.errors import CorruptRecord
-from storage.formats import lost_note, names, queue_entry
+from storage.formats import broker_records, inner_batch, lost_note, names, queue_entry, skimmed
 from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC, due_ms
-from storage.formats.scan import Scan
+from storage.formats.queue_entry import ENTRY_BYTES
+from storage.formats.record import DamagedRecord
+from storage.formats.scan import Ints, Scan
 from storage.local import queue_ends
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.message import QueueId, TransactionBits
 
 QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _TAG_ITEM = b"\x02TAGS\x01"
+_VALUE_END = b"\x02"
 _QUEUE_END_TOPIC = queue_ends.QUEUE.topic.encode("ascii")
 LOST_TOPIC = names.LOST_TOPIC.encode("ascii")
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode("ascii")
+_READ_EACH = (_QUEUE_END_TOPIC, _SCHEDULE_TOPIC)
+_LEAST_RUN = 32  # of fewer records one after another takes less time
 _MOST_IN_MEMORY = 1_000_000  # entries; about 100 MB
 
 
@@ -30,50 +40,140 @@ class Replay:
     def __init__(self, queues: ConsumeQueues, files: QueueFiles) -> None:
         self._queues = queues
         self._files = files
-        self._found: dict[tuple[bytes, int], ConsumeQueue] = {}  # by topic and number
+        # of one window, by topic and number: the queue, and what a record that only a broker writes
+        # has in its properties; None where none has it
+        self._found: dict[tuple[bytes, int], tuple[ConsumeQueue, bytes | None]] = {}
+        self._signs: dict[bytes, bool] = {}  # is it in the window?
         self._in_memory = 0
         self.record_count = 0
+        self.queue_ids: set[QueueId] = set()  # that had records
         self.last_stored_at_ms = 0
+        self.broker_records: Counter[str] = Counter()  # by kind
 
     def feed(self, window: bytes, window_offset: int, scan: Scan) -> None:
         """The records of a scan of `window`. Raises CorruptRecord where a queue would get a gap."""
-        for offset, length in zip(
-            scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True
-        ):
+        self._found.clear()
+        self._signs.clear()
+        offsets, lengths = scan.record_offsets, scan.record_bytes
+        at = 0
+        for begin, end in skimmed.plain_runs(window, offsets - window_offset):
+            if end - begin < _LEAST_RUN:
+                continue
+            self._feed_each(window, window_offset, offsets[at:begin], lengths[at:begin])
+            run = offsets[begin:end], lengths[begin:end]
+            if not self._feed_run(window, window_offset, *run):
+                self._feed_each(window, window_offset, *run)
+            at = end
+        self._feed_each(window, window_offset, offsets[at:], lengths[at:])
+        self.record_count += len(offsets)
+        self._in_memory += len(offsets)
+        if self._in_memory >= _MOST_IN_MEMORY:
+            self._in_memory = 0
+            self._write_queues()
+
+    def _feed_run(self, window: bytes, window_offset: int, offsets: Ints, lengths: Ints) -> bool:
+        """Replay records of a plain run together, in a third of the time that one after another
+        takes.
+
+        False, and nothing is done, where one of them has to be read for itself or is not the next
+        of its queue.
+        """
+        run = skimmed.skim_plain(window, offsets - window_offset, lengths)
+        # the first record of each queue
+        begins = dict(zip(reversed(run.queues), reversed(range(len(offsets))), strict=True))
+        if any(topic in _READ_EACH for topic, _ in begins):
+            return False
+        found = {
+            of_queue: self._found.get(of_queue)
+            or self._find(*of_queue, int(run.queue_offsets[begin]), window)
+            for of_queue, begin in begins.items()
+        }
+        if any(sign is not None for _, sign in found.values()):
+            return False
+        numbers = {of_queue: number for number, of_queue in enumerate(found)}
+        of_record = np.fromiter(map(numbers.__getitem__, run.queues), np.int64, len(offsets))
+        order = np.argsort(of_record, kind="stable")
+        ends = np.cumsum(np.bincount(of_record)).tolist()
+        queue_offsets = run.queue_offsets[order]
+        new: list[tuple[ConsumeQueue, int, int]] = []  # the range of its records that are new
+        for (queue, _), begin, end in zip(found.values(), [0, *ends[:-1]], ends, strict=True):
+            own = queue_offsets[begin:end]
+            known = int((own < queue.next_offset).sum())
+            if (own[known:] != np.arange(len(own) - known) + queue.next_offset).any():
+                return False
+            new.append((queue, begin + known, end))
+        entries = np.empty(len(offsets), queue_entry.STORED)
+        entries["physical_offset"], entries["record_bytes"] = offsets, lengths
+        entries["tag_hash"] = _tag_hashes(window, run.properties)
+        raw = entries[order].tobytes()
+        each = [raw[at : at + ENTRY_BYTES] for at in range(0, len(raw), ENTRY_BYTES)]
+        for queue, begin, end in new:
+            queue.replay_next(each[begin:end])
+        self.last_stored_at_ms = max(self.last_stored_at_ms, int(run.stored_at_ms.max()))
+        return True
+
+    def _feed_each(self, window: bytes, window_offset: int, offsets: Ints, lengths: Ints) -> None:
+        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
             topic, queue_number, queue_offset, sys_flag, stored_at_ms, own = records.skim(
                 window, offset - window_offset, length
             )
             if stored_at_ms > self.last_stored_at_ms:
                 self.last_stored_at_ms = stored_at_ms
-            if sys_flag & records.TRANSACTION_MASK not in QUEUED:
-                if topic == LOST_TOPIC:
-                    self._note_lost(
-                        offset, window[offset - window_offset : offset - window_offset + length]
-                    )
-                continue
+            is_batch = 0
+            if sys_flag:  # of few records
+                is_batch = sys_flag & inner_batch.FLAG
+                if sys_flag & records.TRANSACTION_MASK not in QUEUED:
+                    self._note_kind(topic, sys_flag, own)
+                    if topic == LOST_TOPIC:
+                        self._note_lost(
+                            offset, window[offset - window_offset : offset - window_offset + length]
+                        )
+                    continue
             if topic == _QUEUE_END_TOPIC:
                 self._note_ends(
                     records.decode(window[offset - window_offset : offset - window_offset + length])
                 )
-            queue = self._found.get((topic, queue_number))
-            if queue is None:
-                queue = self._queues.found(
-                    QueueId(topic.decode("utf-8"), queue_number), queue_offset
+            found = self._found.get((topic, queue_number))
+            if found is None:
+                found = self._find(topic, queue_number, queue_offset, window)
+            queue, sign = found
+            if is_batch or (sign is not None and sign in own):
+                self._note_kind(topic, sys_flag, own)
+            if is_batch:
+                begin = offset - window_offset
+                batch = records.decode(window[begin : begin + length])
+                entries = entries_of_batch(offset, length, batch)
+                is_next = all(
+                    queue.replay(at, entry) for at, entry in enumerate(entries, queue_offset)
                 )
-                self._found[topic, queue_number] = queue
-            if not queue.replay(
-                queue_offset,
-                queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms)),
-            ):
+            else:
+                entry = queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))
+                is_next = queue.replay(queue_offset, entry)
+            if not is_next:
                 reason = (
                     f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}"
                 )
                 raise CorruptRecord(None, offset, reason, repair="--rebuild-derived")
-        self.record_count += len(scan.record_offsets)
-        self._in_memory += len(scan.record_offsets)
-        if self._in_memory >= _MOST_IN_MEMORY:
-            self._in_memory = 0
-            self._write_queues()
+
+    def _find(
+        self, topic: bytes, queue_number: int, queue_offset: int, window: bytes
+    ) -> tuple[ConsumeQueue, bytes | None]:
+        queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
+        self.queue_ids.add(queue.id)
+        sign = broker_records.of_topic(topic).sign
+        if sign is not None:
+            # One search of the window takes a fifth of the time of one in each record.
+            if sign not in self._signs:
+                self._signs[sign] = sign in window
+            if not self._signs[sign]:
+                sign = None
+        self._found[topic, queue_number] = queue, sign
+        return queue, sign
+
+    def _note_kind(self, topic: bytes, sys_flag: int, own: bytes) -> None:
+        kind = broker_records.kind_of(topic, sys_flag, own)
+        if kind is not None:
+            self.broker_records[kind] += 1
 
     def _note_ends(self, record: records.Record) -> None:
         """Queues of which nothing is left go on where they ended."""
@@ -82,9 +182,7 @@ class Replay:
         if tag == queue_ends.DELETED:
             for topic in {queue.topic for queue, _ in ends}:
                 self._queues.delete(topic)
-                self._found = {
-                    at: queue for at, queue in self._found.items() if queue.id.topic != topic
-                }
+            self._found.clear()
         for queue, end in ends:
             if tag == queue_ends.ENDS:
                 self._queues.found(queue, end)
@@ -98,17 +196,49 @@ class Replay:
         """
         for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
             queue = self._queues.found(queue_id, first)
-            self._found[queue_id.topic.encode("utf-8"), queue_id.number] = queue
             entry = queue_entry.encode(offset, len(raw), 0)
             for queue_offset in range(max(first, queue.next_offset), end):
                 queue.replay(queue_offset, entry)
 
     def _write_queues(self) -> None:
         """The records are durable, or the log would not be walked: so may their entries be."""
-        for queue in self._found.values():
-            unflushed = queue.take_unflushed()
-            self._files.write(unflushed)
-            queue.note_flushed(unflushed.end)
+        for queue in self._queues:
+            if queue.has_unflushed:
+                unflushed = queue.take_unflushed()
+                self._files.write(unflushed)
+                queue.note_flushed(unflushed.end)
+
+
+def entries_of_batch(offset: int, record_bytes: int, record: records.Record) -> Sequence[bytes]:
+    """The queue entries of an inner batch, one for each of its messages: all point to its record.
+
+    A message that cannot be found in it has no tag.
+    """
+    hashes = [0] * inner_batch.width(record.sys_flag, record.properties)
+    with suppress(DamagedRecord):
+        topic = record.topic.encode("utf-8")
+        inner = inner_batch.messages(record.body)
+        for number, one in zip(range(len(hashes)), inner, strict=False):
+            hashes[number] = tags_code(topic, one.properties, record.stored_at_ms)
+    return tuple(queue_entry.encode(offset, record_bytes, tag_hash) for tag_hash in hashes)
+
+
+def _tag_hashes(window: bytes, places: Sequence[tuple[int, int]]) -> list[int]:
+    """Hash of the tag in each of these property strings of the window, 0 without a tag."""
+    find_last, starts = window.rfind, window.startswith
+    hashes = []
+    item, item_hash = b"\x02", 0  # of the tag before: the next one is often the same
+    for begin, end in places:
+        at = find_last(_TAG_ITEM, begin, end)
+        if at < 0:
+            hashes.append(tags_code(b"", window[begin:end], 0))
+        elif starts(item, at, end) and len(item) > len(_TAG_ITEM):
+            hashes.append(item_hash)
+        else:
+            item_hash = tags_code(b"", window[at:end], 0)
+            item = window[at : window.find(_VALUE_END, at + len(_TAG_ITEM), end) + 1]
+            hashes.append(item_hash)
+    return hashes
 
 
 def tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
@@ -126,7 +256,7 @@ def tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
         if not own.startswith(_TAG_ITEM[1:]):
             return 0
         begin = len(_TAG_ITEM) - 1
-    end = own.find(b"\x02", begin)
+    end = own.find(_VALUE_END, begin)
     return _hash_of(own[begin:end] if end >= 0 else own[begin:])
 
 

@@ -30,6 +30,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.retention_plan import (
     OnFull,
     UsedSample,
+    growth_of,
     has_expired,
     plan_deletion,
     project_full,
@@ -177,6 +178,7 @@ class Retention:
     def usage(self) -> DiskUsage:
         policy, space = self._policy, self._space
         limit_bytes = int((space.used_bytes + space.usable_bytes) * policy.refuse_above)
+        growth = growth_of(self._samples)
         return DiskUsage(
             used_ratio=space.used_ratio,
             clean_above=policy.clean_above,
@@ -184,6 +186,8 @@ class Retention:
             refuse_above=policy.refuse_above,
             is_writable=not self.refuses_new and not self._writer.is_full,
             projected_full_at_ms=project_full(self._samples, limit_bytes=limit_bytes),
+            growth_bytes_per_second=growth.bytes_per_second,
+            growth_window_ms=growth.passed_ms,
             segments_dropped=self._dropped,
             segments_dropped_unexpired=self._dropped_unexpired,
         )

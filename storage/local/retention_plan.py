@@ -83,14 +83,31 @@ class UsedSample(NamedTuple):
     used_bytes: int
 
 
+class Growth(NamedTuple):
+    """Growth of the used space from the first sample to the last; below 0 where it shrinks."""
+
+    grown_bytes: int
+    passed_ms: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.grown_bytes * 1_000 / self.passed_ms if self.passed_ms else 0.0
+
+
+def growth_of(samples: Sequence[UsedSample]) -> Growth:
+    if not samples:
+        return Growth(0, 0)
+    first, last = samples[0], samples[-1]
+    return Growth(last.used_bytes - first.used_bytes, max(0, last.at_ms - first.at_ms))
+
+
 def project_full(samples: Sequence[UsedSample], *, limit_bytes: int) -> int | None:
     """When the disk reaches the limit if it fills as it did from the first sample to the last; None
     where it does not fill.
     """
-    if len(samples) < 2:
+    growth = growth_of(samples)
+    if growth.grown_bytes <= 0 or growth.passed_ms <= 0:
         return None
-    first, last = samples[0], samples[-1]
-    grown_bytes, passed_ms = last.used_bytes - first.used_bytes, last.at_ms - first.at_ms
-    if grown_bytes <= 0 or passed_ms <= 0:
-        return None
-    return last.at_ms + max(0, limit_bytes - last.used_bytes) * passed_ms // grown_bytes
+    last = samples[-1]
+    left_bytes = max(0, limit_bytes - last.used_bytes)
+    return last.at_ms + left_bytes * growth.passed_ms // growth.grown_bytes

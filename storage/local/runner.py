@@ -1,4 +1,5 @@
-"""Who runs what: turns of the owner's thread, timers, and lanes beside it for work that may block.
+"""Runners of work: turns of the owner's thread, timers, and lanes beside it for work that may
+block.
 
 The engine's parts are plain functions and callbacks over this Protocol. `event_loop.py` runs them
 on asyncio with one thread a lane; a simulation runs the same lanes on its own clock, so that every
@@ -15,6 +16,7 @@ T = TypeVar("T")
 class Lane(StrEnum):
     """Jobs of one lane run one after another, each lane in a thread of its own."""
 
+    COMMIT = "commit"  # the write pool is written to the log's files
     FLUSH = "flush"  # the log reaches the disk
     PREPARE = "prepare"  # the log gets space ahead of its writer
     DERIVE = "derive"  # consume queues and snapshots reach the disk

@@ -1,7 +1,10 @@
 """Everything of the store that is open on disk; opened and closed where waiting is allowed."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import PurePath
+
+import msgspec
+import structlog
 
 from storage.clock import Clock
 from storage.errors import CorruptRecord, LogTakenAway
@@ -9,9 +12,11 @@ from storage.files.segments import Segments
 from storage.files.vfs import Space, Vfs
 from storage.formats.record import to_message
 from storage.journal import leave_out, read_event
-from storage.local import group_offsets, recovery_reports
+from storage.local import broker_census, group_offsets, recovery_reports
+from storage.local.broker_timers import BrokerTimers
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.commit_log import CommitLog
+from storage.local.config_files import ConfigFiles
 from storage.local.consume_queue import QueueFiles
 from storage.local.data_directory import DataDirectory
 from storage.local.delay_files import DelayFiles
@@ -23,12 +28,14 @@ from storage.local.options import LocalStoreOptions
 from storage.local.queue_check import QueueCheck
 from storage.local.recovery import Progress, Recovered, recover
 from storage.local.snapshot_files import SnapshotFiles
+from storage.local.stop_watch import StopWatch
 from storage.local.timer_files import TimerFolder
 from storage.message import OffsetRange, QueueId
 from storage.store import Snapshot
-from storage.store_status import RecoveryReport
+from storage.store_status import RecoveryReport, StartStep, TableStart
 
 _QUEUE_FILES = 512  # open at once where the settings leave it to us
+log = structlog.get_logger()
 
 
 class StoreFiles:
@@ -39,7 +46,10 @@ class StoreFiles:
     ) -> None:
         self.directory = DataDirectory(vfs, directory)
         self.recovered: Recovered
+        self.report: RecoveryReport  # of this start, as far as it is
         self.earlier_recoveries: list[RecoveryReport] = []
+        self.tells_cached = False  # whether the file system says what the page cache has
+        self._tables: dict[str, TableStart] = {}
         self.log: CommitLog
         self.queue_check: QueueCheck
         self.offsets = GroupOffsets()
@@ -78,6 +88,10 @@ class StoreFiles:
             )
             self._open.append(self.key_index.close)
             self.delay_files = DelayFiles(self.directory, clock)
+            self.config_files = ConfigFiles(self.directory)
+            self.broker_timers = BrokerTimers(
+                self.directory, self.queue_files, clock, file_bytes=options.timer_log_file_bytes
+            )
             self.space = self.measure()
         except BaseException:
             self._close_all()
@@ -125,13 +139,30 @@ class StoreFiles:
         came after it.
         """
         snapshot = self.snapshots.load(name)
-        if snapshot is None:
-            return None
-        for queue, queue_offset in snapshot.positions.items():
-            bounds = bounds_of(queue)
-            if not bounds.first <= queue_offset <= bounds.end:
-                return None
+        later = 0
+        if snapshot is not None:
+            for queue, queue_offset in snapshot.positions.items():
+                bounds = bounds_of(queue)
+                later += bounds.end - queue_offset
+                if not bounds.first <= queue_offset <= bounds.end:
+                    snapshot = None
+                    break
+        has_snapshot = snapshot is not None
+        self._tables.setdefault(
+            name, TableStart(name, has_snapshot, later if has_snapshot else None)
+        )
         return snapshot
+
+    def note_ready(self, steps: Sequence[StartStep]) -> None:
+        """Complete the report of this start with the steps that came after the store's own."""
+        self.report = msgspec.structs.replace(
+            self.report,
+            took_ms=self.report.took_ms + sum(step.took_ms for step in steps),
+            tables=tuple(self._tables.values()),
+            steps=(*self.report.steps, *steps),
+            reached_ready=True,
+        )
+        recovery_reports.keep(self.directory, self.report, self.earlier_recoveries)
 
     def close(self, end: int, stored_at_ms: int, epoch: int, *, in_order: bool) -> None:
         """In order: the next start has nothing to recover."""
@@ -144,6 +175,7 @@ class StoreFiles:
         self._close_all()
 
     def _recover(self, clock: Clock, progress: Progress) -> None:
+        broker_census.refuse_other_logs(self.directory, self.segments)
         recovered = self.recovered = recover(
             self.directory,
             self.segments,
@@ -154,21 +186,34 @@ class StoreFiles:
             clock,
             progress,
         )
+        if recovered.broker_records:
+            log.info("records_of_a_broker", **recovered.broker_records)
         self.log = CommitLog(
             self.segments, trusted_from=recovered.walked_from, written_end=recovered.end
         )
         self.queue_check = QueueCheck(self.log, self.queue_files)
+        watch = StopWatch(clock)
         self._replay_offsets()
         self._open_timers()
+        watch.note("offsets_and_timers")
         self.directory.mark()
         end, epoch, stored_at_ms = recovered.end, recovered.epoch, recovered.last_stored_at_ms
         first_offset = self.segments.first_offset
         self.checkpoint.note(
             synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, first_offset=first_offset
         )
+        self.tells_cached = self.checkpoint.is_cached()
         self.checkpoint.force()
-        self.earlier_recoveries = recovery_reports.load(self.directory.vfs, self.directory.root)
-        recovery_reports.keep(self.directory, recovered.report, self.earlier_recoveries)
+        self.report = msgspec.structs.replace(
+            recovered.report,
+            took_ms=recovered.report.took_ms + watch.total_ms,
+            tables=tuple(self._tables.values()),
+            steps=(*recovered.report.steps, *watch.steps),
+        )
+        self.earlier_recoveries = recovery_reports.load_for_start(
+            self.directory.vfs, self.directory.root
+        )
+        recovery_reports.keep(self.directory, self.report, self.earlier_recoveries)
 
     def _open_timers(self) -> None:
         folder = TimerFolder(

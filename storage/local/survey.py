@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from storage.files.segments import Segment, Segments
-from storage.formats import lost_note, scan, unit
+from storage.formats import inner_batch, lost_note, scan, unit
 from storage.formats import record as records
 from storage.formats.names import LOST_TOPIC, QUEUE_END_TOPIC
 from storage.formats.record import DamagedRecord, Record
 from storage.local import queue_ends
 from storage.message import OffsetRange, QueueId, TransactionBits
 
-_WINDOW_BYTES = 64 << 20
+_WINDOW_BYTES = 4 << 20
 _SEARCH_BYTES = 4 << 20
 _REACH_BYTES = 32 << 20  # more than the largest request makes
 _END_OF_FILE = records.MAGIC_END_OF_FILE.to_bytes(4, "big")
@@ -237,7 +237,7 @@ class _Walk:
         for begin, length in zip(
             found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True
         ):
-            topic, number, queue_offset, sys_flag, stored_at_ms, _ = records.skim(
+            topic, number, queue_offset, sys_flag, stored_at_ms, own = records.skim(
                 window, begin - offset, length
             )
             if stored_at_ms > self.border.stored_at_ms:
@@ -245,11 +245,11 @@ class _Walk:
             if topic in _NOTES:
                 self._note_noted(topic, records.decode(window, begin - offset).body)
             if sys_flag & records.TRANSACTION_MASK in QUEUED:
-                key = (topic, number)
+                key, end = (topic, number), queue_offset + inner_batch.width(sys_flag, own)
                 if counted is not None:
-                    counted[key] = queue_offset + 1
+                    counted[key] = end
                 else:
-                    self._see_after(key, queue_offset, queue_offset + 1)
+                    self._see_after(key, queue_offset, end)
 
     def _note_noted(self, topic: bytes, body: bytes) -> None:
         rows = (

@@ -14,6 +14,7 @@ from storage.errors import (
     UnknownTopic,
 )
 from storage.formats.queue_entry import tag_hash
+from storage.formats.record import HOST
 from storage.formats.row import rows_of
 from storage.message import (
     DueEntry,
@@ -21,11 +22,12 @@ from storage.message import (
     OffsetRange,
     Placed,
     QueueId,
+    RecordHeader,
     Row,
     StoredMessage,
     TransactionBits,
 )
-from storage.store import MessageStore, Snapshot, find_message
+from storage.store import MessageStore, Snapshot, WaitingTimers, find_message
 from tests.support.builders import message, messages
 
 FIRST = QueueId("orders", 0)
@@ -33,7 +35,15 @@ SECOND = QueueId("orders", 1)
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
 
 
-async def test_what_was_appended_is_read_with_every_field(store):
+BROKERS = RecordHeader(
+    flag=-1, sys_flag=0x303, born_host=bytes([10, 0, 0, 7, 0, 0, 0x2A, 0x9F]), reconsume_times=7
+)
+IPV6 = RecordHeader(flag=7, sys_flag=0x12, born_host=bytes(range(20)), reconsume_times=1)
+HEADERS = {"ours": None, "a broker's": BROKERS, "born at an IPv6 address": IPV6}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+async def test_what_was_appended_is_read_with_every_field(store, header):
     sent = message(
         b"\x00\xff body",
         key="key-1",
@@ -42,6 +52,7 @@ async def test_what_was_appended_is_read_with_every_field(store):
         system={"__SHARDINGKEY": "customer"},
         transaction=TransactionBits.COMMIT,
         prepared_log_offset=8,
+        header=header,
         born_at_ms=1_700_000_000_001,
     )
 
@@ -88,15 +99,17 @@ async def test_messages_appended_as_rows_are_stored_as_messages_are(store, durab
             key="a b",
             transaction=TransactionBits.COMMIT,
             prepared_log_offset=8,
+            header=IPV6,
             queue=SECOND,
         ),
+        message(b"4", message_id="m4", header=BROKERS, queue=SECOND),
     ]
     expected = await store.append(given)
 
     placed = await append_rows(store, rows_of(given), durability=durability)
     await store.flush()
 
-    assert list(placed.queue_offsets) == [2, 1, 3]
+    assert list(placed.queue_offsets) == [3, 1, 4, 5]
     assert placed.stored_at_ms >= expected[0].stored_at_ms
     found = [*await store.read(FIRST, 0, **EVERYTHING), *await store.read(SECOND, 0, **EVERYTHING)]
     by_place = {one.log_offset: one for one in found}
@@ -504,10 +517,11 @@ async def test_no_reader_waits_once_the_service_stops_and_messages_are_still_sto
     assert len(await store.read(FIRST, 0, **EVERYTHING)) == 1
 
 
-async def test_the_progress_of_delays_by_another_server_is_empty_where_there_was_none(store):
+async def test_there_is_no_progress_of_delays_by_another_server_where_there_was_none(store):
     store.keep_delay_progress({FIRST: 3})
+    store.keep_waiting_timers(WaitingTimers([], 3))
 
-    assert store.delay_progress_by_others() == {}
+    assert store.delay_progress_by_others() is None
 
 
 async def test_an_engine_with_files_of_its_own_reports_them_and_another_has_none(store):
@@ -601,6 +615,18 @@ async def test_a_message_is_found_by_its_id_and_by_each_of_its_keys_as_soon_as_i
         assert await ids_of(store, never_a_key) == []
 
 
+async def test_messages_that_share_one_of_several_keys_are_found_by_it_newest_first(store):
+    for number, key in enumerate(["a b", "b", "c b a", " b  d ", "b b", " "]):
+        await store.append([message(b"x", message_id=f"m{number}", key=key)])
+
+    assert await ids_of(store, "b") == ["m4", "m3", "m2", "m1", "m0"]
+    assert await ids_of(store, "a") == ["m2", "m0"]
+    assert await ids_of(store, "d") == ["m3"]
+    assert await ids_of(store, "b", max_messages=2) == ["m4", "m3"]
+    for never_a_key in ("", " ", "a b", "b b"):
+        assert await ids_of(store, never_a_key) == []
+
+
 async def test_what_a_key_finds_is_as_it_was_stored(store):
     await store.append(
         [message(b"the body", message_id="m1", key="väl", tag="t", properties={"a": "b"})]
@@ -662,6 +688,57 @@ async def test_a_closed_store_finds_nothing_any_more(store):
 
     with pytest.raises(StoreClosed):
         await ids_of(store, "m1", by_id=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# by the log offset of a receipt
+
+
+async def test_a_message_is_found_at_the_log_offset_of_its_receipt_and_nowhere_else(store):
+    await store.create_topic("emails", queue_count=1)
+    sent = [
+        message(b"1" * 300, message_id="m1"),
+        message(b"2", message_id="m2", queue=SECOND, key="k", header=IPV6),
+        message(b"", message_id="m3", queue=QueueId("emails", 0)),
+    ]
+    placed = [*await store.append(sent[:2]), *await store.append(sent[2:])]
+
+    both = ["orders", "emails"]
+    for one, where in zip(sent, placed, strict=True):
+        (found,) = await store.read_at(where.log_offset, topics=both)
+        assert [found] == await store.read(one.queue, where.queue_offset, **EVERYTHING)
+    starts = {one.log_offset for one in placed}
+    for other in {*range(store.stored_offset() + 9), 1 << 62} - starts:
+        assert await store.read_at(other, topics=both) == []
+
+
+async def test_only_messages_of_the_topics_asked_for_are_found_at_a_log_offset(store):
+    (placed,) = await store.append([message()])
+    at = placed.log_offset
+
+    assert await store.read_at(at, topics=["emails"]) == []
+    assert await store.read_at(at, topics=[]) == []
+    assert len(await store.read_at(at, topics=["emails", "orders"])) == 1
+    await store.delete_topic("orders")
+    assert await store.read_at(at, topics=["orders"]) == []
+    await store.create_topic("orders", queue_count=2)
+    assert await store.read_at(at, topics=["orders"]) == []
+
+
+async def test_a_message_is_found_at_a_log_offset_of_the_store_that_it_names(store):
+    (placed,) = await store.append([message(header=BROKERS)])
+
+    assert len(await store.read_at(placed.log_offset, topics=["orders"], store_host=HOST)) == 1
+    for other in (BROKERS.born_host, IPV6.born_host, HOST[:-1], b""):
+        assert await store.read_at(placed.log_offset, topics=["orders"], store_host=other) == []
+
+
+async def test_a_closed_store_finds_nothing_at_a_log_offset(store):
+    (placed,) = await store.append([message()])
+    await store.aclose()
+
+    with pytest.raises(StoreClosed):
+        await store.read_at(placed.log_offset, topics=["orders"])
 
 
 # --------------------------------------------------------------------------------------------------

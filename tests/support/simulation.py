@@ -90,6 +90,15 @@ class SimulatedRunner:
         self._loop = loop
         self._randomness = randomness
         self._free_at: dict[Lane, float] = {}
+        self._reports_late: dict[Lane, float] = {}
+
+    def report_late(self, lane: Lane, *, seconds: float) -> None:
+        """The lane's jobs are done when they are now, and report it so much later."""
+        self._reports_late[lane] = seconds
+
+    def hold_up(self, lane: Lane, *, seconds: float) -> None:
+        """The lane's next job begins so much later."""
+        self._free_at[lane] = self._loop.now + seconds
 
     def soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
@@ -107,7 +116,8 @@ class SimulatedRunner:
         begins = (
             max(self._loop.now, self._free_at.get(lane, 0.0)) + self._randomness.random() * 0.002
         )
-        ends = self._free_at[lane] = begins + self._randomness.random() * 0.003
+        took = self._randomness.random() * 0.003 + self._reports_late.get(lane, 0.0)
+        ends = self._free_at[lane] = begins + took
 
         def run() -> None:
             try:

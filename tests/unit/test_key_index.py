@@ -113,6 +113,11 @@ TOPICS = st.sampled_from(["orders", "o", "x" * 200])
 TEXTS = st.text(st.sampled_from("ab é€😀-_.#UNIQ_KEYS"), min_size=1, max_size=8) | st.integers(
     62, 66
 ).map("k".__mul__)
+SEVERAL = st.lists(
+    st.text("ab€", min_size=0, max_size=3) | st.sampled_from(["k" * 60, "k" * 254, "k" * 255]),
+    min_size=2,
+    max_size=5,
+).map(" ".join)
 
 
 @given(
@@ -122,7 +127,7 @@ TEXTS = st.text(st.sampled_from("ab é€😀-_.#UNIQ_KEYS"), min_size=1, max_si
             st.lists(
                 st.tuples(
                     TEXTS,
-                    st.none() | TEXTS,
+                    st.none() | TEXTS | SEVERAL,
                     st.none() | TEXTS,
                     st.sampled_from(["orders", "o", "x" * 200]),
                     st.binary(max_size=20),
@@ -204,6 +209,20 @@ def test_a_record_of_any_form_is_asked_for_its_keys_also_at_the_end_of_what_was_
 
     assert keys.hashes.tolist() == index_file.key_hashes(index_keys).tolist()
     assert keys.log_offsets.tolist() == [len(before)] * len(index_keys)
+
+
+def test_keys_that_go_to_the_end_of_their_record_do_not_go_on_in_the_next_one():
+    raw = [
+        logs.broker_record(0, b"", properties=b"UNIQ_KEY\x01id\x02KEYS\x01a b", host=records.HOST),
+        # it begins with its length, which has the byte that ends a value: 00 00 02 ..
+        logs.broker_record(0, bytes(500), properties=b"UNIQ_KEY\x01x\x02"),
+    ]
+    places, lengths = np.array([0, len(raw[0])]), np.array(list(map(len, raw)))
+
+    keys = key_scan.keys(b"".join(raw), 0, places, lengths)
+
+    expected = ["orders#id", "orders#a", "orders#b", "orders#x"]
+    assert keys.hashes.tolist() == index_file.key_hashes(expected).tolist()
 
 
 def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import PurePath
 
+import msgspec
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -30,6 +31,7 @@ from storage.formats.row import rows_of
 from storage.local import replay
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.repair import Repair
 from storage.local.runner import Lane
 from storage.message import Appended, Durability, Placed, QueueId
 from storage.store import Snapshot
@@ -1128,11 +1130,64 @@ def test_a_file_that_can_be_no_segment_is_left_alone_with_a_warning(name):
 
 
 def test_segments_of_another_length_than_configured_refuse_the_start_and_say_both():
-    disk = filled(3)
+    disk = filled(200)
 
     async def main(world):
-        with pytest.raises(UnknownFormat, match="found 16384 bytes, expected 32768"):
+        with pytest.raises(UnknownFormat, match="found 16384 bytes, expected 32768") as caught:
             await world.open_store(options(segment_bytes=32_768))
+        assert caught.value.repair == ""
+        assert str(caught.value).endswith(
+            "the segments have 16384 bytes: start with ESCROWMQ_LOCAL__SEGMENT_BYTES=16384"
+        )
+
+    in_world(main, disk)
+
+
+def test_the_length_of_the_segments_is_named_also_where_the_first_ones_have_expired():
+    disk = filled(200)
+    disk.remove(ROOT / "commitlog" / file_name(0))
+
+    async def main(world):
+        with pytest.raises(UnknownFormat, match="ESCROWMQ_LOCAL__SEGMENT_BYTES=16384"):
+            await world.open_store(options(segment_bytes=32_768))
+
+    in_world(main, disk)
+
+
+def test_the_only_segment_may_be_truncated_or_of_another_setting():
+    disk = filled(3)
+    only = ROOT / "commitlog" / file_name(0)
+    disk.open(only).extend(8_192)
+
+    async def refused(world):
+        with pytest.raises(UnknownFormat) as caught:
+            await world.open_store(options())
+        sentence = str(caught.value)
+        assert "start with ESCROWMQ_LOCAL__SEGMENT_BYTES=8192; or, if" in sentence
+        assert f"`escrowmq store repair {ROOT} --fit-segment {only.name}`" in sentence
+
+    disk = in_world(refused, disk)
+    owner = Repair(disk, ROOT, folder="repair-1", now_ms=0, segment_bytes=16_384)
+    owner.fit_segment(only.name)
+    owner.close()
+
+    async def opened(world):
+        store = await world.open_store(options())
+        assert len(await store.read(QUEUE, 0, max_messages=100, max_bytes=1 << 20)) == 3
+        await store.aclose()
+
+    in_world(opened, disk)
+
+
+def test_one_segment_of_another_length_is_to_be_repaired():
+    disk = filled(200)
+    last = ROOT / "commitlog" / disk.list_directory(ROOT / "commitlog")[-1]
+    disk.open(last).extend(4_096)
+
+    async def main(world):
+        with pytest.raises(UnknownFormat) as caught:
+            await world.open_store(options())
+        assert (caught.value.repair, caught.value.remedy) == (f"--fit-segment {last.name}", "")
 
     in_world(main, disk)
 
@@ -1159,9 +1214,12 @@ def test_a_start_after_an_orderly_close_walks_nothing():
 
     async def main(world):
         store = await open_with_orders(world, options())
-        assert store.recovery == store.recovery._replace(
-            was_clean=True, walked_bytes=0, replayed_records=0, wiped_bytes=0
-        )
+        assert store.recovery == msgspec.structs.replace(
+            store.recovery,
+            was_clean=True, walked_bytes=0, replayed_records=0, wiped_bytes=0, rebuilt_queues=0,
+            indexed_keys=0, buffered_records=0, cut_records=0,
+        )  # fmt: skip
+        assert store.recovery.checkpoint_offset == store.recovery.end_offset
 
     in_world(main, disk)
     everything_is_there(filled(), was_clean=True)

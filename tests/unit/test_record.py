@@ -7,8 +7,9 @@ import struct
 import pytest
 
 from storage.formats import record as records
+from storage.formats import stored_record
 from storage.formats.record import DamagedRecord, Record
-from storage.message import QueueId, StoredMessage, TransactionBits
+from storage.message import QueueId, RecordHeader, StoredMessage, TransactionBits
 
 V1 = "daa320a7"
 V2 = "daa320ab"
@@ -269,6 +270,9 @@ def test_a_record_becomes_a_message_with_the_senders_properties_apart_from_the_r
         system={"__SHARDINGKEY": "customer 7", "WAIT": "true"},
         transaction=TransactionBits.COMMIT,
         prepared_log_offset=3840,
+        header=RecordHeader(
+            flag=-2, sys_flag=0, born_host=bytes.fromhex(IPV4_BORN), reconsume_times=2
+        ),
         queue_offset=5,
         stored_at_ms=1_700_000_000_001,
         log_offset=4096,
@@ -303,3 +307,13 @@ def test_properties_with_an_empty_value_come_back_from_the_list_of_their_names()
 def test_the_transaction_bits_are_found_among_the_other_flags(bits):
     assert a_record(sys_flag=0x733 | bits).transaction is bits
     assert records.to_message(a_record(sys_flag=0x733 | bits)).transaction is bits
+
+
+@pytest.mark.parametrize(("stored", "body"), [(b"\0", b""), (b"x", b"x"), (b"order", b"order")])
+def test_the_mark_of_an_empty_body_takes_nothing_from_a_body_that_is_no_placeholder(stored, body):
+    """A broker's client may send a property of any name."""
+    record = a_record(body=stored, properties=b"UNIQ_KEY\x011\x02__no_body\x011\x02")
+    record = record._replace(body_crc=records.body_crc(stored))
+
+    for message in (records.to_message(record), stored_record.of_record(record).message()):
+        assert (message.body, message.system) == (body, {})

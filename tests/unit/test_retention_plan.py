@@ -6,6 +6,7 @@ from storage.local.retention_plan import (
     OnFull,
     RetentionPolicy,
     UsedSample,
+    growth_of,
     plan_deletion,
     project_full,
     refuses,
@@ -85,3 +86,19 @@ def test_new_messages_are_refused_above_one_border_until_the_disk_is_below_the_o
 )
 def test_a_disk_that_fills_is_full_when_it_goes_on_as_before(samples, when):
     assert project_full([UsedSample(*sample) for sample in samples], limit_bytes=100) == when
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "passed_ms"),
+    [
+        ([], 0, 0),
+        ([(0, 10)], 0, 0),
+        ([(0, 10), (60_000, 40), (120_000, 250)], 2, 120_000),
+        ([(0, 10), (100, 5)], -50, 100),
+        ([(100, 10), (0, 20)], 0, 0),  # the clock was set back
+    ],
+)
+def test_the_growth_is_that_from_the_first_sample_to_the_last(samples, rate, passed_ms):
+    growth = growth_of([UsedSample(*sample) for sample in samples])
+
+    assert (growth.bytes_per_second, growth.passed_ms) == (rate, passed_ms)

@@ -13,7 +13,7 @@ from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC
 from storage.formats.row import rows_of
 from storage.formats.unit import SEAL_BYTES, UNIT_ITEM_BYTES, UnitItem
-from storage.message import ORDERING_KEY, Message, QueueId, TransactionBits
+from storage.message import ORDERING_KEY, Message, QueueId, RecordHeader, TransactionBits
 from tests.support.builders import encoded, message, messages
 
 ITEM = UnitItem(first_offset=0x1000, synced_offset=0xABC, epoch=0x2A, record_count=3)
@@ -249,6 +249,13 @@ def test_the_padding_is_as_short_as_can_be_and_nobody_reads_it(length):
 # what is stored
 
 
+RETRIED = RecordHeader(flag=0, sys_flag=0, born_host=records.HOST, reconsume_times=3)
+BROKERS = RecordHeader(
+    flag=-1, sys_flag=0x303, born_host=bytes([10, 0, 0, 7, 0, 0, 0x2A, 0x9F]), reconsume_times=7
+)
+IPV6 = RecordHeader(
+    flag=1 << 30, sys_flag=0x212 | 0x11, born_host=bytes(range(1, 21)), reconsume_times=1
+)
 MESSAGES = {
     "plain": message(),
     "with a key and a tag": message(key="order-7", tag="paid"),
@@ -264,6 +271,15 @@ MESSAGES = {
     "with an empty body": message(b""),
     "half": message(transaction=TransactionBits.PREPARED),
     "final": message(transaction=TransactionBits.COMMIT, prepared_log_offset=1 << 40),
+    "a broker's": message(header=BROKERS),
+    "a broker's that was born at an IPv6 address": message(header=IPV6),
+    "a broker's in a topic with a name for version 2": message(
+        header=IPV6, queue=QueueId("t" * 128, 2_000)
+    ),
+    "a broker's final": message(
+        header=IPV6, transaction=TransactionBits.COMMIT, prepared_log_offset=1 << 40
+    ),
+    "a retry": message(header=RETRIED),
     "in a topic with the longest name of version 1": message(queue=QueueId("t" * 127, 0)),
     "in a topic with a name for version 2": message(queue=QueueId("t" * 128, 2_000)),
 }
@@ -297,6 +313,11 @@ def test_messages_of_one_unit_keep_their_own_fields_whatever_their_neighbours_ha
         message(
             queue=orders, born_at_ms=2, transaction=TransactionBits.COMMIT, prepared_log_offset=16
         ),
+        message(queue=orders, born_at_ms=2, header=IPV6),
+        message(queue=orders, born_at_ms=2, header=BROKERS),
+        message(queue=long, born_at_ms=2, header=BROKERS),
+        message(queue=orders, born_at_ms=2, header=IPV6),
+        message(queue=long, born_at_ms=2, header=IPV6),
         message(queue=long, born_at_ms=2),
         message(queue=orders, born_at_ms=1),
     ]

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from storage.files.handles import Handles
-from storage.formats import lost_note, names, queue_entry
+from storage.formats import inner_batch, lost_note, names, queue_entry
 from storage.formats import record as records
 from storage.formats.queue_entry import ENTRY_BYTES
-from storage.local.replay import LOST_TOPIC, QUEUED, tags_code
+from storage.local.replay import LOST_TOPIC, QUEUED, entries_of_batch, tags_code
 from storage.local.verify import scope as scopes
 from storage.local.verify.log_pass import Piece
 from storage.local.verify.scope import CONSUME_QUEUES, Scope
@@ -27,7 +27,6 @@ _MOST_SUSPECTS = 1_000  # of one queue: what is wrong beyond is not looked at ag
 _READ_ENTRIES = 1 << 14
 _OPEN_FILES = 16
 _NOTHING = bytes(ENTRY_BYTES)
-_OF_OTHER_TOPICS = "%LMQ%"  # RocketMQ's light queues: their records name another topic
 _REMEDY = (
     "Nothing at once: where the service meets such an entry it makes it again from the log. To "
     "rebuild all of them, stop the "
@@ -102,10 +101,14 @@ class QueuePass:
                     # a broker's log may have an offset twice; the first one counts, as in a replay
                     continue
                 self._skip(queue, queue_offset)
-            queue.pending.append(
-                queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))
-            )
-            queue.next = queue_offset + 1
+            if sys_flag & inner_batch.FLAG:
+                begin = offset - window_offset
+                batch = records.decode(window[begin : begin + length])
+                entries = entries_of_batch(offset, length, batch)
+            else:
+                entries = [queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))]
+            queue.pending += entries
+            queue.next = queue_offset + len(entries)
         self._pending += len(piece.scan.record_offsets)
         if self._pending >= _MOST_PENDING:
             yield from self._compare_all()
@@ -344,7 +347,7 @@ class QueuePass:
     def _stored_queues(self) -> Iterator[QueueId]:
         vfs = self._scope.vfs
         for topic in scopes.listed(vfs, self._folder):
-            if not topic.startswith(_OF_OTHER_TOPICS):
+            if not topic.startswith(names.LIGHT_QUEUE_PREFIX):
                 for number in scopes.listed(vfs, self._folder / topic):
                     if number.isascii() and number.isdigit():
                         yield QueueId(topic, int(number))

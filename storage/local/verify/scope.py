@@ -1,5 +1,4 @@
-"""What a verification goes by: the files, and how far they were on disk, as they were when it
-began.
+"""The scope of a verification: the files, and how far they were on disk when it began.
 
 A store that runs changes meanwhile. What was durable at the beginning stays as it is until
 retention drops it, so everything is held against that: the log below the synced position, queues

@@ -11,7 +11,16 @@ import numpy as np
 from crc32c import crc32c
 
 from storage.files import durable
-from storage.formats import checkpoint, consumer_offsets, delay_progress, names, timer_file
+from storage.formats import (
+    checkpoint,
+    consumer_filters,
+    consumer_offsets,
+    delay_progress,
+    group_configs,
+    names,
+    timer_file,
+    topic_configs,
+)
 from storage.formats.timer_file import BLOCK_BYTES, BLOCK_ENTRIES, DamagedTimers
 from storage.local import snapshot_files
 from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
@@ -231,6 +240,9 @@ def _broker_files(scope: Scope) -> Iterator[VerifyStep]:
         "delayOffset.json": delay_progress.decode_levels,
         "timercheck": delay_progress.decode_timercheck,
         "consumerOffset.json": consumer_offsets.decode,
+        "topics.json": _none_if_wrong(topic_configs.decode),
+        "subscriptionGroup.json": _none_if_wrong(group_configs.decode),
+        "consumerFilter.json": _none_if_wrong(consumer_filters.decode),
     }
     for name, decode in readers.items():
         path = scope.root / CONFIG / name
@@ -253,6 +265,16 @@ def _broker_files(scope: Scope) -> Iterator[VerifyStep]:
             else "Restore it from a copy before a broker reads it.",
             is_derived=has_backup,
         )
+
+
+def _none_if_wrong(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    def read(raw: bytes) -> object:
+        try:
+            return decode(raw)
+        except ValueError:
+            return None
+
+    return read
 
 
 def _step(
