@@ -4,7 +4,6 @@ What the group has received from under leases stands in the table of leases; its
 the settled prefix. Elsewhere the offset is what was committed to the store.
 """
 
-import asyncio
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import msgspec
 from delivery.groups import GroupRules
 from delivery.leases import retry_message
 from delivery.leases.backlog import backlog_of, count_retries_elsewhere
+from delivery.leases.commits import commit_together
 from delivery.leases.events import Deleted, Position, Reset, Run, TopicDeleted
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
@@ -25,7 +25,6 @@ from delivery.receive.receive import Receiver
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownTopic
 from storage.message import Durability, QueueId
 
-_TOGETHER = 200  # offsets that are committed with one wait for the disk
 _LETTERS = 1_000  # dead letters that one event names
 
 
@@ -108,18 +107,10 @@ class Positions:
                     leased.append(Position(*queue, offset))
                 else:
                     free.append((queue, offset))
-            for start in range(0, len(free), _TOGETHER):
-                await self._commit(group, free[start : start + _TOGETHER])
+            await commit_together(self._store, group, free)
             if leased:
                 await self._reset(leases, leased)
         self._waiters.wake(group)
-
-    async def _commit(self, group: str, positions: Sequence[tuple[QueueId, int]]) -> None:
-        """Commit all that can be committed, with one wait for the disk. Raises the first error."""
-        commits = [self._store.commit_offset(group, queue, offset) for queue, offset in positions]
-        for error in await asyncio.gather(*commits, return_exceptions=True):
-            if error is not None:
-                raise error
 
     async def plan(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         """The effect of a reset to these offsets, in each queue."""

@@ -8,6 +8,7 @@ filters/    the filters of subscriptions
 
 groups.py         the rules of a group
 positions.py      committed offsets, reset, lag
+broker_positions.py  positions that a broker and EscrowMQ take over from each other
 group_figures.py  figures of groups for monitoring
 oldest_ready.py   since when messages of groups have waited
 lease_list.py     the leases of a group
@@ -17,6 +18,7 @@ trace.py          what happened to one message
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from delivery.broker_positions import BrokerPositions
 from delivery.group_figures import FigureReader, GroupFigures
 from delivery.groups import GroupRules
 from delivery.lease_list import Lease, Place, list_leases
@@ -88,6 +90,7 @@ class Delivery:
         self._positions = Positions(
             self._journal, queues, self._receiver, self._waiters, self._limit
         )
+        self.broker_positions = BrokerPositions(self._journal, queues, self._receiver, self._limit)
         self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=options.max_tasks)
         self._figures = FigureReader(self._journal, queues, self._limit, self.dead_letters)
         self.oldest_ready = OldestReady(self._journal, queues, self._limit)

@@ -1,4 +1,4 @@
-"""What happened to one message under leases, from the lease events in the log.
+"""History of one message under leases, from the lease events in the log.
 
 They name messages by their places and are indexed by nothing, so that receiving and settling cost
 no more for it: a trace looks through them, from where the message was stored on, as far as the

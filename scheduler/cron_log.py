@@ -1,5 +1,5 @@
-"""What the log says of cron schedules: the marks of what came of each, and the table that is
-derived from them.
+"""Cron schedules in the log: the marks of their occurrences, and the table that is derived from
+them.
 
 A firing is one append of the message and a mark, so after a crash there are both or neither.
 """

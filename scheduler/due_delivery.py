@@ -18,8 +18,8 @@ from scheduler.options import ScheduleOptions
 from scheduler.schedule_log import ScheduleLog
 from scheduler.under_way import UnderWay
 from storage.clock import Clock
-from storage.errors import CorruptRecord, RejectedError
-from storage.message import DueEntry, Durability, Message, StoredMessage
+from storage.errors import CorruptRecord, RejectedError, UnknownQueue, UnknownTopic
+from storage.message import DueEntry, Durability, Message, QueueId, StoredMessage
 from storage.store import MessageStore
 
 log = structlog.get_logger()
@@ -206,7 +206,20 @@ class DueDelivery:
 
     async def _unwrap(self, place: int, message: StoredMessage) -> Message | None:
         unwrapped = scheduled_message.unwrap(message)
-        return None if await self._log.was_delivered_by_broker(place, message) else unwrapped
+        if await self._log.was_delivered_by_broker(place, message):
+            return None
+        if scheduled_message.is_made_on_delivery(unwrapped.queue):
+            await self._make_queue(unwrapped.queue)
+        return unwrapped
+
+    async def _make_queue(self, queue: QueueId) -> None:
+        """Make it known where it is not: the store knows queues that have messages, and those of
+        clients' topics.
+        """
+        try:
+            self._store.bounds(queue)
+        except (UnknownTopic, UnknownQueue):
+            await self._store.create_topic(queue.topic, queue_count=queue.number + 1)
 
 
 def _by_size(ready: Sequence[_Ready]) -> Iterator[Sequence[_Ready]]:

@@ -1,4 +1,4 @@
-"""What is due soon, in memory: the part of the index that delivery looks at. Pure.
+"""Messages that are due soon, in memory: the part of the index that delivery reads. Pure.
 
     overdue                  | the window                      | later
     before `begin_ms`        | from there up to `end`          | behind it

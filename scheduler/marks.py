@@ -1,5 +1,5 @@
-"""What became of scheduled messages, as it stands in the log: topic rmq_sys_escrowmq_schedules,
-queue 0, body JSON. Pure.
+"""Marks of finished scheduled messages in the log: topic rmq_sys_escrowmq_schedules, queue 0, body
+JSON. Pure.
 
     delivered   in one append with the messages themselves
     put_back    in one append with copies of the messages, which say themselves when they are due

@@ -4,8 +4,8 @@ Pure.
 
 They are not done in their order: one may be moved to next year while thousands behind it are
 delivered. So beside the first one that is not done there is a bit for each behind it; a piece of
-which all are done takes no bits. A broker that is given the files knows only the first one
-(`storage/local/delay_files.py`) and delivers those behind it again.
+which all are done takes no bits. A broker that opens the files after a kill knows only the first
+one (`storage/local/delay_files.py`) and delivers those behind it again.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""What the log says about schedules: follows the delay topics and the marks, and tells the index
-and the window.
+"""Schedules in the log: follows the delay topics and the marks, and updates the index and the
+window.
 
 Messages are delayed by an append to a delay topic (a send, a commit). This package reads them as
 any reader does, so what it knows is what the visible log says, and nothing that was stored can be
@@ -51,6 +51,16 @@ class Finished(NamedTuple):
     state: ScheduleState
 
 
+class BrokersChange(NamedTuple):
+    """A message of the timer queue by which a broker replaced or recalled an earlier one."""
+
+    entry: DueEntry
+    message_id: str  # of the earlier one
+    topic: str
+    log_offset: int
+    is_recall: bool
+
+
 class ScheduleLog:
     """The delayed messages in the log. Event loop only; `start` before anything else."""
 
@@ -67,6 +77,8 @@ class ScheduleLog:
         self._told: dict[QueueId, int] = {}  # how far the engine knows the delay queues to be done
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
         self.put_backs = 0  # since then a message may lie elsewhere
+        self.is_from_a_broker = False  # until what that did is marked
+        self._brokers_changes: list[BrokersChange] = []  # noted until then
         self._begins: dict[QueueId, int] | None = None  # during a rebuild of the index
         self._parked: set[int] = set()  # damaged, found during a rebuild of the index
         # who reads the index for the window must not miss what is followed meanwhile
@@ -83,6 +95,10 @@ class ScheduleLog:
             *await self._queues_of(TIMER_QUEUE.topic, 1),
         ]
         await self._queues_of(MARK_QUEUE.topic, 1)
+        by_broker = self._store.delay_progress_by_others()
+        self.is_from_a_broker = by_broker is not None
+        if self.is_from_a_broker:
+            await self._store.forget_due()
         kept = self._store.due_positions()
         self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **kept}
         await self._recall_progress()
@@ -91,7 +107,7 @@ class ScheduleLog:
         else:
             await self._recall_finished()
             count = await self.follow()
-        for queue, queue_offset in self._store.delay_progress_by_others().items():
+        for queue, queue_offset in (by_broker or {}).items():
             self._progress.note_done_before(queue, min(queue_offset, self._positions.get(queue, 0)))
         self._tell_progress()
         return count
@@ -104,6 +120,11 @@ class ScheduleLog:
     @property
     def delay_queues(self) -> list[QueueId]:
         return [queue for queue in self._positions if queue != MARK_QUEUE]
+
+    @property
+    def delay_ends(self) -> dict[QueueId, int]:
+        """Up to where each delay queue was read."""
+        return {queue: self._positions[queue] for queue in self.delay_queues}
 
     # ----------------------------------------------------------------------------------------------
     # following the log
@@ -135,21 +156,36 @@ class ScheduleLog:
         if self._positions[MARK_QUEUE] <= place.queue_offset:
             await self.follow()
 
+    def end_take_over(self) -> None:
+        """All that a broker did is marked."""
+        self.is_from_a_broker = False
+        self._tell_progress()
+
+    def take_brokers_changes(self) -> list[BrokersChange]:
+        changes, self._brokers_changes = self._brokers_changes, []
+        return changes
+
     async def was_delivered_by_broker(self, place: int, message: StoredMessage) -> bool:
-        """Of what is still due. A broker marks nothing when it delivers.
+        """Of what is still due. What a broker delivered of ours was marked when it gave the store
+        back.
+        """
+        if not scheduled_message.is_brokers(message):
+            return self._progress.is_done(place)
+        return await self.is_over(place, message)
+
+    async def is_over(self, place: int, message: StoredMessage) -> bool:
+        """Has a broker delivered it? It marks nothing.
 
         It says how far it has come; and what lies in the real topic since it was put off, it has
         delivered.
         """
         if self._progress.is_done(place):
             return True
-        if not scheduled_message.is_brokers(message):
-            return False
         topics, from_ms = [scheduled_message.real_topic(message)], message.stored_at_ms
-        by_id = self._store.find_messages(
+        found = await self._store.find_messages(
             message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1
         )
-        return bool(await by_id)
+        return any((one.log_offset or 0) > (message.log_offset or 0) for one in found)
 
     async def save_snapshot(self) -> int:
         """Save what is done, and not in order; how many bytes, 0 where nothing is new."""
@@ -177,6 +213,8 @@ class ScheduleLog:
         return count
 
     def _tell_progress(self) -> None:
+        if self.is_from_a_broker:
+            return  # its files say so until then
         done_before = {
             queue: self._progress.done_before(queue)
             for queue in self.delay_queues
@@ -227,7 +265,27 @@ class ScheduleLog:
     def _note_delayed(
         self, messages: Sequence[StoredMessage]
     ) -> tuple[list[DueEntry], list[DueEntry]]:
-        return [scheduled_message.entry_of(message) for message in messages], []
+        entries = [scheduled_message.entry_of(message) for message in messages]
+        if self.is_from_a_broker:
+            self._note_brokers_changes(messages, entries)
+        return entries, []
+
+    def _note_brokers_changes(
+        self, messages: Sequence[StoredMessage], entries: Sequence[DueEntry]
+    ) -> None:
+        for message, entry in zip(messages, entries, strict=True):
+            recalled = scheduled_message.recalled_id(message)
+            if recalled is None and not scheduled_message.is_rolled(message):
+                continue
+            self._brokers_changes.append(
+                BrokersChange(
+                    entry,
+                    message.message_id if recalled is None else recalled,
+                    scheduled_message.real_topic(message),
+                    message.log_offset or 0,
+                    is_recall=recalled is not None,
+                )
+            )
 
     def _note_marks(
         self, messages: Sequence[StoredMessage]

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from scheduler import marks, scheduled_message
+from scheduler import due_window, marks, scheduled_message
 from scheduler.marks import MARK_QUEUE, Change, Parked, shown_due_ms
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import Finished, ScheduleLog
 from scheduler.scheduled_message import TIMER_QUEUE
 from storage.errors import CorruptRecord, RejectedError, UnknownSchedule
+from storage.formats import names
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.message import NEVER_MS, DueEntry, StoredMessage
 from storage.store import ANY_LABEL, LAST_MS, MessageStore
@@ -26,6 +27,7 @@ _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_QUEUE.topic)
 _LARGEST = (1 << 31) - 1
 _READ_BYTES = 8 << 20
 _FOUND_AT_ONCE = 4
+_COUNTED_TOGETHER = 500
 _LOOKED_AT = 8  # pages of the index that one list reads; the engine says how long one is
 
 
@@ -103,6 +105,37 @@ class ScheduleLookup:
             before, last = last, await self._last_change_of(made)
             if last == before:
                 return msgspec.structs.replace(schedule, state=ScheduleState.DELIVERED)
+
+    async def find_waiting(self, message_id: str) -> Schedule | None:
+        """The schedule of a message that waits for its topic, or is parked; None where there is
+        none. Retries of the message are left out.
+        """
+        while True:
+            put_backs = self._log.put_backs
+            async for message in self._waiting_messages(message_id):
+                if not names.is_reserved_name(scheduled_message.real_topic(message)):
+                    found = await self.look_at(as_made(message))
+                    if not found.state.is_finished:
+                        return found
+            if put_backs == self._log.put_backs:
+                return None  # else it may lie elsewhere by now
+
+    async def count_for_the_broker(self) -> int:
+        """Number of messages that wait, or are parked, and are for topics that RocketMQ keeps for
+        itself. Reads each that is not for a topic of clients.
+        """
+        await self._log.follow()
+        count = 0
+        after: DueEntry | None = due_window.before(0)
+        while after is not None:
+            page = await self._log.read_due(
+                after, until_ms=LAST_MS, max_entries=_COUNTED_TOGETHER, labels=range(1)
+            )
+            found = await self._messages_of(page.entries)
+            stored = [message for message in found if isinstance(message, StoredMessage)]
+            count += sum(map(scheduled_message.is_for_the_broker, stored))
+            after = page.end
+        return count
 
     async def page(
         self, wanted: Wanted, *, after: ListPosition | None, max_items: int
@@ -216,27 +249,35 @@ class ScheduleLookup:
 
     async def _schedules(self, found: Sequence[Finished]) -> list[Schedule]:
         """Read schedules; finished ones whose messages retention has removed are left out."""
-        places = [scheduled_message.message_at(one.entry.place) for one in found]
-        messages: list[StoredMessage | RejectedError | CorruptRecord] = []
-        while len(messages) < len(places):
-            messages += await self._store.read_each(places[len(messages) :], max_bytes=_READ_BYTES)
+        messages = await self._messages_of([one.entry for one in found])
         schedules = []
-        for (entry, state), place, message in zip(found, places, messages, strict=True):
+        for (entry, state), message in zip(found, messages, strict=True):
             if isinstance(message, StoredMessage):
                 schedule = msgspec.structs.replace(as_made(message), entry=entry, state=state)
             elif state.is_finished:
                 continue
             else:
                 reason = _reason(message) if isinstance(message, CorruptRecord) else None
-                schedule = Schedule(
-                    scheduled_message.schedule_id_at(*place), "", "", entry, state, reason
+                schedule_id = scheduled_message.schedule_id_at(
+                    *scheduled_message.message_at(entry.place)
                 )
+                schedule = Schedule(schedule_id, "", "", entry, state, reason)
             if state is ScheduleState.PARKED:
                 last = await self._last_change_of(schedule)
                 if isinstance(last, Parked):
                     schedule = msgspec.structs.replace(schedule, reason=last.reason)
             schedules.append(schedule)
         return schedules
+
+    async def _messages_of(
+        self, entries: Sequence[DueEntry]
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """For each entry its message, or the reason why it cannot be read."""
+        places = [scheduled_message.message_at(entry.place) for entry in entries]
+        messages: list[StoredMessage | RejectedError | CorruptRecord] = []
+        while len(messages) < len(places):
+            messages += await self._store.read_each(places[len(messages) :], max_bytes=_READ_BYTES)
+        return messages
 
 
 def as_made(message: StoredMessage) -> Schedule:

@@ -9,12 +9,14 @@ begins.
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.due_delivery import DueDelivery
+from scheduler.hand_over import MOST_WRITTEN, HandedOver, HandOverService
 from scheduler.marks import Cancelled, Change, Moved
 from scheduler.options import ScheduleOptions
 from scheduler.put_back import PutBackService
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_lookup import ListPosition, ScheduleLookup, SchedulePage, Wanted
+from scheduler.take_over import TakeOver
 from scheduler.under_way import UnderWay
 from storage.clock import Clock
 from storage.errors import AlreadyCancelled, AlreadyDelivered
@@ -38,13 +40,19 @@ class ScheduleService:
         self._lookup = ScheduleLookup(store, self._log)
         self._under_way = UnderWay()
         self._put_back = PutBackService(store, self._log, self._lookup, self._under_way)
+        self._take_over = TakeOver(store, clock, self._log, self._lookup)
+        self._hand_over = HandOverService(store, clock, self._log, self._put_back)
         self._delivery = DueDelivery(
             store, clock, options, self._log, self._under_way, on_delivered=on_delivered
         )
 
     async def start(self) -> int:
         """Read on in the log from where the index is; the number of messages read."""
-        return await self._log.start()
+        count = await self._log.start()
+        if self._log.is_from_a_broker:
+            await self._take_over.run()
+            self._log.end_take_over()
+        return count
 
     async def run_once(self, now_ms: int) -> int:
         """Deliver what is due; how many messages."""
@@ -64,6 +72,14 @@ class ScheduleService:
         """
         return await self._log.save_snapshot()
 
+    async def hand_over(self, *, most: int = MOST_WRITTEN) -> HandedOver:
+        """Tell the store, which is then closed, all that waits: a broker delivers exactly that.
+        `most`: messages that are written again for it; a stop has little time.
+
+        Raises what `append` raises: a broker may deliver more than that then, and misses nothing.
+        """
+        return await self._hand_over.run(most=most)
+
     async def drain(self) -> None:
         """Return once every change that was begun has ended."""
         await self._under_way.drain()
@@ -72,6 +88,13 @@ class ScheduleService:
     def counts(self) -> DueCounts:
         """How many wait, and how many are parked."""
         return self._log.counts
+
+    async def count_of_clients(self) -> int:
+        """How many wait or are parked, without those that a broker had stored for itself; retries
+        are among them. Reads each that is not for a topic of clients.
+        """
+        for_the_broker = await self._lookup.count_for_the_broker()
+        return self.counts.waiting + self.counts.never - for_the_broker
 
     @property
     def backlog_count(self) -> int:
@@ -86,6 +109,12 @@ class ScheduleService:
     async def get(self, schedule_id: str) -> Schedule:
         """Raises UnknownSchedule."""
         return await self._lookup.get(schedule_id)
+
+    async def find_waiting(self, message_id: str) -> Schedule | None:
+        """The schedule of a message that waits for its topic, or is parked; None where there is
+        none.
+        """
+        return await self._lookup.find_waiting(message_id)
 
     async def page(
         self, wanted: Wanted, *, after: ListPosition | None, max_items: int

@@ -24,6 +24,7 @@ import msgspec
 
 from storage.errors import NotADelayedMessage
 from storage.formats import names, properties
+from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL, DELAYS_MS, SCHEDULE_TOPIC, deliver_at_ms
 from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage, resend
 
@@ -35,6 +36,11 @@ _PRECISION_MS = 1_000  # of RocketMQ's timer wheel
 OFFSET_BITS = 44  # of a place; above them stands which queue
 _BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
 _AGAIN = "again"  # for the id of the schedule
+_NO_TARGETS = (names.HALF_TOPIC, names.OP_TOPIC, SCHEDULE_TOPIC, names.TIMER_TOPIC)
+_BROKERS_TOPIC = re.compile("[%|A-Za-z0-9_-][%|A-Za-z0-9_.-]{0,254}")
+_MOST_QUEUES = 1_024  # of a topic that gets them as its messages come due
+_ROLL_TIMES = "TIMER_ROLL_TIMES"  # on a message that a broker put into the timer queue again
+_RECALLS = "TIMER_DEL_UNIQKEY"  # on a broker's message that only recalls another: topic+id
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
 # on a message of a level; from before there was this, one is due when a broker would deliver it
 DUE_MS = "__schedule_due_ms"
@@ -49,9 +55,10 @@ _TIMES = frozenset(
         properties.TIMER_OUT_MS,
         "TIMER_ENQUEUE_MS",
         "TIMER_DEQUEUE_MS",
-        "TIMER_ROLL_TIMES",
+        _ROLL_TIMES,
     }
 )
+_OURS = frozenset({DUE_MS, SO_FAR})
 _OF_THE_WAIT = _TIMES | {properties.REAL_TOPIC, properties.REAL_QUEUE, SO_FAR}
 
 
@@ -62,7 +69,8 @@ class CarriedState(msgspec.Struct, frozen=True, omit_defaults=True):
     parked: str | None = msgspec.field(name="set_aside", default=None)  # why
 
 
-_NEW = CarriedState(revision=1)
+FIRST_REVISION = 1  # of a schedule that was never changed
+_NEW = CarriedState(FIRST_REVISION)
 _so_far_decoder = msgspec.json.Decoder(CarriedState)
 
 
@@ -86,8 +94,12 @@ def with_delay(
         note = {DELAY_LEVEL: str(_LEVELS[delay_ms])}
     else:
         note = {properties.TIMER_DELAY_MS: str(delay_ms)}
+    before = message.system
+    if again:
+        # What a broker has delivered still has the times by which it waited.
+        before = {name: value for name, value in before.items() if name not in _TIMES}
     return msgspec.structs.replace(
-        message, system={**message.system, **note, properties.SCHEDULE_ID: schedule_id}
+        message, system={**before, **note, properties.SCHEDULE_ID: schedule_id}
     )
 
 
@@ -216,6 +228,20 @@ def is_brokers(message: StoredMessage) -> bool:
     return properties.SCHEDULE_ID not in message.system
 
 
+def is_rolled(message: StoredMessage) -> bool:
+    """Did a broker put it into the timer queue again, in place of an earlier one?"""
+    return message.queue == TIMER_QUEUE and _ROLL_TIMES in message.system
+
+
+def recalled_id(message: StoredMessage) -> str | None:
+    """The id of the message that this one recalls; None for any other.
+
+    Source: RocketMQ RecallMessageProcessor, TimerMessageStore#buildDeleteKey.
+    """
+    key = message.system.get(_RECALLS) if message.queue == TIMER_QUEUE else None
+    return None if key is None else key.removeprefix(f"{real_topic(message)}+")
+
+
 def entry_of(message: StoredMessage) -> DueEntry:
     """As it stands in the index before anything was changed there."""
     so_far = so_far_of(message)
@@ -258,6 +284,27 @@ def real_topic(message: Message) -> str:
     return message.system.get(properties.REAL_TOPIC, "")
 
 
+def is_made_on_delivery(queue: QueueId) -> bool:
+    """Does the queue exist from its first message on, as at a broker? So in topics that no client
+    can create: of a broker itself, of retries, or with a name that only RocketMQ has.
+
+    Not so of a light queue, which has no messages of its own.
+    """
+    topic, number = queue
+    return (
+        not (names.is_valid_name(topic) and not names.is_reserved_name(topic))
+        and not topic.startswith(names.LIGHT_QUEUE_PREFIX)
+        and _BROKERS_TOPIC.fullmatch(topic) is not None
+        and number < _MOST_QUEUES
+    )
+
+
+def is_for_the_broker(message: Message) -> bool:
+    """Is its topic one that RocketMQ keeps for itself, as of notes on POP? A retry's is not."""
+    topic = real_topic(message)
+    return names.is_reserved_name(topic) and not topic.startswith(names.RETRY_PREFIX)
+
+
 def unwrap(message: StoredMessage) -> Message:
     """The message as consumers see it. Raises NotADelayedMessage."""
     topic, number = (
@@ -268,12 +315,18 @@ def unwrap(message: StoredMessage) -> Message:
         raise NotADelayedMessage(
             f"number {message.queue_offset} of {message.queue} does not say where it is to go"
         )
-    if topic in (names.HALF_TOPIC, SCHEDULE_TOPIC, names.TIMER_TOPIC):
+    if topic in _NO_TARGETS or topic.startswith(names.OWN_PREFIX):
         raise NotADelayedMessage(
             f"number {message.queue_offset} of {message.queue} is to go to {topic}"
         )
-    system = {name: value for name, value in message.system.items() if name not in _OF_THE_WAIT}
-    return resend(message, QueueId(topic, int(number)), system)
+    # A broker delivers all properties.
+    has_all = is_brokers(message) or records.is_of_a_broker(message.header)
+    left_out = _OURS if has_all else _OF_THE_WAIT
+    system = {name: value for name, value in message.system.items() if name not in left_out}
+    # A group receives its retries from one queue; one of a broker may have several.
+    queue = QueueId(topic, 0 if topic.startswith(names.RETRY_PREFIX) else int(number))
+    # A broker, too, names no half in what comes out of a wait.
+    return resend(message, queue, system, prepared_log_offset=0)
 
 
 def _is_number(text: str) -> bool:

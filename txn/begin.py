@@ -137,7 +137,7 @@ class Begins:
                     TxnMessage(
                         message.message_id,
                         message.queue,
-                        message.key,
+                        message.first_key,
                         place.queue_offset,
                         schedule_id=message.system.get(SCHEDULE_ID),
                         size_bytes=size_of(half),

@@ -23,7 +23,7 @@ from storage.identifiers import Identifiers
 from storage.keyed_locks import KeyedLocks
 from storage.message import Message, QueueId, StoredMessage
 from storage.store import MessageStore
-from txn import half_message, history, recall
+from txn import asking, half_message, history, recall
 from txn.begin import Begin, Begins, Outcome
 from txn.checkback import Checkback
 from txn.decide import Decisions
@@ -77,6 +77,7 @@ class TransactionCoordinator:
         self._put_back = PutBack(self._journal, self._locks)
         self.plain = PlainTransactions(self._journal, self._locks, options)
         self.table = self._journal.table
+        self._has_started = False
         self._is_stopping = False
 
     # ----------------------------------------------------------------------------------------------
@@ -89,6 +90,7 @@ class TransactionCoordinator:
         for queue in half_message.SYSTEM_QUEUES:
             await self._store.create_topic(queue.topic, queue_count=1)
         replayed = await Replay(self._journal).run()
+        self._has_started = True
         self._checkback.reopen()
         return replayed
 
@@ -113,6 +115,10 @@ class TransactionCoordinator:
         Durable on return. Raises what `append` raises.
         """
         return await self._put_back.run(first_kept)
+
+    async def asking_from(self) -> int | None:
+        """The half at which a broker that is given the store goes on to ask; None: where it was."""
+        return await asking.asking_from(self._journal) if self._has_started else None
 
     def not_put_back(self) -> dict[str, str]:
         """Undecided transactions whose messages could not be written again, and why: they can only

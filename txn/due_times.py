@@ -1,5 +1,5 @@
-"""Who is to be looked at when: the next two seconds by the millisecond, what is later by two
-seconds each, in 8 bytes. Pure.
+"""Times at which transactions are checked: the next two seconds by the millisecond, later ones by
+two seconds each, in 8 bytes. Pure.
 
 An entry is a number, and counts only while its owner says the same time of it: so what has become
 pointless need not be looked for. It is passed over when its time comes, or before that where there

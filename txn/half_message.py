@@ -3,7 +3,7 @@
 Pure: messages in, messages out.
 
     half    topic RMQ_SYS_TRANS_HALF_TOPIC, one for each message of the transaction; the real topic
-            and queue are properties
+            and queue are properties, and so is a delay, under names of ours
     final   the message itself in its real topic, with the COMMIT bits and the log offset of its
             half
     op      topic RMQ_SYS_TRANS_OP_HALF_TOPIC, one for each decision: tag "d", body "12,13," (the
@@ -16,15 +16,16 @@ RocketMQ's layout are properties that it ignores: the transaction's own facts on
 decision on its op.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
 from storage.formats import properties
+from storage.formats.delay_levels import DELAY_LEVEL
 from storage.formats.names import CHECK_TOPIC, HALF_TOPIC, HELD_TOPIC, OP_TOPIC
-from storage.formats.op_message import OP_TAG, half_offsets
+from storage.formats.op_message import OP_TAG, half_offsets, op_body
 from storage.message import Message, QueueId, StoredMessage, TransactionBits, resend
 from txn.checkback_plan import CheckbackPolicy
 from txn.states import Resolver, TxnState
@@ -40,6 +41,7 @@ DECISION = "__decision"  # on the op: commit or rollback
 DECIDED_BY = "__decided_by"
 DECISION_REASON = "__reason"
 CHECK_ANSWER = "__check_answer"  # on the op of a decision by a check, JSON of CheckAnswer
+WITHOUT_DELAY = "__without_delay"  # on the op: a broker has published delayed messages at once
 FINALS_FROM = "__finals_from"  # on the op: a queue offset for each final at or behind which it lies
 
 _DECISIONS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
@@ -95,7 +97,7 @@ class Op(NamedTuple):
     In a store that a broker wrote everything but `half_offsets` is missing.
     """
 
-    half_offsets: tuple[int, ...]  # those that count, then those of which they are copies
+    half_offsets: tuple[int, ...]  # those that count, then their copies
     transaction_id: str | None
     state: TxnState | None
     resolved_by: Resolver
@@ -103,6 +105,7 @@ class Op(NamedTuple):
     reason: str | None
     finals_from: tuple[int, ...]
     answer: CheckAnswer | None = None  # where a check decided
+    without_delay: bool = False  # a broker has published its delayed messages at once
 
 
 class CheckEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
@@ -158,6 +161,17 @@ _answer_decoder = msgspec.json.Decoder(CheckAnswer)
 # half
 
 
+# A half with RocketMQ's own delay would itself be delayed when a broker stores it again at a check,
+# and lose its topic: it has these instead. Their values are those of the properties of the final.
+_ON_A_HALF = {
+    DELAY_LEVEL: "__half_delay_level",
+    properties.TIMER_DELAY_MS: "__half_delay_ms",
+    properties.TIMER_DELIVER_MS: "__half_deliver_at_ms",
+    properties.SCHEDULE_ID: "__half_schedule",
+}
+_ON_ITS_FINAL = {on_half: name for name, on_half in _ON_A_HALF.items()}
+
+
 def wrap_halves(
     messages: Sequence[Message], *, transaction_id: str, producer_group: str, facts: Facts
 ) -> list[Message]:
@@ -165,7 +179,7 @@ def wrap_halves(
     halves = []
     for index, message in enumerate(messages):
         system = {
-            **message.system,
+            **_renamed(message.system, _ON_A_HALF),
             properties.REAL_TOPIC: message.queue.topic,
             properties.REAL_QUEUE: str(message.queue.number),
             properties.PRODUCER_GROUP: producer_group,
@@ -186,7 +200,7 @@ def wrap_again(halves: Sequence[StoredMessage], facts: Facts) -> list[Message]:
     copies = []
     for index, half in enumerate(halves):
         system = {
-            **half.system,
+            **_renamed(half.system, _ON_A_HALF),
             properties.TRANSACTION_ID: transaction_id_of(half),
             properties.PREPARED_QUEUE_OFFSET: half.system.get(
                 properties.PREPARED_QUEUE_OFFSET, str(half.queue_offset)
@@ -207,6 +221,16 @@ def real_queue(half: StoredMessage) -> QueueId:
     return QueueId(
         half.system.get(properties.REAL_TOPIC, ""), int(half.system.get(properties.REAL_QUEUE, "0"))
     )
+
+
+def schedule_id_of(half: StoredMessage) -> str | None:
+    """Of a delayed message; halves of older versions have it under its own name."""
+    system = half.system
+    return system.get(_ON_A_HALF[properties.SCHEDULE_ID]) or system.get(properties.SCHEDULE_ID)
+
+
+def _renamed(system: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    return {names.get(name, name): value for name, value in system.items()}
 
 
 def transaction_id_of(half: StoredMessage) -> str:
@@ -238,6 +262,18 @@ def is_put_back(half: StoredMessage) -> bool:
     return facts is not None and facts.so_far is not None
 
 
+def is_brokers(half: StoredMessage) -> bool:
+    """Did a broker write it: a half of its own, or a copy of one when it asked about it?
+
+    Each copy of a broker's counts one more check than what it is a copy of.
+    """
+    checks = half.system.get(properties.CHECK_TIMES)
+    if checks is None:
+        return TRANSACTION_FACTS not in half.system and not is_later_half(half)
+    facts = facts_of(half)
+    return facts is None or facts.so_far is None or checks != str(facts.so_far.checks_answered)
+
+
 # --------------------------------------------------------------------------------------------------
 # final
 
@@ -253,12 +289,16 @@ _NOT_ON_A_FINAL = frozenset(
 
 
 def unwrap_final(half: StoredMessage) -> Message:
-    """The message as consumers see it."""
-    system = {name: value for name, value in half.system.items() if name not in _NOT_ON_A_FINAL}
+    """The message as consumers see it; of a broker's half with all its properties, as a broker
+    commits it.
+    """
+    # Every record of a client of a broker has a host that EscrowMQ's do not.
+    left_out = _NOT_ON_A_FINAL if half.header is None else {TRANSACTION_FACTS}
+    system = {name: value for name, value in half.system.items() if name not in left_out}
     return resend(
         half,
         real_queue(half),
-        system,
+        _renamed(system, _ON_ITS_FINAL),
         transaction=TransactionBits.COMMIT,
         prepared_log_offset=half.log_offset or 0,
     )
@@ -287,7 +327,8 @@ def op_message(
     }
     if op.answer is not None:
         system[CHECK_ANSWER] = msgspec.json.encode(op.answer).decode()
-    body = "".join([f"{offset}," for offset in op.half_offsets]).encode()
+    if op.without_delay:
+        system[WITHOUT_DELAY] = "true"
     keys = [op.transaction_id]
     if idempotency_key is not None:
         keys.append(lookup_key(idempotency_key))
@@ -296,7 +337,7 @@ def op_message(
     return Message(
         queue=OP_QUEUE,
         message_id="",
-        body=body,
+        body=op_body(op.half_offsets),
         born_at_ms=op.resolved_at_ms,
         key=" ".join(keys),
         tag=OP_TAG,
@@ -329,6 +370,7 @@ def read_op(message: StoredMessage) -> Op:
             int(number) for number in system.get(FINALS_FROM, "").split(",") if number
         ),
         answer=None if answer is None else _answer_decoder.decode(answer),
+        without_delay=WITHOUT_DELAY in system,
     )
 
 

@@ -1,4 +1,4 @@
-"""What happened to one transaction, as the log tells it.
+"""History of one transaction, from the log.
 
 Pure: stored messages in, events out, oldest first.
 """

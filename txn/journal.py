@@ -36,6 +36,7 @@ from txn.transaction import Messages, Transaction, with_finals
 SNAPSHOT = "transactions"
 _HALF_WAIT_MS = 10_000
 READ_BYTES = 8 << 20
+_KNOWS_COPIES = msgspec.msgpack.encode([])  # a first part without transactions
 _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
 
 
@@ -163,12 +164,7 @@ class Journal:
         """Append the final messages and the decision, and apply it."""
         # The finals first: where an append could tear, a final without an op is a decision, an op
         # alone a rollback.
-        record = half_message.op_message(
-            op,
-            idempotency_key=transaction.idempotency_key,
-            business_key=transaction.business_key,
-        )
-        appended = await self.append([*finals, record], Durability.SYNCED)
+        appended = await self.append([*finals, self.op_message(transaction, op)], Durability.SYNCED)
         self.apply_decision(
             transaction, op, [final.queue_offset for final in appended[: len(finals)]]
         )
@@ -218,6 +214,14 @@ class Journal:
             reason=reason,
             finals_from=finals_from,
             answer=answer,
+        )
+
+    def op_message(self, transaction: Transaction, op: Op) -> Message:
+        """The record of the decision."""
+        return half_message.op_message(
+            op,
+            idempotency_key=transaction.idempotency_key,
+            business_key=transaction.business_key,
         )
 
     def apply_decision(
@@ -277,19 +281,27 @@ class Journal:
         def encode() -> Iterator[bytes]:
             transactions = list(self.table)
             slices = range(0, len(transactions), _SNAPSHOT_SLICE)
-            yield parts.head(len(slices))
+            yield parts.head(1 + len(slices))
+            yield parts.framed(_KNOWS_COPIES)
             for at in slices:
                 yield parts.framed(msgspec.msgpack.encode(transactions[at : at + _SNAPSHOT_SLICE]))
 
         return await self.log.save_snapshot(encode)
 
-    async def load_snapshot(self) -> None:
-        """Load the table as the last snapshot has it, if there is one."""
+    async def load_snapshot(self) -> bool:
+        """Load the table as the last snapshot has it, if there is one.
+
+        Is it of an older version, which did not know the copies that a broker makes?
+        """
         data = await self.log.load()
+        if data is None:
+            return False
         decoder = msgspec.msgpack.Decoder(list[Transaction])
-        for part in parts.read(data) if data is not None else ():
-            for transaction in decoder.decode(part):
+        pieces = list(parts.read(data))
+        for piece in pieces:
+            for transaction in decoder.decode(piece):
                 self.table.add(transaction)
+        return not pieces or pieces[0] != _KNOWS_COPIES
 
     def replayed(self) -> None:
         """The table reflects all of the log."""

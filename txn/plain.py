@@ -130,7 +130,10 @@ class PlainTransactions:
                 f"{properties.TRANSACTION_MARK}\x01true\x02"
                 f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02{end}"
             )
-            rows.append((HALF_QUEUE, own.encode(), one.body, one.tags_code, now_ms, _NONE, 0))
+            body = one.body
+            if not body:
+                own, body = own + properties.NO_BODY_MARK, properties.PLACEHOLDER
+            rows.append((HALF_QUEUE, own.encode(), body, one.tags_code, now_ms, _NONE, 0, None))
 
         def stored(placed: Placed) -> None:
             self._locks.end_many(len(asked))
@@ -188,6 +191,7 @@ class PlainTransactions:
                 row[4],
                 _COMMIT,
                 log_offset,
+                None,
             )
             self._keep(one.transaction_id, Kept(transaction, message, final))
         self._journal.note_appended(HALF_QUEUE, halves)
@@ -249,6 +253,7 @@ class PlainTransactions:
                     now_ms,
                     _NONE,
                     0,
+                    None,
                 )
             )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from storage.errors import CorruptRecord, OffsetExpired
+from storage.errors import CorruptRecord, InvalidMessage, OffsetExpired
 from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message, QueueId
 from txn import half_message
@@ -65,10 +65,11 @@ class PutBack:
             if transaction.state.is_decided or transaction.messages[0].half_offset >= border:
                 return
             try:
-                halves = await self._journal.read_halves(transaction)
-            except (CorruptRecord, OffsetExpired) as error:
-                # It could never be committed. The others must not wait for it: neither now nor
-                # when, at the next drop, what was damaged is gone.
+                await self._write_again(transaction)
+            except (CorruptRecord, OffsetExpired, InvalidMessage) as error:
+                # It could never be committed, or its properties have no room for more, as a
+                # broker's may not. The others must not wait for it: neither now nor when, at the
+                # next drop, what was damaged is gone.
                 if transaction.transaction_id not in self._parked:
                     log.error(
                         "not_put_back", transaction_id=transaction.transaction_id, reason=str(error)
@@ -78,23 +79,29 @@ class PutBack:
                     ]
                 return
             self._parked.pop(transaction.transaction_id, None)
-            so_far = transaction.so_far
-            facts = Facts(
-                message_count=len(halves),
-                policy=transaction.policy,
-                business_key=transaction.business_key,
-                idempotency_key=transaction.idempotency_key,
-                fingerprint=transaction.fingerprint,
-                so_far=so_far,
-                first_check_at_ms=transaction.first_check_at_ms,
-            )
-            messages = half_message.wrap_again(halves, facts)
-            if transaction.state is TxnState.HELD:
-                messages.append(self._held_again(transaction))
-            appended = await self._journal.append(messages, Durability.SYNCED)
-            self._journal.table.move(
-                transaction, [place.queue_offset for place in appended[: len(halves)]], so_far
-            )
+
+    async def _write_again(self, transaction: Transaction) -> None:
+        halves = await self._journal.read_halves(transaction)
+        so_far = transaction.so_far
+        facts = Facts(
+            message_count=len(halves),
+            policy=transaction.policy,
+            business_key=transaction.business_key,
+            idempotency_key=transaction.idempotency_key,
+            fingerprint=transaction.fingerprint,
+            so_far=so_far,
+            first_check_at_ms=transaction.first_check_at_ms,
+        )
+        messages = half_message.wrap_again(halves, facts)
+        if transaction.state is TxnState.HELD:
+            messages.append(self._held_again(transaction))
+        appended = await self._journal.append(messages, Durability.SYNCED)
+        self._journal.table.move(
+            transaction,
+            [place.queue_offset for place in appended[: len(halves)]],
+            so_far,
+            first_kept=self._journal.store.bounds(HALF_QUEUE).first,
+        )
 
     def _held_again(self, transaction: Transaction) -> Message:
         """RocketMQ's mark, for a broker that is given the files."""

@@ -1,5 +1,5 @@
-"""What memory does not hold, found in the log by its keys: decided transactions that it has
-forgotten, and how one stood.
+"""Transactions that memory does not hold, found in the log by their keys: decided ones that it has
+forgotten, and the state of one.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from storage.store import MessageStore
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
 from txn.table import TransactionTable
-from txn.transaction import Transaction, as_begun, from_halves, with_finals
+from txn.transaction import Transaction, as_begun, from_halves, with_finals, without_delay
 
 MOST_CHECKS = 10_000  # events of one transaction that are looked at
 _MOST_OF_ONE_KEY = 16  # transactions that were begun under one idempotency key, a window apart each
@@ -104,13 +104,14 @@ async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Tr
 def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) -> None:
     """Apply the decision as it was recorded; the places of its finals are looked up on demand."""
     assert op.state is not None
+    messages = without_delay(transaction.messages) if op.without_delay else transaction.messages
     table.decide(
         transaction,
         op.state,
         resolved_by=op.resolved_by,
         resolved_at_ms=op.resolved_at_ms,
         reason=op.reason,
-        messages=with_finals(transaction.messages, [(None, offset) for offset in op.finals_from]),
+        messages=with_finals(messages, [(None, offset) for offset in op.finals_from]),
     )
 
 
@@ -132,8 +133,8 @@ async def _rebuilt(store: MessageStore, op: Op) -> Transaction | None:
         except OffsetExpired:
             return None
         facts = half_message.facts_of(halves[0])
-        if facts is not None and len(halves) == facts.message_count:
-            break  # behind them the op names those of which they are copies
+        if len(halves) == (1 if facts is None else facts.message_count):
+            break  # behind them the op names copies
     checks = await store.find_messages(
         op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
     )

@@ -1,21 +1,29 @@
 """The table of transactions at a start: from the last snapshot, and from what the log has behind
 it.
+
+Then what a broker left half done is completed: its finals without an op get one, and of decided
+transactions the copies of halves that no op names are named, since a broker would ask about them
+again, and do what it is answered.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
+import msgspec
 import structlog
 
 from storage.errors import UnknownQueue, UnknownTopic
+from storage.formats.op_message import op_body
 from storage.journal import Replay as JournalReplay
-from storage.message import Durability, QueueId, StoredMessage, TransactionBits
+from storage.message import Durability, Message, QueueId, StoredMessage, TransactionBits, resend
 from txn import half_message, recall
 from txn.checkback_plan import HoldReason
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, CarriedState, Held, Op
 from txn.journal import Journal
 from txn.states import Resolver, TxnState
-from txn.transaction import Transaction, from_halves
+from txn.transaction import Transaction, from_halves, without_delay
+
+_TOGETHER = 500  # ops whose appends are under way at once
 
 log = structlog.get_logger()
 
@@ -31,9 +39,14 @@ class Replay:
         self._halves: list[StoredMessage] = []
         # the transactions that a broker had a hand in, and its op about each
         self._brokers: dict[str, Op | None] = {}
+        # halves of those that no op has named, and the transaction of each
+        self._unnamed: dict[int, str] = {}
+        # those whose final a broker has written into the half topic, where no consumer sees it
+        self._misled: set[str] = set()
 
     async def run(self) -> int:
-        await self._journal.load_snapshot()
+        if await self._journal.load_snapshot():
+            await self._review_snapshot()
         replayed = 0
         async for half in self._journal.log.replay(HALF_QUEUE, lambda half: half):
             replayed += 1
@@ -49,6 +62,7 @@ class Replay:
             replayed += 1
             self._replay_op(op)
         await self._settle_brokers()
+        await self._name_copies()
         # Where the log has more decisions than memory, some are to be looked up there.
         self._table.has_forgotten |= (
             await self._store.offsets(OP_QUEUE)
@@ -56,27 +70,69 @@ class Replay:
         self._journal.replayed()
         return replayed
 
+    async def _review_snapshot(self) -> None:
+        """Find what a snapshot of an older version lacks: the copies that a broker has made of
+        halves; nor did an op of that version name them.
+        """
+        reflected = self._journal.log.positions()
+        async for half in self._reflected(HALF_QUEUE, reflected):
+            if half_message.is_brokers(half):
+                transaction_id = half_message.transaction_id_of(half)
+                known = self._table.get(transaction_id)
+                if known is None or known.state.is_decided:
+                    self._unnamed[half.queue_offset] = transaction_id
+                else:
+                    self._table.add_copy(known, half.queue_offset)
+        async for message in self._reflected(OP_QUEUE, reflected):
+            self._note_named(half_message.read_op(message))
+
+    async def _reflected(
+        self, queue: QueueId, reflected: Mapping[QueueId, int]
+    ) -> AsyncIterator[StoredMessage]:
+        begin = (await self._store.offsets(queue)).first
+        async for message, _ in JournalReplay(
+            self._store, queue, begin, lambda message: message, before=reflected[queue]
+        ):
+            yield message
+
     def _replay_half(self, half: StoredMessage) -> None:
         """Collect the halves of a transaction, which lie one behind another."""
         transaction_id = half_message.transaction_id_of(half)
         if self._halves and half_message.transaction_id_of(self._halves[0]) != transaction_id:
             self._drop_incomplete()
+        known = self._table.get(transaction_id)
+        if known is not None and not self._halves and half_message.is_brokers(half):
+            self._replay_copy(known, half)
+            return
         if not self._halves and half_message.is_later_half(half):
             self._halves.append(half)
             self._drop_incomplete()
             return
-        known = self._table.get(transaction_id)
-        if known is not None and not self._halves and not half_message.is_put_back(half):
-            if self._table.add_copy(known, half.queue_offset):
-                self._brokers[transaction_id] = None
-            return
         self._halves.append(half)
         facts = half_message.facts_of(self._halves[0])
-        if facts is None:
-            self._brokers[transaction_id] = None
         if len(self._halves) == (1 if facts is None else facts.message_count):
-            self._begun(from_halves(self._halves), None if facts is None else facts.so_far)
+            begun = from_halves(self._halves)
+            self._begun(begun, None if facts is None else facts.so_far)
+            if facts is None:
+                self._note_broker(begun)
             self._halves.clear()
+
+    def _replay_copy(self, known: Transaction, half: StoredMessage) -> None:
+        if half.queue_offset in known.half_offsets:
+            return
+        self._note_broker(known)
+        self._table.add_copy(known, half.queue_offset)
+        self._unnamed[half.queue_offset] = known.transaction_id
+        if half.transaction is TransactionBits.COMMIT:
+            self._misled.add(known.transaction_id)
+
+    def _note_broker(self, transaction: Transaction) -> None:
+        """A broker had a hand in it, so an op need not name all of its halves."""
+        transaction_id = transaction.transaction_id
+        if transaction_id not in self._brokers:
+            self._brokers[transaction_id] = None
+            if not transaction.state.is_decided:
+                self._unnamed |= dict.fromkeys(transaction.half_offsets, transaction_id)
 
     def _drop_incomplete(self) -> None:
         """Of a transaction that a repair took messages from, the others are not published: it
@@ -95,7 +151,10 @@ class Replay:
             self._table.add(transaction)
         else:
             self._table.move(
-                known, [message.half_offset for message in transaction.messages], so_far
+                known,
+                [message.half_offset for message in transaction.messages],
+                so_far,
+                first_kept=self._store.bounds(HALF_QUEUE).first,
             )
 
     def _replay_held(self, message: StoredMessage) -> None:
@@ -122,14 +181,22 @@ class Replay:
                 # taken again
                 continue
             if op.state is None:
+                self._note_broker(transaction)
                 self._brokers[transaction.transaction_id] = op
             else:
+                copies = transaction.former_halves
+                self._unnamed |= dict.fromkeys(copies, transaction.transaction_id)
                 recall.apply_decision(self._table, transaction, op)
+        self._note_named(op)
+
+    def _note_named(self, op: Op) -> None:
+        for half_offset in op.half_offsets:
+            self._unnamed.pop(half_offset, None)
 
     async def _settle_brokers(self) -> None:
         """A broker's op does not say which way it went: the final message does. A final is written
         before its op, so one that stands alone, because the broker died between the two, is a
-        decision all the same, and gets its op.
+        decision all the same, and gets its op. So does one of which an op names only some halves.
         """
         undecided = [
             (transaction, op)
@@ -138,7 +205,7 @@ class Replay:
             and not transaction.state.is_decided
         ]
         finals = await self._find_finals([transaction for transaction, _ in undecided])
-        adoptions = []
+        settled = []
         for transaction, named in undecided:
             found = [
                 final
@@ -146,12 +213,11 @@ class Replay:
                 if (final := finals.get(message.message_id)) is not None
             ]
             if len(found) == len(transaction.messages):
-                adoptions.append(self._adopt_finals(transaction, found, has_op=named is not None))
-            elif named is not None and not found:
-                recall.apply_decision(
-                    self._table, transaction, named._replace(state=TxnState.ROLLED_BACK)
-                )
-        await asyncio.gather(*adoptions)
+                settled.append(self._adopt_finals(transaction, found, has_op=named is not None))
+            elif named is not None and not found and transaction.transaction_id not in self._misled:
+                settled.append(self._adopt_rollback(transaction, named))
+        for at in range(0, len(settled), _TOGETHER):
+            await asyncio.gather(*settled[at : at + _TOGETHER])
 
     async def _find_finals(self, transactions: Sequence[Transaction]) -> dict[str, StoredMessage]:
         """The final messages of these transactions by message id; of several, since a broker may
@@ -175,12 +241,80 @@ class Replay:
     async def _adopt_finals(
         self, transaction: Transaction, finals: Sequence[StoredMessage], *, has_op: bool
     ) -> None:
+        is_delayed = any(one.schedule_id is not None for one in transaction.messages)
+        transaction.set_messages(without_delay(transaction.messages))
         places = [final.queue_offset for final in finals]
         op = self._journal.op(
             transaction, TxnState.COMMITTED, Resolver.PRODUCER, finals_from=tuple(places)
         )
-        op = op._replace(resolved_at_ms=finals[0].stored_at_ms)
+        op = op._replace(resolved_at_ms=finals[0].stored_at_ms, without_delay=is_delayed)
+        await self._complete(transaction, op)
         if not has_op:
-            await self._journal.append([half_message.op_message(op)], Durability.SYNCED)
             log.info("final_without_op_adopted", transaction_id=transaction.transaction_id)
         self._journal.apply_decision(transaction, op, places)
+
+    async def _adopt_rollback(self, transaction: Transaction, named: Op) -> None:
+        op = self._journal.op(transaction, TxnState.ROLLED_BACK, Resolver.PRODUCER)
+        op = op._replace(resolved_at_ms=named.resolved_at_ms)
+        await self._complete(transaction, op)
+        self._journal.apply_decision(transaction, op, [])
+
+    async def _complete(self, transaction: Transaction, op: Op) -> None:
+        """Record a broker's decision, where no op of it names each half."""
+        is_named = self._unnamed.keys().isdisjoint(op.half_offsets)
+        self._note_named(op)
+        if not is_named:
+            await self._journal.append(
+                [self._journal.op_message(transaction, op)], Durability.SYNCED
+            )
+
+    async def _name_copies(self) -> None:
+        """Record decisions of ours once more that were made before all copies were known."""
+        first = self._store.bounds(HALF_QUEUE).first
+        copies: dict[str, list[int]] = {}
+        for half_offset, transaction_id in self._unnamed.items():
+            if half_offset >= first:
+                copies.setdefault(transaction_id, []).append(half_offset)
+        ops = [op for one in copies.items() if (op := await self._op_about(*one)) is not None]
+        for at in range(0, len(ops), _TOGETHER):
+            some = ops[at : at + _TOGETHER]
+            await asyncio.gather(*[self._journal.append([op], Durability.SYNCED) for op in some])
+        if ops:
+            log.info("copies_of_halves_named", count=len(ops))
+
+    async def _op_about(self, transaction_id: str, copies: Sequence[int]) -> Message | None:
+        """The decision of the transaction, naming these copies, too; None where there is none."""
+        transaction = self._table.get(transaction_id)
+        if transaction is not None and not transaction.state.is_decided:
+            return None
+        found = await self._store.find_messages(
+            transaction_id, topics=[OP_QUEUE.topic], max_messages=1
+        )
+        if found:
+            named = half_message.read_op(found[0]).half_offsets
+            return msgspec.structs.replace(
+                resend(found[0], OP_QUEUE, found[0].system),
+                body=op_body((*named, *copies)),
+            )
+        if transaction is None:
+            return None
+        assert transaction.resolved_at_ms is not None
+        op = self._journal.op(
+            transaction,
+            transaction.state,
+            transaction.resolved_by or Resolver.PRODUCER,
+            transaction.reason,
+            finals_from=tuple(
+                [
+                    message.final_offset or message.final_from or 0
+                    for message in transaction.messages
+                    if transaction.state is TxnState.COMMITTED
+                ]
+            ),
+        )
+        op = op._replace(
+            half_offsets=(*op.half_offsets, *copies),
+            resolved_at_ms=transaction.resolved_at_ms,
+            without_delay=all(one.schedule_id is None for one in transaction.messages),
+        )
+        return self._journal.op_message(transaction, op)

@@ -1,4 +1,6 @@
-"""What a transaction can be, and what moves it. Every pair that is not in the table is refused."""
+"""States of a transaction and the events that change them. Every pair that is not in the table is
+refused.
+"""
 
 from enum import StrEnum
 

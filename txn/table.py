@@ -30,7 +30,7 @@ class TransactionTable:
         self._decided: OrderedDict[str, None] = OrderedDict()
         self._by_key: dict[str, str] = {}
         self._by_business_key = BusinessKeys(lambda found: self._all[found].sequence)
-        # copies; the others from when a broker's op is first to be looked up
+        # from when a broker's op is first to be looked up
         self._by_half: dict[int, str] = {}
         self._has_all_halves = False
         self._shared: dict[Any, Any] = {}  # values that many transactions have
@@ -131,13 +131,15 @@ class TransactionTable:
             self._due.add(transaction.look_at_ms, sequence)
 
     def add_copy(self, transaction: Transaction, half_offset: int) -> bool:
-        """A half of a known transaction.
+        """A half of a known transaction that a broker has written again: a decision names it, too.
 
-        False where it is one of its own; else a broker has written it again.
+        False where it is known already.
         """
-        if any(message.half_offset == half_offset for message in transaction.messages):
+        if half_offset in transaction.half_offsets:
             return False
-        self._by_half[half_offset] = transaction.transaction_id
+        transaction.former_halves = (*transaction.former_halves, half_offset)
+        if self._has_all_halves:
+            self._know_halves(transaction)
         return True
 
     def expiring(self, half_offset: int) -> Iterator[Transaction]:
@@ -150,23 +152,32 @@ class TransactionTable:
                 yield transaction
 
     def move(
-        self, transaction: Transaction, half_offsets: Sequence[int], so_far: CarriedState
+        self,
+        transaction: Transaction,
+        half_offsets: Sequence[int],
+        so_far: CarriedState,
+        *,
+        first_kept: int,
     ) -> None:
         """Its halves were put back: from now on they lie here.
 
-        `so_far` counts where it is newer than what is known.
+        `so_far` counts where it is newer than what is known. `first_kept`: the first offset of the
+        half queue, before which no decision need name a copy.
         """
         messages = transaction.messages
-        former = tuple([message.half_offset for message in messages])
+        former = [message.half_offset for message in messages]
         if transaction.state.is_decided or former[0] >= half_offsets[0]:
             return
         transaction.begun_as = transaction.sequence
-        transaction.former_halves = former
+        transaction.former_halves = tuple(
+            [offset for offset in (*former, *transaction.former_halves) if offset >= first_kept]
+        )
         moved = zip(messages, half_offsets, strict=True)
         transaction.set_messages(
             tuple([msgspec.structs.replace(one, half_offset=offset) for one, offset in moved])
         )
-        self._by_half.update(dict.fromkeys(half_offsets, transaction.transaction_id))
+        if self._has_all_halves:
+            self._know_halves(transaction)
         if so_far.revision > transaction.revision:
             self.held_count += so_far.is_held - (transaction.state is TxnState.HELD)
             transaction.take_over(so_far)
@@ -197,11 +208,12 @@ class TransactionTable:
         transaction.last_failure = None
         transaction.revision += 1
         transaction.set_messages(messages)
-        for half_offset in (
-            *[message.half_offset for message in messages],
-            *transaction.former_halves,
-        ):
-            self._by_half.pop(half_offset, None)
+        if self._has_all_halves:
+            for half_offset in (
+                *[message.half_offset for message in messages],
+                *transaction.former_halves,
+            ):
+                self._by_half.pop(half_offset, None)
         self._order.close(transaction.sequence_with(messages))
         self._drop_stale()
         self.open_bytes -= owed_bytes_of(messages)
@@ -283,8 +295,7 @@ class TransactionTable:
         self._by_key.pop(key, None)
 
     def _know_halves(self, transaction: Transaction) -> None:
-        for message in transaction.messages:
-            self._by_half[message.half_offset] = transaction.transaction_id
+        self._by_half.update(dict.fromkeys(transaction.half_offsets, transaction.transaction_id))
 
     def _share(self, transaction: Transaction) -> None:
         """Have a million of them hold one policy and one group, not a million of each, and one

@@ -5,7 +5,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message, QueueId, StoredMessage
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
@@ -17,7 +16,7 @@ _OP_BYTES = 800
 
 
 class TxnMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message of a transaction; offsets are queue offsets."""
+    """One message of a transaction; offsets are queue offsets, `key` is the first of its keys."""
 
     message_id: str
     queue: QueueId
@@ -70,7 +69,8 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     resolved_at_ms: int | None = None
     reason: str | None = None
     begun_as: int | None = None  # its place in the order of begins, once its halves were put back
-    former_halves: tuple[int, ...] = ()  # of which those that count now are copies
+    # of which those that count now are copies, and copies that a broker made
+    former_halves: tuple[int, ...] = ()
     look_at_ms: int = 0  # the table's: when its checkback is planned again
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def half_offsets(self) -> set[int]:
-        """Of its halves and of those that they are copies of."""
+        """Of its halves, and of all their copies that a decision is to name."""
         return {*[message.half_offset for message in self.messages], *self.former_halves}
 
     @property
@@ -171,6 +171,11 @@ def with_finals(messages: Messages, finals: Iterable[tuple[int | None, int | Non
     return tuple(changed)
 
 
+def without_delay(messages: Messages) -> Messages:
+    """The messages of a commit by a broker, which publishes delayed ones at once."""
+    return tuple([msgspec.structs.replace(message, schedule_id=None) for message in messages])
+
+
 def owed_bytes_of(messages: Messages) -> int:
     """About what the commit of a transaction with these messages takes in the log."""
     return _OP_BYTES + sum([message.size_bytes for message in messages])
@@ -205,9 +210,9 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
                 TxnMessage(
                     half.message_id,
                     half_message.real_queue(half),
-                    half.key,
+                    half.first_key,
                     half.queue_offset,
-                    schedule_id=half.system.get(SCHEDULE_ID),
+                    schedule_id=half_message.schedule_id_of(half),
                     size_bytes=size_of(half),
                 )
                 for half in halves

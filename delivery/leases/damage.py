@@ -1,6 +1,8 @@
 """Keeping messages that cannot be read: each becomes a dead letter that says what is known of it.
 
-One append stores the stubs and the event that settles the damaged messages: on disk on return, or
+Of a message whose body alone cannot be decompressed that is a copy, as of any dead letter.
+
+One append stores the dead letters and the event that settles the messages: on disk on return, or
 nothing is settled.
 """
 
@@ -18,18 +20,19 @@ from delivery.leases.journal import LeaseJournal
 from delivery.leases.queue import QueueLeases
 from delivery.leases.retry_message import Origin
 from storage.errors import CorruptRecord
-from storage.message import Durability, Message
+from storage.message import Durability, Message, StoredMessage
 
+NOT_DECOMPRESSED = "its body cannot be decompressed"
 _REASON_CHARACTERS = 500
 
 log = structlog.get_logger()
 
 
 class Unreadable(NamedTuple):
-    """A message whose record is damaged.
+    """A message whose record is damaged, or whose body cannot be decompressed.
 
     `attempt`: deliveries so far that count; `lease`: that holds it, 0 for none; `is_new`: it was
-    never delivered from this queue.
+    never delivered from this queue; `message`: it, where its record is whole.
     """
 
     queue: QueueLeases
@@ -38,10 +41,12 @@ class Unreadable(NamedTuple):
     lease: int
     damage: CorruptRecord
     is_new: bool
+    message: StoredMessage | None = None
 
     @property
     def reason(self) -> str:
-        return f"the record is damaged: {self.damage.reason}"[:_REASON_CHARACTERS]
+        what = "the record is damaged" if self.message is None else NOT_DECOMPRESSED
+        return f"{what}: {self.damage.reason}"[:_REASON_CHARACTERS]
 
     @property
     def log_offset(self) -> int | None:
@@ -64,15 +69,15 @@ class KeepingDamage:
         Raises what `append` raises: StorageFull too, since a dead letter is not written from the
         reserve.
         """
-        stubs, event = settled_as_damaged(leases, rules, found, self._journal.clock.wall_ms())
-        await self._journal.append(stubs, [event], Durability.SYNCED)
+        letters, event = settled_as_damaged(leases, rules, found, self._journal.clock.wall_ms())
+        await self._journal.append(letters, [event], Durability.SYNCED)
         note_kept(leases, rules, found)
 
 
 def settled_as_damaged(
     leases: GroupLeases, rules: GroupRules, found: Sequence[Unreadable], now_ms: int
 ) -> tuple[list[Message], Damaged]:
-    """(the stubs, the event) of one append that settles these messages. Pure."""
+    """(the dead letters, the event) of one append that settles these messages. Pure."""
     event = Damaged(
         group=leases.group,
         messages=[
@@ -90,18 +95,22 @@ def settled_as_damaged(
     )
     if not rules.dead_letter:
         return [], event
-    stubs = [
-        retry_message.stub(
-            leases.group,
-            Origin(one.queue.queue, one.offset),
-            attempts=one.attempt,
-            reason=one.reason,
-            log_offset=one.log_offset,
-            now_ms=now_ms,
+    return [_dead_letter(leases.group, one, now_ms) for one in found], event
+
+
+def _dead_letter(group: str, one: Unreadable, now_ms: int) -> Message:
+    if one.message is not None:
+        return retry_message.dead_letter_copy(
+            one.message, group, attempts=one.attempt, reason=one.reason
         )
-        for one in found
-    ]
-    return stubs, event
+    return retry_message.stub(
+        group,
+        Origin(one.queue.queue, one.offset),
+        attempts=one.attempt,
+        reason=one.reason,
+        log_offset=one.log_offset,
+        now_ms=now_ms,
+    )
 
 
 def note_kept(leases: GroupLeases, rules: GroupRules, found: Sequence[Unreadable]) -> None:
@@ -125,8 +134,10 @@ def _arrived(leases: GroupLeases, found: Sequence[Unreadable]) -> dict[str, int]
     left = dict(leases.retries.waiting)
     arrived: dict[str, int] = {}
     for one in found:
-        queue = next((queue for queue, count in left.items() if count > 0), None)
-        if one.queue.is_retry and one.is_new and queue is not None:
+        queue = next((queue for queue, count in left.items() if count > 0), "")
+        if one.message is not None:
+            queue = str(retry_message.origin_of(one.message).queue)
+        if one.queue.is_retry and one.is_new and left.get(queue, 0) > 0:
             left[queue] -= 1
             arrived[queue] = arrived.get(queue, 0) + 1
     return arrived

@@ -1,5 +1,5 @@
-"""What happens to the messages of a group, as messages of a topic of ours: for the replay at a
-start, and for audits. Pure.
+"""Events of leases, as messages of a reserved topic: for the replay at a start, and for audits.
+Pure.
 
     topic rmq_sys_escrowmq_leases, queue 0; tag "lease"; body JSON, told apart by "event"
 
@@ -302,7 +302,7 @@ def event_message(event: AnyLeaseEvent, *, now_ms: int) -> Message:
 
 def event_row(event: AnyLeaseEvent, *, now_ms: int) -> Row:
     """The row of `event_message`."""
-    return _QUEUE, _OWN, _encode(event), _TAGS_CODE, now_ms, _TRANSACTION, _PREPARED
+    return _QUEUE, _OWN, _encode(event), _TAGS_CODE, now_ms, _TRANSACTION, _PREPARED, None
 
 
 def _message(body: bytes, now_ms: int) -> Message:

@@ -1,5 +1,5 @@
-"""What a receipt handle names in a group: a message of a queue, and the lease under which it was
-handed out. Pure.
+"""Receipt handles of a group: the message of a queue, and the lease under which it was delivered.
+Pure.
 """
 
 from collections.abc import Sequence

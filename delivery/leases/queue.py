@@ -103,6 +103,14 @@ class QueueLeases:
                 taken.append(offset)
         return taken
 
+    def leave_open(self, offset: int, key: str) -> None:
+        """A message that is scanned is left to `claim_open`."""
+        self.slots.put(offset, 1, Event.LEAVE_OPEN, attempt=0)
+        if self.order is not None:
+            self.order.note(offset, key, is_held=False)
+        else:
+            heapq.heappush(self._open, offset)
+
     def reopen(self, offset: int) -> None:
         """A message that was taken, or held, is open."""
         self.slots.move(offset, Event.REOPEN)

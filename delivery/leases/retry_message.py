@@ -4,8 +4,11 @@ of its group. Pure.
 Both are copies with the message's own id, key, tag and properties, and these reserved ones:
 
     RETRY_TOPIC          the topic that it was sent to                                  RocketMQ's
-    RECONSUME_TIME       how often it was handed out                                    RocketMQ's
-    ORIGIN_MESSAGE_ID    its id                                                         RocketMQ's
+    RECONSUME_TIME       how often it was handed out; so does the field of the header,
+                         alone in a copy of a broker's message                          RocketMQ's
+    ORIGIN_MESSAGE_ID    its id (a broker notes store host and log offset)              RocketMQ's
+    WAIT                 "false", in a copy of a broker's message                       RocketMQ's
+    DELAY                "0", in a dead letter of a broker's message                    RocketMQ's
     __origin             the queue and the queue offset of its first delivery, "2:1041"
     __generation         of the group, when it was put off: a reset ends those of before
     DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, __reason    of a dead letter
@@ -22,7 +25,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from delivery.groups import MOST_ATTEMPTS
 from storage.formats import names, properties
+from storage.formats import record as records
+from storage.formats.delay_levels import DELAY_LEVEL
 from storage.message import Message, QueueId, StoredMessage, resend
 
 _ORIGIN = "__origin"
@@ -65,8 +71,15 @@ def origin_of(message: StoredMessage) -> Origin:
 
 
 def attempts_of(message: Message) -> int:
-    """How often it was handed out, before it came to where it lies."""
-    return _number(message.system.get(properties.RECONSUME_TIME, ""))
+    """How often it was handed out, before it came to where it lies.
+
+    A broker counts in the header alone, also in its copies of ours. Its record may have any number;
+    a higher one than the most attempts of a group is this one.
+    """
+    noted = _number(message.system.get(properties.RECONSUME_TIME, ""))
+    if message.header is not None:
+        noted = max(noted, message.header.reconsume_times)
+    return min(noted, MOST_ATTEMPTS)
 
 
 def generation_of(message: Message) -> int:
@@ -109,11 +122,13 @@ def retry_copy(message: StoredMessage, group: str, *, attempts: int, generation:
 
 
 def dead_letter_copy(message: StoredMessage, group: str, *, attempts: int, reason: str) -> Message:
+    own = {DELAY_LEVEL: "0"} if records.is_of_a_broker(message.header) else {}
     return _copy(
         message,
         dead_letter_queue(group),
         attempts=attempts,
         more={
+            **own,
             properties.DLQ_ORIGIN_TOPIC: origin_of(message).queue.topic,
             properties.DLQ_ORIGIN_MESSAGE_ID: message.message_id,
             _REASON: reason,
@@ -166,13 +181,20 @@ def _copy(
     }
     system |= {
         properties.RETRY_TOPIC: origin.queue.topic,
-        properties.RECONSUME_TIME: str(attempts),
         properties.ORIGIN_MESSAGE_ID: system.get(properties.ORIGIN_MESSAGE_ID, message.message_id),
         _ORIGIN: f"{origin.queue.number}:{origin.queue_offset}",
         **more,
     }
+    if records.is_of_a_broker(message.header):
+        system.pop(properties.RECONSUME_TIME, None)
+        system[properties.WAIT] = "false"
+    else:
+        system[properties.RECONSUME_TIME] = str(attempts)
+    header = msgspec.structs.replace(
+        message.header or records.USUAL_HEADER, reconsume_times=attempts
+    )
     # With the transaction's bits, as a broker copies it; the half is not named again.
-    return resend(message, queue, system, prepared_log_offset=0)
+    return resend(message, queue, system, prepared_log_offset=0, header=header)
 
 
 def _number(text: str) -> int:

@@ -27,6 +27,7 @@ from delivery.settle.lease_ends import LeaseEnds
 from storage.formats.stored_record import Found, message_of
 from storage.identifiers import Random
 from storage.message import Durability, QueueId, StoredMessage
+from storage.opening import opened_to_show
 
 
 class Request(NamedTuple):
@@ -204,6 +205,7 @@ class Receiver:
             slot = queue.slots.get(offset)
             message = await self._reader.read_one(queue.queue, offset)
             if message is not None:
+                (message,) = await opened_to_show([message], 0)
                 until_ms = attempt.until_ms
                 if slot.deadline_ms != attempt.deadline_ms:
                     until_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms

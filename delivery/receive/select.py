@@ -7,7 +7,8 @@ what has had all its attempts is given up; what cannot be read is kept as a dead
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import takewhile
+from typing import Protocol, TypeVar
 
 from delivery.filters.filtered_read import MAX_SCANNED, read_matching
 from delivery.filters.filters import EVERYTHING, Filter
@@ -20,11 +21,17 @@ from delivery.leases.journal import LeaseJournal
 from delivery.leases.message_states import Event, State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_reader import QueueReader
+from delivery.leases.queue_slots import Slot
 from delivery.receive.group_queues import GroupQueues
 from delivery.receive.skip import Skipper, Why, why_skipped
 from delivery.settle.lease_ends import LeaseEnds
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull
+from storage.formats.compression import BodyNotDecompressed
+from storage.formats.stored_record import Found, StoredRecord, message_of
 from storage.message import Message, StoredMessage
+from storage.opening import each_opened, is_compressed
+
+F = TypeVar("F", StoredMessage, StoredRecord)
 
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
 _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
@@ -117,6 +124,7 @@ class MessageSelector:
         left = dict.fromkeys(offsets)
         try:
             async for offset, message in self._reader.read_each(queue.queue, offsets):
+                shown = None if message is None or claim.is_full else await _shown(message)
                 slot = queue.slots.get(offset)
                 if slot.state != State.OPEN:
                     pass  # it was settled meanwhile
@@ -142,7 +150,10 @@ class MessageSelector:
                     exhausted.append(ClaimedMessage(queue, offset, slot.attempt, message))
                     queue.slots.move(offset, Event.MOVE)
                     continue
-                elif not claim.fits(message):
+                elif isinstance(shown, CorruptRecord):
+                    unreadable.append(_not_decompressed(queue, slot, message, shown))
+                    continue
+                elif shown is None or not claim.fits(shown):
                     continue
                 else:
                     attempt = (
@@ -150,7 +161,7 @@ class MessageSelector:
                         if slot.was_delivered
                         else self._first_attempt(claim, queue, message)
                     )
-                    claim.add(queue, offset, attempt, message, slot)
+                    claim.add(queue, offset, attempt, shown, slot)
                     claim.keys.add((queue.index, message.ordering_key or ""))
                 del left[offset]
             await self._skipper.skip(claim.leases, queue, skipped)
@@ -178,13 +189,15 @@ class MessageSelector:
                 return
             try:
                 if is_plain:
-                    await self._claim_plain(claim, queue)
+                    has_left = await self._claim_plain(claim, queue)
                 else:
                     # Few at first: what is read behind the last one that there is room for is read
                     # in vain.
-                    await self._take_chosen(
+                    has_left = await self._take_chosen(
                         claim, queue, wanted, min(_ORDERED_MESSAGES, claim.left << 2 * number)
                     )
+                if has_left and not claim.is_full:
+                    await self._claim_open(claim, queue, rules)
             except CorruptRecord:
                 damages = await self._reader.damage_from(queue.queue, slots.cursor, bounds.end)
                 found = [
@@ -207,8 +220,11 @@ class MessageSelector:
             return False
         return True
 
-    async def _claim_plain(self, claim: Claim, queue: QueueLeases) -> None:
-        """All as they come."""
+    async def _claim_plain(self, claim: Claim, queue: QueueLeases) -> bool:
+        """All as they come.
+
+        True: one whose body cannot be decompressed was left open.
+        """
         slots = queue.slots
         try:
             found = await self._store.read_records(
@@ -220,17 +236,27 @@ class MessageSelector:
             )
         except OffsetExpired as expired:
             await self._reader.check_expired(queue.queue, slots.cursor, expired)
-            return
-        if found.records and claim.fits(found.records[0]):
-            claim.add_run(queue, slots.cursor, found.records)
-            slots.advance_to(slots.cursor + len(found.records))
+            return False
+        taken = found.records
+        if True in [record.is_compressed for record in taken]:
+            shown = await _all_shown(taken, claim.left_bytes)
+            taken = [one for one in takewhile(_is_whole, shown) if isinstance(one, StoredRecord)]
+            if not taken and shown:
+                queue.leave_open(slots.cursor, "")
+                slots.advance_to(slots.cursor + 1)
+                return True
+        if taken and claim.fits(taken[0]):
+            claim.add_run(queue, slots.cursor, taken)
+            slots.advance_to(slots.cursor + len(taken))
+        return False
 
     async def _take_chosen(
         self, claim: Claim, queue: QueueLeases, wanted: Filter, most: int
-    ) -> None:
+    ) -> bool:
         """One by one: some are not for the group, some must wait for their key.
 
-        `most`: so many are read, of these.
+        `most`: so many are read, of these. True: one whose body cannot be decompressed was left
+        open.
         """
         slots, order = queue.slots, queue.order
         count = claim.left if order is None else most
@@ -246,8 +272,12 @@ class MessageSelector:
             )
         except OffsetExpired as expired:
             await self._reader.check_expired(queue.queue, slots.cursor, expired)
-            return
-        for message in messages:
+            return False
+        has_left = False
+        all_shown = await _all_shown(messages, claim.left_bytes)
+        if len(all_shown) < len(messages):
+            end = messages[len(all_shown)].queue_offset
+        for message, shown in zip(messages, all_shown, strict=False):
             offset = message.queue_offset
             if queue.is_retry and not self._is_current(claim.leases, message):
                 continue
@@ -255,20 +285,24 @@ class MessageSelector:
                 # a retry that came back, though it is not delivered
                 self._first_attempt(claim, queue, message)
                 continue
-            if not claim.fits(message):
+            if isinstance(shown, StoredMessage) and not claim.fits(shown):
                 end = offset
                 break
             key = message.ordering_key or ""
             is_ours = (queue.index, key) in claim.keys
             if order is not None and order.is_blocked(key) and (order.has_open(key) or not is_ours):
-                slots.put(offset, 1, Event.LEAVE_OPEN, attempt=0)
-                order.note(offset, key, is_held=False)
+                queue.leave_open(offset, key)
                 continue
-            claim.add(queue, offset, self._first_attempt(claim, queue, message), message)
+            if isinstance(shown, CorruptRecord):
+                has_left = True
+                queue.leave_open(offset, key)
+                continue
+            claim.add(queue, offset, self._first_attempt(claim, queue, message), shown)
             if order is not None:
                 order.note(offset, key, is_held=True)
                 claim.keys.add((queue.index, key))
         slots.advance_to(end)
+        return has_left
 
     def _first_attempt(self, claim: Claim, queue: QueueLeases, message: StoredMessage) -> int:
         """Of a message that is handed out from here for the first time."""
@@ -308,6 +342,40 @@ class MessageSelector:
         return not leases.retries.is_void(
             str(retry_message.origin_of(message).queue), retry_message.generation_of(message)
         )
+
+
+async def _shown(message: F | CorruptRecord) -> F | CorruptRecord:
+    """The message with its body decompressed; damage where that is not possible."""
+    if isinstance(message, CorruptRecord) or not is_compressed(message):
+        return message
+    return (await _all_shown([message], 0))[0]
+
+
+async def _all_shown(messages: Sequence[F], max_bytes: int) -> Sequence[F | CorruptRecord]:
+    """`_shown` of the first of these: as many as `each_opened` has."""
+    if not any(map(is_compressed, messages)):
+        return messages
+    return [
+        _damage_of(message, result) if isinstance(result, BodyNotDecompressed) else result
+        for message, result in zip(messages, await each_opened(messages, max_bytes), strict=False)
+    ]
+
+
+def _damage_of(message: Found, error: BodyNotDecompressed) -> CorruptRecord:
+    log_offset = message_of(message).log_offset
+    return CorruptRecord(None, -1 if log_offset is None else log_offset, str(error))
+
+
+def _is_whole(shown: Found | CorruptRecord) -> bool:
+    return not isinstance(shown, CorruptRecord)
+
+
+def _not_decompressed(
+    queue: QueueLeases, slot: Slot, message: StoredMessage, damage: CorruptRecord
+) -> Unreadable:
+    is_new = not slot.was_delivered
+    attempt = retry_message.attempts_of(message) if is_new and queue.is_retry else slot.attempt
+    return Unreadable(queue, slot.offset, attempt, 0, damage, is_new, message)
 
 
 def has_passed_many(queue: QueueLeases, rules: GroupRules) -> bool:

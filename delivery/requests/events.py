@@ -1,5 +1,5 @@
-"""What happens to requests, as messages of a topic of ours; and how a request and its reply lie in
-theirs. Pure.
+"""Events of requests, as messages of a reserved topic; and the form of a request and its reply in
+their topics. Pure.
 
     request   a message of its topic; properties CORRELATION_ID: the request's id, TTL: how long in
               ms, REPLY_TO_CLIENT, CLUSTER

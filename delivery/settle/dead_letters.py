@@ -413,7 +413,7 @@ def _is_wanted(wanted: Wanted, message: StoredMessage) -> bool:
     return (
         (wanted.message_ids is None or message.message_id in wanted.message_ids)
         and (wanted.topic is None or retry_message.origin_of(message).queue.topic == wanted.topic)
-        and (wanted.key is None or message.key == wanted.key)
+        and (wanted.key is None or wanted.key in message.keys)
         and (wanted.tag is None or message.tag == wanted.tag)
         and (wanted.reason_contains is None or wanted.reason_contains in reason)
         and (wanted.from_ms is None or stored_ms >= wanted.from_ms)

@@ -239,8 +239,8 @@ class Mover:
                     )
                 )
         if unreadable := _unreadable(piece):
-            stubs, event = settled_as_damaged(leases, rules, unreadable, now_ms)
-            copies += stubs
+            letters, event = settled_as_damaged(leases, rules, unreadable, now_ms)
+            copies += letters
             events.append(event)
         return copies, events
 

@@ -1,4 +1,6 @@
-"""What becomes of a message that was handed out and not acknowledged. Pure."""
+"""Retry policy: when a message that was not acknowledged is delivered again, or becomes a dead
+letter. Pure.
+"""
 
 from enum import Enum
 

@@ -7,19 +7,22 @@ halves and not the direction, and moves a half that it gives up on.
 
 import pytest
 
-from storage.formats import properties
+from scheduler.scheduled_message import with_delay
+from storage.formats import parts, properties
 from storage.identifiers import Identifiers, Random
 from storage.memory import MemoryMessageStore
-from storage.message import Message, QueueId, TransactionBits
+from storage.message import Message, QueueId, TransactionBits, resend
+from storage.store import Snapshot
 from tests.support.builders import message
+from tests.support.check_pass import check_pass, everything, half_of, op_of
 from tests.support.clock import ManualClock
 from txn import half_message
 from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
-from txn.half_message import HALF_QUEUE, HELD_QUEUE, OP_QUEUE
+from txn.half_message import HALF_QUEUE, HELD_QUEUE, OP_QUEUE, CheckAnswer, read_op
 from txn.options import TransactionOptions
-from txn.states import TxnEvent, TxnState
+from txn.states import Resolver, TxnEvent, TxnState
 from txn.table import TransactionTable
 from txn.transaction import Transaction, TxnMessage
 
@@ -42,7 +45,12 @@ class Broker:
         return cls(store)
 
     async def half(
-        self, transaction_id: str, *, checks: int = 0, queue: QueueId = HALF_QUEUE
+        self,
+        transaction_id: str,
+        *,
+        checks: int = 0,
+        queue: QueueId = HALF_QUEUE,
+        transaction: TransactionBits = TransactionBits.NONE,
     ) -> int:
         system = {
             properties.REAL_TOPIC: REAL_QUEUE.topic,
@@ -54,8 +62,22 @@ class Broker:
         if checks:
             system["TRANSACTION_CHECK_TIMES"] = str(checks)
         return await self._append(
-            message(b"paid", queue=queue, message_id=transaction_id, system=system)
+            message(
+                b"paid",
+                queue=queue,
+                message_id=transaction_id,
+                system=system,
+                transaction=transaction,
+            )
         )
+
+    async def put_back(self, *half_offsets: int) -> None:
+        """Write these halves again, as at a check."""
+        for half_offset in half_offsets:
+            (half,) = await self.store.read(HALF_QUEUE, half_offset, max_messages=1, max_bytes=1)
+            checks = int(half.system.get(properties.CHECK_TIMES, "0")) + 1
+            system = {**half.system, properties.CHECK_TIMES: str(checks)}
+            await self._append(resend(half, HALF_QUEUE, system))
 
     async def discard(self, transaction_id: str) -> None:
         await self.half(transaction_id, checks=15, queue=HELD_QUEUE)
@@ -80,13 +102,23 @@ class Broker:
         return appended.queue_offset
 
 
-async def started(store: MemoryMessageStore) -> TransactionCoordinator:
+async def started(
+    store: MemoryMessageStore, options: TransactionOptions | None = None
+) -> TransactionCoordinator:
     clock = ManualClock()
     coordinator = TransactionCoordinator(
-        store, clock, Identifiers(clock, Random(1)), TransactionOptions()
+        store, clock, Identifiers(clock, Random(1)), options or TransactionOptions()
     )
     await coordinator.start()
     return coordinator
+
+
+async def asked_about_by_a_broker(store: MemoryMessageStore) -> set[str]:
+    """The transactions that a broker which is given the store asks about."""
+    halves = [half_of(message) async for message in everything(store, HALF_QUEUE)]
+    ops = [op_of(message) async for message in everything(store, OP_QUEUE)]
+    undecided = set(check_pass(halves, ops).undecided)
+    return {half.transaction_id for half in halves if half.queue_offset in undecided}
 
 
 NAMED = {
@@ -131,9 +163,159 @@ async def test_a_final_is_a_commit_an_op_alone_a_rollback_a_discarded_half_is_he
     assert len(table) == 2
     assert table.held_count == (transaction.state is TxnState.HELD)
     ops = await broker.store.read(OP_QUEUE, 0, **EVERYTHING)
-    assert len(ops) == (1 if op is not None or finals else 0), (
-        "a final without an op gets one, once"
-    )
+    ours = [read_op(one) for one in ops if read_op(one).state is not None]
+    if transaction.state.is_decided:
+        (ours_once,) = ours  # whatever op of the broker's there is, it does not name both halves
+        assert (ours_once.half_offsets, ours_once.state) == ((1, 3), transaction.state)
+        assert await asked_about_by_a_broker(broker.store) == {"another"}
+    else:
+        assert ours == []
+
+
+async def test_the_decision_about_a_half_that_a_broker_has_put_back_names_every_copy_of_it():
+    broker = await Broker.on_new_store()
+    await broker.half("the one")
+    coordinator = await started(broker.store)
+    await coordinator.save_snapshot()  # some copies are known from it, others are replayed
+    for checks in (1, 2):
+        await broker.half("the one", checks=checks)
+    coordinator = await started(broker.store)
+    await coordinator.save_snapshot()
+    await broker.half("the one", checks=3)
+    coordinator = await started(broker.store)
+
+    await coordinator.rollback("the one")
+
+    (op,) = await broker.store.read(OP_QUEUE, 0, **EVERYTHING)
+    assert op.body == b"0,1,2,3,"
+    assert await asked_about_by_a_broker(broker.store) == set()
+
+
+async def test_every_copy_of_each_half_of_a_transaction_of_ours_is_named():
+    broker = await Broker.on_new_store()
+    coordinator = await started(broker.store)
+    ids = []
+    for name in ("a", "b"):
+        given = [
+            message(b"x", queue=REAL_QUEUE, message_id=f"{name} {number}") for number in range(2)
+        ]
+        begun = await coordinator.begin(Begin(given, "shop", CheckbackPolicy()))
+        ids.append(begun.transaction.transaction_id)
+    await broker.put_back(0, 2, 1, 3, 4)
+
+    coordinator = await started(broker.store)
+    await coordinator.rollback(ids[0])
+
+    (op,) = await broker.store.read(OP_QUEUE, 0, **EVERYTHING)
+    assert op.body == b"0,1,4,6,8,"
+    assert await asked_about_by_a_broker(broker.store) == {ids[1]}
+    assert (await started(broker.store)).table.get(ids[1]).state is TxnState.PREPARED
+
+
+async def test_a_broker_goes_on_at_the_first_half_that_is_the_newest_copy_of_an_undecided_one():
+    broker = await Broker.on_new_store()
+    coordinator = await started(broker.store)
+    given = [message(b"x", queue=REAL_QUEUE, message_id=f"ours {number}") for number in range(2)]
+    await coordinator.begin(Begin(given, "shop", CheckbackPolicy()))
+    for name in ("decided", "one", "another"):
+        await broker.half(name)
+    assert await coordinator.asking_from() is None, "there is no copy"
+    # Killed after 3, so its second run asks about 0 to 3 again: 5 to 8, then 9 to 12, are copies.
+    await broker.put_back(0, 1, 2, 3, 0, 1, 2, 3, 4, 5)
+    await broker.half("last")
+
+    coordinator = await started(broker.store)
+    await coordinator.rollback("decided")
+
+    halves = [half_of(one) async for one in everything(broker.store, HALF_QUEUE)]
+    ops = [op_of(one) async for one in everything(broker.store, OP_QUEUE)]
+    first = await coordinator.asking_from()
+    assert first == 10  # 9 is a copy of "ours 0", as 14 is; 10 is the newest of "ours 1"
+    undecided = check_pass(halves, ops, half_offset=first).undecided
+    assert undecided == [10, 12, 13, 14, 15], "each once"
+
+
+async def test_a_broker_goes_on_where_it_was_if_the_first_undecided_half_has_no_copy():
+    broker = await Broker.on_new_store()
+    for name in ("one", "another"):
+        await broker.half(name)
+    await broker.put_back(1)
+
+    assert await (await started(broker.store)).asking_from() is None
+
+
+@pytest.mark.parametrize("snapshot", ["none", "of this version", "of a version before"])
+async def test_copies_that_a_decision_of_ours_does_not_name_are_named_at_the_next_start(snapshot):
+    broker = await Broker.on_new_store()
+    for _ in range(3):
+        await broker.half("one")
+        await broker.half("another")
+    coordinator = await started(broker.store)
+    await coordinator.save_snapshot()
+    another = broker.store._snapshots["transactions"]
+    transaction = coordinator.table.get("one")
+    # As a version did that did not know the copies.
+    transaction.former_halves = ()
+    coordinator.table.get("another").former_halves = ()
+    check = CheckAnswer(check_number=4, evidence={"row": "12"})
+    op = coordinator._journal.op(transaction, TxnState.ROLLED_BACK, Resolver.CHECK, answer=check)
+    await coordinator._journal.decide(transaction, op)
+    if snapshot == "none":
+        broker.store._snapshots.clear()
+    elif snapshot == "of this version":
+        broker.store._snapshots["transactions"] = another
+    else:
+        await coordinator.save_snapshot()
+        kept = broker.store._snapshots["transactions"]
+        (_, _, *slices) = kept.pieces
+        broker.store._snapshots["transactions"] = Snapshot(
+            [parts.head(len(slices)), *slices], kept.positions
+        )
+
+    for _ in range(2):  # once
+        coordinator = await started(broker.store)
+        await coordinator.save_snapshot()
+
+    ops = await broker.store.read(OP_QUEUE, 0, **EVERYTHING)
+    assert [one.body for one in ops] == [b"0,", b"0,2,4,"]
+    assert read_op(ops[1]) == read_op(ops[0])._replace(half_offsets=(0, 2, 4))
+    assert await asked_about_by_a_broker(broker.store) == {"another"}
+    assert coordinator.table.get("one").state is TxnState.ROLLED_BACK
+    await coordinator.commit("another")
+    assert await asked_about_by_a_broker(broker.store) == set()
+
+
+async def test_a_brokers_decided_transaction_with_copies_is_found_once_memory_has_forgotten_it():
+    broker = await Broker.on_new_store()
+    for checks in range(3):
+        await broker.half("one", checks=checks)
+    await broker.final("one")
+    await broker.op("0,")
+    await broker.half("later")
+    await broker.op("3,")
+    coordinator = await started(broker.store, TransactionOptions(decided_kept=1))
+    assert coordinator.table.get("one") is None
+
+    found = await coordinator.get("one")
+
+    assert (found.state, len(found.messages)) == (TxnState.COMMITTED, 1)
+    assert found.messages[0].final_offset == 0
+
+
+async def test_what_a_broker_committed_into_the_half_topic_is_undecided_and_can_be_committed():
+    """So ends the put-back of a half that has a delay of RocketMQ's; no consumer has got it."""
+    broker = await Broker.on_new_store()
+    await broker.half("one")
+    await broker.half("one", checks=1)
+    await broker.op("1,")
+    await broker.half("one", checks=1, transaction=TransactionBits.COMMIT)
+
+    coordinator = await started(broker.store)
+    assert coordinator.table.get("one").state is TxnState.PREPARED
+    await coordinator.commit("one")
+
+    assert (await coordinator.get("one")).messages[0].final_offset == 0
+    assert await asked_about_by_a_broker(broker.store) == set()
 
 
 async def test_an_op_of_several_halves_is_a_commit_of_some_and_a_rollback_of_others():
@@ -249,6 +431,45 @@ async def test_a_transaction_of_ours_that_a_broker_decided_meanwhile_is_decided(
     assert [one.final_offset for one in table.get(ids[0]).messages] == [0, 1]
 
 
+async def test_a_delayed_message_that_a_broker_committed_has_no_schedule():
+    broker = await Broker.on_new_store()
+    coordinator = await started(broker.store)
+    delayed = with_delay(message(b"x", queue=REAL_QUEUE, message_id="msg_1"), delay_ms=5_000)
+    begun = await coordinator.begin(Begin([delayed], "shop", CheckbackPolicy()))
+    transaction_id = begun.transaction.transaction_id
+    assert [one.schedule_id for one in begun.transaction.messages] == ["sch_1"]
+
+    await broker.final("msg_1")
+    await broker.op("0,")
+
+    found = (await started(broker.store)).table.get(transaction_id)
+    assert [(one.final_offset, one.schedule_id) for one in found.messages] == [(0, None)]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_what_a_broker_committed_without_its_delay_has_no_schedule_at_later_starts(
+    is_forgotten,
+):
+    broker = await Broker.on_new_store()
+    coordinator = await started(broker.store)
+    delayed = with_delay(message(b"x", queue=REAL_QUEUE, message_id="msg_1"), delay_ms=5_000)
+    begun = await coordinator.begin(Begin([delayed], "shop", CheckbackPolicy()))
+    transaction_id = begun.transaction.transaction_id
+    await broker.put_back(0)  # so that an op of ours names both halves
+    await broker.final("msg_1")
+    await broker.op("0,")
+    await started(broker.store)
+    await broker.half("later")
+    await broker.op("2,")
+
+    kept = TransactionOptions(decided_kept=1) if is_forgotten else None
+    coordinator = await started(broker.store, kept)
+
+    assert (coordinator.table.get(transaction_id) is None) == is_forgotten
+    found = await coordinator.get(transaction_id)
+    assert [(one.final_offset, one.schedule_id) for one in found.messages] == [(0, None)]
+
+
 async def test_our_own_mark_of_a_held_transaction_adds_nothing_to_what_the_check_queue_says():
     broker = await Broker.on_new_store()
     coordinator = await started(broker.store)
@@ -277,3 +498,23 @@ def test_a_half_that_is_replayed_is_no_copy_of_itself():
 
     assert not table.add_copy(transaction, 5)
     assert table.add_copy(transaction, 6)
+
+
+def test_copies_of_a_broker_stay_named_when_retention_puts_a_transaction_back():
+    table = TransactionTable(decided_kept=10)
+    transaction = Transaction(
+        "txn",
+        "shop",
+        (TxnMessage("msg", REAL_QUEUE, None, half_offset=5),),
+        CheckbackPolicy(),
+        0,
+        0,
+    )
+    table.add(transaction)
+    table.add_copy(transaction, 8)
+
+    table.move(transaction, [20], transaction.so_far, first_kept=0)
+    assert transaction.half_offsets == {5, 8, 20}
+    table.move(transaction, [30], transaction.so_far, first_kept=8)
+
+    assert transaction.half_offsets == {8, 20, 30}

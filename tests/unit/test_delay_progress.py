@@ -14,6 +14,7 @@ from storage.formats.delay_progress import (
     decode_timercheck,
     encode_levels,
     encode_timercheck,
+    is_our_timercheck,
 )
 from storage.message import QueueId
 from tests.support.schedules import House, in_house, with_house
@@ -72,6 +73,19 @@ def test_a_timercheck_has_a_brokers_layout():
         "000001a1fd84fffe 0000000000000037"
     )
     assert decode_timercheck(raw) == 9
+
+
+def test_a_timercheck_that_a_broker_has_changed_since_is_not_ours():
+    ours = encode_timercheck(9, counter=55, now_ms=7, queue_end=12, read_ms=5_000)
+
+    assert is_our_timercheck(ours)
+
+    for at in range(56):
+        assert not is_our_timercheck(ours[:at] + bytes([ours[at] ^ 1]) + ours[at + 1 :])
+
+
+def test_a_timercheck_of_an_earlier_version_is_ours():
+    assert is_our_timercheck(encode_timercheck(9, counter=1, now_ms=7)[:56].ljust(4096, b"\0"))
 
 
 def test_a_timercheck_that_is_not_whole_says_nothing():
@@ -222,7 +236,7 @@ def test_a_broker_that_claims_more_than_there_is_is_not_believed_of_what_comes()
     in_house(life, next_life)
 
 
-def test_beside_the_wheel_of_a_broker_no_timercheck_is_written():
+def test_the_wheel_of_a_broker_is_removed_when_the_first_progress_is_written():
     async def life(house):
         durable.replace(
             house.world.disk, ROOT / "timerwheel", b"a broker's", scratch=ROOT / "making"
@@ -233,6 +247,9 @@ def test_beside_the_wheel_of_a_broker_no_timercheck_is_written():
         await house.deliver(2_000)
         await house.store.aclose()
 
-        assert durable.read_whole(house.world.disk, ROOT / "config" / "timercheck") is None
+        raw = durable.read_whole(house.world.disk, ROOT / "config" / "timercheck")
+        assert decode_timercheck(raw) == 1
+        assert is_our_timercheck(raw)
+        assert not house.world.disk.exists(ROOT / "timerwheel")
 
     in_house(life, next_life)

@@ -9,6 +9,7 @@ import pytest
 
 from storage.errors import (
     CorruptRecord,
+    InvalidMessage,
     OffsetExpired,
     TransactionConflict,
     TransactionExpired,
@@ -491,3 +492,29 @@ def test_a_decided_transaction_whose_messages_have_expired_is_forgotten_with_the
             await house.store.read(ORDERS, 0, **EVERYTHING)
 
     in_lives(restarted, disk=without_derived(in_lives(begun)))
+
+
+def test_a_half_message_whose_properties_have_no_room_for_more_holds_up_no_drop():
+    """A broker's may have all but a few of the 32,767 bytes."""
+
+    async def begun(house):
+        await house.begin("full")
+        await house.begin("another")
+        append = house.store.append
+
+        async def with_little_room(messages, **more):
+            if any(
+                properties.CHECK_TIMES in one.system and one.message_id == "o-full"
+                for one in messages
+            ):
+                raise InvalidMessage("the properties take 32,800 bytes")
+            return await append(messages, **more)
+
+        house.store.append = with_little_room
+        await house.expire_all()
+
+        assert "InvalidMessage" in house.coordinator.not_put_back()["full"]
+        await house.coordinator.commit("another")
+        assert await bodies(house.store, ORDERS) == [b"order"]
+
+    in_lives(begun)

@@ -11,6 +11,7 @@ from scheduler import scheduled_message as scheduled
 from scheduler.options import ScheduleOptions
 from scheduler.schedule import ScheduleState
 from scheduler.schedule_service import ScheduleService
+from storage.errors import InvalidMessage
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -197,3 +198,24 @@ def test_a_schedule_that_is_changed_while_it_is_put_back_is_changed():
 
     disk, wall_ms = in_lives(life)
     in_lives(after, disk=without_derived(disk), begin_ms=wall_ms)
+
+
+def test_a_message_whose_properties_have_no_room_for_more_holds_up_no_drop():
+    """A broker's may have all but a few of the 32,767 bytes."""
+
+    async def put_off(house):
+        await house.put_off("first", 20 * MINUTE_MS)
+        due = await house.put_off("second", 20 * MINUTE_MS)
+        append = house.store.append
+
+        async def with_little_room(messages, **more):
+            if any(scheduled.SO_FAR in one.system and one.body == b"first" for one in messages):
+                raise InvalidMessage("the properties take 32,800 bytes")
+            return await append(messages, **more)
+
+        house.store.append = with_little_room
+        await house.expire_all()
+
+        assert await house.delivered(due) == ["second"]
+
+    in_lives(put_off)

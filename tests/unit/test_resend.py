@@ -4,12 +4,14 @@ later, too.
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from delivery.leases import retry_message
 from scheduler import scheduled_message
 from scheduler.scheduled_message import CarriedState
-from storage.message import Message, QueueId, StoredMessage, TransactionBits
+from storage.formats import record as records
+from storage.message import Message, QueueId, RecordHeader, StoredMessage, TransactionBits
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import Facts
@@ -29,6 +31,13 @@ def stored(message: Message) -> Prioritised:
     return Prioritised(**{**fields, "queue_offset": 7, "stored_at_ms": NOW_MS, "log_offset": 712})
 
 
+BROKERS = RecordHeader(
+    flag=-1,
+    sys_flag=records.COMPRESSED | 0x300 | 0x2 | records.BORN_HOST_IPV6,
+    born_host=bytes.fromhex("20010db8000000000000000000000001" + "0000c350"),
+    reconsume_times=7,
+)
+
 GIVEN = Prioritised(
     queue=ORDERS,
     message_id="msg_1",
@@ -41,6 +50,7 @@ GIVEN = Prioritised(
     priority=9,
     transaction=TransactionBits.COMMIT,
     prepared_log_offset=88,
+    header=BROKERS,
     queue_offset=7,
     stored_at_ms=NOW_MS,
 )
@@ -84,6 +94,8 @@ COPIES: dict[str, Callable[[], Message]] = {
     ),
 }
 
+RETRIED = ("a retry", "a dead letter")
+
 
 @pytest.mark.parametrize("name", COPIES)
 def test_a_message_that_is_stored_again_keeps_each_field_even_one_that_is_added_later(name):
@@ -94,9 +106,13 @@ def test_a_message_that_is_stored_again_keeps_each_field_even_one_that_is_added_
         "system",
         "transaction",
         "prepared_log_offset",
+        "header",
     }:
         assert getattr(copy, field) == getattr(GIVEN, field), field
     assert copy.system["__content_type"] == "text/plain"
+    assert copy.header is not None
+    times = 1 if name in RETRIED else BROKERS.reconsume_times
+    assert copy.header == msgspec.structs.replace(BROKERS, reconsume_times=times)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +122,7 @@ def test_a_message_that_is_stored_again_keeps_each_field_even_one_that_is_added_
         ("a half message written again", TransactionBits.NONE, 0),
         ("a retry", TransactionBits.COMMIT, 0),
         ("a dead letter", TransactionBits.COMMIT, 0),
-        ("a delayed message that is delivered", TransactionBits.COMMIT, 88),
+        ("a delayed message that is delivered", TransactionBits.COMMIT, 0),
         ("a delayed message written again", TransactionBits.COMMIT, 88),
     ],
 )
@@ -116,3 +132,33 @@ def test_what_a_copy_is_in_a_transaction_is_decided_by_what_it_is_for(
     copy = COPIES[name]()
 
     assert (copy.transaction, copy.prepared_log_offset) == (bits, prepared_log_offset)
+
+
+@pytest.mark.parametrize("name", RETRIED)
+def test_a_copy_that_counts_attempts_counts_them_where_a_java_consumer_reads_them(name):
+    usual = msgspec.structs.replace(GIVEN, header=None)
+    make = retry_message.retry_copy if name == "a retry" else retry_message.dead_letter_copy
+    more = {"generation": 0} if name == "a retry" else {"reason": "db down"}
+
+    copy = make(usual, "workers", attempts=3, **more)
+
+    assert copy.header == msgspec.structs.replace(records.USUAL_HEADER, reconsume_times=3)
+    assert retry_message.attempts_of(copy) == 3
+
+
+def test_the_attempts_of_a_brokers_retry_are_those_of_its_header_even_on_its_copy_of_one_of_ours():
+    ours = retry_message.retry_copy(GIVEN, "workers", attempts=2, generation=0)
+    assert ours.header is not None
+    brokers = msgspec.structs.replace(
+        ours, header=msgspec.structs.replace(ours.header, reconsume_times=3)
+    )
+
+    assert retry_message.attempts_of(GIVEN) == 7
+    assert retry_message.attempts_of(brokers) == 3
+
+
+def test_the_attempts_of_a_retry_of_an_earlier_version_are_those_of_its_property():
+    usual = msgspec.structs.replace(GIVEN, header=None)
+    ours = retry_message.retry_copy(usual, "workers", attempts=2, generation=0)
+
+    assert retry_message.attempts_of(msgspec.structs.replace(ours, header=None)) == 2

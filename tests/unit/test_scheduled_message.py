@@ -87,7 +87,7 @@ def test_a_time_is_kept_to_the_millisecond_beside_the_whole_second_of_a_broker(d
 
 
 @pytest.mark.parametrize("delay", [{"delay_ms": 1_000}, {"delay_ms": 77}, {"due_ms": NOW_MS + 77}])
-def test_what_is_delivered_is_what_was_put_off(delay):
+def test_what_is_delivered_is_what_was_put_off_and_names_no_half(delay):
     given = message(
         b"\x00body",
         queue=QueueId("orders", 2),
@@ -103,8 +103,19 @@ def test_what_is_delivered_is_what_was_put_off(delay):
     delivered = scheduled.unwrap(stored(waiting))
 
     assert dict(delivered.system) == {"__content_type": "text/plain", "__schedule": "sch_1"}
-    for name in set(given.__struct_fields__) - {"system"}:
+    for name in set(given.__struct_fields__) - {"system", "prepared_log_offset"}:
         assert getattr(delivered, name) == getattr(given, name)
+    assert delivered.prepared_log_offset == 0  # as in a broker's copy
+
+
+def test_a_retry_for_a_further_retry_queue_of_a_broker_comes_to_the_one_that_a_group_receives():
+    system = {"REAL_TOPIC": "%RETRY%billing", "REAL_QID": "3"}
+
+    delivered = scheduled.unwrap(
+        stored(message(queue=QueueId("SCHEDULE_TOPIC_XXXX", 2), system=system))
+    )
+
+    assert delivered.queue == QueueId("%RETRY%billing", 0)
 
 
 def test_a_message_without_a_delay_is_not_put_off():
