@@ -4,12 +4,15 @@ from audit.log_files import LogReader
 from audit.log_range import Log
 from storage.formats import record as records
 
-_STORE_HOST_AT = 64  # bytes into a record
+_SYS_FLAG = slice(36, 40)  # bytes of a record
+_STORE_HOST_AT = 64  # behind an IPv4 born host
 
 
 def is_ours(raw: bytes) -> bool:
     """Did this service write the record that begins here? Its store host says so."""
-    return raw.startswith(records.HOST, _STORE_HOST_AT)
+    sys_flag = int.from_bytes(raw[_SYS_FLAG], "big")
+    more_bytes = records.IPV6_MORE_BYTES if sys_flag & records.BORN_HOST_IPV6 else 0
+    return raw.startswith(records.HOST, _STORE_HOST_AT + more_bytes)
 
 
 def has_brokers_records(log: Log) -> bool:

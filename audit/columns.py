@@ -1,4 +1,4 @@
-"""What a record looks like as a row of `commitlog`, and what kinds of records there are."""
+"""Columns of a record as a row of `commitlog`, and the kinds of records."""
 
 from collections.abc import Iterable
 from enum import IntFlag, auto
@@ -45,6 +45,8 @@ class Role(IntFlag):
     OURS = auto()
     DAMAGED = auto()  # of a stretch that is no record
     FILLER = auto()
+    # beside HALF: a broker's final that went into the half topic instead of its own
+    ASTRAY = auto()
 
 
 _OF_TOPIC = {
@@ -101,7 +103,7 @@ COLUMNS = {
     "real_topic": "string",
     "real_queue_id": "int",
     "transaction_mark": "string",  # "true" on a half, and on what a broker makes of one
-    "key": "string",
+    "key": "string",  # all its keys, with a space between each two
     "tag": "string",
     "schedule_id": "string",
     "check_times": "int",  # how often a broker had asked when it stored the half again

@@ -25,7 +25,7 @@ class QueueFile(NamedTuple):
 
 
 def queue_files(uri: str) -> list[QueueFile]:
-    """Files that have bytes, by their path."""
+    """Files that have bytes, by their path; without light queues, which repeat those of topics."""
     files, path = files_of(uri)
     folder = f"{path.rstrip('/')}/{_FOLDER}"
     found = []
@@ -33,6 +33,8 @@ def queue_files(uri: str) -> list[QueueFile]:
         base = names.base_offset(name.rpartition("/")[2])
         if base is not None and size:
             topic, queue_id = f"{folder}/{name}".split("/")[-3:-1]
+            if topic.startswith(names.LIGHT_QUEUE_PREFIX):
+                continue
             first_entry = base // queue_entry.ENTRY_BYTES
             found.append(QueueFile(f"{folder}/{name}", topic, int(queue_id), first_entry, size))
     return found

@@ -1,4 +1,4 @@
-"""What an audit answers instead of a report, where it is not that something went wrong.
+"""Answers of an audit instead of a report that are not failures.
 
 Needs no Spark.
 """

@@ -1,4 +1,5 @@
-"""What proves a finding, found by Spark: the records of a transaction, or where the log is damaged.
+"""Evidence of a finding, found by Spark: the records of a transaction, or the place of damage in
+the log.
 
 The log is read again for it.
 """

@@ -1,5 +1,5 @@
-"""What is stored beside a file that was made of a segment, as JSON: what it is made of, and that it
-is whole. Written last.
+"""The manifest beside a file that was made of a segment, as JSON: the segment, and that the file is
+whole. Written last.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""What the log shows of every transaction, as expressions of SQL: Spark and SQLite both evaluate
-them, so either engine finds the same facts.
+"""The rules about every transaction, as expressions of SQL: Spark and SQLite both evaluate them, so
+either engine finds the same facts.
 
 The reader says of each record what it is to its transaction (`columns.Role`). The rows are grouped
 by transaction id into numbers of fixed width (counts, smallest and largest offsets, sums), and from
@@ -249,6 +249,10 @@ def facts(bounds: Bounds) -> str:
         ),
         Fact.WRONG_HALF: "(prepared_least < half_first) OR (prepared_most > half_last)",
         Fact.OURS_WITHOUT_OP: (f"{_has(Role.HALF)} AND {_has(Role.OURS)} AND (NOT {_has(_OPS)})"),
+        Fact.OP_FIRST: (
+            f"{_has(Role.PLAIN_OP)} AND (NOT {_has(Role.ASTRAY)}) AND (op_first < final_first)"
+        ),
+        Fact.ASTRAY: _has(Role.ASTRAY),
     }
     return bits(found)
 

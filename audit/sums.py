@@ -1,5 +1,5 @@
-"""What the rows of all transactions sum up to: plain values, counted by an engine for each set of
-facts. Pure.
+"""Sums over the rows of all transactions: plain values, counted by an engine for each set of facts.
+Pure.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What can have become of a transaction, and which facts say so.
+"""Verdicts on a transaction, and the facts that lead to each.
 
 Pure: Spark finds the facts, this judges them.
 
@@ -27,6 +27,11 @@ class Fact(IntFlag):
     ALTERED = auto()  # a final whose body is not its half's
     WRONG_HALF = auto()  # a final that names another half than its own
     OURS_WITHOUT_OP = auto()  # this service published a message of it, and no op decides it
+    # a broker's op in front of every message that was published: a broker writes the final first,
+    # so this op was a rollback
+    OP_FIRST = auto()
+    # a broker committed it, and stored the message among the halves instead of in its topic
+    ASTRAY = auto()
 
 
 # Name and meaning; every transaction has exactly one.
@@ -64,18 +69,24 @@ def _is_committed(facts: Fact) -> bool:
     die before.
     """
     published = Fact.PUBLISHED in facts and Fact.OURS_WITHOUT_OP not in facts
-    return Fact.COMMIT_OP in facts or (Fact.ROLLBACK_OP not in facts and published)
+    has_final = published or Fact.ASTRAY in facts
+    return Fact.COMMIT_OP in facts or (has_final and not _has_rollback(facts))
+
+
+def _has_rollback(facts: Fact) -> bool:
+    return bool(facts & (Fact.ROLLBACK_OP | Fact.OP_FIRST))
 
 
 def _is_rolled_back(facts: Fact) -> bool:
     """A broker's op that has no final is a rollback."""
     if Fact.COMMIT_OP in facts:
         return False
-    return Fact.ROLLBACK_OP in facts or (Fact.PLAIN_OP in facts and Fact.PUBLISHED not in facts)
+    has_final = bool(facts & (Fact.PUBLISHED | Fact.ASTRAY))
+    return _has_rollback(facts) or (Fact.PLAIN_OP in facts and not has_final)
 
 
 def _is_contradicted(facts: Fact) -> bool:
-    return Fact.ROLLBACK_OP in facts and Fact.PUBLISHED in facts
+    return _has_rollback(facts) and Fact.PUBLISHED in facts
 
 
 def _is_published_once(facts: Fact) -> bool:

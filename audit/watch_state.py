@@ -1,4 +1,4 @@
-"""What a watch has found so far, in a folder: a state for each batch, whole or not there.
+"""State of a watch in a folder: one file for each batch, written whole.
 
 DIR/rows/<batch>/        Parquet: the numbers of each transaction that is open, or may be heard of
                          again

@@ -1,1 +1,1 @@
-"""What else the log can be asked beside the outcomes of transactions: one module for each check."""
+"""Checks of the log beside the outcomes of transactions: one module each."""

@@ -14,7 +14,7 @@ from audit.checks.sql import begins, behind, one_of
 from audit.checks.tables import Listing, Row, Tables
 from audit.columns import DEAD_LETTER, DELAYED, DELAYED_AGAIN, RETRY
 from audit.log_range import Log
-from storage.formats import names
+from storage.formats import inner_batch, names
 from storage.formats.consumer_offsets import GroupQueue
 
 LISTED = 1_000  # findings of a kind
@@ -86,6 +86,15 @@ class CheckContext:
     def queues(self) -> list[QueueSums]:
         """Offsets and counts of each queue in the log."""
         return [QueueSums(**row) for row in self.rows(queue_sums.by_queue(self.records))]
+
+    @cached_property
+    def queues_with_inner_batches(self) -> set[tuple[str, int]]:
+        """(topic, number) of those with records that take several offsets."""
+        rows = self.rows(
+            f"SELECT DISTINCT topic, queue_id FROM {self.records} "
+            f"WHERE (sys_flag & {inner_batch.FLAG}) != 0"
+        )
+        return {(row["topic"], row["queue_id"]) for row in rows}
 
     @cached_property
     def last_stored_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""What were producers asked about their transactions, and what came of it?
+"""Checks of transactions with their producers, and the answers to them.
 
 A check leaves something in the log when it was answered or failed: "unknown" and every failed try
 as a message of its own, a decision on the op. So what stands here are answers and failed tries, not

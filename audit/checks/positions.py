@@ -18,6 +18,7 @@ from audit.checks.check_context import LISTED, CheckContext, Found
 from audit.checks.leases import QUEUE
 from audit.checks.sql import one_of
 from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.formats.inner_batch import MOST_MESSAGES
 from storage.formats.names import TIMER_TOPIC
 
 _CHECKPOINT = "checkpoint"
@@ -51,8 +52,13 @@ def check(context: CheckContext) -> Found:
     found = Found(counts={"positions_unreadable": len(said.unreadable)})
     found.items = [{"verdict": "positions_unreadable", "file": file} for file in said.unreadable]
     _judge_checkpoint(context, found)
+    batched = context.queues_with_inner_batches
     queues = {
-        (one.topic, one.queue_id): Bounds(one.first, one.last + 1, one.last_at)
+        (one.topic, one.queue_id): Bounds(
+            one.first,
+            one.last + (MOST_MESSAGES if (one.topic, one.queue_id) in batched else 1),
+            one.last_at,
+        )
         for one in context.queues
     }
     begins_late = context.log.begin > 0

@@ -1,4 +1,4 @@
-"""What each queue has in the log, by one shuffle: from which offset to which, and sums that tell
+"""Records of each queue in the log, by one shuffle: first and last offset, and sums that show
 whether any is missing.
 """
 

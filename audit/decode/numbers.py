@@ -14,15 +14,16 @@ from audit.decode import spans
 from audit.decode.hashes import hashes
 from audit.decode.records import NUMBER_PROPERTIES, Records
 from audit.decode.spans import Bytes, Flags
+from storage.formats import properties, unit
 from storage.formats import record as records
-from storage.formats import unit
 from storage.formats.delay_levels import DELAYS_MS, SCHEDULE_TOPIC
-from storage.formats.names import TIMER_TOPIC
+from storage.formats.names import HALF_TOPIC, TIMER_TOPIC
 from storage.formats.scan import Ints
 
 _COUNT_PREFIX = b'{"message_count":'
 _COUNT_DIGITS = 9
 _RESUMED = b'{"event":"resumed"'
+_HALF_TOPIC = HALF_TOPIC.encode()
 _OUR_HOST = np.frombuffer(records.HOST, np.uint64)[0]
 _UNIT_TEXT_BYTES = unit.UNIT_ITEM_BYTES - len(unit.UNIT_ITEM_START) - 1
 _OFFSET_DIGITS = 12  # of a unit item: where the unit begins
@@ -61,6 +62,15 @@ def _of_header(name: str, kind: type[np.integer[Any]], rows: Records) -> Numbers
     return Numbers(rows.field(name).astype(kind))
 
 
+def _of_body(name: str, kind: type[np.integer[Any]], rows: Records) -> Numbers:
+    """A body that is only a placeholder is an empty one: its length and its checksum are 0."""
+    numbers = rows.field(name).astype(kind)
+    are_short = rows.field("body_bytes") == len(properties.PLACEHOLDER)
+    if are_short.any():
+        numbers[are_short & (rows.items["no_body"][1] > 0)] = 0
+    return Numbers(numbers)
+
+
 def _role(rows: Records) -> Numbers:
     items = rows.items
     is_op, is_final, has_waited = (
@@ -69,9 +79,12 @@ def _role(rows: Records) -> Numbers:
         items["schedule_id"][1] > 0,
     )
     names_half = rows.field("prepared_offset").astype(np.int64) > 0
-    is_direct, waits = is_final & ~has_waited, rows.are(columns.DELAYED) & rows.are_identified
+    is_half, is_direct = rows.are(columns.HALF), is_final & ~has_waited
+    # A half that a broker stores again takes the same way where it has a delay.
+    is_half_again = items.are("real_topic", _HALF_TOPIC)
+    waits = rows.are(columns.DELAYED) & rows.are_identified & ~is_half_again
     found = {
-        Role.HALF: rows.are(columns.HALF),
+        Role.HALF: is_half,
         Role.COMMIT_OP: is_op & items.are("decision", b"commit"),
         Role.ROLLBACK_OP: is_op & items.are("decision", b"rollback"),
         Role.PLAIN_OP: is_op & (items["decision"][1] == 0),
@@ -83,6 +96,7 @@ def _role(rows: Records) -> Numbers:
         Role.HELD: rows.are(columns.HELD),
         Role.RESUMED: rows.begin_with(rows.are(columns.CHECK), _RESUMED),
         Role.OURS: _are_ours(rows, is_direct | waits),
+        Role.ASTRAY: is_half & rows.is_commit,
     }
     bits = np.zeros(len(rows), np.int32)
     for role, holds in found.items():
@@ -190,8 +204,8 @@ COLUMNS: Mapping[str, Callable[[Records], Numbers]] = {
     "stored_ms": partial(_of_header, "stored_at", np.int64),
     "reconsume_times": partial(_of_header, "reconsume_times", np.int32),
     "prepared_offset": partial(_of_header, "prepared_offset", np.int64),
-    "body_bytes": partial(_of_header, "body_bytes", np.int32),
-    "body_crc": partial(_of_header, "body_crc", np.int64),
+    "body_bytes": partial(_of_body, "body_bytes", np.int32),
+    "body_crc": partial(_of_body, "body_crc", np.int64),
     "role": _role,
     "message_hash": _message_hash,
     "message_count": _message_count,

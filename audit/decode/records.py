@@ -35,6 +35,7 @@ _HEADER = np.dtype(
     ]
 )  # fmt: skip
 _STORED_AT, _TAIL_AT = 56, 72
+_STORED = np.dtype([("stored_at", ">i8"), ("store_host", "V8")])
 _TAIL = np.dtype([("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_bytes", ">i4")])
 _IPV6_MORE_BYTES = 12
 assert _HEADER.itemsize == 88
@@ -66,6 +67,7 @@ _NAMES = {
     **NUMBER_PROPERTIES,
     "own_id": properties.TRANSACTION_ID,
     "unit": properties.UNIT,
+    "no_body": properties.NO_BODY,
     "delay_level": DELAY_LEVEL,
     "due_noted": "__schedule_due_ms",
     "deliver_at": properties.TIMER_DELIVER_MS,
@@ -113,9 +115,8 @@ class Records:
             both = born + np.where(flags & records.STORE_HOST_IPV6, _IPV6_MORE_BYTES, 0)
             tail = spans.values_at(self._raw, _TAIL, self.at + _TAIL_AT + both)
             self._moved = {name: tail[name] for name in _TAIL.names or ()}
-            self._moved["stored_at"] = spans.values_at(
-                self._raw, np.dtype(">i8"), self.at + _STORED_AT + born
-            )
+            stored = spans.values_at(self._raw, _STORED, self.at + _STORED_AT + born)
+            self._moved |= {name: stored[name] for name in _STORED.names or ()}
             body_at = body_at + both
         self._find_texts(body_at)
 

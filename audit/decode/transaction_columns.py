@@ -1,6 +1,4 @@
-"""What a record says about its transaction, as Arrow columns: its id and group, and the halves that
-an op names.
-"""
+"""Columns of a record's transaction in Arrow: its id and group, and the halves that an op names."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -19,6 +19,7 @@ from audit.transaction_audit import Scope, run
 from storage.formats import index_file
 from storage.formats.index_file import Header
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked
+from tests.support.broker_log import BrokerLog, inner_batch, with_every_kind
 from tests.support.builders import message
 from tests.support.logs import Log
 from tests.support.planted_checks import WRONG, decide_by_check, plant
@@ -293,3 +294,35 @@ def test_a_store_that_is_in_order_is_left_in_peace(spark, tmp_path, folder, name
     assert counts_of(found) == {}
     assert found["index"].numbers["entries"] == found["index"].numbers["keys"] > 100
     assert list(found) == list(CHECKS)
+
+
+def test_what_a_broker_stores_beside_ordinary_messages_is_no_fault(spark, tmp_path):
+    """A record of several messages takes several queue offsets."""
+    with_every_kind(tmp_path)
+    (tmp_path / "config").mkdir()
+    table = '{"offsetTable":{"orders@shop":{0:6}}}'
+    (tmp_path / "config" / "consumerOffset.json").write_text(table)
+
+    found = checked(spark, tmp_path, Asked(("integrity", "queues", "positions", "halves")))
+
+    assert {kind: n for one in found.values() for kind, n in one.counts.items() if n} == {
+        "half_malformed": 1  # the prepared record, which no queue has
+    }
+    assert found["queues"].numbers["queues_with_inner_batches"] == 1
+
+
+def test_a_gap_beside_a_queue_with_inner_batches_is_found(spark, tmp_path):
+    log = BrokerLog(tmp_path)
+    inner_batch(log, "orders", [(b"one", "red"), (b"two", "red")])
+    log.append("bills", b"first", {}, width=2)
+    log.append("bills", b"third", {})
+    log.close()
+    (tmp_path / "config").mkdir()
+    table = '{"offsetTable":{"orders@shop":{0:2}}}'  # behind both messages of the batch
+    (tmp_path / "config" / "consumerOffset.json").write_text(table)
+
+    found = checked(spark, tmp_path, Asked(("queues", "positions")))
+
+    assert {kind: n for one in found.values() for kind, n in one.counts.items() if n} == {
+        "queue_gap": 1
+    }

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from audit import arrow_columns, columns, log_range
+from audit import arrow_columns, brokers, columns, log_range
 from audit.columns import Role
 from audit.decode import batches, numbers, plain_rows, spans
 from audit.decode.hashes import hash_of, hashes
@@ -21,9 +21,10 @@ from storage.formats import index_file, names, op_message, properties
 from storage.formats import record as records
 from storage.formats.delay_levels import deliver_at_ms
 from storage.formats.record import Record
-from storage.message import StoredMessage, TransactionBits
+from storage.message import RecordHeader, StoredMessage, TransactionBits
 from tests.golden.test_own_store import FOLDER as OURS
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
+from tests.support.builders import encoded, message
 from tests.support.logs import BROKER_HOST, Log, broker_record
 
 STORES = {
@@ -303,6 +304,20 @@ def test_records_with_longer_hosts_have_their_fields_further_back(born, store):
     )
 
     assert row_of(raw) == expected(raw, 0, 0, 0)
+
+
+@pytest.mark.parametrize("born", [None, BROKER_HOST, bytes(range(20))])
+def test_a_final_that_we_wrote_is_ours_wherever_its_half_was_born(born):
+    sys_flag = records.BORN_HOST_IPV6 if born is not None and len(born) == 20 else 0
+    header = None if born is None else RecordHeader(7, sys_flag, born, 0)
+    final = message(header=header, transaction=TransactionBits.COMMIT, prepared_log_offset=64)
+
+    raw = encoded([final], first_offset=4_096).data
+
+    row = row_of(raw, 4_096)
+    assert row == expected(raw, 0, 4_096, row["segment"])
+    assert row["role"] & Role.OURS
+    assert brokers.is_ours(raw)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from audit.scope import Scope
 from audit.transaction_audit import TransactionAudit
 from audit.verdicts import FINDINGS
 from cli.audit_common import status_of
-from storage.formats import names
+from storage.formats import names, queue_entry
 from storage.message import QueueId
 from tests.audit.test_command import pretended_in_the_second_part
 from tests.audit.test_halves import plain_op
@@ -30,7 +30,7 @@ from tests.audit.test_outcomes import BROKERS, OURS, unpacked
 from tests.fault.campaign_size import sized
 from tests.fault.test_audits import copied, crashed_disk, spoiled
 from tests.golden import test_whole_store
-from tests.support import planted_checks
+from tests.support import broker_log, planted_checks
 from tests.support.builders import message
 from tests.support.logs import broker_record
 from tests.support.planted import plant
@@ -95,6 +95,11 @@ def checked(folder: Path) -> Path:
     return planted_checks.plant(folder, times=1)[0]
 
 
+def every_kind(folder: Path) -> Path:
+    broker_log.with_every_kind(folder)
+    return folder
+
+
 def with_a_brokers_ops(folder: Path) -> Path:
     """A broker went on in a store of ours, in the midst of a segment."""
     log = WrittenLog(folder)
@@ -149,6 +154,8 @@ STORES: dict[str, Store] = {
     "ours, whole": whole,
     "a broker's, stopped": golden(BROKERS / "public-1.tar.xz"),
     "a broker's, killed": golden(BROKERS / "public-2.tar.xz"),
+    "a broker's, whatever it did": lambda folder: broker_log.plant(folder)[0].root,
+    "a broker's, every kind of record": every_kind,
     "planted": planted_at(0),
     "planted, late": planted_at(3 << 18),
     "damaged": damaged,
@@ -323,6 +330,22 @@ def test_an_index_whose_first_file_appears_during_the_audit_is_compared_with_the
     index = outcome.report["checks"]["index"]
     assert index["keys"] == index["entries"] > 0
     assert not any(index["findings"].values())
+
+
+def test_the_light_queues_of_a_broker_are_not_compared_with_the_records_of_a_topic(tmp_path):
+    store = whole(tmp_path / "store")
+    light = store / "consumequeue" / "%LMQ%a" / "0"
+    light.mkdir(parents=True)
+    begin = log_range.find_log(str(store)).begin
+    (light / names.file_name(0)).write_bytes(queue_entry.encode(begin, 200, 0))
+
+    outcome = local_audit.run(
+        str(store), Scope(), found=log_range.find_log(str(store)), asked=EVERYTHING
+    )
+
+    queues = outcome.report["checks"]["queues"]
+    assert queues["consume_queues"] == "compared"
+    assert not any(queues["findings"].values())
 
 
 def test_memory_does_not_grow_with_the_bytes_of_the_log(tmp_path):

@@ -21,7 +21,7 @@ from storage.formats.names import HALF_TOPIC
 from tests.golden.test_own_store import FOLDER as OURS
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
 from tests.golden.test_rocketmq_stores import manifest
-from tests.support import plain_audit
+from tests.support import broker_log, plain_audit
 from tests.support.builders import message
 from tests.support.logs import broker_record
 from tests.support.planted import FLAGGED, plant
@@ -282,6 +282,18 @@ def test_transactions_of_a_broker_have_the_outcome_that_the_bytes_prove(spark, n
         key: verdict.replace("undecided_held", "undecided") for key, verdict in found.items()
     } == proven
     assert found == plain_audit.verdicts(plain_audit.read_log(store / "commitlog", end=1 << 40))
+
+
+def test_whatever_a_broker_did_with_a_transaction_has_the_verdict_that_it_means(spark, tmp_path):
+    """By the order of its records: a final comes before its op, unless it was rolled back."""
+    log, truth = broker_log.plant(tmp_path)
+
+    outcome = audit_of(spark, log.root).run()
+
+    assert verdicts_of(spark, log.root) == truth
+    assert plain_audit.verdicts(plain_audit.read_log(tmp_path / "commitlog", end=1 << 40)) == truth
+    assert outcome.report["flags"] == dict.fromkeys(FLAGGED.values(), 0)
+    assert outcome.is_balanced
 
 
 @pytest.mark.parametrize("name", ["closed", "cut"])

@@ -23,6 +23,18 @@ def test_every_set_of_facts_has_exactly_one_verdict():
         (Fact.HALF | Fact.PLAIN_OP | Fact.PUBLISHED | Fact.ALL_THERE, "committed_once"),
         # a broker's op without a final is a rollback
         (Fact.HALF | Fact.PLAIN_OP, "rolled_back_clean"),
+        # and one that lies in front of its final was a rollback
+        (
+            Fact.HALF | Fact.PLAIN_OP | Fact.OP_FIRST | Fact.PUBLISHED | Fact.ALL_THERE,
+            "rolled_back_but_delivered",
+        ),
+        # committed, and the message lies where no consumer receives it
+        (Fact.HALF | Fact.PLAIN_OP | Fact.ASTRAY, "final_missing"),
+        (Fact.HALF | Fact.ASTRAY, "final_missing"),
+        (
+            Fact.HALF | Fact.PLAIN_OP | Fact.ASTRAY | Fact.PUBLISHED | Fact.ALL_THERE,
+            "committed_once",
+        ),
         (Fact.HALF | Fact.ROLLBACK_OP, "rolled_back_clean"),
         (Fact.HALF | Fact.COMMIT_OP, "final_missing"),
         (Fact.HALF | Fact.COMMIT_OP | Fact.PUBLISHED, "final_missing"),

@@ -192,6 +192,8 @@ def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
         ):
             if own_id is not None:
                 found.setdefault(own_id, Transaction())
+        elif topic in DELAY_TOPICS and real_topic == names.HALF_TOPIC:
+            found.setdefault(_id(message), Transaction())  # a half that is put back after a delay
         elif message.transaction is TransactionBits.COMMIT:
             if topic in DELAY_TOPICS and "__schedule_so_far" in message.system:
                 found[_id(message)].again.append(message)
@@ -221,13 +223,17 @@ def verdict(one: Transaction, log_begin: int, first_number: int | None, ours: se
             if _began_before(one, log_begin, first_number)
             else "op_without_half"
         )
-    if "rollback" in said and published:
+    final_places = [final.log_offset or 0 for final in one.finals + _unnamed(one)]
+    plain_places = [offset for offset, decision in one.decisions if decision is None]
+    # a final that a broker put among the halves
+    is_astray = any(half.transaction is TransactionBits.COMMIT for half in one.halves)
+    is_op_first = bool(plain_places and final_places) and min(plain_places) < min(final_places)
+    if published and ("rollback" in said or (is_op_first and not is_astray)):
         return "rolled_back_but_delivered"
-    moments = [offset for offset, _ in one.decisions] + [
-        final.log_offset or 0 for final in one.finals + _unnamed(one)
-    ]
+    moments = [offset for offset, _ in one.decisions] + final_places
     is_late = bool(one.held) and bool(moments) and min(moments) > min(one.held)
-    if "commit" in said or (published and not is_published_undecided(one, ours)):
+    has_final = is_astray or (published and not is_published_undecided(one, ours))
+    if "commit" in said or (has_final and "rollback" not in said):
         messages = {half.message_id for half in one.halves}
         finals = Counter(final.message_id for final in one.finals)
         if not messages <= finals.keys():

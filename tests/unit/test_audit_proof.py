@@ -8,23 +8,33 @@ from app.audit.proof import DELAY_TOPICS, Evidence, facts_of
 from audit.verdicts import FLAGS, verdict
 from storage.formats import names, properties
 from storage.message import StoredMessage, TransactionBits
-from tests.support import plain_audit
+from tests.support import broker_log, plain_audit
 from tests.support.planted import FLAGGED, plant
+from txn import half_message
 
 _OF_TOPIC = {names.HALF_TOPIC: 0, names.CHECK_TOPIC: 2, names.OP_TOPIC: 3}
+_DISCARDED = 4
 
 
 def evidence_of(messages: list[StoredMessage], transaction_id: str) -> Evidence:
     """What the service would find for it by its index: finals by the ids of the halves."""
-    parts: tuple[list[StoredMessage], ...] = ([], [], [], [])
+    parts: tuple[list[StoredMessage], ...] = ([], [], [], [], [])
     own = [one for one in messages if one.system.get(properties.TRANSACTION_ID) == transaction_id]
     ids = {one.message_id for one in own if one.queue.topic == names.HALF_TOPIC}
     for message in own:
         topic = message.queue.topic
         if topic in _OF_TOPIC:
             parts[_OF_TOPIC[topic]].append(message)
+        elif half_message.is_discarded_half(message) and topic == names.HELD_TOPIC:
+            parts[_DISCARDED].append(message)
         elif message.message_id in ids and message.transaction is TransactionBits.COMMIT:
             parts[1].append(message)
+    halves = {half.queue_offset for half in parts[0]}
+    for message in messages:
+        if message.queue.topic == names.OP_TOPIC and message not in parts[3]:
+            op = half_message.read_op(message)
+            if op.transaction_id is None and not halves.isdisjoint(op.half_offsets):
+                parts[3].append(message)
     return Evidence(*parts)
 
 
@@ -45,6 +55,19 @@ def test_every_planted_fate_gets_the_verdict_that_is_true_of_it(planted):
     }
 
     assert found == {name: truth[name] for name in begun}
+
+
+def test_whatever_a_broker_did_with_a_transaction_has_the_verdict_that_it_means(tmp_path):
+    """Of a final without an op the service writes the op before anybody asks."""
+    _, truth = broker_log.plant(tmp_path)
+    log = plain_audit.read_log(tmp_path / "commitlog", end=1 << 40)
+    asked = [name for name in truth if not name.startswith("final_without_op")]
+
+    found = {
+        name: verdict(facts_of(evidence_of(log.messages, name), log_begin=0)) for name in asked
+    }
+
+    assert found == {name: truth[name] for name in asked}
 
 
 def test_every_planted_flag_is_seen_and_no_other(planted):
