@@ -1,5 +1,5 @@
-"""What a request must be before anything of it is done: from a client who may ask, and of a size
-and form that is taken.
+"""Checks that a request passes before its handler: the client's key, the size and the form of the
+body.
 """
 
 import hmac

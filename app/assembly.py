@@ -11,11 +11,17 @@ from typing import NamedTuple
 from app.body_thread import BodyThread
 from app.component import CallbackComponent, Component
 from app.components.delivery import DeliveryComponent, RequestsComponent
+from app.components.disk import DiskComponent
+from app.components.hand_over import BrokerFilesComponent, take_over_component
 from app.components.registry import RegistryComponent
 from app.components.retention import RetentionComponent
 from app.components.schedules import CronComponent, SchedulesComponent
 from app.components.transactions import CheckSenderComponent, TransactionsComponent
 from app.connections import Connections
+from app.disk.kernel_files import KernelFiles
+from app.disk.watch import DiskWatch
+from app.hand_over.broker_files import BrokerFiles
+from app.hand_over.take_over import TakeOver
 from app.idempotency import IdempotencyKeys
 from app.long_polls import LongPolls
 from app.observability import Metrics
@@ -59,7 +65,10 @@ ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
 
 
 class Base(NamedTuple):
-    """Inputs of all parts: the settings, and what is open already."""
+    """Inputs of all parts: the settings, and what is open already.
+
+    `takes_over_ours`: the files of a store that EscrowMQ has used with another registry.
+    """
 
     settings: Settings
     clock: Clock
@@ -70,6 +79,7 @@ class Base(NamedTuple):
     loops: Loops
     connections: Connections
     controls: Controls | None
+    takes_over_ours: bool = False
 
 
 def services_of(base: Base) -> Services:
@@ -78,6 +88,7 @@ def services_of(base: Base) -> Services:
     topics, producer_groups, consumer_groups = _registry(base)
     transactions = _transactions(base)
     delivery, requests = _delivery(base, consumer_groups)
+    take_over, broker_files = _hand_over(base, topics, consumer_groups, delivery, transactions)
     schedules, cron = _schedules(base, topics)
     webhooks, sender = _checks(base, producer_groups, transactions)
     return Services(
@@ -96,11 +107,14 @@ def services_of(base: Base) -> Services:
         cron=cron,
         delivery=delivery,
         requests=requests,
+        take_over=take_over,
+        broker_files=broker_files,
         idempotency=IdempotencyKeys(store, clock),
         webhooks=webhooks,
         sender=sender,
         reports=_reports(base),
         store_tasks=StoreTasks(clock, lambda: identifiers.new("task")),
+        disk=_disk(base),
         tester=CheckProbe(sender, webhooks, clock, identifiers),
         clock=clock,
         identifiers=identifiers,
@@ -121,12 +135,24 @@ def components_of(base: Base, services: Services) -> list[Component]:
     clock, settings = base.clock, base.settings
     return [
         RetentionComponent(services, base.store),
+        DiskComponent(services.disk, base.metrics),
+        BrokerFilesComponent(
+            services.take_over,
+            services.broker_files,
+            clock,
+            interval_ms=settings.delivery.snapshot_interval_ms,
+        ),
         RegistryComponent(
-            base.database, services.topics, services.producer_groups, services.consumer_groups
+            base.database,
+            services.topics,
+            services.producer_groups,
+            services.consumer_groups,
+            lambda: services.take_over.topics,
         ),
         DeliveryComponent(
             services.delivery, services.consumer_groups, clock, settings.delivery, base.metrics
         ),
+        take_over_component(services.take_over, services.broker_files),
         RequestsComponent(services.requests, clock, settings.request),
         SchedulesComponent(services.schedules, clock, settings.schedule),
         CronComponent(services.cron, clock, settings.schedule),
@@ -213,6 +239,38 @@ def _delivery(base: Base, groups: ConsumerGroups) -> tuple[Delivery, Requests]:
     return delivery, requests
 
 
+def _hand_over(
+    base: Base,
+    topics: Topics,
+    groups: ConsumerGroups,
+    delivery: Delivery,
+    transactions: TransactionCoordinator,
+) -> tuple[TakeOver, BrokerFiles]:
+    store, files = base.store, base.store.config_files
+    retention_ms = base.settings.local.retention_ms
+    return (
+        TakeOver(
+            files,
+            store,
+            topics,
+            groups,
+            delivery,
+            retention_ms=retention_ms,
+            also_ours=base.takes_over_ours,
+        ),
+        BrokerFiles(
+            files,
+            store,
+            topics,
+            groups,
+            delivery,
+            base.clock,
+            asking_from=transactions.asking_from,
+            keep=store.keep_config,
+        ),
+    )
+
+
 def _schedules(base: Base, topics: Topics) -> tuple[ScheduleService, CronService]:
     store, clock, options = base.store, base.clock, base.settings.schedule
     schedules = ScheduleService(store, clock, options, on_delivered=base.metrics.note_delivered)
@@ -244,6 +302,12 @@ def _checks(
         client = SlowAnswers(webhooks, controls.faults, controls.clock, webhooks.timeout_ms)
     sender = CheckSender(transactions, client, base.clock, random=SystemRandom().random)
     return webhooks, sender
+
+
+def _disk(base: Base) -> DiskWatch:
+    """Make the watch of the disk; the kernel does not count by a clock that tests move."""
+    clock = base.clock if base.controls is None else SystemClock()
+    return DiskWatch(KernelFiles(base.settings.store_dir).read, base.store, clock)
 
 
 def _reports(base: Base) -> AuditReports:

@@ -1,5 +1,5 @@
-"""What would have been right in the place of a wrong name: the field that was meant, or what there
-is to choose from. Pure.
+"""Suggestions for a wrong name: the field that was probably meant, or the names to choose from.
+Pure.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What settings look like where they come from the environment."""
+"""The form of settings that come from the environment."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the process says when it ends, beside 0: sysexits.h, where it has a fitting one."""
+"""Exit statuses of the process beside 0: those of sysexits.h, where one fits."""
 
 DATA_DAMAGED = 65
 NO_ADDRESS = 69
@@ -6,4 +6,5 @@ BUG = 70
 DIRECTORY_IN_USE = 73
 STORAGE_FAILED = 74
 NO_REGISTRY = 75
+NO_PERMISSION = 77
 CONFIGURATION = 78

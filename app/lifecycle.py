@@ -5,10 +5,13 @@ The engine is named here, where its parts are made (`assembly.py`), and by its c
 """
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from enum import Enum
 
+import msgspec
 import structlog
 from sqlalchemy.exc import DatabaseError
 
@@ -25,23 +28,27 @@ from app.registry import known_registry
 from app.registry.database import Database
 from app.registry.vault import CannotOpen
 from app.services import Services
-from app.settings import Settings
+from app.settings import ConfigurationError, Settings
 from app.spare_space import SpareSpace
+from app.store_moves.work_folder import unfinished_in
 from app.testing.controls import Controls
 from scheduler.loops import Loops
 from storage.clock import Clock, SystemClock
 from storage.errors import (
     CorruptRecord,
     DirectoryInUse,
+    LogOfDLedger,
     RegistryUnavailable,
     StorageError,
     StorageFull,
     StoreClosed,
     StoreRecovering,
+    UnreadableConfig,
 )
 from storage.files.vfs import OsVfs, is_out_of_files
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
+from storage.store_status import RecoveryReport, StartStep
 
 log = structlog.get_logger()
 
@@ -53,6 +60,8 @@ class Phase(Enum):
     STOPPING = "stopping"
     FAILED = "failed"
 
+
+_CAPITAL = re.compile(r"(?<!^)([A-Z])")
 
 # asked for with each request: a name of the enumeration is looked up by a function
 _READY = Phase.READY
@@ -100,6 +109,7 @@ class ServiceLifecycle:
         self._store: LocalMessageStore | None = None
         self._database: Database | None = None
         self._components: list[Component] = []  # those that have started
+        self._start_ms: Counter[str] = Counter()  # how long they took, by step
         self._loops = Loops(self._clock, random=SystemRandom().random)
         self._watch = LoopWatch(
             on_standstill=metrics.loop_standstills.inc, on_end=metrics.note_standstill
@@ -204,7 +214,13 @@ class ServiceLifecycle:
             self._fail(exit_codes.NO_REGISTRY, error)
         except (StorageError, DatabaseError) as error:
             self._fail(exit_codes.DATA_DAMAGED, error)
-        except (PermissionError, NotADirectoryError, FileExistsError, CannotOpen) as error:
+        except (
+            ConfigurationError,
+            PermissionError,
+            NotADirectoryError,
+            FileExistsError,
+            CannotOpen,
+        ) as error:
             self._fail(exit_codes.CONFIGURATION, error)
         except OSError as error:
             self._fail(
@@ -217,6 +233,10 @@ class ServiceLifecycle:
 
     async def _open(self) -> None:
         settings, stack = self.settings, self._stack
+        for folder in (settings.data_dir, settings.store_dir):
+            if reason := unfinished_in(folder):
+                raise ConfigurationError(reason)
+        _refuse_store(settings)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         spare = SpareSpace(settings.data_dir)
         await asyncio.to_thread(spare.release_if_needed)
@@ -249,13 +269,16 @@ class ServiceLifecycle:
         if self._controls is not None:
             self._controls.set_up(time_travel(self._controls.clock, services))
         await asyncio.to_thread(spare.keep)
+        await store.note_ready([StartStep(step, ms) for step, ms in self._start_ms.items()])
         if self.phase is Phase.STARTING:
             self.on_loaded()
             self.phase = Phase.READY
             log.info("ready")
 
     async def _start(self, component: Component) -> None:
+        begun_ms = self._clock.monotonic_ms()
         await component.start()
+        self._start_ms[_step_of(component)] += self._clock.monotonic_ms() - begun_ms
         self._components.append(component)
         self._stack.push_async_callback(component.stop)
 
@@ -271,7 +294,7 @@ class ServiceLifecycle:
             on_failure=self._on_store_failure,
         )
         await self._start(LocalStoreComponent(store, settings.local))
-        log.info("store_open", **store.recovery._asdict())
+        log.info("store_open", **_in_short(store.recovery))
         return store
 
     async def _open_database(self) -> Database | None:
@@ -308,6 +331,12 @@ class ServiceLifecycle:
         """The command that helps a start that is refused because of this damage."""
         if isinstance(error, DatabaseError):
             return "restore the registry from a copy"
+        if isinstance(error, LogOfDLedger):
+            return "none: let a broker serve this store, and use another data directory"
+        if isinstance(error, UnreadableConfig):
+            return "restore the file from a copy, or remove it and its .bak"
+        if remedy := getattr(error, "remedy", ""):
+            return str(remedy)
         command = f"escrowmq store repair {self.settings.store_dir.resolve()}"
         option = getattr(error, "repair", "")
         if not option and isinstance(error, CorruptRecord):
@@ -339,5 +368,27 @@ class ServiceLifecycle:
                 yield from component.gauges()
 
 
+def _step_of(component: Component) -> str:
+    """The name of the step in which the component starts: that of its class, in lower case."""
+    name = type(component).__name__.removesuffix("Component")
+    return "others" if name == "Callback" else _CAPITAL.sub(r"_\1", name).lower()
+
+
+def _in_short(report: RecoveryReport) -> dict[str, object]:
+    """The numbers of a report, for the log."""
+    fields = msgspec.structs.asdict(report)
+    return {name: value for name, value in fields.items() if not isinstance(value, tuple)}
+
+
 def _well_or_not(failing: list[str]) -> str:
     return f"the last run of {', '.join(failing)} failed, the log says why" if failing else "ok"
+
+
+def _refuse_store(settings: Settings) -> None:
+    """Raise ConfigurationError where the data directory is a store itself."""
+    if (settings.data_dir / "commitlog").is_dir() and not settings.store_dir.exists():
+        raise ConfigurationError(
+            f"{settings.data_dir} is a store, of a broker or of a service: the data directory is "
+            "the folder that has a store in its folder `store`. A broker's store becomes one with "
+            "`escrowmq store import`"
+        )

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from app import openapi
+from app.admin import disk_handlers as disk
 from app.admin import handlers as admin
 from app.admission import Admission
 from app.audit import handlers as audit
@@ -58,7 +59,7 @@ from txn.states import TxnState
 RESOURCES = (
     send, stream, lookup, pull, consume, transactions, topics, cron_schedules, schedules,
     producer_groups, groups, leases,
-    offsets, dead_letters, requests, tasks, audit, audit_proofs, admin,
+    offsets, dead_letters, requests, tasks, audit, audit_proofs, admin, disk,
 )  # fmt: skip
 
 DESCRIPTION = """
@@ -141,8 +142,10 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         lifecycle.start()
-        yield
-        await lifecycle.close()
+        try:
+            yield
+        finally:
+            await lifecycle.close()
 
     operations = [one for module in RESOURCES for one in operations_of(module)]
     app = Application(

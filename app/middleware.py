@@ -1,5 +1,5 @@
-"""What every request that ASGI brings passes before it reaches a route, and what every refusal
-passes on its way out: who is asking, how much is sent, what it is called, how long it took.
+"""Middleware of the ASGI lane: the key and the size of a request before its route, request id, log
+line and duration of each response.
 """
 
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""What the service says about itself: log lines and metrics.
+"""Log lines and metrics of the service.
 
 Log events are words with fields (`event`, `transaction_id`, `request_id`, ...); payloads and
 secrets are never among them. Labels of metrics are bounded: operations, statuses, decisions, and of
@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate
 from typing import TextIO, cast
@@ -69,9 +69,11 @@ class _StandardError:
         """Nothing is kept back."""
 
 
-def configure_logging(*, level: str, readable: bool) -> None:
+def configure_logging(*, level: str, readable: bool, is_final: bool = True) -> None:
     """JSON lines, or readable ones for a person at a terminal; on standard error, libraries' lines
     too.
+
+    `is_final`: loggers keep this configuration, which makes their lines cheaper.
     """
     stream = cast("TextIO", _StandardError())
     shared: list[structlog.typing.Processor] = [
@@ -95,7 +97,7 @@ def configure_logging(*, level: str, readable: bool) -> None:
         processors=[*shared, *end],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=is_final,
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
@@ -257,6 +259,10 @@ class Metrics:
         """Durations of the log's syncs, read at each scrape; None before the store is open."""
         self.registry.register(_ReadSyncs(statistics))
 
+    def watch_disk(self, found: Callable[[], Mapping[str, bool]]) -> None:
+        """Diagnoses of the disk by their code, read at each scrape: whether each was found."""
+        self.registry.register(_ReadDiagnoses(found))
+
     def watch_groups(self, text: Callable[[], Awaitable[str]]) -> None:
         """Metrics of consumer groups, written at each scrape in the text format."""
         self._groups_text = text
@@ -328,6 +334,25 @@ class _ReadLoops:
             failures.add_metric([report.loop], report.failures)
             set_aside.add_metric([report.loop], report.parked.total)
         yield from (lag, failures, set_aside)
+
+
+class _ReadDiagnoses:
+    """The label is the code of a rule, of which there are some ten."""
+
+    def __init__(self, found: Callable[[], Mapping[str, bool]]) -> None:
+        self._found = found
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the store is open."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        diagnoses = GaugeMetricFamily(
+            "escrowmq_disk_diagnosis", "1 while the disk has this trouble", labels=["code"]
+        )
+        for code, is_found in self._found().items():
+            diagnoses.add_metric([code], is_found)
+        yield diagnoses
 
 
 class _ReadSyncs:

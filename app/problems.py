@@ -141,6 +141,8 @@ CODES: dict[type[MessagingError], str] = {
     errors.StorageError: "internal_error",
     errors.CorruptRecord: "record_corrupt",
     errors.UnknownFormat: "internal_error",
+    errors.LogOfDLedger: "internal_error",
+    errors.UnreadableConfig: "internal_error",
     errors.DirectoryInUse: "internal_error",
     errors.StorageFull: "storage_full",
     errors.FlushFailed: "storage_failed",

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from app.body_thread import BodyThread
 from app.connections import Connections
+from app.disk.watch import DiskWatch
 from app.exchange import Call, ClientGone
+from app.hand_over.broker_files import BrokerFiles
+from app.hand_over.take_over import TakeOver
 from app.idempotency import IdempotencyKeys
 from app.long_polls import LongPolls
 from app.observability import Metrics
@@ -48,12 +51,15 @@ class Services:
     cron: CronService
     delivery: Delivery
     requests: Requests
+    take_over: TakeOver
+    broker_files: BrokerFiles
     idempotency: IdempotencyKeys
     webhooks: Webhooks
     sender: CheckSender
     tester: CheckProbe
     reports: AuditReports
     store_tasks: StoreTasks
+    disk: DiskWatch
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

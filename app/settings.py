@@ -1,4 +1,4 @@
-"""What the operator set: environment, a TOML file, the command line. Read once, and handed on.
+"""Settings of the service: environment, a TOML file, the command line. Read once, and passed on.
 
 Every option lives in a dataclass beside the thing it configures; here they only get their names:
 `ESCROWMQ_LOCAL__SEGMENT_BYTES` reaches `LocalStoreOptions.segment_bytes`. The command line wins
@@ -12,6 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -40,10 +41,13 @@ from txn.options import TransactionOptions
 
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
+OWN_FILE = "escrowmq.toml"  # in the data directory
 # Variables of programs beside the service, no settings: what pytest_escrowmq starts, and where
 # clients find a service. ESCROWMQ_API_KEY stays refused, as it may be meant for API_KEYS.
 _OF_OTHERS = (f"{PREFIX}EXECUTABLE", f"{PREFIX}URL")
 MOST_CONNECTIONS = 4_096  # unless the settings say more
+# The file that settings are being read from: pydantic makes the sources, and hands nothing to them.
+_file: ContextVar[Path | None] = ContextVar("settings_file", default=None)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL has a password in it
 
@@ -145,7 +149,7 @@ class Settings(BaseSettings):
         return (
             init_settings,
             env_settings,
-            TomlConfigSettingsSource(settings_cls, os.environ.get(CONFIG_FILE)),
+            TomlConfigSettingsSource(settings_cls, _file.get()),
         )
 
     @property
@@ -203,13 +207,12 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
     Raises ConfigurationError.
     """
     _refuse_unknown(os.environ)
-    if config_file is not None:
-        os.environ[CONFIG_FILE] = str(config_file)
-    config = os.environ.get(CONFIG_FILE)
-    if config is not None and not Path(config).is_file():
+    named = os.environ.get(CONFIG_FILE)
+    config = config_file or (None if named is None else Path(named))
+    if config is not None and not config.is_file():
         raise ConfigurationError(f"the settings file {config} does not exist")
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = _read(config, {name: one for name, one in given.items() if one is not None})
     except ValidationError as error:
         raise ConfigurationError(
             "; ".join(map(_sentence, error.errors(include_url=False, include_input=False)))
@@ -245,6 +248,26 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
     if settings.database_url:
         _refuse_unknown_database(settings.database_url)
     return settings
+
+
+def _read(config: Path | None, given: Mapping[str, Any]) -> Settings:
+    token = _file.set(config)
+    try:
+        return Settings(**given)
+    finally:
+        _file.reset(token)
+
+
+def settings_file_of(data_dir: Path | None) -> Path | None:
+    """The settings file in the data directory; None where there is none, or another one is named by
+    the environment. `data_dir`: from the command line.
+    """
+    if CONFIG_FILE in os.environ:
+        return None
+    default = Settings.model_fields["data_dir"].default
+    named = data_dir or os.environ.get(f"{PREFIX}DATA_DIR") or default
+    file = Path(named) / OWN_FILE
+    return file if file.is_file() else None
 
 
 def _check_key(key: str, number: int) -> None:

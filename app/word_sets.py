@@ -11,11 +11,13 @@ from app.named_schemas import closed_set, open_set
 # --------------------------------------------------------------------------------------------------
 # messages
 
-_Durability = Literal["buffered", "synced"]
+_Durability = Literal["memory", "buffered", "synced"]
 DURABILITY = open_set(
     "Durability",
     get_args(_Durability),
-    "buffered: survives a crash of the process. synced: survives a power loss.",
+    "memory: in the write pool, and lost with a crash of the process; only where the service has "
+    "one and the request asks for it. buffered: survives a crash of the process. synced: survives "
+    "a power loss.",
 )
 Durability = Annotated[_Durability, DURABILITY]
 

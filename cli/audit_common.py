@@ -1,6 +1,4 @@
-"""What the commands of the audit have in common: exit status, what must be installed, how a report
-is written.
-"""
+"""The common part of the audit's commands: exit status, required packages, writing a report."""
 
 import json
 import platform

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from app import exit_codes
-from cli import audit, compact, reconcile, store, watch
+from cli import audit, compact, import_, reconcile, store, watch
 
 app = typer.Typer(
     name="escrowmq",
@@ -26,6 +26,7 @@ audit.app.command()(compact.compact)
 audit.app.command()(watch.watch)
 app.add_typer(audit.app)
 app.add_typer(store.app)
+app.add_typer(import_.app)
 
 
 def _show_version(value: bool) -> None:
@@ -60,7 +61,12 @@ def serve(
         bool | None,
         typer.Option("--dev", help="Development mode: create topics on first use, readable logs."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
+        ),
+    ] = None,
     accept_registry: Annotated[
         bool | None,
         typer.Option(
@@ -70,7 +76,8 @@ def serve(
     ] = None,
 ) -> None:
     """Start the service. Every setting is also an environment variable ESCROWMQ_..., see
-    docs/settings.md.
+    docs/settings.md. Without --config, settings are read from escrowmq.toml in the data directory,
+    if there is one.
 
     Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address is not
     available; 73 another process is using the data directory; 74 the disk failed a sync; 75 the
@@ -78,11 +85,11 @@ def serve(
     """
     # a tenth of a start is spent looking for garbage in what is loaded, and stays; see cli/serve.py
     gc.disable()
-    from app.settings import ConfigurationError, load
+    from app.settings import ConfigurationError, load, settings_file_of
 
     try:
         settings = load(
-            config_file=config,
+            config_file=config or settings_file_of(data_dir),
             host=host,
             port=port,
             data_dir=data_dir,

@@ -1,16 +1,18 @@
 """`escrowmq store`: look at the files of a store and mend them. Needs neither Spark nor Java."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.audit_common import Exit, check_file, in_short, say
+from cli.audit_common import Exit, in_short, say
+from cli.json_report import STDOUT, check_json, write_json
 
 app = typer.Typer(
-    name="store", help="Verify, inspect and repair the files of a store.", no_args_is_help=True
+    name="store",
+    help="Verify, inspect, repair, back up and restore the files of a store.",
+    no_args_is_help=True,
 )
 
 Directory = Annotated[
@@ -22,17 +24,21 @@ Directory = Annotated[
 ]
 
 
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write the report to this file; -: to the standard output alone."),
+]
+
+
 @app.callback()
 def store() -> None:
-    """Verify, inspect and repair the files of a store."""
+    """Verify, inspect, repair, back up and restore the files of a store."""
 
 
 @app.command()
 def verify(
     directory: Directory,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the report to this file.")
-    ] = None,
+    json_file: Json = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print no progress and no summary.")
     ] = False,
@@ -41,20 +47,19 @@ def verify(
 
     Exit status: 0 clean; 1 findings; 2 wrong usage; 3 the command failed.
     """
-    check_file(None if json_file is None else str(json_file), "--json")
+    check_json(json_file)
     root = store_folder(directory)
     from cli import store_verify
     from storage.errors import MessagingError
 
     try:
         report = store_verify.run(root, shows=not quiet)
-        if json_file is not None:
-            json_file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        if not quiet:
-            store_verify.show(report, sys.stdout)
     except (OSError, MessagingError) as error:
         say(f"The store could not be verified: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    if not quiet and json_file != STDOUT:
+        store_verify.show(report, sys.stdout)
+    write_json(json_file, report)
     raise typer.Exit(Exit.FINDINGS if report["findings"] else Exit.CLEAN)
 
 
@@ -99,9 +104,7 @@ def repair(
             help="Restore the full length of a segment, filled with zeros.", metavar="NAME"
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the report to this file.")
-    ] = None,
+    json_file: Json = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print no progress and no summary.")
     ] = False,
@@ -125,7 +128,7 @@ def repair(
     wanted = [(name, value) for name, value in given.items() if value is not None]
     if len(wanted) > 1:
         raise typer.BadParameter("one repair at a time")
-    check_file(None if json_file is None else str(json_file), "--json")
+    check_json(json_file)
     root = store_folder(directory)
     from app import exit_codes
     from cli import store_repair
@@ -134,25 +137,22 @@ def repair(
 
     try:
         report = store_repair.run(root, *(wanted[0] if wanted else (None, None)), shows=not quiet)
-        if json_file is not None:
-            json_file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        if not quiet:
-            store_repair.show(report, sys.stdout)
     except DirectoryInUse as error:
         say(f"Stop the service first: {error}")
         raise typer.Exit(exit_codes.DIRECTORY_IN_USE) from None
     except (OSError, MessagingError, RepairRefused) as error:
         say(f"The store could not be repaired: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    if not quiet and json_file != STDOUT:
+        store_repair.show(report, sys.stdout)
+    write_json(json_file, report)
     raise typer.Exit(Exit.FINDINGS if report.get("findings") else Exit.CLEAN)
 
 
 @app.command()
 def segments(
     directory: Directory,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the table to this file.")
-    ] = None,
+    json_file: Json = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no table.")] = False,
 ) -> None:
     """List the segments of the log: their records, times and sizes, and the damage in them. Takes
@@ -160,22 +160,19 @@ def segments(
 
     Exit status: 0 listed; 2 wrong usage; 3 the command failed.
     """
-    check_file(None if json_file is None else str(json_file), "--json")
+    check_json(json_file)
     root = store_folder(directory)
     from cli import store_segments
     from storage.errors import MessagingError
 
     try:
         rows = store_segments.rows(root)
-        if json_file is not None:
-            json_file.write_text(
-                json.dumps({"store": str(root), "segments": rows}, indent=2) + "\n", "utf-8"
-            )
-        if not quiet:
-            store_segments.show(rows, sys.stdout)
     except (OSError, MessagingError) as error:
         say(f"The segments could not be listed: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    if not quiet and json_file != STDOUT:
+        store_segments.show(rows, sys.stdout)
+    write_json(json_file, {"store": str(root), "segments": rows})
 
 
 @app.command()
@@ -193,6 +190,201 @@ def dump(
     command.run(file)
 
 
+Source = Annotated[
+    Path, typer.Option("--from", help="The store's folder.", metavar="DIR", show_default=False)
+]
+Target = Annotated[
+    Path,
+    typer.Option(
+        "--to", help="A folder that is empty or does not exist.", metavar="DIR", show_default=False
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Report what would be done, and change nothing.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Print no progress and no report, only errors.")
+]
+
+
+@app.command("import")
+def import_(
+    source: Source,
+    target: Target,
+    dry_run: DryRun = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Take over the store of a stopped RocketMQ 5 broker as a data directory.
+
+    --from is the folder that the broker's setting storePathRootDir names. Sealed segments of the
+    log are linked, or copied to another file system; the broker's files stay as they are. The
+    report says what carries over, what does not, and what may be seen twice.
+
+    Exit status: 0 all is kept; 1 done, and something is not kept, or may be seen twice; 2 wrong
+    usage; 3 the command failed; 65 the stored data is damaged; 73 a broker or service is using the
+    store; 74 the disk is full; 75 the registry could not be opened; 77 a permission is missing, or
+    a file system is read-only; 78 refused, and nothing was done: the store, the folder of --to or
+    the settings cannot be used.
+    """
+    check_json(json_file)
+    from cli import store_move
+
+    raise typer.Exit(
+        store_move.run("import", source, target, dry_run=dry_run, json_file=json_file, quiet=quiet)
+    )
+
+
+@app.command()
+def export(
+    source: Annotated[
+        Path,
+        typer.Option("--from", help="A data directory.", metavar="DIR", show_default=False),
+    ],
+    target: Target,
+    dry_run: DryRun = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a store for a RocketMQ 5.3.3 broker of a stopped service's data directory.
+
+    --to becomes the folder that the broker's setting storePathRootDir names. Sealed segments of the
+    log are linked, or copied to another file system; the data directory stays as it is. The report
+    says what carries over, what does not, what may be seen twice, and the settings of the broker.
+
+    Exit status: 0 all is kept; 1 done, and something is not kept, or may be seen twice; 2 wrong
+    usage; 3 the command failed; 65 the stored data is damaged; 73 a broker or service is using the
+    store; 74 the disk is full; 75 the registry could not be opened; 77 a permission is missing, or
+    a file system is read-only; 78 refused, and nothing was done: the store, the folder of --to or
+    the settings cannot be used.
+    """
+    check_json(json_file)
+    from cli import store_move
+
+    raise typer.Exit(
+        store_move.run("export", source, target, dry_run=dry_run, json_file=json_file, quiet=quiet)
+    )
+
+
+Backups = Annotated[
+    str,
+    typer.Argument(
+        help="The folder of the backups: a path, or a URI such as s3://BUCKET/PATH.",
+        metavar="DIR|URI",
+    ),
+]
+
+
+@app.command()
+def backup(
+    source: Annotated[
+        Path,
+        typer.Option("--from", help="A data directory.", metavar="DIR", show_default=False),
+    ],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="The folder of the backups: a path, or a URI such as s3://BUCKET/PATH.",
+            metavar="DIR|URI",
+            show_default=False,
+        ),
+    ],
+    keep: Annotated[
+        int | None,
+        typer.Option(help="Keep this many of the newest backups, and remove the others.", min=1),
+    ] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Back up a data directory while its service runs, or when it is stopped.
+
+    The backup has the registry, and the log up to where it is on disk. The first one copies all of
+    the log, each later one what is new. Each copied byte is read back, and each unit of the log
+    verified by its checksum. A run that was stopped is continued by the next one.
+
+    Exit status: 0 done; 1 done, and the log is damaged; 2 wrong usage; 3 the command failed; 65 a
+    backup in the folder is damaged; 73 another run writes to the folder; 74 a disk is full; 75 the
+    registry could not be read; 77 a permission is missing; 78 refused: not a data directory of a
+    service, or the folder has backups of another log.
+    """
+    check_json(json_file)
+    from cli import store_backup
+
+    raise typer.Exit(
+        store_backup.backup(source, target, keep=keep, json_file=json_file, quiet=quiet)
+    )
+
+
+@app.command()
+def restore(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="The folder of the backups: a path, or a URI such as s3://BUCKET/PATH.",
+            metavar="DIR|URI",
+            show_default=False,
+        ),
+    ],
+    target: Target,
+    until_offset: Annotated[
+        int | None,
+        typer.Option(help="Restore the log up to this log offset.", metavar="OFFSET", min=0),
+    ] = None,
+    until_time: Annotated[
+        str | None,
+        typer.Option(
+            help="Restore what was stored up to this time, such as 2026-01-31T12:00:00Z.",
+            metavar="TIME",
+        ),
+    ] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a data directory of the newest backup, or as it was at a point between two backups.
+
+    Each byte is verified, queues and index are rebuilt from the log, and the result is verified
+    as by `store verify`. Start the service with --to as its data directory.
+
+    Exit status: 0 restored; 1 restored, and the verification has findings; 2 wrong usage; 3 the
+    command failed; 65 the backup is damaged, or its log is, and has to be repaired; 74 the disk is
+    full; 77 a permission is missing; 78 refused, and nothing was done: the point is not in the
+    backups, or the folder of --to cannot be used.
+    """
+    if until_offset is not None and until_time is not None:
+        raise typer.BadParameter("either --until-offset or --until-time")
+    time_ms = None if until_time is None else _wall_ms(until_time)
+    check_json(json_file)
+    from app.backup.point import Point
+    from cli import store_backup
+
+    point = Point(until_offset, time_ms)
+    raise typer.Exit(store_backup.restored(source, target, point, json_file=json_file, quiet=quiet))
+
+
+def _wall_ms(text: str) -> int:
+    from app.codec import parse_time
+    from storage.errors import MessagingError
+
+    try:
+        return parse_time(text, "")
+    except MessagingError as error:
+        raise typer.BadParameter(str(error), param_hint="--until-time") from None
+
+
+@app.command()
+def backups(where: Backups, json_file: Json = None, quiet: Quiet = False) -> None:
+    """List the backups in a folder, oldest first, with the log offsets and times they go to.
+
+    Exit status: 0 listed; 2 wrong usage; 3 the command failed; 65 a backup is damaged.
+    """
+    check_json(json_file)
+    from cli import store_backup
+
+    raise typer.Exit(store_backup.listed(where, json_file=json_file, quiet=quiet))
+
+
 @app.command("recovery-report")
 def recovery_report(
     directory: Annotated[
@@ -205,17 +397,17 @@ def recovery_report(
     api_key: Annotated[
         str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="API key for --url.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the reports to this file.")
-    ] = None,
+    json_file: Json = None,
 ) -> None:
-    """Report in words what the last starts of a store have recovered, newest first.
+    """Report what the last 20 starts of a store have recovered, newest first.
 
     Exit status: 0 reported; 2 wrong usage; 3 the command failed.
     """
     if (directory is None) == (url is None):
         raise typer.BadParameter("either DIR or --url")
-    check_file(None if json_file is None else str(json_file), "--json")
+    check_json(json_file)
+    from msgspec import to_builtins
+
     from cli import store_recovery
 
     try:
@@ -224,16 +416,23 @@ def recovery_report(
             if directory
             else store_recovery.of_service(str(url), api_key)
         )
-        if json_file is not None:
-            json_file.write_text(json.dumps(reports, indent=2) + "\n", "utf-8")
-        store_recovery.show(reports, sys.stdout)
     except (OSError, ValueError) as error:
         say(f"There is no report: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    if json_file != STDOUT:
+        store_recovery.show(reports, sys.stdout)
+    write_json(json_file, to_builtins(reports))
 
 
 def store_folder(directory: Path) -> Path:
-    """The folder that holds commitlog/. Raises typer.BadParameter where there is none."""
+    """The folder that holds commitlog/. Raises typer.BadParameter where there is none, or a run
+    that was killed has left it half made.
+    """
+    from app.store_moves.work_folder import unfinished_in
+
+    for folder in (directory, directory / "store"):
+        if reason := unfinished_in(folder):
+            raise typer.BadParameter(reason, param_hint="DIR")
     for folder in (directory, directory / "store"):
         if (folder / "commitlog").is_dir():
             return folder

@@ -2,30 +2,27 @@
 running service.
 """
 
-import json
 import urllib.request
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
+import msgspec
+from msgspec import UNSET
+
+from app.admin.schemas import RecoveryView, StartView
 from storage.files.vfs import ReadOnlyVfs
 from storage.local import recovery_reports
 
 _TIMEOUT_SECONDS = 30
 
 
-def of_store(root: Path) -> list[dict[str, Any]]:
-    reports = []
-    for found in recovery_reports.load(ReadOnlyVfs(), root):
-        row = found._asdict()
-        at = datetime.fromtimestamp(row.pop("started_at_ms") / 1000, UTC)
-        reports.append(
-            {"started_at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), **row}
-        )
-    return reports
+def of_store(root: Path) -> list[StartView]:
+    """Raises OSError."""
+    return [StartView.of(report) for report in recovery_reports.load(ReadOnlyVfs(), root)]
 
 
-def of_service(url: str, api_key: str | None) -> list[dict[str, Any]]:
+def of_service(url: str, api_key: str | None) -> list[StartView]:
     """Raises OSError, ValueError."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no http address")
@@ -34,30 +31,60 @@ def of_service(url: str, api_key: str | None) -> list[dict[str, Any]]:
     address = f"{url.rstrip('/')}/v1/admin/recovery"
     asked = urllib.request.Request(address, headers=headers)  # noqa: S310
     with urllib.request.urlopen(asked, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-        newest: dict[str, Any] = json.load(answer)
-    earlier: list[dict[str, Any]] = newest.pop("earlier", [])
-    return [newest, *earlier]
+        body = answer.read()
+    try:
+        found = msgspec.json.decode(body, type=RecoveryView)
+        # The newest one, without the field `earlier`.
+        return [msgspec.json.decode(body, type=StartView), *found.earlier]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{address} did not return a report of this version: {error}") from None
 
 
-def show(reports: list[dict[str, Any]], out: TextIO) -> None:
-    out.writelines(f"{report['started_at']}: {_in_words(report)}\n" for report in reports)
+def show(reports: list[StartView], out: TextIO) -> None:
+    for report in reports:
+        begin = "a stop in order, or new" if report.was_clean else "a crash or a kill"
+        end = "" if report.reached_ready else "; it is not known to have become ready"
+        out.write(f"{report.started_at}: started after {begin}, in {report.took_ms} ms{end}\n")
+        out.writelines(f"{name:>12}  {text}\n" for name, text in _lines(report))
     if not reports:
         out.write("No start has left a report.\n")
 
 
-def _in_words(report: dict[str, Any]) -> str:
-    begin = "after a stop in order, or new" if report["was_clean"] else "after a crash or a kill"
-    text = (
-        f"started {begin}, in {report['took_ms']} ms. The log reaches from "
-        f"{report['first_offset']} to {report['end_offset']} "
-        f"and was known to be on disk up to {report['synced_offset']}. {report['walked_bytes']} "
-        "bytes were verified and "
-        f"{report['replayed_records']} records queued and indexed again."
+def _lines(report: StartView) -> Iterator[tuple[str, str]]:
+    end = report.end_offset
+    yield "log", f"from {report.first_offset} to {end}"
+    known = report.checkpoint_offset
+    by_checkpoint = "no checkpoint" if known is UNSET else f"checkpoint: {known}"
+    yield "on disk", f"known up to {report.synced_offset} ({by_checkpoint})"
+    yield (
+        "buffered",
+        f"{report.buffered_bytes} bytes with {report.buffered_records} records behind that, "
+        "recovered",
     )
-    if report.get("cut_at") is not None:
-        text += (
-            f" The torn end was cut at {report['cut_at']}, {report['wiped_bytes']} bytes: "
-            "messages in it that were answered as "
-            "buffered are lost, none that was answered as synced."
+    if report.cut_at is not UNSET:
+        found = "" if report.cut_end is UNSET else f" to {report.cut_end}"
+        yield (
+            "cut",
+            f"torn bytes from {report.cut_at}{found} with {report.cut_records} whole records; "
+            f"{report.wiped_bytes} bytes were set to zero",
         )
-    return text
+    if not report.was_clean:
+        yield (
+            "lost",
+            f"messages from before this start with a log offset from {end} on; no receipt of "
+            "them says synced",
+        )
+    yield "verified", f"{report.walked_bytes} bytes with {report.replayed_records} records"
+    base = report.snapshot_offset
+    since = "the beginning, without a snapshot" if base is UNSET else f"the snapshot at {base}"
+    yield (
+        "rebuilt",
+        f"{report.rebuilt_queues} of {report.queues} queues and {report.indexed_keys} keys of the "
+        f"index, from {since}",
+    )
+    for table in report.tables:
+        events = table.replayed_events
+        later = "all events" if events is UNSET else f"its snapshot and {events} later events"
+        yield "table", f"{table.table} from {later}"
+    for step in report.steps:
+        yield "step", f"{step.step}: {step.took_ms} ms"

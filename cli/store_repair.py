@@ -1,5 +1,6 @@
 """`escrowmq store repair`: what is to be repaired, or one named repair, as a report."""
 
+import errno
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any, TextIO
 
 import msgspec
 
-from app.settings import load
-from storage.files.vfs import OsVfs
+from app.settings import load, settings_file_of
+from storage.files.vfs import LinkedVfs
 from storage.local.repair import Repair
+from storage.local.repair_report import RepairRefused
 
 _ALONE = ("accept_beginning", "rebuild_derived")
 
@@ -20,11 +22,11 @@ def run(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str
     """
     now = datetime.now(UTC)
     owner = Repair(
-        OsVfs(),
+        LinkedVfs(),
         root,
         folder=f"repair-{now:%Y%m%dT%H%M%S%f}",
         now_ms=int(now.timestamp() * 1000),
-        segment_bytes=load().local.segment_bytes,
+        segment_bytes=load(settings_file_of(root.parent)).local.segment_bytes,
         progress=_show_progress if shows and sys.stderr.isatty() else lambda walked, to_walk: None,
     )
     try:
@@ -36,6 +38,13 @@ def run(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str
             "lost_messages": done.lost_messages,
             **msgspec.to_builtins(done),
         }
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        raise RepairRefused(
+            f"{error.filename} is also a file of another store (a hard link): replace it by a copy "
+            "of itself, and repeat the repair"
+        ) from error
     finally:
         owner.close()
 

@@ -1,3 +1,1 @@
-"""What operators look at: the loops, the store, the disk below it, what is in force; and who is
-asking.
-"""
+"""Administration over HTTP: loops, store, settings, disk, recovery, and the key of the request."""

@@ -1,19 +1,18 @@
-"""What operators look at, over HTTP."""
+"""Handlers of the administration: loops, store, settings, recovery."""
 
 import asyncio
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Any
 
+import msgspec
 import structlog
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from app import codec, open_files
 from app.admin.schemas import (
     SCOPES,
     Config,
     Descriptors,
-    Disk,
     DurabilityQuery,
     Flushed,
     Log,
@@ -29,6 +28,7 @@ from app.admin.schemas import (
     SyncedState,
     Version,
     Whoami,
+    WritePool,
 )
 from app.exchange import Call, Reply, reply
 from app.operations import operation
@@ -38,7 +38,7 @@ from app.store_tasks import StoreTask
 from app.tasks.handlers import view_own
 from app.tasks.schemas import StoreFinding, Task
 from scheduler.loops import LoopReport
-from storage.store_status import RecoveryReport, ScrubStatus
+from storage.store_status import PoolStatus, ScrubStatus
 
 log = structlog.get_logger()
 
@@ -46,35 +46,15 @@ _MOST_FINDINGS = 100
 _MOST_SEGMENTS = 1_000
 
 
-@operation(
-    "GET",
-    "/v1/admin/disk",
-    "getDisk",
-    tag="admin",
-    answers={200: Disk},
-    problems=["not_supported_by_engine"],
-)
-async def get_disk(services: Services, _: Call) -> Reply:
-    """Get disk usage.
-
-    Above `clean_above` expired segments are deleted at any hour; above `refuse_above` new messages
-    are rejected. `writable` says whether new messages are accepted, and `projected_full_at` when
-    that ends at the present rate.
-    """
-    usage = services.admin.disk_usage()
-    full_at_ms = usage.projected_full_at_ms
-    return reply(
-        200,
-        Disk(
-            used_ratio=usage.used_ratio,
-            clean_above=usage.clean_above,
-            force_above=usage.force_above,
-            refuse_above=usage.refuse_above,
-            writable=usage.is_writable,
-            segments_dropped=usage.segments_dropped,
-            segments_dropped_unexpired=usage.segments_dropped_unexpired,
-            projected_full_at=UNSET if full_at_ms is None else codec.rfc3339(full_at_ms),
-        ),
+def _write_pool(pool: PoolStatus | None) -> WritePool | UnsetType:
+    if pool is None:
+        return UNSET
+    return WritePool(
+        buffers=pool.buffers,
+        free_buffers=pool.free_buffers,
+        locked_bytes=pool.locked_bytes,
+        committed_offset=pool.committed_end,
+        refused=pool.refusals,
     )
 
 
@@ -109,6 +89,7 @@ async def get_store(services: Services, _: Call) -> Reply:
             dispatch_lag_bytes=max(0, status.durable_end - status.visible_end),
             replay_bytes=status.replay_backlog_bytes,
             queued_bytes=status.queued_bytes,
+            write_pool=_write_pool(status.pool),
             pending_transactions=transactions.open_count,
             held_transactions=transactions.held_count,
             schedules_due_late=services.schedules.backlog_count,
@@ -220,26 +201,21 @@ async def run_retention(services: Services, _: Call, given: RetentionInput) -> R
     problems=["not_supported_by_engine"],
 )
 async def get_recovery_report(services: Services, _: Call) -> Reply:
-    """Get the recovery report of the last start.
+    """Get the recovery reports of the last starts.
 
-    Whether the last stop was clean, how much was cut, and how long it took.
+    What was known to be on disk, what was cut and what survived, what was rebuilt, and how long
+    each step took.
     """
     admin = services.admin
-    earlier = [StartView(**_start(report)) for report in admin.earlier_recoveries]
-    return reply(200, RecoveryView(**_start(admin.recovery), earlier=earlier))
+    start = msgspec.structs.asdict(StartView.of(admin.recovery))
+    earlier = [StartView.of(report) for report in admin.earlier_recoveries]
+    return reply(200, RecoveryView(**start, earlier=earlier))
 
 
 @operation("GET", "/v1/admin/config", "getConfig", tag="admin", answers={200: Config})
 async def get_config(services: Services, _: Call) -> Reply:
     """Get the effective settings, without secrets."""
     return reply(200, Config(settings=dict(services.effective_settings)))
-
-
-def _start(report: RecoveryReport) -> dict[str, Any]:
-    fields = report._asdict()
-    fields["started_at"] = codec.rfc3339(fields.pop("started_at_ms"))
-    fields["cut_at"] = UNSET if report.cut_at is None else report.cut_at
-    return fields
 
 
 @operation(

@@ -1,13 +1,15 @@
-"""What goes in and out: the loops, the store, the disk, the settings, who is asking."""
+"""Requests and responses of the administration: loops, store, settings, the key of the request."""
 
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from app import codec
 from app.messages.schemas import Offset, Timestamp, WaitMs
 from app.named_schemas import Int32, Texts, open_set
 from app.tasks.schemas import StoreFinding
+from storage.store_status import RecoveryReport
 
 SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 SCOPE = open_set("Scope", SCOPES, "Permission of an API key.")
@@ -116,6 +118,20 @@ class Scrub(msgspec.Struct, kw_only=True):
     findings_omitted: Int32
 
 
+class WritePool(msgspec.Struct, kw_only=True):
+    """Memory that appends go into before they are written to the log's files."""
+
+    buffers: Int32
+    free_buffers: Int32
+    locked_bytes: Annotated[int, Meta(description="Bytes of memory that are never swapped out.")]
+    committed_offset: Annotated[
+        Offset, Meta(description="Everything before this offset is in the log's files.")
+    ]
+    refused: Annotated[
+        int, Meta(description="Appends refused since the start for lack of a free buffer.")
+    ]
+
+
 class Store(msgspec.Struct, kw_only=True):
     """Metrics of the store."""
 
@@ -131,6 +147,10 @@ class Store(msgspec.Struct, kw_only=True):
     ]
     replay_bytes: Annotated[int, Meta(description="Bytes of log that a start would replay.")]
     queued_bytes: Annotated[int, Meta(description="Bytes waiting to be written or synced.")]
+    write_pool: (
+        Annotated[WritePool, Meta(description="Absent unless appends go into a write pool.")]
+        | UnsetType
+    ) = UNSET
     pending_transactions: Annotated[
         Int32, Meta(description="Number of undecided transactions, including held ones.")
     ]
@@ -139,23 +159,6 @@ class Store(msgspec.Struct, kw_only=True):
         Int32, Meta(description="Number of delayed messages that are long overdue.")
     ]
     read_at: Timestamp
-
-
-class Disk(msgspec.Struct, kw_only=True):
-    """Disk usage of the store, its thresholds, and the segments deleted since the start.
-
-    `segments_dropped_unexpired`: segments whose messages had not expired, deleted because `on_full`
-    is `delete_oldest`.
-    """
-
-    used_ratio: float
-    clean_above: float
-    force_above: float
-    refuse_above: float
-    writable: bool
-    segments_dropped: Int32
-    segments_dropped_unexpired: Int32
-    projected_full_at: Timestamp | UnsetType = UNSET
 
 
 class RetentionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -207,12 +210,45 @@ class SyncedState(msgspec.Struct, kw_only=True):
     synced: Annotated[bool, Meta(description="True if the message at the given offset is on disk.")]
 
 
+class TableView(msgspec.Struct, kw_only=True):
+    """How a start restored a table that is derived from the log."""
+
+    table: Annotated[str, Meta(description="Name of its snapshot.")]
+    has_snapshot: Annotated[
+        bool, Meta(description="False if there was none to use: every event was replayed.")
+    ]
+    replayed_events: (
+        Annotated[int, Meta(description="Number of events that are later than the snapshot.")]
+        | UnsetType
+    ) = UNSET
+
+
+class StepView(msgspec.Struct, kw_only=True):
+    """Duration of a step of a start."""
+
+    step: Annotated[
+        str,
+        Meta(
+            description="snapshot, sync, walk (verify and replay the log), end (examine and cut), "
+            "offsets_and_timers, then one for each part of the service."
+        ),
+    ]
+    took_ms: int
+
+
 class StartView(msgspec.Struct, kw_only=True):
-    """Report of the recovery at a start."""
+    """Report of the recovery at a start. Offsets are bytes of the log."""
 
     started_at: Timestamp
     was_clean: Annotated[
         bool, Meta(description="True if the last stop was clean or the store was new.")
+    ]
+    reached_ready: Annotated[
+        bool,
+        Meta(
+            description="False if the process ended before the service was ready, or an earlier "
+            "version wrote the report."
+        ),
     ]
     walked_bytes: Annotated[
         int, Meta(description="Bytes at the end of the log that were verified.")
@@ -220,6 +256,56 @@ class StartView(msgspec.Struct, kw_only=True):
     replayed_records: Annotated[
         int, Meta(description="Number of records whose queue and index entries were rebuilt.")
     ]
+    snapshot_offset: (
+        Annotated[
+            Offset,
+            Meta(
+                description="End of the newest usable snapshot of queues and index. If absent, "
+                "they were rebuilt from the beginning of the log."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    queues: Annotated[Int32, Meta(description="Number of queues.")]
+    rebuilt_queues: Annotated[
+        Int32, Meta(description="Number of queues that got entries for the replayed records.")
+    ]
+    indexed_keys: Annotated[
+        int, Meta(description="Number of keys of the replayed records added to the key index.")
+    ]
+    tables: Annotated[
+        list[TableView], Meta(description="Tables of offsets, transactions, leases and others.")
+    ]
+    first_offset: Annotated[Offset, Meta(description="Beginning of the log.")]
+    end_offset: Annotated[
+        Offset,
+        Meta(
+            description="End of the log. A message from before `started_at` whose receipt has this "
+            "`log_offset` or a later one is lost; no such receipt says `synced`."
+        ),
+    ]
+    synced_offset: Annotated[
+        Offset,
+        Meta(
+            description="End of the log that was known to be on disk, by the checkpoint or by a "
+            "later record."
+        ),
+    ]
+    checkpoint_offset: (
+        Annotated[
+            Offset,
+            Meta(description="The same by the checkpoint alone; absent if there was none."),
+        ]
+        | UnsetType
+    ) = UNSET
+    buffered_bytes: Annotated[
+        int,
+        Meta(
+            description="Bytes from `synced_offset` to `end_offset`: known to be buffered only, "
+            "and recovered."
+        ),
+    ]
+    buffered_records: Annotated[int, Meta(description="Number of records in these bytes.")]
     cut_at: (
         Annotated[
             Offset,
@@ -230,20 +316,42 @@ class StartView(msgspec.Struct, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    cut_end: (
+        Annotated[Offset, Meta(description="End of the bytes that were found behind the cut.")]
+        | UnsetType
+    ) = UNSET
+    cut_records: Annotated[
+        int, Meta(description="Number of records behind the cut that were whole.")
+    ]
     wiped_bytes: Annotated[int, Meta(description="Bytes behind the end that were set to zero.")]
     took_ms: int
-    first_offset: Annotated[Offset, Meta(description="Beginning of the log.")]
-    end_offset: Annotated[Offset, Meta(description="End of the log.")]
-    synced_offset: Annotated[
-        Offset, Meta(description="End of the log that was known to be on disk.")
-    ]
+    steps: list[StepView]
+
+    @classmethod
+    def of(cls, report: RecoveryReport) -> "StartView":
+        """The view of a report."""
+        fields = msgspec.structs.asdict(report)
+        fields["started_at"] = codec.rfc3339(fields.pop("started_at_ms"))
+        for name in ("snapshot_offset", "checkpoint_offset", "cut_at", "cut_end"):
+            fields[name] = UNSET if fields[name] is None else fields[name]
+        fields["buffered_bytes"] = report.buffered_bytes
+        fields["tables"] = [
+            TableView(
+                table=one.table,
+                has_snapshot=one.has_snapshot,
+                replayed_events=UNSET if one.replayed_events is None else one.replayed_events,
+            )
+            for one in report.tables
+        ]
+        fields["steps"] = [StepView(step=one.step, took_ms=one.took_ms) for one in report.steps]
+        return cls(**fields)
 
 
 class RecoveryView(StartView, kw_only=True):
     """Report of the recovery at the last start."""
 
     earlier: Annotated[
-        list[StartView], Meta(description="Reports of earlier starts, newest first.")
+        list[StartView], Meta(description="Reports of up to 19 earlier starts, newest first.")
     ]
 
 

@@ -14,9 +14,9 @@ from audit.verdicts import Fact
 from storage.formats import names, properties
 from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.message import StoredMessage
+from storage.message import StoredMessage, TransactionBits
 from txn import half_message
-from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Held, Resumed
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, Held, Resumed
 from txn.states import TxnState
 
 DELAY_TOPICS = (names.TIMER_TOPIC, SCHEDULE_TOPIC)
@@ -36,10 +36,11 @@ class Evidence(NamedTuple):
     finals: Sequence[StoredMessage]
     checks: Sequence[StoredMessage]
     ops: Sequence[StoredMessage]
+    discarded: Sequence[StoredMessage] = ()  # halves that a broker has stopped asking about
 
     @property
     def in_log_order(self) -> list[StoredMessage]:
-        found = [*self.halves, *self.finals, *self.checks, *self.ops]
+        found = [*self.halves, *self.finals, *self.checks, *self.ops, *self.discarded]
         return sorted(found, key=_place)
 
 
@@ -52,7 +53,11 @@ def facts_of(evidence: Evidence, *, log_begin: int) -> Fact:
         facts |= Fact.GONE
     for op in evidence.ops:
         facts |= _OPS[half_message.read_op(op).state]
+    if any(half.transaction is TransactionBits.COMMIT for half in evidence.halves):
+        facts |= Fact.ASTRAY
     facts |= _of_finals(evidence)
+    if Fact.PLAIN_OP in facts and Fact.ASTRAY not in facts:
+        facts |= _of_order(evidence)
     return facts | _of_holding(evidence)
 
 
@@ -61,7 +66,16 @@ def _of_finals(evidence: Evidence) -> Fact:
     waiting = Counter(
         message.message_id for message in finals if message.queue.topic in DELAY_TOPICS
     )
-    delivered = Counter(message.message_id for message in finals if has_waited(message))
+    # what a broker delivers names no half, nor does the final of one at the log's beginning
+    begins_the_log = any(half.log_offset == 0 for half in evidence.halves)
+    delivered = Counter(
+        message.message_id
+        for message in finals
+        if has_waited(message)
+        or not (
+            message.prepared_log_offset or begins_the_log or message.queue.topic in DELAY_TOPICS
+        )
+    )
     direct = Counter(message.message_id for message in finals) - waiting - delivered
     expected = {half.message_id: half for half in evidence.halves}
     facts = Fact(0)
@@ -89,12 +103,23 @@ def _of_finals(evidence: Evidence) -> Fact:
     return facts
 
 
+def _of_order(evidence: Evidence) -> Fact:
+    """Does an op lie in front of every final? A broker writes it behind, unless it rolled back."""
+    ops = [_place(op) for op in evidence.ops]
+    finals = [
+        _place(final)
+        for final in evidence.finals
+        if not has_waited(final) and _PUT_BACK_DELAYED not in final.system
+    ]
+    return Fact.OP_FIRST if finals and min(ops) < min(finals) else Fact(0)
+
+
 def _of_holding(evidence: Evidence) -> Fact:
     held = [
         _place(check)
         for check in evidence.checks
         if isinstance(half_message.read_check(check), Held)
-    ]
+    ] + [_place(half) for half in evidence.discarded]
     resumed = [
         _place(check)
         for check in evidence.checks
@@ -122,6 +147,8 @@ def kind_of(message: StoredMessage) -> str:
         return "op"
     if message.queue == CHECK_QUEUE:
         return "check"
+    if message.queue == HELD_QUEUE:
+        return "held"
     if message.queue.topic in DELAY_TOPICS:
         return "delayed_again" if _PUT_BACK_DELAYED in message.system else "delayed"
     return "final"

@@ -1,6 +1,4 @@
-"""What the service itself can prove, without Spark: the verdict on one transaction; and which
-segments its log has.
-"""
+"""Handlers that need no Spark: the verdict on one transaction, and the segments of the log."""
 
 from contextlib import suppress
 
@@ -20,6 +18,7 @@ from app.exchange import Call, Reply, reply
 from app.operations import operation
 from app.services import Services
 from audit.verdicts import FAIL_ON, FLAGS, VERDICTS, verdict
+from delivery.offset_by_time import find_offset_by_time
 from storage.errors import (
     Backpressure,
     OffsetBeyondEnd,
@@ -28,12 +27,16 @@ from storage.errors import (
 )
 from storage.message import StoredMessage, TransactionBits
 from txn import half_message
-from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE
 from txn.recall import MOST_CHECKS
 
 _READ_BYTES = 8 << 20
 _MOST_OPS = 16
 _MOST_FINALS = 64  # of one message
+_MOST_COPIES = 64  # of one half
+_OPS_AT_ONCE = 100
+_MOST_OPS_READ = 10_000
+_COPIES = (HALF_QUEUE.topic, HELD_QUEUE.topic)
 
 
 @operation(
@@ -108,21 +111,41 @@ async def _evidence(services: Services, transaction_id: str) -> Evidence:
     """Raises UnknownTransaction, Backpressure while its messages are not on disk, CorruptRecord."""
     find_messages = services.store.find_messages
     places: set[int] = set()
+    is_decided = False
     with suppress(TransactionExpired):  # its decision is left, and says so
-        places |= (await services.transactions.get(transaction_id)).half_offsets
+        transaction = await services.transactions.get(transaction_id)
+        places, is_decided = transaction.half_offsets, transaction.state.is_decided
     ops = await find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=_MOST_OPS)
     for op in ops:
         places |= set(half_message.read_op(op).half_offsets)
-    halves = [half for place in sorted(places) for half in await _half(services, place)]
-    halves = [half for half in halves if half_message.transaction_id_of(half) == transaction_id]
+    found = {place: half for place in sorted(places) for half in await _half(services, place)}
     finals: list[StoredMessage] = []
+    discarded: list[StoredMessage] = []
     for message_id, topic in {
-        half.message_id: half_message.real_queue(half).topic for half in halves
+        half.message_id: half_message.real_queue(half).topic
+        for half in found.values()
+        if half_message.transaction_id_of(half) == transaction_id
+        and half_message.real_queue(half).topic != HALF_QUEUE.topic  # a copy that was delayed
     }.items():
         topics = {topic, *DELAY_TOPICS}
         finals += await find_messages(
             message_id, topics=topics, by_id=True, with_deleted=True, max_messages=_MOST_FINALS
         )  # fmt: skip
+        # A broker stores a half again each time that it asks, and moves it when it stops.
+        for copy in await find_messages(
+            message_id, topics=_COPIES, by_id=True, max_messages=_MOST_COPIES
+        ):
+            if copy.queue == HALF_QUEUE:
+                found.setdefault(copy.queue_offset, copy)
+            elif half_message.is_discarded_half(copy):
+                discarded.append(copy)
+    halves = [
+        found[place]
+        for place in sorted(found)
+        if half_message.transaction_id_of(found[place]) == transaction_id
+    ]
+    if halves and is_decided and (not ops or any(map(half_message.is_brokers, halves))):
+        ops += await _find_plain_op(services, halves, finals if ops else [])
     checks = await find_messages(
         transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
     )
@@ -131,7 +154,36 @@ async def _evidence(services: Services, transaction_id: str) -> Evidence:
         [one for one in finals if one.transaction is TransactionBits.COMMIT],
         checks[::-1],
         ops[::-1],
+        discarded[::-1],
     )
+
+
+async def _find_plain_op(
+    services: Services, halves: list[StoredMessage], finals: list[StoredMessage]
+) -> list[StoredMessage]:
+    """Search the ops that were stored since the first half: a broker's op contains offsets of
+    halves and has no key.
+
+    `finals`: where the transaction has a decision of EscrowMQ as well, its final messages. Then
+    only ops up to the first final are searched, since a later op decides nothing.
+    """
+    store = services.store
+    numbers = {half.queue_offset for half in halves}
+    begun_ms = min(half.stored_at_ms for half in halves)
+    at, _ = await find_offset_by_time(store, OP_QUEUE, begun_ms)
+    end = (await store.offsets(OP_QUEUE)).end
+    if finals:
+        published_ms = min(final.stored_at_ms for final in finals)
+        before, _ = await find_offset_by_time(store, OP_QUEUE, published_ms + 1)
+        end = min(end, before, at + _MOST_OPS_READ)
+    while at < end:
+        read = await store.read(OP_QUEUE, at, max_messages=_OPS_AT_ONCE, max_bytes=_READ_BYTES)
+        for message in read:
+            op = half_message.read_op(message)
+            if op.transaction_id is None and not numbers.isdisjoint(op.half_offsets):
+                return [message]
+        at += len(read)
+    return []
 
 
 async def _half(services: Services, queue_offset: int) -> list[StoredMessage]:

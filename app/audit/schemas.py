@@ -1,4 +1,4 @@
-"""What goes in and out: reports of audits, findings, the proof of one transaction, segments."""
+"""Requests and responses of audits: reports, findings, the proof of one transaction, segments."""
 
 from typing import Annotated, Any, Literal, get_args
 

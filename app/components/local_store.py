@@ -30,6 +30,7 @@ class LocalStoreComponent(Component):
 
     def gauges(self) -> Iterator[Gauge]:
         yield from self._log_gauges()
+        yield from self._pool_gauges()
         yield from self._disk_gauges()
         yield from self._scrub_gauges()
 
@@ -83,6 +84,31 @@ class LocalStoreComponent(Component):
             "escrowmq_log_last_sync_seconds",
             "How long the last sync took",
             status.last_flush_ms / 1000,
+        )
+
+    def _pool_gauges(self) -> Iterator[Gauge]:
+        pool = self._store.status().pool
+        if pool is None:
+            return
+        yield Gauge(
+            "escrowmq_write_pool_free_buffers",
+            f"Buffers of the write pool that are free, of {pool.buffers}",
+            pool.free_buffers,
+        )
+        yield Gauge(
+            "escrowmq_write_pool_locked_bytes",
+            "Bytes of the write pool that the kernel does not swap out",
+            pool.locked_bytes,
+        )
+        yield Gauge(
+            "escrowmq_log_committed_offset",
+            "The log is in its files up to here; beyond it, in the write pool",
+            pool.committed_end,
+        )
+        yield Gauge(
+            "escrowmq_write_pool_refused_total",
+            "Appends refused since the start because all buffers of the write pool were in use",
+            pool.refusals,
         )
 
     def _disk_gauges(self) -> Iterator[Gauge]:

@@ -1,6 +1,6 @@
 """The registry as a component: topics and groups, and whether their database is still the same."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
@@ -8,7 +8,7 @@ from app.component import Component
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.database import Database
 from app.registry.producer_groups import ProducerGroups
-from app.registry.topics import Topics
+from app.registry.topics import Topics, TopicSettings
 from scheduler.loops import Loop
 from storage.errors import RegistryUnavailable
 
@@ -26,14 +26,17 @@ class RegistryComponent(Component):
         topics: Topics,
         producer_groups: ProducerGroups,
         consumer_groups: ConsumerGroups,
+        found: Callable[[], Mapping[str, TopicSettings]],
     ) -> None:
+        """`found`: topics that a broker has left, known before the start."""
         self._database = database
         self._topics = topics
         self._producer_groups = producer_groups
         self._consumer_groups = consumer_groups
+        self._found = found
 
     async def start(self) -> None:
-        await self._topics.open()
+        await self._topics.open(self._found())
         await self._producer_groups.open()
         await self._consumer_groups.open()
 

@@ -11,6 +11,7 @@ from scheduler.loops import Loop, ParkedItems
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
+from storage.errors import MessagingError
 
 log = structlog.get_logger()
 
@@ -29,6 +30,10 @@ class SchedulesComponent(Component):
 
     async def stop(self) -> None:
         await self._schedules.drain()
+        try:
+            await self._schedules.hand_over()
+        except MessagingError as error:
+            log.warning("schedules_not_handed_over", reason=str(error))
         await self._schedules.save_snapshot()
 
     def loops(self) -> Iterator[Loop]:

@@ -1,4 +1,4 @@
-"""What goes in and out: messages under leases, and what becomes of them."""
+"""Requests and responses of consumers: leased messages, and their settlement."""
 
 from typing import Annotated
 

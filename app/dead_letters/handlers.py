@@ -24,6 +24,7 @@ from delivery.leases import retry_message
 from delivery.leases.tasks import Wanted
 from delivery.settle.dead_letters import Redrive
 from storage.message import StoredMessage
+from storage.opening import opened_to_show
 
 _OF_A_QUERY = ("topic", "key", "tag", "reason_contains", "from_", "to")
 
@@ -52,16 +53,19 @@ async def list_(services: Services, call: Call, group: str, query: ListDeadLette
     count = pages.fitting(
         found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes
     )
+    shown = found[:count]
+    if query.payload != "omit":
+        shown = await opened_to_show(shown, max_bytes)
 
     def page() -> DeadLetterPage:
-        page = DeadLetterPage(items=[_view(message, query.payload) for message in found[:count]])
-        if len(found) > count:
+        page = DeadLetterPage(items=[_view(message, query.payload) for message in shown])
+        if len(found) > len(shown):
             page.next_page_token = pages.encode_token(
-                "dead_letters", str(found[count].queue_offset)
+                "dead_letters", str(found[len(shown)].queue_offset)
             )
         return page
 
-    return await call.answer_with(found, page)
+    return await call.answer_with(shown, page)
 
 
 @operation(
@@ -84,7 +88,8 @@ async def get(
         raise Refusal(
             "message_not_found", f"message {message_id[:100]} is no dead letter of group {group}"
         )
-    return await call.answer_with([found], lambda: _view(found, query.payload))
+    shown = [found] if query.payload == "omit" else await opened_to_show([found], MAX_BODY_BYTES)
+    return await call.answer_with(shown, lambda: _view(shown[0], query.payload))
 
 
 @operation(

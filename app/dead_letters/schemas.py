@@ -1,4 +1,4 @@
-"""What goes in and out: dead letters."""
+"""Requests and responses about dead letters."""
 
 from typing import Annotated
 
@@ -78,7 +78,10 @@ class RedriveInput(
         | UnsetType
     ) = UNSET
     key: (
-        Annotated[str, Meta(min_length=1, max_length=255, description="With `query`.")] | UnsetType
+        Annotated[
+            str, Meta(min_length=1, max_length=255, description="With `query`: one of its keys.")
+        ]
+        | UnsetType
     ) = UNSET
     tag: (
         Annotated[str, Meta(min_length=1, max_length=255, description="With `query`.")] | UnsetType

@@ -52,12 +52,14 @@ def _place(position: str) -> Place:
 
 def _view(one: lease_list.Lease) -> Lease:
     message, place = one.message, one.place
+    keys = [] if message is None else message.keys
     return Lease(
         message_id=UNSET if message is None else message.message_id,
         topic=place.topic if message is None else message.queue.topic,
         queue_id=place.queue if message is None else message.queue.number,
         queue_offset=place.offset if message is None else message.queue_offset,
-        key=UNSET if message is None or message.key is None else message.key,
+        key=keys[0] if keys else UNSET,
+        keys=keys if len(keys) > 1 else UNSET,
         ordering_key=UNSET
         if message is None or message.ordering_key is None
         else message.ordering_key,

@@ -1,4 +1,4 @@
-"""What goes in and out: consumer groups, where they stand, how far they are behind."""
+"""Requests and responses about consumer groups: settings, offsets, lag."""
 
 from typing import Annotated, get_args
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.consume.schemas import LeaseMs
-from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, Offset, Timestamp
+from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, KeyOf, KeysOf, Offset, Timestamp
 from app.named_schemas import Int32, open_set
 from app.topics.schemas import TopicName
 from app.word_sets import GROUP_START, GroupStart, ResetTarget
@@ -239,7 +239,8 @@ class Lease(msgspec.Struct, kw_only=True):
     topic: str
     queue_id: Int32
     queue_offset: Offset
-    key: str | UnsetType = UNSET
+    key: KeyOf | UnsetType = UNSET
+    keys: KeysOf | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     attempt: Annotated[Int32, Meta(description="Number of deliveries so far, from 1.")]
     lease_expires_at: Timestamp

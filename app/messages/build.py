@@ -21,7 +21,7 @@ from scheduler.scheduled_message import with_delay
 from storage.errors import MessageTooLarge, UnsupportedCombination
 from storage.formats import properties
 from storage.formats.delay_levels import DELAYS_MS
-from storage.message import ORDERING_KEY, Message, QueueId, queue_for
+from storage.message import KEY_SEPARATOR, ORDERING_KEY, Message, QueueId, queue_for
 
 # bytes of a request for a byte of a message: \\u0001; base64 and UTF-8 written as escapes take less
 _LONGEST_ESCAPE = 6
@@ -63,7 +63,7 @@ def build(
         system[ORDERING_KEY] = check_text(given.ordering_key, "/ordering_key")
     if content_type is not None:
         system[properties.CONTENT_TYPE] = content_type
-    key = None if given.key is UNSET else check_text(given.key, "/key", spaces=False)
+    key = _key(given)
     tag = None if given.tag is UNSET else check_text(given.tag, "/tag", spaces=False)
     if tag is not None and "|" in tag:
         raise invalid_field("/tag", "invalid_format", "a tag has no |")
@@ -126,6 +126,22 @@ def build_reply(
     if own:
         check_total(given, own)
     return body, content_type, own
+
+
+def _key(given: MessageInput) -> str | None:
+    """The text of its key or keys, as a record has it. Raises Refusal."""
+    if given.keys is UNSET:
+        return None if given.key is UNSET else check_text(given.key, "/key", spaces=False)
+    if given.key is not UNSET:
+        raise invalid_field("/keys", "not_allowed", "a message has a key or keys, not both")
+    first_at: dict[str, int] = {}
+    for at, key in enumerate(given.keys):
+        check_text(key, f"/keys/{at}", spaces=False)
+        if first_at.setdefault(key, at) != at:
+            raise invalid_field(
+                f"/keys/{at}", "not_allowed", f"is the same key as /keys/{first_at[key]}"
+            )
+    return KEY_SEPARATOR.join(given.keys)
 
 
 def _check_size(body: bytes, limit_bytes: int, whose: str) -> None:

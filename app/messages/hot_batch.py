@@ -91,7 +91,7 @@ class HotBatches:
                 refuse(error)
 
     def _answer(self, services: Services, one: _Taken, begun: float, placed: Placed) -> None:
-        status = 202 if is_late(services, placed.durable, one.durability) else 201
+        status = 202 if is_late(services, placed.durability, one.durability) else 201
         body = plain_rows.answer_of(one.entry_ids, one.message_ids, one.rows, placed, status=status)
         self._turn.answer(
             [one], 201, [f"store-pressure: {services.pressure():.2f}\r\n"], [body], begun

@@ -121,7 +121,7 @@ class _Answers(msgspec.Struct, gc=False):
         self.made = list(self._of(placed, _CREATED))
 
     def send(self, placed: Placed) -> None:
-        status = 202 if is_late(self.services, placed.durable, self.durability) else _CREATED
+        status = 202 if is_late(self.services, placed.durability, self.durability) else _CREATED
         made = self.made if placed.durable else None
         self.turn.send(self.taken, status, made or self._of(placed, status), self.begun)
         self.services.metrics.messages_in.inc(len(self.taken))
@@ -135,10 +135,10 @@ class _Answers(msgspec.Struct, gc=False):
 
 def _receipts(rows: Sequence[Row], ids: Sequence[str], placed: Placed) -> list[str]:
     """The JSON of a `Receipt` for each row. The rows are of one topic."""
-    durable = "synced" if placed.durable else "buffered"
+    durability = placed.durability.value
     topic = f'","topic":"{rows[0][0].topic}","queue_id":'
     stored_at = codec.rfc3339(placed.stored_at_ms)
-    end = f'"stored_at":"{stored_at}","durability":"{durable}","deduplicated":false}}'
+    end = f'"stored_at":"{stored_at}","durability":"{durability}","deduplicated":false}}'
     return [
         f'{{"message_id":"{message_id}{topic}{row[0][1]},"queue_offset":{queue_offset},'
         f'"log_offset":{log_offset},{end}'

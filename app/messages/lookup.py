@@ -1,13 +1,16 @@
-"""Messages by their id and by their key: what was stored, its bytes, and what became of it."""
+"""Messages by their id, their key and their log offset: what was stored, its bytes, and what became
+of it.
+"""
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, in_pieces, reply
+from app.messages.find import at_log_offset, stored_or_waiting, with_transaction
 from app.messages.schemas import (
     MAX_BODY_BYTES,
     FoundPage,
@@ -20,27 +23,17 @@ from app.messages.schemas import (
 )
 from app.messages.view import message_view
 from app.operations import RANGE, operation
-from app.problems import Refusal
+from app.problems import Refusal, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
 from delivery.leases.events import LEASE_QUEUE
 from delivery.offset_by_time import find_offset_by_time
 from delivery.trace import LeaseTrace, LeaseTraceEvent, trace_leases
-from scheduler import scheduled_message
-from scheduler.schedule import Schedule
-from storage.errors import (
-    CorruptRecord,
-    InvalidRequest,
-    MessageGone,
-    MessagingError,
-    UnknownSchedule,
-)
-from storage.formats import names, properties
-from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.identifiers import made_at_ms
+from storage.formats import properties
+from storage.formats.compression import BodyNotDecompressed
 from storage.message import StoredMessage
+from storage.opening import opened, opened_to_show
 from storage.store import LAST_MS
-from txn import half_message
 
 _FIND_PROBLEMS = (
     "message_not_found",
@@ -54,8 +47,6 @@ _MOST_GROUPS = 1_000  # that a trace answers for
 _RANGE = re.compile(r"bytes=([0-9]{0,100})-([0-9]{0,100})")
 _MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
-# where a message lies before it is in its topic
-_WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)
 
 
 @operation(
@@ -65,17 +56,21 @@ _WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)
     tag="messages",
     query=QueryMessagesQuery,
     answers={200: FoundPage},
-    problems=[
-        "topic_not_found",
-        "reserved_topic",
-        "invalid_page_token",
-        "record_corrupt",
-        "not_supported_by_engine",
-        "overloaded",
-    ],
+    problems=["topic_not_found", "reserved_topic", "invalid_page_token", *_FIND_PROBLEMS],
 )
 async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Reply:
-    """Find messages by key. Newest first. A key matches only as a whole."""
+    """Find messages by key or by log offset.
+
+    By `topic` and `key`: the newest first; a key matches only as a whole. By the `log_offset` of a
+    receipt or a log line: the message of that place; several if a RocketMQ broker stored them as
+    one batch.
+    """
+    if query.log_offset is not UNSET:
+        return await _at_offset(services, call, query, query.log_offset)
+    if query.topic is UNSET:
+        raise invalid_field("/query/topic", "missing", "the query has neither topic nor log_offset")
+    if query.key is UNSET:
+        raise invalid_field("/query/key", "missing", "the query has no key")
     topic = services.topics.get(query.topic)
     token = query.page_token
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
@@ -88,17 +83,59 @@ async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Re
         max_messages=query.page_size + 1,
         max_bytes=max_bytes,
     )
+
+    def token_behind(shown: Sequence[StoredMessage]) -> str:
+        return pages.encode_token("messages", str(page_end(shown[-1])))
+
+    return await _page(call, query, found, max_bytes, token_behind)
+
+
+async def _at_offset(
+    services: Services, call: Call, query: QueryMessagesQuery, log_offset: int
+) -> Reply:
+    for name, value in (
+        ("topic", query.topic),
+        ("key", query.key),
+        ("from", query.from_),
+        ("to", query.to),
+    ):
+        if value is not UNSET:
+            raise invalid_field(
+                f"/query/{name}", "not_allowed", f"log_offset names one place, without {name}"
+            )
+    token, kind = query.page_token, f"messages at {log_offset}"
+    begin = 0 if token is UNSET else pages.decode_number_token(kind, token)
+    max_bytes = call.share.reserve(pages.PAGE_BYTES)
+    found = (await at_log_offset(services, log_offset))[begin:]
+
+    def token_behind(shown: Sequence[StoredMessage]) -> str:
+        return pages.encode_token(kind, str(begin + len(shown)))
+
+    return await _page(call, query, found, max_bytes, token_behind)
+
+
+async def _page(
+    call: Call,
+    query: QueryMessagesQuery,
+    found: Sequence[StoredMessage],
+    max_bytes: int,
+    token_behind: Callable[[Sequence[StoredMessage]], str],
+) -> Reply:
+    """The first of the messages found; the next page begins where `token_behind` says."""
     count = pages.fitting(
         found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes
     )
+    shown: Sequence[StoredMessage] = found[:count]
+    if query.payload != "omit":
+        shown = await opened_to_show(shown, max_bytes)
 
     def page() -> FoundPage:
-        page = FoundPage(items=[message_view(message, query.payload) for message in found[:count]])
-        if len(found) > count:
-            page.next_page_token = pages.encode_token("messages", str(page_end(found[count - 1])))
+        page = FoundPage(items=[message_view(message, query.payload) for message in shown])
+        if len(found) > len(shown):
+            page.next_page_token = token_behind(shown)
         return page
 
-    return await call.answer_with(found, page)
+    return await call.answer_with(shown, page)
 
 
 @operation(
@@ -108,16 +145,19 @@ async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Re
     tag="messages",
     query=MessageQuery,
     answers={200: KnownMessage},
-    problems=_FIND_PROBLEMS,
+    problems=[*_FIND_PROBLEMS, "payload_unreadable"],
 )
 async def get(services: Services, call: Call, message_id: str, query: MessageQuery) -> Reply:
     """Get a message.
 
-    A message that waits for its delivery time is returned with its schedule. A half message is not
-    found before its commit.
+    The offset message id of a RocketMQ broker gives the message that the broker stored there, in
+    this log. A message that waits for its delivery time is returned with its schedule. A half
+    message is not found before its commit.
     """
     call.share.reserve(MAX_BODY_BYTES)
-    message, schedule = await _stored_or_waiting(services, message_id)
+    message, schedule = await stored_or_waiting(services, message_id)
+    if query.payload != "omit":
+        message = await _opened(message)
     if schedule is None:
         return await call.answer_with([message], lambda: message_view(message, query.payload))
 
@@ -138,7 +178,7 @@ async def get(services: Services, call: Call, message_id: str, query: MessageQue
     answers={200: bytes, 206: bytes},
     answer_headers=["Content-Range"],
     headers=[RANGE],
-    problems=[*_FIND_PROBLEMS, "range_not_satisfiable"],
+    problems=[*_FIND_PROBLEMS, "payload_unreadable", "range_not_satisfiable"],
 )
 async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     """Get the body of a message as it was sent.
@@ -146,8 +186,8 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     A request for several ranges, or for something other than a byte range, gets the whole body.
     """
     call.share.reserve(MAX_BODY_BYTES)
-    message, _ = await _stored_or_waiting(services, message_id)
-    body = message.body
+    message, _ = await stored_or_waiting(services, message_id)
+    body = (await _opened(message)).body
     call.share.hold(len(body))
     content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)
     headers = {
@@ -187,9 +227,9 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
     why a group does not receive it.
     """
     try:
-        message, schedule = await _stored_or_waiting(services, message_id)
+        message, schedule = await stored_or_waiting(services, message_id)
     except Refusal as refusal:
-        raise await _with_transaction(services, message_id, refusal) from None
+        raise await with_transaction(services, message_id, refusal) from None
     stored = TraceEvent(
         at=codec.rfc3339(message.stored_at_ms),
         event="stored",
@@ -262,106 +302,21 @@ async def _group_statuses(
     return statuses
 
 
-async def _with_transaction(services: Services, message_id: str, refusal: Refusal) -> Refusal:
-    """The refusal of an unknown message; where an undecided or rolled-back transaction has the
-    message, it says which.
-    """
-    if refusal.code != "message_not_found":
-        return refusal
-    halves = await services.store.find_messages(
-        message_id, topics=[names.HALF_TOPIC], by_id=True, max_messages=1
-    )
-    if not halves:
-        return refusal
-    transaction_id = half_message.transaction_id_of(halves[0])
-    try:
-        transaction = await services.transactions.get(transaction_id)
-    except MessagingError:
-        return refusal
-    state = transaction.state.value
-    return Refusal(
-        refusal.code,
-        f"message {message_id[:100]} is in transaction {transaction_id}, which is "
-        f"{state.replace('_', ' ')}",
-        context={"transaction_id": transaction_id, "state": state},
-    )
-
-
 def page_end(message: StoredMessage) -> int:
     """Where the next page goes on. Only engines with log offsets offer the lookup."""
     assert message.log_offset is not None
     return message.log_offset
 
 
-async def _find(services: Services, message_id: str) -> StoredMessage:
-    """Raises Refusal message_not_found, message_expired, record_corrupt."""
-    if not message_id.isprintable() or len(message_id) > 255:
-        raise InvalidRequest(
-            "a message id is 1 to 255 printable characters", pointer="/path/message_id"
-        )
-    topics = [topic.name for topic in services.topics.all()]
+async def _opened(message: StoredMessage) -> StoredMessage:
+    """The message with its body decompressed. Raises Refusal payload_unreadable."""
     try:
-        found = await services.store.find_messages(
-            message_id, topics=topics, by_id=True, max_messages=1
-        )
-        if not found and await _has_expired(services, message_id):
-            raise MessageGone(
-                f"message {message_id[:100]} was stored too long ago: retention has dropped all "
-                "of that time"
-            )
-    except CorruptRecord as damage:
+        return await opened(message)
+    except BodyNotDecompressed as error:
         raise Refusal(
-            "record_corrupt", f"the message {message_id[:100]} may be in a damaged place"
-        ) from damage
-    if not found:
-        raise Refusal("message_not_found", f"message {message_id[:100]} does not exist")
-    return found[0]
-
-
-async def _stored_or_waiting(
-    services: Services, message_id: str
-) -> tuple[StoredMessage, Schedule | None]:
-    """The message; with its schedule, where it waits for its time. Raises as `_find`."""
-    try:
-        return await _find(services, message_id), None
-    except Refusal as refusal:
-        if refusal.code != "message_not_found":
-            raise
-    waiting = await _waiting(services, message_id)
-    # Where there is none, it may have been delivered between the two looks.
-    return waiting or (await _find(services, message_id), None)
-
-
-async def _waiting(services: Services, message_id: str) -> tuple[StoredMessage, Schedule] | None:
-    """None where no message of this id waits for its time. Raises Refusal record_corrupt."""
-    try:
-        schedule = await services.schedules.get(f"sch_{message_id.removeprefix('msg_')}")
-    except UnknownSchedule:
-        return None
-    if schedule.message_id != message_id or schedule.state.is_finished:
-        return None
-    queue, queue_offset = scheduled_message.message_at(schedule.entry.place)
-    try:
-        (message,) = await services.store.read(queue, queue_offset, max_messages=1, max_bytes=1)
-    except CorruptRecord as damage:
-        raise Refusal("record_corrupt", f"the message {message_id[:100]} is damaged") from damage
-    return message, schedule
-
-
-async def _has_expired(services: Services, message_id: str) -> bool:
-    """Was the id made before all that is left was stored?
-
-    Not so of a message which waits for its time or its decision.
-    """
-    made_ms, admin = made_at_ms(message_id, "msg"), services.store.admin
-    if made_ms is None or admin is None:
-        return False
-    oldest_ms = await admin.oldest_stored_at_ms()
-    if oldest_ms is None or made_ms >= oldest_ms:
-        return False
-    return not await services.store.find_messages(
-        message_id, topics=_WAITING, by_id=True, max_messages=1
-    )
+            "payload_unreadable",
+            f"the body of message {message.message_id[:100]} cannot be decompressed: {error}",
+        ) from None
 
 
 def _range(header: str, length: int) -> range | None:

@@ -145,17 +145,17 @@ def properties_of(given: PayloadInput) -> dict[str, str]:
 
 
 def check_total(given: PayloadInput, own: dict[str, str]) -> None:
-    """Check the size of the properties with that of the key, the tag and the ordering key.
+    """Check the size of the properties with that of the keys, the tag and the ordering key.
 
     Raises Refusal.
     """
     named: tuple[str, ...] = ()
     if isinstance(given, MessageInput):
-        named = (given.key or "", given.tag or "", given.ordering_key or "")
+        named = (given.key or "", *(given.keys or ()), given.tag or "", given.ordering_key or "")
     total = sum(len(text.encode("utf-8")) for text in (*named, *own.keys(), *own.values()))
     if total > MAX_PROPERTIES_BYTES:
         detail = (
-            f"properties, key, tag and ordering key take {total} bytes together, "
+            f"properties, keys, tag and ordering key take {total} bytes together, "
             f"{MAX_PROPERTIES_BYTES} are allowed"
         )
         raise invalid_field("/properties", "out_of_range", detail)

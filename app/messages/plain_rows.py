@@ -109,7 +109,7 @@ def rows_of(
             code = tag_hash(tag)
         if json is not UNSET:
             properties += JSON_PROPERTY
-        rows.append((queue, (properties + trace).encode(), body, code, now_ms, _PLAIN, 0))
+        rows.append((queue, (properties + trace).encode(), body, code, now_ms, _PLAIN, 0, None))
     topic.use_queues(len(rows))
     return rows
 
@@ -167,10 +167,9 @@ def results_of(
 ) -> list[str]:
     """The JSON of a `BatchResult` with a receipt for each row. The rows are of one topic."""
     queues = [row[0] for row in rows]
-    durability = Durability.SYNCED if placed.durable else Durability.BUFFERED
     topic = f'","topic":"{queues[0].topic}","queue_id":'
     end = (
-        f'"stored_at":"{codec.rfc3339(placed.stored_at_ms)}","durability":"{durability.value}",'
+        f'"stored_at":"{codec.rfc3339(placed.stored_at_ms)}","durability":"{placed.durability.value}",'
         f'"deduplicated":false}}}}'
     )
     return [

@@ -25,6 +25,7 @@ from delivery.offset_by_time import find_offset_by_time
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
 from storage.formats.stored_record import StoredRecord
 from storage.message import OffsetRange, QueueId
+from storage.opening import opened_to_show
 from storage.store import MessageStore
 
 MEDIA_TYPES = (JSON, frames.MEDIA_TYPE)
@@ -59,7 +60,7 @@ async def pull(
     Nothing is remembered; with `wait_ms` the answer waits for something new.
 
     With `Accept: application/vnd.escrowmq.records` the answer is the records as they are stored
-    (docs/formats.md); `payload` has no meaning for them.
+    (docs/formats.md); `payload` has no meaning for them, and a compressed body stays compressed.
     """
     topic = services.topics.get(topic_name)
     queue = topic.queue(queue_id)
@@ -91,7 +92,8 @@ async def _look(pull: _Pull, at: int) -> Reply | Waiting:
     time.
     """
     services, call, queue, query, wanted, media_type, offset, deadline_ms = pull
-    found, at = await _read(services, call, queue, at, query, wanted)
+    shows_bodies = media_type == JSON and query.payload != "omit"
+    found, at = await _read(services, call, queue, at, query, wanted, shows_bodies=shows_bodies)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
         again = partial(_look, pull._replace(call=call.during_wait()), at)
         return services.long_polls.wait_for_arrival(services.store, queue, at, deadline_ms, again)
@@ -151,9 +153,19 @@ async def _first_offset(
 
 
 async def _read(
-    services: Services, call: Call, queue: QueueId, at: int, query: PullQuery, wanted: Filter
+    services: Services,
+    call: Call,
+    queue: QueueId,
+    at: int,
+    query: PullQuery,
+    wanted: Filter,
+    *,
+    shows_bodies: bool,
 ) -> tuple[list[StoredRecord], int]:
-    """(records, the offset behind what was looked at). Raises Refusal record_corrupt."""
+    """(records, the offset behind what was looked at). Raises Refusal record_corrupt.
+
+    `shows_bodies`: compressed ones are decompressed.
+    """
     max_bytes = call.share.reserve(query.max_bytes)
     try:
         found, at = await read_records_by_tag(
@@ -170,5 +182,10 @@ async def _read(
         raise Refusal(
             "record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context
         ) from damage
+    if shows_bodies and True in [record.is_compressed for record in found]:
+        shown = await opened_to_show(found, max_bytes)
+        if len(shown) < len(found):
+            at = found[len(shown)].queue_offset
+        found = shown
     call.share.hold(sum([len(record.data) for record in found]))
     return found, at

@@ -1,4 +1,4 @@
-"""What goes in and out: messages, receipts, pages of a queue.
+"""Requests and responses about messages: messages, receipts, pages of a queue.
 
 Limits stand here, on the fields, so that the decoder enforces them and the OpenAPI document shows
 them.
@@ -28,6 +28,7 @@ MAX_ENTRIES = 1_000
 MAX_BODY_BYTES = 16 << 20
 MAX_WAIT_MS = 30_000
 MAX_DELAY_MS = 1 << 53
+MAX_KEYS = 32
 
 WaitMs = Annotated[
     int,
@@ -41,6 +42,8 @@ Timestamp = Annotated[
     str, Meta(description="RFC 3339, UTC, milliseconds.", extra_json_schema={"format": "date-time"})
 ]
 Offset = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
+KeyOf = Annotated[str, Meta(description="The key; of several, the first one.")]
+KeysOf = Annotated[list[str], Meta(description="All keys, if there are several; otherwise absent.")]
 
 
 class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -58,8 +61,8 @@ class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
             Texts,
             Meta(
                 description=(
-                    "Properties of the sender. Names and values, with key, tag and ordering key, "
-                    "may have 16 KiB in total."
+                    "Properties of the sender. Names and values, with key or keys, tag and "
+                    "ordering key, may have 16 KiB in total."
                 ),
             ),
         ]
@@ -74,6 +77,18 @@ class MessageInput(PayloadInput, forbid_unknown_fields=True, kw_only=True, gc=Fa
         Annotated[
             str,
             Meta(min_length=1, max_length=255, description="A business key; 255 bytes, no spaces."),
+        ]
+        | UnsetType
+    ) = UNSET
+    keys: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=255)]],
+            Meta(
+                min_length=1,
+                max_length=MAX_KEYS,
+                description="Instead of `key`: business keys, all different. The message is found "
+                "by each of them.",
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -225,6 +240,14 @@ class BatchSendResult(msgspec.Struct, kw_only=True):
     results: list[BatchResult]
 
 
+PayloadProblem = Annotated[
+    str,
+    Meta(
+        description="Why there is no payload: the code of a problem, `payload_unreadable` if the "
+        "body is compressed and cannot be decompressed. Otherwise absent."
+    ),
+]
+
 OfTransaction = Annotated[
     str, Meta(description="The transaction that the message was sent in; absent if in none.")
 ]
@@ -237,11 +260,13 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
     topic: str
     queue_id: Int32
     queue_offset: Offset
-    key: str | UnsetType = UNSET
+    key: KeyOf | UnsetType = UNSET
+    keys: KeysOf | UnsetType = UNSET
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
     payload_encoding: Annotated[str, PAYLOAD_ENCODING] | UnsetType = UNSET
+    payload_problem: PayloadProblem | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
     transaction_id: OfTransaction | UnsetType = UNSET
     properties: Texts
@@ -265,7 +290,8 @@ class KnownMessage(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     deliver_at: Timestamp | UnsetType = UNSET
-    key: str | UnsetType = UNSET
+    key: KeyOf | UnsetType = UNSET
+    keys: KeysOf | UnsetType = UNSET
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
@@ -288,10 +314,28 @@ class MessageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class QueryMessagesQuery(
     MessageQuery, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}
 ):
-    """Which messages to find."""
+    """Which messages to find: those of a topic with a key, or that of a log offset."""
 
-    topic: str
-    key: Annotated[str, Meta(min_length=1, max_length=255, description="The whole key.")]
+    topic: Annotated[str, Meta(description="Required with `key`.")] | UnsetType = UNSET
+    key: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=255, description="One whole key. Required with `topic`."),
+        ]
+        | UnsetType
+    ) = UNSET
+    log_offset: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=(1 << 63) - 1,
+                description="The `log_offset` of a receipt, instead of `topic` and `key`.",
+                extra_json_schema={"format": "int64"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     from_: (
         Annotated[
             str,
@@ -317,7 +361,7 @@ class QueryMessagesQuery(
 
 
 class FoundPage(msgspec.Struct, kw_only=True):
-    """Messages with a key, newest first."""
+    """Messages with a key, newest first; or of a log offset."""
 
     items: list[Message]
     next_page_token: str | UnsetType = UNSET

@@ -19,6 +19,7 @@ from app.messages.plain import PlainSend
 from app.messages.plain_rows import PlainBatch
 from app.messages.schemas import (
     MAX_DELAY_MS,
+    MAX_KEYS,
     BatchEntry,
     BatchInput,
     BatchResult,
@@ -37,7 +38,7 @@ from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.idempotency import fingerprint_of
-from storage.message import Appended, Durability, Message
+from storage.message import KEY_SEPARATOR, Appended, Durability, Message
 
 _SEND_PROBLEMS = (
     "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large",
@@ -55,6 +56,14 @@ _RAW_HEADERS = (
             "as UTF-8."
         ),
         _TEXT,
+    ),
+    HeaderParameter(
+        "Message-Keys",
+        (
+            "Instead of Message-Key: several keys, separated by spaces or commas; a comma in a key "
+            "is percent-encoded."
+        ),
+        {"type": "string", "minLength": 1, "maxLength": MAX_KEYS * (3 * 255 + 1)},
     ),
     HeaderParameter("Message-Tag", "The tag.", _TEXT),
     HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", _TEXT),
@@ -88,7 +97,8 @@ _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 
 _Entries = Sequence[BatchEntry | JudgedEntry]
 
-DURABILITY = {"synced": Durability.SYNCED, "buffered": Durability.BUFFERED, UNSET: None}
+DURABILITY = {one.value: one for one in Durability} | {UNSET: None}
+_STRENGTH = {one: strength for strength, one in enumerate(Durability)}
 ENTRY_COST_BYTES = 256  # an entry takes as long as so many bytes of a message, be they fewer
 _MAX_ERRORS = 50  # field errors in one problem; the first ones tell enough
 
@@ -107,6 +117,7 @@ _RAW_FIELDS = {
     )
 }
 _RAW_PROPERTY = "message-property-"
+_RAW_KEYS = "message-keys"
 
 
 def limit(services: Services, topic_name: str) -> RequestLimit:
@@ -448,12 +459,14 @@ def _send_headers(services: Services, *, replayed: bool) -> dict[str, str]:
 
 
 def status_of(services: Services, place: Appended, durability: Durability | None) -> int:
-    return 202 if is_late(services, place.durable, durability) else 201
+    return 202 if is_late(services, place.durability, durability) else 201
 
 
-def is_late(services: Services, is_durable: bool, durability: Durability | None) -> bool:
-    """It is stored, but the sync that was asked for takes longer than the limit."""
-    return not is_durable and (durability or services.default_durability) is Durability.SYNCED
+def is_late(services: Services, reached: Durability, durability: Durability | None) -> bool:
+    """It is stored, but to make it as sure as was asked for takes longer than the limit."""
+    if reached is Durability.SYNCED:
+        return False
+    return _STRENGTH[reached] < _STRENGTH[durability or services.default_durability]
 
 
 def receipt_of(message: Message, place: Appended, *, deduplicated: bool = False) -> Receipt:
@@ -462,7 +475,7 @@ def receipt_of(message: Message, place: Appended, *, deduplicated: bool = False)
         topic=place.queue.topic,
         log_offset=UNSET if place.log_offset is None else place.log_offset,
         stored_at=codec.rfc3339(place.stored_at_ms),
-        durability="synced" if place.durable else "buffered",
+        durability=place.durability.value,
         deduplicated=deduplicated,
     )
     if scheduled_message.is_delayed(message):
@@ -520,7 +533,9 @@ def strongest_of(given: Iterable[MessageInput | PlainSend]) -> Durability | None
     asked = {message.require_durability for message in given}
     if "synced" in asked:
         return Durability.SYNCED
-    return Durability.BUFFERED if asked == {"buffered"} else None
+    if UNSET in asked:
+        return None
+    return Durability.BUFFERED if "buffered" in asked else Durability.MEMORY
 
 
 async def _send_plain_batch(
@@ -556,7 +571,7 @@ async def _send_plain_batch(
     durability = strongest_of(messages)
     placed = await plain_rows.append_rows(services.store, rows, durability=durability)
     services.metrics.messages_in.inc(len(rows))
-    status = 202 if is_late(services, placed.durable, durability) else 201
+    status = 202 if is_late(services, placed.durability, durability) else 201
     body = plain_rows.answer_of(entry_ids, message_ids, rows, placed, status=status)
     return Reply(201, body.encode(), _send_headers(services, replayed=False))
 
@@ -607,6 +622,10 @@ def _from_headers(headers: Mapping[str, str]) -> MessageInput:
         if not name.startswith("message-"):
             continue
         pointer = f"/headers/{name}"
+        if name == _RAW_KEYS:
+            parts = text.replace(",", KEY_SEPARATOR).split(KEY_SEPARATOR)
+            values["keys"] = [_percent_decoded(part, pointer) for part in parts if part]
+            continue
         value = _percent_decoded(text, pointer)
         if name.startswith(_RAW_PROPERTY):
             own[name.removeprefix(_RAW_PROPERTY)] = value

@@ -308,7 +308,7 @@ class _Stream:
                 [codec.encode(_refused(entry_id, error)) + b"\n" for entry_id in entry_ids]
             )
         services.metrics.messages_in.inc(len(rows))
-        status = 202 if is_late(services, placed.durable, durability) else 201
+        status = 202 if is_late(services, placed.durability, durability) else 201
         return (
             "\n".join(plain_rows.results_of(entry_ids, message_ids, rows, placed, status=status))
             + "\n"

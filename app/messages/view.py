@@ -19,11 +19,14 @@ from app.word_sets import PayloadForm
 from storage.formats import properties
 from storage.formats.record_block import Columns
 from storage.formats.stored_record import StoredRecord
-from storage.message import ORDERING_KEY, QueueId, StoredMessage
+from storage.message import ORDERING_KEY, QueueId, StoredMessage, split_keys
+from storage.opening import is_compressed
 
 H = TypeVar("H", bound=Hashable)
 _Column = bytes | Sequence[bytes]  # what is the same for all messages, or an item for each
 M = TypeVar("M", bound=Message | KnownMessage)
+
+UNREADABLE = "payload_unreadable"  # the code of a problem
 
 _AT_ONCE = 64  # messages whose JSON is one part, unless it takes more than
 _PART_BYTES = 256 << 10
@@ -41,14 +44,21 @@ def message_view(
     **more: Any,
 ) -> M:
     """`kind`: a schema that adds fields to a message's; `more`: these."""
-    payload, encoding = payload_view(message.body, form)
+    payload: str | None
+    encoding: str | None
+    if form != "omit" and is_compressed(message):  # it could not be decompressed
+        payload, encoding, more["payload_problem"] = None, None, UNREADABLE
+    else:
+        payload, encoding = payload_view(message.body, form)
     content_type = message.system.get(properties.CONTENT_TYPE)
+    keys = message.keys
     return kind(
         message_id=message.message_id,
         topic=message.queue.topic,
         queue_id=message.queue.number,
         queue_offset=message.queue_offset,
-        key=message.key or UNSET,
+        key=keys[0] if keys else UNSET,
+        keys=keys if len(keys) > 1 else UNSET,
         tag=message.tag or UNSET,
         ordering_key=message.ordering_key or UNSET,
         payload=UNSET if payload is None else payload,
@@ -98,10 +108,10 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
     for record in records:
         data = record.data
         matched = match(data, record.properties_at)
-        if matched is None or not is_text:
+        if matched is None or not is_text or record.is_compressed:
             keep(encode(message_view(record.message(), form))[:-1])
             continue
-        message_id, key, tag, others = matched.groups()
+        message_id, key, more_keys, tag, others = matched.groups()
         rest = _of_rest(others) if others else _NO_REST
         try:
             payload = encode(data[record.body_at : record.body_end].decode())
@@ -122,17 +132,15 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
         if record.stored_at_ms != stored_at_ms:
             stored_at_ms = record.stored_at_ms
             stored = b'","stored_at":"%b"' % rfc3339(stored_at_ms).encode()
-        if key is not None and tag is not None:
+        if key is not None and tag is not None and more_keys is None:
             keys = b'%d,"key":"%b","tag":"%b"' % (record.queue_offset, key, tag)
         else:
             keys = b"%d" % record.queue_offset
-            keys += (
-                b',"key":"%b"' % key
-                if key is not None
-                else b',"tag":"%b"' % tag
-                if tag is not None
-                else b""
-            )
+            if key is not None:
+                keys += b',"key":"%b"' % key
+                keys += _all_keys(key, more_keys) if more_keys is not None else b""
+            if tag is not None:
+                keys += b',"tag":"%b"' % tag
         ordering_key, behind_payload = rest
         keep(
             join(
@@ -169,15 +177,17 @@ def joined(columns: Columns, *ends: _Column) -> bytes | None:
     payloads = text.split(_BETWEEN)
     if len(payloads) != len(matched):  # one has this character itself
         return None
-    ids, keys, tags, others = zip(*matched, strict=True)
+    ids, keys, more_keys, tags, others = zip(*matched, strict=True)
     rests = [_NO_REST] if not any(others) else list(map(_of_rest, others))
     if None in rests:
         return None
     front, behind = map(_column, zip(*cast("list[tuple[bytes, bytes]]", rests), strict=True))
-    if all(keys) and all(tags):
+    if all(keys) and all(tags) and not any(more_keys):
         attributes: list[_Column] = [b',"key":"', keys, b'","tag":"', tags, b'"']
     else:
         attributes = [[b"".join((b',"key":"', key, b'"')) if key else b"" for key in keys]]
+        if any(more_keys):
+            attributes.append(list(map(_all_keys, keys, more_keys)))
         attributes.append([b"".join((b',"tag":"', tag, b'"')) if tag else b"" for tag in tags])
     place, offsets = (
         _each(columns.queues, _place),
@@ -199,6 +209,13 @@ def joined(columns: Columns, *ends: _Column) -> bytes | None:
         *ends,
     ]
     return _interleaved(parts, len(matched))[1:]
+
+
+def _all_keys(key: bytes, more_keys: bytes) -> bytes:
+    """The JSON of all keys of a message, where it has several; none of them needs an escape."""
+    keys = split_keys((key + more_keys).decode("ascii"))
+    together = '","'.join(keys)
+    return f',"keys":["{together}"]'.encode() if len(keys) > 1 else b""
 
 
 def _interleaved(columns: Iterable["_Column"], count: int) -> bytes:
@@ -279,6 +296,8 @@ def _rest(raw: bytes) -> tuple[bytes, bytes] | None:
     if found is None:
         return None
     own, reserved = found
+    if properties.NO_BODY in reserved:
+        return None
     ordering_key, content_type = reserved.get(ORDERING_KEY), reserved.get(properties.CONTENT_TYPE)
     front = b"" if ordering_key is None else b',"ordering_key":' + codec.encode(ordering_key)
     behind = b"" if content_type is None else b',"content_type":' + codec.encode(content_type)

@@ -1,11 +1,11 @@
-"""What goes in and out: producer groups, checks, answers."""
+"""Requests and responses about producer groups, checks and their answers."""
 
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.messages.schemas import MAX_ENTRIES, Timestamp, WaitMs
+from app.messages.schemas import MAX_ENTRIES, KeyOf, Timestamp, WaitMs
 from app.named_schemas import Int32, Texts
 from app.problems import Problem
 from app.word_sets import (
@@ -160,7 +160,7 @@ class CheckMessage(msgspec.Struct, kw_only=True, gc=False):
 
     message_id: str
     topic: str
-    key: str | UnsetType = UNSET
+    key: KeyOf | UnsetType = UNSET
 
 
 class Check(msgspec.Struct, kw_only=True):

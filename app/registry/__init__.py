@@ -1,4 +1,4 @@
-"""What people configured, in SQL: topics, groups, producer groups.
+"""Configuration in SQL: topics, consumer groups, producer groups, keys, cron schedules.
 
 What happened is in the log alone.
 """

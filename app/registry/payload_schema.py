@@ -1,4 +1,4 @@
-"""What the JSON of a topic's messages must be: a JSON Schema, compiled once.
+"""The JSON Schema of a topic's messages, compiled once.
 
 References to anything outside of the schema are refused, and nothing is ever fetched. Patterns are
 those that can be matched in time linear in the text (no look-around, no back-references). The size

@@ -1,8 +1,9 @@
 """The topics: rows in SQL, all of them in memory too, and made known to the store."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -157,8 +158,12 @@ class Topics:
         self._creating = asyncio.Lock()
         self._uses = TopicUses()
 
-    async def open(self) -> None:
-        """Load them, and take back those that the log has and the registry has not."""
+    async def open(self, found: Mapping[str, TopicSettings] = MappingProxyType({})) -> None:
+        """Load them, and take back those that the log has and the registry has not, if a client can
+        name them.
+
+        `found`: topics that a broker has left. One that is known gets its queues.
+        """
         for values in await self._database.run(lambda connection: rows(connection, select(table))):
             created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
             topics = self._deleting if values.pop("is_being_deleted") else self._topics
@@ -168,10 +173,14 @@ class Topics:
                 settings, schema, created_at_ms=created_at_ms, revision=revision
             )
             await self._store.create_topic(settings.topic, queue_count=settings.queues)
-        for name, queue_count in (await self._store.topics()).items():
+        stored = await self._store.topics()
+        for name, settings in found.items():
+            await self._take_over(settings, stored.get(name, 0))
+        for name, queue_count in stored.items():
             if (
                 name not in self._topics
                 and name not in self._deleting
+                and names.is_valid_name(name)
                 and not names.is_reserved_name(name)
             ):
                 await self._add(
@@ -182,6 +191,15 @@ class Topics:
                     )
                 )
                 log.warning("topic_taken_back", topic=name, queues=queue_count)
+
+    async def _take_over(self, settings: TopicSettings, stored_queues: int) -> None:
+        """Create a topic that a broker has left, or add its queues to one that is known."""
+        known, queues = self._topics.get(settings.topic), max(settings.queues, stored_queues)
+        if known is None and settings.topic not in self._deleting:
+            await self._add(self._new(msgspec.structs.replace(settings, queues=queues)))
+        elif known is not None and known.settings.queues < queues:
+            changed = msgspec.structs.replace(known.settings, queues=queues)
+            await self._save(known, changed, known.payload_schema)
 
     def all(self) -> list[Topic]:
         """By name."""
@@ -276,18 +294,27 @@ class Topics:
             self._check_queues(settings.queues - topic.settings.queues)
             is_same = settings.schema == topic.settings.schema
             schema = topic.payload_schema if is_same else await self._compiled_schema(settings)
-            revision = topic.revision + 1
-
-            def save(connection: Connection) -> None:
-                row = msgspec.to_builtins(settings)
-                connection.execute(
-                    update(table).where(table.c.topic == name).values(**row, revision=revision)
-                )
-
-            await self._database.run(save)
-            await self._store.create_topic(name, queue_count=settings.queues)
-            topic.adopt(settings, schema, revision=revision)
+            await self._save(topic, settings, schema)
             return topic
+
+    async def _save(
+        self,
+        topic: Topic,
+        settings: TopicSettings,
+        schema: PayloadSchema | RefusedSchema | None,
+    ) -> None:
+        """Change the settings of a topic; its new revision is one more."""
+        revision = topic.revision + 1
+
+        def save(connection: Connection) -> None:
+            row = msgspec.to_builtins(settings)
+            connection.execute(
+                update(table).where(table.c.topic == topic.name).values(**row, revision=revision)
+            )
+
+        await self._database.run(save)
+        await self._store.create_topic(topic.name, queue_count=settings.queues)
+        topic.adopt(settings, schema, revision=revision)
 
     def being_deleted(self) -> list[str]:
         """By name: what was begun and has not ended."""

@@ -1,4 +1,4 @@
-"""What goes in and out: requests and their replies."""
+"""Requests and responses of request and reply."""
 
 from typing import Annotated
 

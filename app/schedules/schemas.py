@@ -1,4 +1,4 @@
-"""What goes in and out: schedules."""
+"""Requests and responses about schedules."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What goes in and out: tasks."""
+"""Requests and responses about tasks."""
 
 from typing import Annotated
 

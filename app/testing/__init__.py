@@ -1,4 +1,4 @@
-"""What tests of our users may do to the service: move its clock, lose requests, let it crash.
+"""Controls for users' tests: move the clock of the service, lose requests, let it crash.
 
 Off unless a setting says so.
 """

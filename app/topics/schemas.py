@@ -1,4 +1,4 @@
-"""What goes in and out: topics and their queues."""
+"""Requests and responses about topics and their queues."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What goes in and out: transactions."""
+"""Requests and responses about transactions."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What the operator vouches for: hosts by name or address, and whole networks. Pure."""
+"""Hosts that the operator allows for webhooks: by name or address, and whole networks. Pure."""
 
 from collections.abc import Iterable
 from enum import Enum

@@ -1,4 +1,4 @@
-"""What counts as an answer to a check. Pure.
+"""Parse a response as the answer to a check. Pure.
 
 Only status 200, `application/json` and a known decision is one; everything else is a try that gave
 no answer, whatever it says. A producer whose check failed and that says so with 200 and a text must

@@ -1,4 +1,4 @@
-"""What a check_url may look like. Pure: nothing is looked up here.
+"""The form of a check_url. Pure: no name is looked up.
 
 The host is read once, and what was read is where the check goes: no second parser sees the text.
 """

@@ -27,7 +27,10 @@ _RECORD = struct.Struct(">iIIiiqqiq")
 _RESULTS = ("found", "no_new_message", "no_matched_message")
 _LONG_TOPIC = 0xDAA320AB
 _BORN_HOST_IPV6, _STORE_HOST_IPV6 = 0x10, 0x20
+_COMPRESSED = 0x1
+_COMPRESSIONS = {0: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}  # by 0x700 of the flags
 _BETWEEN = 12  # bytes: how often a broker had it consumed, and where its half message is
+_NO_BODY = "__no_body"  # on a message without a body, which is stored with one byte
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _RESERVED = frozenset(
     """
@@ -48,11 +51,16 @@ class Record(Message, frozen=True, kw_only=True):
     """A message read from its record: with its bytes, and its position in the log."""
 
     raw_body: bytes
+    """The body as it is stored."""
+    compression: str | None = None
+    """How a client of RocketMQ has compressed the body: lz4, zstd or zlib; None if it has not."""
     log_offset: int
 
     @property
     def body(self) -> bytes:
-        """The bytes of the body."""
+        """The bytes of the body. Raises ValueError if it is compressed."""
+        if self.compression is not None:
+            raise ValueError(f"the body is compressed ({self.compression}); raw_body has it")
         return self.raw_body
 
 
@@ -94,13 +102,15 @@ def _read_record(data: bytes, begin: int) -> tuple[Record, int]:
     topic_length = 2 if magic == _LONG_TOPIC else 1
     topic_end = at + topic_length + int.from_bytes(data[at : at + topic_length], "big")
     found = _properties(data[topic_end + 2 : begin + length].decode())
+    keys = list(dict.fromkeys(filter(None, found.get("KEYS", "").split(" "))))
     record = Record(
         message_id=found.get("UNIQ_KEY", ""),
         topic=data[at + topic_length : topic_end].decode(),
         queue_id=queue_id,
         queue_offset=queue_offset,
         log_offset=log_offset,
-        key=found.get("KEYS"),
+        key=keys[0] if keys else None,
+        keys=keys if len(keys) > 1 else None,
         tag=found.get("TAGS"),
         ordering_key=found.get("__SHARDINGKEY"),
         content_type=found.get("__content_type"),
@@ -108,7 +118,8 @@ def _read_record(data: bytes, begin: int) -> tuple[Record, int]:
         properties=_of_the_sender(found),
         born_at=_time(born_at_ms),
         stored_at=_time(stored_at_ms),
-        raw_body=body,
+        raw_body=b"" if _NO_BODY in found and body == b"\0" else body,
+        compression=_COMPRESSIONS.get(flag & 0x700, "unknown") if flag & _COMPRESSED else None,
     )
     return record, begin + length
 

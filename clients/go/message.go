@@ -36,6 +36,9 @@ func Bytes(body []byte, fields ...Field) Message {
 // Key sets the business key, by which the message can be found.
 func Key(key string) Field { return func(m *Message) { m.Key = &key } }
 
+// Keys sets several business keys instead of one; the message can be found by each.
+func Keys(keys ...string) Field { return func(m *Message) { m.Keys = &keys } }
+
 // Tag sets the tag, for filters.
 func Tag(tag string) Field { return func(m *Message) { m.Tag = &tag } }
 

@@ -40,6 +40,24 @@ def test_a_message_is_sent_received_and_acknowledged(client, topic, group):
     assert client.get_group_lag(group).messages_leased == 0
 
 
+def test_a_message_with_several_keys_is_found_by_each_however_it_is_sent(client, topic):
+    keys = ["order-7", "kunde-ü", "7%,"]
+    client.send(topic, json=1, keys=keys)
+    client.send_message_raw(topic, b"2", keys=keys)
+    client.send_message_batch(topic, [MessageInput(json=3, keys=keys)], format="msgpack")
+    client.send_message_stream(topic, [MessageInput(json=4, keys=keys)])
+    with client.transaction("shop") as tx:
+        tx.add(topic, json=5, keys=keys)
+
+    for key in keys:
+        found = client.query_messages(topic, key).items
+        assert [(one.body, one.key, one.keys) for one in found] == [
+            (body, keys[0], keys) for body in (b"5", b"4", b"3", b"2", b"1")
+        ]
+    one, *_ = client.pull(topic, 0, offset=0, raw=True).messages
+    assert (one.key, one.keys) == (keys[0], keys)
+
+
 def test_every_kind_of_body_comes_back_as_it_was(client, topic):
     client.send(topic, payload="text")
     client.send(topic, payload=BYTES)
@@ -262,6 +280,8 @@ def test_everything_that_an_operator_reads_can_be_read(client, topic):
     assert [one.message_id for one in client.items(client.query_messages, topic, "k-1")] == [
         receipt.message_id
     ]
+    (there,) = client.query_messages(log_offset=receipt.log_offset).items
+    assert there.message_id == receipt.message_id
     assert client.get_message(receipt.message_id).queue_offset == receipt.queue_offset
     assert "stored" in [event.event for event in client.get_message_trace(receipt.message_id).items]
     assert client.get_durability(offset=receipt.log_offset, wait_ms=1_000).synced

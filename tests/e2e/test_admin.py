@@ -15,6 +15,7 @@ from tests.support.server import Server
 LOOPS = [
     *(
         "retention",
+        "disk",
         "schedules",
         "schedule_snapshots",
         "cron",
@@ -23,6 +24,7 @@ LOOPS = [
         "redrive",
         "lease_snapshots",
         "group_ages",
+        "broker_files",
     ),
     *(
         "requests",

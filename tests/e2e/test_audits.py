@@ -13,7 +13,8 @@ import pytest
 
 from app.audit import handlers
 from audit.checks.kinds import CHECKS
-from tests.support import plain_audit, report_program
+from tests.audit.test_outcomes import BROKERS, unpacked
+from tests.support import broker_log, plain_audit, report_program
 from tests.support.http import assert_problem, ok
 from tests.support.http import until as until_in
 from tests.support.server import Server
@@ -226,6 +227,25 @@ def is_there(pid: int) -> bool:
 # without any report
 
 
+@pytest.mark.parametrize("name", ["planted", "public-1"])
+def test_the_proof_of_a_brokers_transaction_is_what_a_plain_audit_of_the_log_says(tmp_path, name):
+    """Its ops have no key, its copies name none of the halves that count here."""
+    store = tmp_path / "data" / "store"
+    if name == "planted":
+        broker_log.plant(store)
+    else:
+        unpacked(BROKERS / f"{name}.tar.xz", store.parent)
+    segment_bytes = max(path.stat().st_size for path in (store / "commitlog").iterdir())
+    small = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(segment_bytes)} | LIKE_THE_BROKER
+    expected = plain_audit.verdicts(plain_audit.read_log(store / "commitlog", end=1 << 40))
+
+    with Server(tmp_path / "data", environment=small) as server, server.client() as api:
+        proofs = {each: ok(api.get(f"/v1/audit/transactions/{each}")) for each in expected}
+
+    assert {each: proof["verdict"] for each, proof in proofs.items()} == expected
+    assert [each for each, proof in proofs.items() if proof["flags"]] == []
+
+
 def test_the_proof_of_a_transaction_is_what_a_plain_audit_of_the_log_says(tmp_path):
     at_once = {"first_after_ms": 10, "interval_ms": 10, "max_answers": 1}
     with (
@@ -356,6 +376,12 @@ def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
         assert "<svg" in api.get(f"{path}/download", params={"format": "html"}).text
 
 
+LIKE_THE_BROKER = {
+    "ESCROWMQ_LOCAL__QUEUE_FILE_ENTRIES": "1000",
+    "ESCROWMQ_LOCAL__INDEX_SLOTS": "5000",
+    "ESCROWMQ_LOCAL__INDEX_FILE_ENTRIES": "20000",
+    "ESCROWMQ_LOCAL__RETENTION_MS": str(100 * 365 * 24 * 3_600_000),
+}
 MESSAGE = {"topic": "orders", "message": {"payload": "x"}}
 EXPECTED = {
     "open": "undecided",

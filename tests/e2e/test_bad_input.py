@@ -283,6 +283,19 @@ def texts() -> Iterator[Case]:
     for field in ("key", "tag"):
         yield send(f"{field} with a space", {**MESSAGE, field: "a b"}, f"/{field}")
     yield send("tag with |", {**MESSAGE, "tag": "a|b"}, "/tag")
+    yield send("no keys", {**MESSAGE, "keys": []}, "/keys")
+    yield send("33 keys", {**MESSAGE, "keys": [str(n) for n in range(33)]}, "/keys")
+    yield send("keys that are a text", {**MESSAGE, "keys": "a b"}, "/keys")
+    yield send("a key and keys", {**MESSAGE, "key": "a", "keys": ["b"]}, "/keys")
+    yield send("the same key twice", {**MESSAGE, "keys": ["a", "b", "a"]}, "/keys/2")
+    for what, key in (("no characters", ""), ("256 characters", "k" * 256), ("a space", "a b"),
+                      ("256 bytes", "ü" * 128), ("a control character", "a\x01")):  # fmt: skip
+        yield send(f"keys with one of {what}", {**MESSAGE, "keys": ["a", key]}, "/keys/1")
+    yield begin(
+        "keys with a space",
+        "/messages/0/message/keys/0",
+        messages=[{"topic": "{topic}", "message": {**MESSAGE, "keys": ["a b"]}}],
+    )
     yield begin("business_key of 256 bytes", "/business_key", business_key="ü" * 128)
     yield begin("business_key with a control character", "/business_key", business_key="a\nb")
     yield begin("business_key of no characters", "/business_key", business_key="")
@@ -319,6 +332,11 @@ def properties() -> Iterator[Case]:
     yield send(
         "properties of 16 KiB and a byte",
         {**MESSAGE, "key": "k", "properties": {"a": "x" * 16_383}},
+        "/properties",
+    )
+    yield send(
+        "properties of 16 KiB and a byte with keys",
+        {**MESSAGE, "keys": ["k", "l"], "properties": {"a": "x" * 16_382}},
         "/properties",
     )
     yield send(
@@ -1029,7 +1047,7 @@ def test_an_encoding_of_no_body_changes_nothing(api):
         (
             "/v1/topics/{topic}/messages",
             {"payload": "x", "require_durability": "sure"},
-            "buffered, synced",
+            "buffered, memory, synced",
         ),
         (
             "/v1/topics/{topic}/messages/batch",

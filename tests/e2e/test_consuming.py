@@ -504,7 +504,7 @@ def test_nobody_who_receives_while_a_group_is_made_is_given_what_lies_before_its
     ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "old"}), 201)
 
     def receive_from(name: str) -> list[str]:
-        for _ in range(500):
+        for _ in range(20_000):
             response = api.post(f"/v1/groups/{name}/receive", json={})
             if response.status_code == 200:
                 return payloads(response.json()["messages"])

@@ -3,6 +3,7 @@ how far.
 """
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -233,14 +234,15 @@ def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(t
 
     stored = CliRunner().invoke(cli.main.app, ["store", "recovery-report", str(tmp_path / "data")])
     assert told.output == stored.output
-    assert [
-        line.partition("started ")[2].partition(",")[0] for line in stored.output.splitlines()
-    ] == [
+    assert re.findall(r": started (.*?),", stored.output) == [
         "after a crash or a kill",
         "after a stop in order",
         "after a stop in order",
     ]
     assert (new["was_clean"], new["earlier"]) == (True, [])
+    assert [one["reached_ready"] for one in (new, after_a_stop, after_a_kill)] == [True] * 3
+    assert {"transactions", "group_offsets"} <= {one["table"] for one in new["tables"]}
+    assert {"walk", "transactions", "delivery"} <= {one["step"] for one in new["steps"]}
     assert [report["was_clean"] for report in after_a_kill["earlier"]] == [True, True]
     assert (after_a_stop["was_clean"], after_a_stop["walked_bytes"]) == (True, 0)
     assert not after_a_kill["was_clean"]

@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.broker_log import BrokerLog, inner_batch
 from tests.support.http import assert_problem, ok
+from tests.support.logs import BROKER_HOST
 from tests.support.server import Server
 
 
@@ -398,3 +400,116 @@ def test_everything_is_found_after_kill_9_and_after_the_index_is_gone(tmp_path):
             file.unlink()
         server.start()
         all_is_found()
+
+
+# --------------------------------------------------------------------------------------------------
+# by log offset
+
+
+def at_offset(api: httpx.Client, log_offset: int, **query: Any) -> httpx.Response:
+    return api.get("/v1/messages", params={"log_offset": log_offset, **query})
+
+
+def test_a_message_is_found_by_the_log_offset_of_its_receipt(api, topic):
+    receipt = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "väl", "key": "k"}), 201)
+    expected = ok(api.get(f"/v1/messages/{receipt['message_id']}"))
+
+    assert ok(at_offset(api, receipt["log_offset"])) == {"items": [expected]}
+    (without,) = ok(at_offset(api, receipt["log_offset"], payload="omit"))["items"]
+    assert without == {
+        name: value for name, value in expected.items() if not name.startswith("payload")
+    }
+    place = receipt["log_offset"].to_bytes(8, "big").hex()
+    for of_broker in (f"7f454d5100002a9f{place}", f"7F454D5100002A9F{place.upper()}"):
+        assert ok(api.get(f"/v1/messages/{of_broker}")) == expected
+        assert api.get(f"/v1/messages/{of_broker}/payload").text == "väl"
+
+
+def test_a_log_offset_where_no_message_begins_is_404_with_the_bounds_of_the_log(api, topic):
+    receipt = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x" * 500}), 201)
+    log = ok(api.get("/v1/admin/store"))["log"]
+
+    for log_offset in (receipt["log_offset"] + 1, receipt["log_offset"] + 200, 1 << 50):
+        problem = assert_problem(at_offset(api, log_offset), 404, "message_not_found")
+        assert int(problem["context"]["min_offset"]) == log["min_offset"]
+        assert int(problem["context"]["max_offset"]) >= log["max_offset"]
+        place = log_offset.to_bytes(8, "big").hex()
+        assert_problem(api.get(f"/v1/messages/7f454d5100002a9f{place}"), 404, "message_not_found")
+    there = receipt["log_offset"].to_bytes(8, "big").hex()
+    for host in ("0a00000100002a9f", "7f454d5100002a9e", "00" * 12 + "7f454d5100002a9f"):
+        assert_problem(api.get(f"/v1/messages/{host}{there}"), 404, "message_not_found")
+
+
+def test_the_log_offset_of_a_half_message_names_its_transaction_and_not_the_message(api, topic):
+    begun = ok(
+        api.post(
+            "/v1/transactions",
+            json={
+                "producer_group": "shop",
+                "messages": [{"topic": topic, "message": {"payload": "secret"}}],
+            },
+        ),
+        201,
+    )
+    proof = ok(api.get(f"/v1/audit/transactions/{begun['transaction_id']}"))
+    offsets = [one["log_offset"] for one in proof["records"] if one["kind"] == "half"]
+
+    for log_offset in offsets:
+        problem = assert_problem(at_offset(api, log_offset), 404, "message_not_found")
+        assert problem["context"]["transaction_id"] == begun["transaction_id"]
+    assert offsets
+
+
+def test_the_log_offset_of_a_delayed_message_names_the_message(api, topic):
+    receipt = ok(
+        api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "delay_ms": 3_600_000}), 201
+    )
+
+    problem = assert_problem(at_offset(api, receipt["log_offset"]), 404, "message_not_found")
+    assert problem["context"] == {"message_id": receipt["message_id"]}
+    place = receipt["log_offset"].to_bytes(8, "big").hex()
+    found = ok(api.get(f"/v1/messages/7f454d5100002a9f{place}"))
+    assert (found["message_id"], found["schedule_id"]) == (
+        receipt["message_id"],
+        receipt["schedule_id"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "pointer"),
+    [
+        ({"topic": "t"}, "/query/topic"),
+        ({"key": "k"}, "/query/key"),
+        ({"from": "2020-01-01T00:00:00Z"}, "/query/from"),
+        ({"to": "2020-01-01T00:00:00Z"}, "/query/to"),
+        ({"log_offset": "-1"}, "/query/log_offset"),
+        ({"log_offset": str(1 << 63)}, "/query/log_offset"),
+        ({"log_offset": "x"}, "/query/log_offset"),
+    ],
+)
+def test_a_log_offset_names_one_place_without_any_other_condition(api, query, pointer):
+    answer = api.get("/v1/messages", params={"log_offset": "0", **query})
+    assert_problem(answer, 422, "validation_failed", pointer)
+
+
+def test_the_messages_of_a_batch_of_a_broker_come_page_by_page(tmp_path):
+    log = BrokerLog(tmp_path / "data" / "store", segment_bytes=1 << 24)
+    log.append("orders", b"before", {})
+    batch = inner_batch(log, "orders", [(b"%d" % number, "red") for number in range(5)])
+    log.close()
+
+    with Server(tmp_path / "data") as server, server.client() as api:
+        found, token = [], {}
+        while token is not None:
+            page = ok(at_offset(api, batch.log_offset, page_size=2, **token))
+            found.append([one["payload"] for one in page["items"]])
+            token = ("next_page_token" in page and {"page_token": page["next_page_token"]}) or None
+        place = batch.log_offset.to_bytes(8, "big").hex()
+        problem = assert_problem(
+            api.get(f"/v1/messages/{BROKER_HOST.hex()}{place}"), 404, "message_not_found"
+        )
+        first = ok(api.get(f"/v1/messages/{BROKER_HOST.hex()}{0:016x}"))
+
+    assert found == [["0", "1"], ["2", "3"], ["4"]]
+    assert problem["context"] == {"log_offset": str(batch.log_offset)}
+    assert first["payload"] == "before"

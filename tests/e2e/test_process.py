@@ -220,6 +220,17 @@ def test_a_settings_file_that_is_not_utf_8_is_78_with_one_line(tmp_path):
     assert str(config) in log
 
 
+def test_a_store_given_as_the_data_directory_is_refused_and_left_alone(tmp_path):
+    store = tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
+
+    status, log = outcome(Server(store))
+
+    assert status == 78
+    assert "the data directory is the folder that has a store" in log
+    assert [path.name for path in store.iterdir()] == ["commitlog"]
+
+
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
     config = tmp_path / "escrowmq.toml"
     config.write_text(
@@ -290,6 +301,19 @@ def test_a_data_directory_that_cannot_be_made_is_78(tmp_path):
 
     assert status == 78, log
     assert str(server.data_dir) in log
+
+
+def test_a_log_of_dledger_is_65_and_no_repair_is_suggested(tmp_path):
+    data = tmp_path / "data" / "store" / "dledger-n0" / "data"
+    data.mkdir(parents=True)
+    (data / f"{0:020d}").write_bytes(b"\x01")
+
+    status, log = outcome(Server(tmp_path / "data"))
+
+    assert status == 65, log
+    assert "found a log of DLedger" in log
+    assert "none: let a broker serve this store" in log
+    assert "store repair" not in log
 
 
 def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):

@@ -27,6 +27,7 @@ SENT: list[dict[str, Any]] = [
     },
     {"payload": "", "properties": {"own": "wert ü", "empty": "", "a.b": "c"}, "tag": "paid"},
     {"payload": "x" * 300_000, "tag": "paid"},
+    {"payload": "several", "keys": ["order-1", "schlüssel"]},
 ]
 
 
@@ -49,6 +50,7 @@ def as_json(page: MessagePage) -> dict[str, Any]:
             "queue_id": one.queue_id,
             "queue_offset": one.queue_offset,
             **({"key": one.key} if one.key else {}),
+            **({"keys": one.keys} if one.keys else {}),
             **({"tag": one.tag} if one.tag else {}),
             **({"ordering_key": one.ordering_key} if one.ordering_key else {}),
             **({"content_type": one.content_type} if one.content_type else {}),
@@ -92,7 +94,7 @@ def filled(api, make_topic) -> str:
         {"tag": "paid"},
         {"tag": "bezahlt-ü || nothing"},
         {"tag": "nothing"},
-        {"offset": 6},
+        {"offset": 7},
     ],
 )
 def test_records_are_the_messages_that_json_shows(api, filled, query):

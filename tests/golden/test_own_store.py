@@ -394,6 +394,15 @@ async def opened(store_path: Path) -> AsyncIterator[Service]:
         await store.aclose()
 
 
+def with_first_keys(transaction: dict[str, Any]) -> dict[str, Any]:
+    """Of a key with blanks, which is several keys by now, a transaction names the first one."""
+    messages = [
+        [message_id, queue, None if key is None else key.split()[0], final_offset]
+        for message_id, queue, key, final_offset in transaction["messages"]
+    ]
+    return transaction | {"messages": messages}
+
+
 async def assert_is(service: Service, name: str) -> None:
     """Everything that the service can be asked for is what the truth says."""
     expected, store = truth(name), service.store
@@ -422,9 +431,9 @@ async def assert_is(service: Service, name: str) -> None:
     for group, queue, offset in expected["committed_offsets"]:
         assert await store.committed_offset(group, queue_of(queue)) == offset
     known_ids = [one.transaction_id for one in service.coordinator.table]
-    assert [
-        write_own_store.facts_of(await service.coordinator.get(one)) for one in known_ids
-    ] == expected["transactions"]
+    assert [write_own_store.facts_of(await service.coordinator.get(one)) for one in known_ids] == [
+        with_first_keys(one) for one in expected["transactions"]
+    ]
     for sent in expected["sent_keys"]:
         request = KeyedRequest(sent["scope"], sent["key"], sent["fingerprint"])
         known = await service.idempotency.lookup(request, window_ms=1 << 40)

@@ -10,6 +10,7 @@ import re
 import shutil
 import tarfile
 import zlib
+from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -40,7 +41,9 @@ from storage.local.options import LocalStoreOptions
 from storage.message import Message, OffsetRange, QueueId, StoredMessage
 from tests.support import check_pass
 from tests.support.check_pass import Half, OpMessage
+from tests.support.http import ok
 from tests.support.message_json import assert_both_ways_are_equal
+from tests.support.server import Server
 from txn import half_message
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import HALF_QUEUE, HELD_QUEUE, OP_QUEUE
@@ -73,6 +76,29 @@ def store_path(name: str, tmp_path: Path) -> Path:
     with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / "store"
+
+
+@pytest.fixture
+def without_groups(store_path: Path) -> None:
+    """Nothing says which groups the broker had: all begin at the first message."""
+    for of in ("subscriptionGroup.json", "consumerOffset.json"):
+        for path in (store_path / "config").glob(f"{of}*"):
+            path.unlink()
+
+
+@pytest.fixture
+def server(name: str, store_path: Path) -> Iterator[Server]:
+    """The service on the store."""
+    of_broker = {
+        "SEGMENT_BYTES": BROKERS_SETTINGS.segment_bytes,
+        "QUEUE_FILE_ENTRIES": BROKERS_SETTINGS.queue_file_entries,
+        "INDEX_SLOTS": BROKERS_SETTINGS.index_slots,
+        "INDEX_FILE_ENTRIES": BROKERS_SETTINGS.index_file_entries,
+        "RETENTION_MS": 100 * 365 * 86_400_000,
+    }
+    environment = {f"ESCROWMQ_LOCAL__{key}": str(value) for key, value in of_broker.items()}
+    with Server(store_path.parent, dev=False, environment=environment) as running:
+        yield running
 
 
 # --------------------------------------------------------------------------------------------------
@@ -181,6 +207,119 @@ async def test_queues_are_served_with_the_bounds_and_the_messages_that_the_broke
             for message, row in zip(messages, expected, strict=True):
                 assert_is(message, row)
     assert not served
+
+
+@pytest.mark.parametrize("payload", ["auto", "base64"])
+@pytest.mark.parametrize("count", [20, 1_000])
+def test_a_pull_gives_every_body_as_its_sender_had_it(name, server, payload, count):
+    with server.client() as api:
+        for (topic, number), rows in public_rows(name).items():
+            found: dict[int, bytes] = {}
+            while len(found) < len(rows):
+                query = {"offset": len(found), "max_messages": count, "payload": payload}
+                page = ok(api.get(f"/v1/topics/{topic}/queues/{number}/messages", params=query))
+                found |= {one["queue_offset"]: body_of(one) for one in page["messages"]}
+                assert len(found) == page["next_offset"]
+            for offset, row in enumerate(rows):
+                assert sha256(found[offset]).hexdigest() == row["body_sha256"]
+
+
+def test_a_pull_as_records_gives_the_stored_bytes(name, store_path, server):
+    stored = {
+        (record.topic, record.queue_number, record.queue_offset): raw
+        for record, raw in stored_records(store_path)
+    }
+    with server.client(headers={"Accept": "application/vnd.escrowmq.records"}) as api:
+        for (topic, number), rows in public_rows(name).items():
+            query = {"offset": 0, "max_messages": len(rows), "max_bytes": 16 << 20}
+            answer = api.get(f"/v1/topics/{topic}/queues/{number}/messages", params=query)
+            assert answer.status_code == 200
+            expected = b"".join(stored[topic, number, row["queue_offset"]] for row in rows)
+            assert answer.content[40:] == expected
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_group_receives_every_body_as_its_sender_had_it(name, server, ordered):
+    rows = {
+        (topic, number, offset): row
+        for (topic, number), rows in public_rows(name).items()
+        for offset, row in enumerate(rows)
+    }
+    found: dict[tuple[str, int, int], bytes] = {}
+    topics = [{"topic": topic} for topic in sorted({topic for topic, _, _ in rows})]
+    with server.client() as api:
+        ok(api.put("/v1/groups/new-readers", json={"topics": topics, "ordered": ordered}), 201)
+        while not rows.keys() <= found.keys():
+            asked = {"max_messages": 50, "max_bytes": 16 << 20}
+            messages = ok(api.post("/v1/groups/new-readers/receive", json=asked))["messages"]
+            assert messages
+            found |= {
+                (one["topic"], one["queue_id"], one["queue_offset"]): body_of(one)
+                for one in messages
+            }
+            entries = [{"receipt_handle": one["receipt_handle"]} for one in messages]
+            ok(api.post("/v1/groups/new-readers/ack", json={"entries": entries}))
+    for place, row in rows.items():
+        assert sha256(found[place]).hexdigest() == row["body_sha256"]
+
+
+def test_a_message_that_is_looked_up_has_its_body_as_its_sender_had_it(name, server):
+    rows = [row for of_queue in public_rows(name).values() for row in of_queue]
+    times = Counter(row["msg_id"] for row in rows)
+    rows = [row for row in rows if times[row["msg_id"]] == 1]  # those of a batch share one
+    compressed = [row for row in rows if row["sys_flag"] & 0x700]
+    assert {row["sys_flag"] & 0x700 for row in compressed} == {0x100, 0x200, 0x300}
+    with server.client() as api:
+        for row in [*compressed, *rows[:20]]:
+            path = f"/v1/messages/{row['msg_id']}"
+            bodies = [api.get(f"{path}/payload").content, body_of(ok(api.get(path)))]
+            for key in row["properties"].get("KEYS", "").split():
+                query = {"topic": row["topic"], "key": key, "page_size": 100}
+                items = ok(api.get("/v1/messages", params=query))["items"]
+                found = {item["message_id"]: body_of(item) for item in items}
+                bodies.append(found[row["msg_id"]])
+            for body in bodies:
+                assert sha256(body).hexdigest() == row["body_sha256"]
+
+
+def test_a_message_of_a_broker_with_several_keys_shows_them_and_is_found_by_each(name, server):
+    several = 0
+    with server.client() as api:
+        for (topic, number), rows in public_rows(name).items():
+            query = {"offset": 0, "max_messages": len(rows), "max_bytes": 16 << 20}
+            path = f"/v1/topics/{topic}/queues/{number}/messages"
+            shown = ok(api.get(path, params=query | {"payload": "omit"}))["messages"]
+            for one, row in zip(shown, rows, strict=True):
+                keys = list(dict.fromkeys(row["properties"].get("KEYS", "").split()))
+                assert one.get("key") == (keys[0] if keys else None)
+                assert one.get("keys") == (keys if len(keys) > 1 else None)
+                several += len(keys) > 1
+                for key in keys if len(keys) > 1 and several < 20 else ():
+                    given = {"topic": topic, "key": key, "page_size": 1_000, "payload": "omit"}
+                    assert one in ok(api.get("/v1/messages", params=given))["items"]
+    assert several > 100
+
+
+@pytest.mark.usefixtures("without_groups")
+def test_dead_letters_and_retries_of_a_broker_say_how_often_they_were_delivered(name, server):
+    asked = {"max_messages": 100, "lease_ms": 600_000}
+    with server.client() as api:
+        for group in manifest(name)["groups"].values():
+            if len(group) > 127:
+                continue  # only a broker has groups of such names
+            letters = rows_of_topic(name, names.dead_letter_topic(group))
+            retries = rows_of_topic(name, names.retry_topic(group))
+            ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": "orders"}]}), 201)
+            items = ok(api.get(f"/v1/groups/{group}/dead-letters"))["items"]
+            assert [item["attempts"] for item in items] == [
+                row["reconsume_times"] for row in letters
+            ]
+            found: dict[str, list[int]] = {}
+            while messages := ok(api.post(f"/v1/groups/{group}/receive", json=asked))["messages"]:
+                for one in messages:
+                    found.setdefault(one["message_id"], []).append(one["attempt"])
+            for row in retries:
+                assert row["reconsume_times"] + 1 in found[row["msg_id"]]
 
 
 async def test_opening_and_closing_changes_no_byte_of_the_log(name, store_path):
@@ -295,15 +434,23 @@ async def test_a_committed_transaction_knows_where_its_message_went(name, store_
                 )
 
 
-async def test_a_final_without_an_op_gets_its_op_once(name, store_path):
-    without_op = {
-        row["unique_key"]
+async def test_a_decided_transaction_with_a_half_that_no_op_names_gets_its_op_once(
+    name, store_path
+):
+    halves, ops = transaction_topics(store_path)
+    undecided = set(check_pass.check_pass(halves, ops).undecided)
+    outcomes = {
+        row["unique_key"]: row["transaction"]["outcome"]
         for row in manifest(name)["messages"]
-        if row["kind"] == "transaction"
-        and row["transaction"]["outcome"] == "committed"
-        and not row["transaction"]["op_recorded"]
+        if row["kind"] == "transaction" and row["transaction"]["half_queue_offsets"]
     }
-    assert bool(without_op) is not manifest(name)["clean_stop"]
+    incomplete = {
+        half.transaction_id: STATES[outcomes[half.transaction_id]]
+        for half in halves
+        if half.queue_offset in undecided
+        and outcomes[half.transaction_id] in ("committed", "rolled_back")
+    }
+    assert len(incomplete) == {"public-1": 8, "public-2": 74}[name]
 
     for _ in range(2):
         async with settled(store_path) as (store, _):
@@ -311,9 +458,30 @@ async def test_a_final_without_an_op_gets_its_op_once(name, store_path):
         shutil.rmtree(store_path / "snapshots")
 
     ours = [op for op in ops if op.state is not None]
-    assert len(ours) == len(without_op)
-    assert {op.transaction_id for op in ours} == without_op
-    assert {op.state for op in ours} <= {TxnState.COMMITTED}
+    assert len(ours) == len(incomplete)
+    assert {op.transaction_id: op.state for op in ours} == incomplete
+
+
+async def test_a_broker_that_is_given_the_store_back_asks_about_nothing_that_is_decided(
+    name, store_path
+):
+    progress = committed_by_the_broker(store_path)
+    async with settled(store_path) as (_, coordinator):
+        left = [one.transaction_id for one in coordinator.table if not one.state.is_decided]
+    halves, ops = transaction_topics(store_path)
+    for half_offset, op_offset in (progress, (0, 0)):  # where its group stands, and a new one
+        rest = check_pass.check_pass(halves, ops, half_offset=half_offset, op_offset=op_offset)
+        asked = {half.transaction_id for half in halves if half.queue_offset in rest.undecided}
+        assert asked <= set(left)
+    assert asked == set(left)
+    assert left
+
+    async with settled(store_path) as (_, coordinator):
+        for number, transaction_id in enumerate(left):
+            decide = coordinator.commit if number % 2 else coordinator.rollback
+            await decide(transaction_id)
+    halves, ops = transaction_topics(store_path)
+    assert check_pass.check_pass(halves, ops).undecided == []
 
 
 async def test_pending_transactions_of_a_broker_can_be_decided_and_stay_so(name, store_path):
@@ -510,11 +678,40 @@ def assert_is(message: StoredMessage, row: dict[str, Any]) -> None:
         row["store_timestamp"],
     )
     assert message.transaction == row["sys_flag"] & records.TRANSACTION_MASK
+    assert message.header is not None
+    flags = row["sys_flag"] & ~records.TRANSACTION_MASK
+    assert message.header.sys_flag & ~records.COMPRESSED == flags
+    assert (message.header.flag, message.header.reconsume_times) == (
+        row["flag"],
+        row["reconsume_times"],
+    )
+    assert str(ip_address(message.header.born_host[:-4])) == row["born_host"]
     assert message.message_id == reserved.pop(properties.MESSAGE_ID, "")
     assert message.key == reserved.pop(properties.KEYS, None)
     assert message.tag == reserved.pop(properties.TAGS, None)
     assert (message.properties, message.system) == (own, reserved)
     assert records.body_crc(message.body) == row["stored_body_crc"]
+
+
+def public_rows(name: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """The messages of the topics that clients read, in the order of each queue."""
+    queues: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in sorted(manifest(name)["served"], key=lambda row: row["queue_offset"]):
+        if row["topic"] in manifest(name)["topics"]:
+            queues.setdefault((row["topic"], row["queue_id"]), []).append(row)
+    return queues
+
+
+def rows_of_topic(name: str, topic: str) -> list[dict[str, Any]]:
+    rows = [row for row in manifest(name)["served"] if row["topic"] == topic]
+    return sorted(rows, key=lambda row: row["queue_offset"])
+
+
+def body_of(message: dict[str, Any]) -> bytes:
+    """The body of a message as JSON."""
+    assert "payload_problem" not in message
+    payload = message["payload"].encode()
+    return b64decode(payload) if message["payload_encoding"] == "base64" else payload
 
 
 def queue_files(store_path: Path) -> dict[Path, bytes]:

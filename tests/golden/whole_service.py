@@ -102,9 +102,11 @@ class WholeService:
 
 
 @asynccontextmanager
-async def whole_service(data_dir: Path, clock: ManualClock) -> AsyncIterator[WholeService]:
+async def whole_service(
+    data_dir: Path, clock: ManualClock, local: LocalStoreOptions = LOCAL
+) -> AsyncIterator[WholeService]:
     """Stopped in order at the end, with its snapshots written."""
-    app = create_app(Settings(data_dir=data_dir, local=LOCAL), clock=clock)
+    app = create_app(Settings(data_dir=data_dir, local=local), clock=clock)
     async with app.router.lifespan_context(app):
         lifecycle: ServiceLifecycle = app.state.lifecycle
         await reached(lambda: lifecycle.phase is not Phase.STARTING, "the service is open")

@@ -34,10 +34,15 @@ AT_HOME = {
     "random": {"storage/identifiers.py", "storage/files/simulated.py"},
     "secrets": set(),
     "uuid": set(),
-    # files; and how a thread of the engine wakes the loop, for which a simulation has its own runner
-    "os": {"storage/files/vfs.py", "storage/local/event_loop.py"},
+    # files; how a thread of the engine wakes the loop, for which a simulation has its own runner;
+    # and memory, which a simulation takes from the machine, too
+    "os": {
+        "storage/files/locked_memory.py",
+        "storage/files/vfs.py",
+        "storage/local/event_loop.py",
+    },
     "fcntl": {"storage/files/vfs.py"},
-    "mmap": {"storage/files/vfs.py"},
+    "mmap": {"storage/files/locked_memory.py", "storage/files/vfs.py"},
     "io": set(),
     "shutil": set(),
     "tempfile": set(),
@@ -45,6 +50,7 @@ AT_HOME = {
     "subprocess": set(),
     "threading": {
         "storage/files/handles.py",
+        "storage/files/write_pool.py",
         "storage/local/event_loop.py",
         "storage/local/ranges.py",
     },
@@ -58,6 +64,7 @@ _FOR_THE_FLOORS_ABOVE = {
     "storage/derived_table.py",
     "storage/keyed_locks.py",
     "storage/keyed_conditions.py",
+    "storage/opening.py",
     "storage/queue_scan.py",
 }
 KNOW_ASYNCIO = {

@@ -3,6 +3,7 @@ default and unit is true.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -115,10 +116,7 @@ def test_every_documented_variable_is_read_under_its_name(monkeypatch):
     assert load() == Settings()
 
 
-def test_the_settings_file_of_the_page_is_taken(tmp_path, monkeypatch):
-    # so that it is restored: `load` sets it for the file that it is given
-    monkeypatch.setenv(CONFIG_FILE, "")
-    monkeypatch.delenv(CONFIG_FILE)
+def test_the_settings_file_of_the_page_is_taken(tmp_path):
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     path = Path(tmp_path / "escrowmq.toml")
     path.write_text(example, "utf-8")
@@ -131,3 +129,13 @@ def test_the_settings_file_of_the_page_is_taken(tmp_path, monkeypatch):
         100,
     )
     assert CONFIG_FILE in PAGE
+
+
+def test_a_settings_file_holds_for_the_settings_that_are_read_from_it_and_no_others(tmp_path):
+    path = tmp_path / "escrowmq.toml"
+    path.write_text("port = 9090", "utf-8")
+
+    assert load(path).port == 9090
+
+    assert load().port == Settings().port == 8080
+    assert CONFIG_FILE not in os.environ

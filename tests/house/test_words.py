@@ -84,6 +84,11 @@ def test_a_docstring_begins_with_a_verb_or_a_noun(room):
         for path, node in documented(room)
         if BEGINNING.match(ast.get_docstring(node) or "")
     ]
+    found += [
+        path
+        for path, module in files_of(room).items()
+        if BEGINNING.match(ast.get_docstring(module) or "")
+    ]
 
     assert found == []
 

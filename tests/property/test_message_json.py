@@ -14,7 +14,7 @@ from app.consume.handlers import parts_of_received
 from app.consume.schemas import ReceivedMessages
 from app.messages.view import joined
 from delivery.receive.receive import LeasedMessage
-from storage.formats import properties, stored_record, unit
+from storage.formats import inner_batch, properties, stored_record, unit
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
 from storage.formats.record import Record
@@ -191,7 +191,8 @@ def expected_of(
         records.start(raw)[0],
     )
     is_ours = stated == (*queue, queue_offset, entry.physical_offset, entry.record_bytes)
-    return [stored_record.of_record(record)] if is_ours else []
+    is_one = not record.sys_flag & inner_batch.FLAG  # and not several messages in one
+    return [stored_record.of_record(record)] if is_ours and is_one else []
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,28 @@ def test_what_many_messages_cannot_be_joined_with_is_left_to_the_way_of_one(body
         is not None
     )
     assert joined(columns._replace(properties=[one + plain for one in strings]), b"}") is None
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [["a b", "c d e"], ["a", "b c", None], ["a a", "b  a b"], ["a b", None]],
+)
+@pytest.mark.parametrize("tags", ["all", "some"])
+def test_the_keys_of_many_messages_are_joined_as_those_of_one(keys, tags):
+    sent = [
+        message(b"x", message_id=f"m{at}", key=key, tag="t" if tags == "all" or at else None)
+        for at, key in enumerate(keys)
+    ]
+    strings = [row[1] + unit_item() for row in rows_of(sent)]
+    count = len(keys)
+    queues, times = [QueueId("orders", 0)] * count, [5] * count
+    columns = Columns(queues, range(count), [b"x"] * count, strings, times, times)
+
+    found = msgspec.json.decode(b"[" + (joined(columns, b"}") or b"") + b"]")
+
+    assert [(one.get("key"), one.get("keys")) for one in found] == [
+        (one.keys[0] if one.keys else None, one.keys if len(one.keys) > 1 else None) for one in sent
+    ]
 
 
 def unit_item() -> bytes:

@@ -51,6 +51,8 @@ ODDITIES = [
     {"payload": "x", "json": 1},
     *({"key": key} for key in ("", "a b", "a\x7f", "a\x01b", "k" * 64, "é" * 200, "k\u2028")),
     *({"tag": tag} for tag in ("a|b", "a b", "\x02", "t" * 256)),
+    {"keys": ["a", "b"]},
+    {"keys": ["a"]},
     {"properties": {"name": "value"}},
     {"ordering_key": "k"},
     {"queue_id": 2},

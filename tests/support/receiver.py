@@ -113,7 +113,11 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            length = int(self.headers.get("content-length", "0"))
+            body = self.rfile.read(length)
+            if len(body) < length:  # who asked was killed meanwhile: no request came
+                self.close_connection = True
+                return
             headers = {name.lower(): value for name, value in self.headers.items()}
             said = receiver.answer(Request(self.path, headers, body, time.monotonic()))
             try:

@@ -94,7 +94,7 @@ class Server:
 
         Raises RuntimeError when it ends instead.
         """
-        environment = {**_clean_environment(), **_SMALL_AND_QUICK, **self._environment}
+        environment = {**clean_environment(), **_SMALL_AND_QUICK, **self._environment}
         with self.log_path.open("ab") as log:
             if self._forked:
                 module, *arguments = (
@@ -177,5 +177,5 @@ class AsgiServer(Server):
         return [sys.executable, "-m", "tests.support.asgi_program", *arguments]
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("ESCROWMQ_")}

@@ -67,7 +67,7 @@ async def test_results_that_arrive_while_others_are_taken_wait_for_the_next_turn
 
 
 async def test_a_closed_runner_keeps_no_descriptor_once_its_threads_have_ended():
-    before = descriptors()
+    before, threads = descriptors(), set(threading.enumerate())
     runner, done = EventLoopRunner(), asyncio.get_running_loop().create_future()
     runner.beside(Lane.READ, lambda: None, done.set_result, done.set_exception)
     await done
@@ -75,9 +75,8 @@ async def test_a_closed_runner_keeps_no_descriptor_once_its_threads_have_ended()
 
     runner.close()
     del runner
-    for thread in threading.enumerate():
-        if thread.name == "store-read":
-            thread.join()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join()
 
     assert (len(during), descriptors()) == (len(before) + 1, before)
 

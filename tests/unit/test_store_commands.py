@@ -1,5 +1,6 @@
 """`escrowmq store segments` and `dump`: what they show of a store, and that damage ends neither."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,26 @@ def test_a_dump_and_a_list_get_past_a_damaged_record(store, tmp_path):
     assert shown.count("orders/0/") == whole.count("orders/0/") - 1
     assert "bytes that are no whole unit" in shown
     assert "damaged at log offset" in output("segments", tmp_path)
+
+
+REPORTING = ["verify", "repair", "segments", "recovery-report"]
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_a_report_to_the_standard_output_is_alone_there(store, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    done = CliRunner().invoke(cli.main.app, ["store", name, str(store), "--json", "-"])
+
+    assert json.loads(done.stdout) is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_a_report_that_cannot_be_written_is_said_in_a_sentence(store, name):
+    full = CliRunner().invoke(cli.main.app, ["store", name, str(store), "--json", "/dev/full"])
+    missing = CliRunner().invoke(cli.main.app, ["store", name, str(store), "--json", "/none/x"])
+
+    assert (full.exit_code, missing.exit_code) == (3, 2)
+    assert "the report could not be written" in full.stderr
+    assert "No space left on device" in full.stderr

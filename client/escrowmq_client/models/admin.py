@@ -13,11 +13,113 @@ class Descriptors(Output, frozen=True, kw_only=True):
     limit: int
 
 
+class DiskDevice(Output, frozen=True, kw_only=True):
+    """Load of the block device of the data directory, by all processes."""
+
+    name: str
+    """Name of the whole device, as in /proc/diskstats."""
+    partition: str | None = None
+    """The partition of it, if the data directory is on one."""
+    utilisation: float
+    """Share of the time with at least one request in flight, 0 to 1. From 0.8 on the device is
+    busy.
+    """
+    reads_per_second: float
+    writes_per_second: float
+    merged_reads_per_second: float
+    merged_writes_per_second: float
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+    request_bytes: float
+    """Mean size of a request."""
+    in_flight: int
+    """Number of requests in flight now."""
+    queue_depth: float
+    """Mean number of requests in flight."""
+    wait_ms: float
+    """Mean time of a request, from when it was queued to its end."""
+    read_wait_ms: float
+    write_wait_ms: float
+    service_ms: float
+    """Busy time of the device for each request."""
+
+
+class DiskProcess(Output, frozen=True, kw_only=True):
+    """Bytes that the service reads from devices, and that it writes."""
+
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+
+
+class DiskReads(Output, frozen=True, kw_only=True):
+    """Reads of messages from the log, and how many of them the page cache served."""
+
+    reads_per_second: float
+    cold_reads_per_second: float
+    """Reads per second that waited for the disk."""
+    hit_ratio: float | None = None
+    """Share of the reads that the page cache served; None without reads."""
+    reads: int
+    """Number of reads since the service started."""
+    cold_reads: int
+
+
+class DiskCache(Output, frozen=True, kw_only=True):
+    """The page cache of the machine."""
+
+    dirty_bytes: int
+    """Bytes that were changed and not yet written, now."""
+    writeback_bytes: int
+    """Bytes on their way to a device, now."""
+    dirty_limit_bytes: int
+    """Limit above which the kernel makes writers wait."""
+    refault_bytes_per_second: float | None = None
+    """Bytes per second that were read again soon after the page cache had evicted them."""
+
+
+class DiskPressure(Output, frozen=True, kw_only=True):
+    """Share of the time, 0 to 1, in which some process waited, or all processes with work."""
+
+    io_some: float | None = None
+    io_full: float | None = None
+    memory_some: float | None = None
+    memory_full: float | None = None
+
+
+class DiskLog(Output, frozen=True, kw_only=True):
+    """Writes and syncs of the log."""
+
+    write_bytes_per_second: float
+    syncs_per_second: float
+    sync_ms: float
+    """Mean time of a sync."""
+    sync_running_ms: int
+    """Time of the sync in flight; 0 if there is none."""
+
+
+class DiskDiagnosis(Output, frozen=True, kw_only=True):
+    """A cause of trouble with the disk, in words."""
+
+    code: str
+    message: str
+    """The cause, and the figures that show it."""
+    action: str
+    """Advice for an operator."""
+    since: datetime
+
+
+class DiskAbsence(Output, frozen=True, kw_only=True):
+    """A field that is absent, and why."""
+
+    field: str
+    reason: str
+
+
 class Disk(Output, frozen=True, kw_only=True):
-    """Disk usage of the store, its thresholds, and the segments deleted since the start.
+    """Disk usage of the store and its thresholds, the load of its device, and a diagnosis.
 
     `segments_dropped_unexpired`: segments whose messages had not expired, deleted because `on_full`
-    is `delete_oldest`.
+    is `delete_oldest`. Rates and means are of the last `window_ms`.
     """
 
     used_ratio: float
@@ -27,7 +129,23 @@ class Disk(Output, frozen=True, kw_only=True):
     writable: bool
     segments_dropped: int
     segments_dropped_unexpired: int
+    growth_bytes_per_second: float | None = None
+    """Growth of the used space in the last hour; below 0 if it shrinks."""
+    full_in_ms: int | None = None
+    """Time until new messages are refused, at that growth."""
     projected_full_at: datetime | None = None
+    window_ms: int
+    """0 before the first measurement."""
+    device: DiskDevice | None = None
+    process: DiskProcess | None = None
+    reads: DiskReads | None = None
+    cache: DiskCache | None = None
+    pressure: DiskPressure | None = None
+    log: DiskLog | None = None
+    diagnoses: list[DiskDiagnosis]
+    """Findings of the last window; empty: all is well."""
+    absent: list[DiskAbsence]
+    """Fields above that the machine does not show, or not yet."""
 
 
 class SetAsideItem(Output, frozen=True, kw_only=True):
@@ -96,6 +214,19 @@ class Scrub(Output, frozen=True, kw_only=True):
     findings_omitted: int
 
 
+class WritePool(Output, frozen=True, kw_only=True):
+    """Memory that appends go into before they are written to the log's files."""
+
+    buffers: int
+    free_buffers: int
+    locked_bytes: int
+    """Bytes of memory that are never swapped out."""
+    committed_offset: int
+    """Everything before this offset is in the log's files."""
+    refused: int
+    """Appends refused since the start for lack of a free buffer."""
+
+
 class Store(Output, frozen=True, kw_only=True):
     """Metrics of the store."""
 
@@ -113,6 +244,8 @@ class Store(Output, frozen=True, kw_only=True):
     """Bytes of log that a start would replay."""
     queued_bytes: int
     """Bytes waiting to be written or synced."""
+    write_pool: WritePool | None = None
+    """Absent unless appends go into a write pool."""
     pending_transactions: int
     """Number of undecided transactions, including held ones."""
     held_transactions: int
@@ -140,36 +273,86 @@ class RetentionPreview(Output, frozen=True, kw_only=True):
     """Bytes of log in these segments."""
 
 
+class TableView(Output, frozen=True, kw_only=True):
+    """How a start restored a table that is derived from the log."""
+
+    table: str
+    """Name of its snapshot."""
+    has_snapshot: bool
+    """False if there was none to use: every event was replayed."""
+    replayed_events: int | None = None
+    """Number of events that are later than the snapshot."""
+
+
+class StepView(Output, frozen=True, kw_only=True):
+    """Duration of a step of a start."""
+
+    step: str
+    """snapshot, sync, walk (verify and replay the log), end (examine and cut), offsets_and_timers,
+    then one for each part of the service.
+    """
+    took_ms: int
+
+
 class StartView(Output, frozen=True, kw_only=True):
-    """Report of the recovery at a start."""
+    """Report of the recovery at a start. Offsets are bytes of the log."""
 
     started_at: datetime
     was_clean: bool
     """True if the last stop was clean or the store was new."""
+    reached_ready: bool
+    """False if the process ended before the service was ready, or an earlier version wrote the
+    report.
+    """
     walked_bytes: int
     """Bytes at the end of the log that were verified."""
     replayed_records: int
     """Number of records whose queue and index entries were rebuilt."""
+    snapshot_offset: int | None = None
+    """End of the newest usable snapshot of queues and index. If absent, they were rebuilt from the
+    beginning of the log.
+    """
+    queues: int
+    """Number of queues."""
+    rebuilt_queues: int
+    """Number of queues that got entries for the replayed records."""
+    indexed_keys: int
+    """Number of keys of the replayed records added to the key index."""
+    tables: list[TableView]
+    """Tables of offsets, transactions, leases and others."""
+    first_offset: int
+    """Beginning of the log."""
+    end_offset: int
+    """End of the log. A message from before `started_at` whose receipt has this `log_offset` or a
+    later one is lost; no such receipt says `synced`.
+    """
+    synced_offset: int
+    """End of the log that was known to be on disk, by the checkpoint or by a later record."""
+    checkpoint_offset: int | None = None
+    """The same by the checkpoint alone; absent if there was none."""
+    buffered_bytes: int
+    """Bytes from `synced_offset` to `end_offset`: known to be buffered only, and recovered."""
+    buffered_records: int
+    """Number of records in these bytes."""
     cut_at: int | None = None
     """Offset at which the log was cut: the bytes behind it were torn, and never acknowledged as
     synced.
     """
+    cut_end: int | None = None
+    """End of the bytes that were found behind the cut."""
+    cut_records: int
+    """Number of records behind the cut that were whole."""
     wiped_bytes: int
     """Bytes behind the end that were set to zero."""
     took_ms: int
-    first_offset: int
-    """Beginning of the log."""
-    end_offset: int
-    """End of the log."""
-    synced_offset: int
-    """End of the log that was known to be on disk."""
+    steps: list[StepView]
 
 
 class RecoveryView(StartView, frozen=True, kw_only=True):
     """Report of the recovery at the last start."""
 
     earlier: list[StartView]
-    """Reports of earlier starts, newest first."""
+    """Reports of up to 19 earlier starts, newest first."""
 
 
 class Config(Output, frozen=True, kw_only=True):

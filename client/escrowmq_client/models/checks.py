@@ -53,6 +53,7 @@ class CheckMessage(Output, frozen=True, kw_only=True):
     message_id: str
     topic: str
     key: str | None = None
+    """The key; of several, the first one."""
 
 
 class Check(Output, frozen=True, kw_only=True):

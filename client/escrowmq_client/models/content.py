@@ -23,7 +23,9 @@ class Content(Output, frozen=True, kw_only=True):
     def body(self) -> bytes:
         """The bytes of the body. Raises ValueError if it was requested with `payload="omit"`."""
         if self.payload is None:
-            raise ValueError("the body was not requested, or its record is damaged")
+            raise ValueError(
+                "the body was not requested, or its record is damaged, or it cannot be decompressed"
+            )
         if self.payload_encoding == "base64":
             return b64decode(self.payload)
         return self.payload.encode()

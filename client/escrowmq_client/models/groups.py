@@ -103,6 +103,9 @@ class Lease(Output, frozen=True, kw_only=True):
     queue_id: int
     queue_offset: int
     key: str | None = None
+    """The key; of several, the first one."""
+    keys: list[str] | None = None
+    """All keys, if there are several; otherwise None."""
     ordering_key: str | None = None
     attempt: int
     """Number of deliveries so far, from 1."""

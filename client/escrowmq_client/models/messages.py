@@ -23,11 +23,13 @@ class MessageInput(Input, frozen=True, kw_only=True):
     """The body as a JSON value; stored without whitespace."""
     content_type: str | None = None
     properties: dict[str, str] | None = None
-    """Properties of the sender. Names and values, with key, tag and ordering key, may have 16 KiB
-    in total.
+    """Properties of the sender. Names and values, with key or keys, tag and ordering key, may have
+    16 KiB in total.
     """
     key: str | None = None
     """A business key; 255 bytes, no spaces."""
+    keys: list[str] | None = None
+    """Instead of `key`: business keys, all different. The message is found by each of them."""
     tag: str | None = None
     """For filters; 255 bytes, no spaces, no |."""
     ordering_key: str | None = None
@@ -38,7 +40,7 @@ class MessageInput(Input, frozen=True, kw_only=True):
     deliver_at: datetime | None = None
     delay_level: int | None = None
     """Delay as a level of RocketMQ: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, ... 2 h."""
-    require_durability: Literal["buffered", "synced"] | None = None
+    require_durability: Literal["memory", "buffered", "synced"] | None = None
     """Minimum durability before the response is sent."""
 
 
@@ -66,7 +68,9 @@ class Receipt(Output, frozen=True, kw_only=True):
     log_offset: int | None = None
     stored_at: datetime
     durability: str
-    """synced: survives a power loss. buffered: survives a crash of the process."""
+    """memory: lost with a crash of the process. buffered: survives it. synced: survives a power
+    loss, too.
+    """
     deduplicated: bool
 
 
@@ -97,11 +101,16 @@ class BatchSendResult(Output, frozen=True, kw_only=True):
 class Message(Content, frozen=True, kw_only=True):
     """A message as it is delivered."""
 
+    payload_problem: str | None = None
+    """Why there is no payload: `payload_unreadable` if the body cannot be decompressed."""
     message_id: str
     topic: str
     queue_id: int
     queue_offset: int
     key: str | None = None
+    """The key; of several, the first one."""
+    keys: list[str] | None = None
+    """All keys, if there are several; otherwise None."""
     tag: str | None = None
     ordering_key: str | None = None
     transaction_id: str | None = None
@@ -142,6 +151,9 @@ class KnownMessage(Content, frozen=True, kw_only=True):
     """For a delayed message: the id to reschedule or cancel it."""
     deliver_at: datetime | None = None
     key: str | None = None
+    """The key; of several, the first one."""
+    keys: list[str] | None = None
+    """All keys, if there are several; otherwise None."""
     tag: str | None = None
     ordering_key: str | None = None
     transaction_id: str | None = None

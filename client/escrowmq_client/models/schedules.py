@@ -34,11 +34,13 @@ class ScheduledMessage(Output, frozen=True, kw_only=True):
     """The body as a JSON value; stored without whitespace."""
     content_type: str | None = None
     properties: dict[str, str] | None = None
-    """Properties of the sender. Names and values, with key, tag and ordering key, may have 16 KiB
-    in total.
+    """Properties of the sender. Names and values, with key or keys, tag and ordering key, may have
+    16 KiB in total.
     """
     key: str | None = None
     """A business key; 255 bytes, no spaces."""
+    keys: list[str] | None = None
+    """Instead of `key`: business keys, all different. The message is found by each of them."""
     tag: str | None = None
     """For filters; 255 bytes, no spaces, no |."""
     ordering_key: str | None = None

@@ -66,7 +66,7 @@ def preview_retention() -> Call[RetentionPreview]:
 
 
 def get_recovery_report() -> Call[RecoveryView]:
-    """Get the recovery report of the last start: was the stop clean, how much was cut."""
+    """Get the recovery report of the last start, and those of earlier starts."""
     return Call("getRecoveryReport", "GET", "/v1/admin/recovery", decoded(RecoveryView))
 
 

@@ -66,20 +66,22 @@ def send(
     json: Any = UNSET,
     payload: str | bytes | None = None,
     key: str | None = None,
+    keys: list[str] | None = None,
     tag: str | None = None,
     ordering_key: str | None = None,
     properties: Mapping[str, str] | None = None,
     content_type: str | None = None,
     delay_ms: int | None = None,
     deliver_at: datetime | None = None,
-    require_durability: Literal["synced", "buffered"] | None = None,
+    require_durability: Literal["memory", "buffered", "synced"] | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Receipt]:
     """Send a message with these fields: `json` or `payload` is its body.
 
     `json` may be anything that msgspec encodes: dicts, dataclasses, Structs, datetimes ...
-    `key` finds the message again, `tag` is for filters, messages with the same `ordering_key` stay
-    in order. It is stored when the call returns; the refusals are those of `send_message`.
+    `key`, or each of several `keys`, finds the message again, `tag` is for filters, messages with
+    the same `ordering_key` stay in order. It is stored when the call returns; the refusals are
+    those of `send_message`.
 
         receipt = client.send("orders", json={"id": 1}, key="o1")
     """
@@ -87,6 +89,7 @@ def send(
         json=json,
         payload=payload,
         key=key,
+        keys=keys,
         tag=tag,
         ordering_key=ordering_key,
         properties=None if properties is None else dict(properties),
@@ -132,13 +135,14 @@ def send_message_raw(
     *,
     content_type: str | None = None,
     key: str | None = None,
+    keys: list[str] | None = None,
     tag: str | None = None,
     ordering_key: str | None = None,
     queue_id: int | None = None,
     delay_ms: int | None = None,
     deliver_at: datetime | None = None,
     delay_level: int | None = None,
-    require_durability: Literal["synced", "buffered"] | None = None,
+    require_durability: Literal["memory", "buffered", "synced"] | None = None,
     properties: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Receipt]:
@@ -166,6 +170,7 @@ def send_message_raw(
         parts={"topic": topic},
         headers={
             **{name: _header(value) for name, value in given.items() if value is not None},
+            **({} if keys is None else {"Message-Keys": " ".join(map(quote, keys))}),
             **keyed(idempotency_key),
         },
         body=body,
@@ -211,18 +216,21 @@ def stream_call(
 
 
 def query_messages(
-    topic: str,
-    key: str,
+    topic: str | None = None,
+    key: str | None = None,
     *,
+    log_offset: int | None = None,
     from_: datetime | None = None,
     to: datetime | None = None,
     payload: PayloadView | None = None,
     page_size: int | None = None,
     page_token: str | None = None,
 ) -> Call[FoundPage]:
-    """Find messages by their key, newest first. A key matches only as a whole.
+    """Find messages of a topic by one of their keys, newest first; or the message at the log offset
+    of a receipt, without a topic and a key.
 
-    Raises NotFound (topic_not_found).
+    A key matches only as a whole. Raises NotFound (topic_not_found, message_not_found);
+    ProblemError (message_expired).
     """
     return Call(
         "queryMessages",
@@ -232,6 +240,7 @@ def query_messages(
         query=query(
             topic=topic,
             key=key,
+            log_offset=log_offset,
             from_=from_,
             to=to,
             payload=payload,

@@ -1,0 +1,1 @@
+"""Backups of a data directory, made while its service runs, and restored to a point."""

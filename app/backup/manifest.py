@@ -1,0 +1,142 @@
+"""The manifest of a backup, as JSON in its folder. Pure but for reading and writing it."""
+
+from operator import attrgetter
+from typing import Annotated
+
+import msgspec
+
+from app.backup.folder import Folder
+from app.store_moves.geometry import Geometry
+
+FORMAT = 1
+MANIFESTS, LOG, FILES = "backups", "log", "files"
+REGISTRY, REGISTRY_ID = "registry.db", "store/registry-id"
+_ENDING = ".json"
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Crc = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class BackupRefused(Exception):
+    """A backup, or a restore, cannot be made this way; the reason, for a person."""
+
+
+class BackupDamaged(Exception):
+    """A file of a backup is missing or has other bytes; the sentence names it."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """[begin, end) of the log; never crosses the border of a segment."""
+
+    begin: Offset
+    end: Offset
+    crc32c: Crc
+
+    @property
+    def path(self) -> str:
+        return f"{LOG}/{self.begin:020d}-{self.end:020d}"
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A small file whole: `path` in the data directory, `stored` in the folder of backups."""
+
+    path: str
+    stored: str
+    bytes: Offset
+    crc32c: Crc
+
+
+class Lengths(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Lengths of the store's files; None if it has no file of that kind."""
+
+    segment_bytes: Annotated[int, msgspec.Meta(gt=0, lt=1 << 40)]
+    queue_file_bytes: int | None = None
+    index_slots: int | None = None
+    index_file_entries: int | None = None
+
+    def geometry(self) -> Geometry:
+        return Geometry(
+            self.segment_bytes, self.queue_file_bytes, self.index_slots, self.index_file_entries
+        )
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are wall-clock milliseconds.
+
+    `made_ms`: each message that was acknowledged as synced before it is in the backup.
+    `last_stored_ms`: when the newest message of the backup was stored; 0 if it has none.
+    `damaged_at`: log offset of the first damage in the pieces that were new, None if there is none.
+    """
+
+    format: int = FORMAT
+    made_ms: Offset
+    version: str
+    registry_id: str
+    lengths: Lengths
+    epoch: Offset
+    first_offset: Offset
+    end_offset: Offset
+    last_stored_ms: Offset
+    damaged_at: Offset | None = None
+    pieces: list[Piece]
+    files: list[StoredFile]
+
+
+def read_all(folder: Folder) -> dict[str, Backup]:
+    """The backups by their names, oldest first. Raises BackupRefused, BackupDamaged, OSError."""
+    found = {}
+    for name in folder.sizes(MANIFESTS):
+        if name.endswith(_ENDING):
+            path = f"{MANIFESTS}/{name}"
+            found[name.removesuffix(_ENDING)] = _decoded(path, folder)
+    order = attrgetter("end_offset", "made_ms")
+    return dict(sorted(found.items(), key=lambda item: order(item[1])))
+
+
+def write(folder: Folder, name: str, backup: Backup) -> None:
+    """Durable on return. Raises OSError."""
+    folder.write(f"{MANIFESTS}/{name}{_ENDING}", msgspec.json.format(msgspec.json.encode(backup)))
+
+
+def remove(folder: Folder, name: str) -> None:
+    folder.remove(f"{MANIFESTS}/{name}{_ENDING}")
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _decoded(path: str, folder: Folder) -> Backup:
+    raw = folder.read(path) or b""
+    try:
+        if (found := msgspec.json.decode(raw, type=_Format).format) > FORMAT:
+            raise BackupRefused(
+                f"{folder.name}: {path} has format {found}, a later version of EscrowMQ wrote it"
+            )
+        backup = msgspec.json.decode(raw, type=Backup)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BackupDamaged(f"{folder.name}: {path} is damaged: {error}") from None
+    if reason := _contradiction(backup):
+        raise BackupDamaged(f"{folder.name}: {path} is damaged: {reason}")
+    return backup
+
+
+def _contradiction(backup: Backup) -> str:
+    """The reason why no run can have written this; empty if one can."""
+    at, segment_bytes = backup.first_offset, backup.lengths.segment_bytes
+    if at % segment_bytes:
+        return f"first_offset {at} is not the beginning of a segment"
+    for piece in backup.pieces:
+        if piece.begin != at:
+            return f"no piece begins at log offset {at}"
+        if piece.end <= at or (piece.end - 1) // segment_bytes != at // segment_bytes:
+            return f"{piece.path} crosses a border of segments"
+        at = piece.end
+    if at != backup.end_offset:
+        return f"the pieces end at log offset {at}, the backup at {backup.end_offset}"
+    for file in backup.files:
+        if file.path not in (REGISTRY, REGISTRY_ID):
+            return f"{file.path!r} is no file of a data directory"
+        if not file.stored.startswith(f"{FILES}/") or "/" in file.stored.removeprefix(f"{FILES}/"):
+            return f"{file.stored!r} is no file of a backup"
+    return ""

@@ -1,0 +1,1 @@
+"""The disk of the store: figures of the kernel and of the service, and a diagnosis in words."""

@@ -1,0 +1,1 @@
+"""Stores that change hands between a RocketMQ broker and EscrowMQ: copies, and what is kept."""

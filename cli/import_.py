@@ -1,0 +1,85 @@
+"""`escrowmq import`: what a running service takes from a broker's files alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.json_report import check_json
+
+app = typer.Typer(
+    name="import",
+    help="Import from a RocketMQ broker into a running service.",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def import_() -> None:
+    """Import from a RocketMQ broker into a running service."""
+
+
+@app.command()
+def offsets(
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--from",
+            help="The broker's store folder, best; or its file consumerOffset.json alone, with "
+            "which nothing is compared.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[str, typer.Option(help="URL of the service.", metavar="URL", show_default=False)],
+    group: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this consumer group; may be repeated.", show_default=False),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="API key of the service.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would be set, and change nothing.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", help="Write the report to this file; -: to the standard output alone."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no report.")] = False,
+) -> None:
+    """Set the offsets of consumer groups to those that a running RocketMQ broker has now.
+
+    For a move by dual consumption: the service has a copy of the broker's queues (`escrowmq store
+    import`), producers send to the service from then on, and the consumers first consume the rest
+    at the broker. Then this command lets their groups continue at the service behind what they
+    consumed at the broker.
+
+    An offset is set as far as the queue has the same messages at both sides: a broker stores
+    transactions and delayed messages after the import, too. Behind that the group continues at the
+    first message that differs; messages may come twice, and none is skipped. An offset in a queue
+    with nothing left to compare is not set. With the file alone nothing is compared, and offsets
+    that name other messages skip as many.
+
+    A group that does not exist is created. It is subscribed to the topics that it has offsets in,
+    as is a group without subscriptions; one that has some keeps them. A group only advances.
+    Offsets before the begin of a queue are set to the begin, offsets beyond the end to the end. A
+    broker writes its file every 5 s. Stop the group's consumers at both sides first: a group's
+    leases end when its offset is set.
+
+    Exit status: 0 all is set; 1 a group, topic or queue does not exist, an offset is beyond the end
+    of its queue, behind other messages or could not be compared, or retries or dead letters are
+    only at the broker; 2 wrong usage; 3 the command failed.
+    """
+    check_json(json_file)
+    if not to.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{to} is no http address", param_hint="--to")
+    from cli import import_offsets
+
+    raise typer.Exit(
+        import_offsets.run(
+            source, to, group or [], api_key, dry_run=dry_run, json_file=json_file, quiet=quiet
+        )
+    )
