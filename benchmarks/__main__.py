@@ -18,6 +18,7 @@ from benchmarks import (
     recovery,
     schedules,
     segments,
+    stalls,
     transactions,
     visible,
 )  # fmt: skip
@@ -78,6 +79,7 @@ def main() -> int:
         "deletion": deletion.run,
         "schedules": schedules.run,
         "segments": segments.run,
+        "stalls": stalls.run,
         "transactions": transactions.run,
     }
     if unknown := [name for name in given.names if name not in known]:

@@ -97,7 +97,7 @@ def _run_appends(given: list[Message], flush: FlushPolicy, callers: int) -> floa
 
 async def _wait_until_prepared(store: LocalMessageStore) -> None:
     """The first zeros ahead of the writer are not what is measured."""
-    while not store.is_prepared:  # noqa: ASYNC110
+    while not store.is_prepared:  # noqa: ASYNC110  no event says it
         await asyncio.sleep(0.01)
 
 
@@ -105,7 +105,7 @@ def run() -> None:
     figures = []
     for count, callers in ((100, 4), (10, 16), (1, 64)):
         given = messages(count)
-        limit = median_of(3, lambda: encode_rate(given))  # noqa: B023
+        limit = median_of(3, lambda: encode_rate(given))  # noqa: B023  called before the next one
         for flush in (FlushPolicy.INTERVAL, FlushPolicy.BEFORE_ACK):
             rate = median_of(3, partial(_run_appends, given, flush, callers))
             durability = "buffered" if flush is FlushPolicy.INTERVAL else "synced"

@@ -29,7 +29,7 @@ from storage.local.replay import Replay
 
 LOG_BYTES = (1 << 30) - (1 << 20)
 SEGMENT_BYTES = 1 << 30
-WINDOW_BYTES = 64 << 20
+WINDOW_BYTES = 4 << 20  # as a start
 
 
 def run() -> None:

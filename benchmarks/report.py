@@ -1,4 +1,4 @@
-"""What was measured, on what: one table for a run."""
+"""A table of the figures of a run, with its machine and commit."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What is measured over HTTP, with the goal of each row, and the medians of its rounds."""
+"""Rows of the benchmark over HTTP, with the goal of each and the medians of its rounds."""
 
 import json
 import statistics

@@ -108,7 +108,7 @@ class House:
     async def rest(self) -> None:
         """Until what is derived is on disk."""
         await self.store.append(self.messages(1))
-        while self.store.status().replay_backlog_bytes:  # noqa: ASYNC110
+        while self.store.status().replay_backlog_bytes:  # noqa: ASYNC110  no event says it
             await asyncio.sleep(0.2)
 
 

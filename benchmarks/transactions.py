@@ -129,7 +129,7 @@ async def _fill(root: Path) -> dict[str, float]:
     found = {"bytes": (_own_bytes() - before) / COUNT, "rate": rate}
     await coordinator.save_snapshot()
     wanted = {"transactions", "consume_queues"}
-    while not wanted <= set(os.listdir(root / "snapshots")):  # noqa: ASYNC110
+    while not wanted <= set(os.listdir(root / "snapshots")):  # noqa: ASYNC110  files
         await asyncio.sleep(0.1)  # what the service does every ten seconds, and is then killed
     return found
 

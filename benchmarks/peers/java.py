@@ -2,6 +2,7 @@
 `benchmarks/peers/java/`, compiled against them.
 """
 
+import fcntl
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -22,18 +23,27 @@ def jars(name: str, coordinates: Sequence[str]) -> str:
     if missing:
         raise NotOffered(f"needs {', '.join(missing)}")
     folder = BUILT / "peers" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # workers of pytest want the same jars at once
+        _fetch(folder, coordinates)
+    return str(folder / "lib" / "*")
+
+
+def _fetch(folder: Path, coordinates: Sequence[str]) -> None:
     pom = _pom(coordinates)
     kept = folder / "pom.xml"
-    if not kept.exists() or kept.read_text() != pom or not (folder / "complete").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        kept.write_text(pom)
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
-        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if made.returncode:
-            raise NotOffered(f"Maven did not find {', '.join(coordinates)}")
-        (folder / "complete").touch()
-    return str(folder / "lib" / "*")
+    if kept.exists() and kept.read_text() == pom and (folder / "complete").exists():
+        return
+    shutil.rmtree(folder)
+    folder.mkdir()
+    kept.write_text(pom)
+    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if made.returncode:
+        why = made.stdout.strip().partition("\n")[0]
+        raise NotOffered(f"Maven did not find {', '.join(coordinates)}: {why}")
+    (folder / "complete").touch()
 
 
 def load(

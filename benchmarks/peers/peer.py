@@ -1,4 +1,4 @@
-"""What every peer has in common: its settings, how it is started, and what is sent to it."""
+"""The common part of all peers: settings, start, and the messages that are sent to them."""
 
 import os
 import signal

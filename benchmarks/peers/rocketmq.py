@@ -14,12 +14,12 @@ settings = (
     Setting(name="ASYNC_FLUSH", text="flushDiskType ASYNC_FLUSH", durability="buffered"),
 )
 _VERSION = "5.3.3"
-_COORDINATES = [
+COORDINATES = [
     f"org.apache.rocketmq:rocketmq-{part}:{_VERSION}"
     for part in ("broker", "namesrv", "client", "tools")
 ]
 _WARM_SECONDS = 10
-_OPENS = [
+OPENS = [
     f"--add-{how}=java.base/{package}=ALL-UNNAMED"
     for how, package in (
         ("exports", "jdk.internal.ref"),
@@ -34,15 +34,15 @@ _BROKER = ["-server", "-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySi
 
 
 def version() -> str:
-    java.jars("rocketmq", _COORDINATES)
+    java.jars("rocketmq", COORDINATES)
     return _VERSION
 
 
 @contextmanager
 def started(setting: Setting, directory: Path) -> Iterator[Running]:
-    root, class_path = directory, java.jars("rocketmq", _COORDINATES)
+    root, class_path = directory, java.jars("rocketmq", COORDINATES)
     names, broker = free_port(), free_port()
-    own = [*_OPENS, f"-Duser.home={root}", "-cp", class_path]
+    own = [*OPENS, f"-Duser.home={root}", "-cp", class_path]
     environment = {"ROCKETMQ_HOME": str(root)}
     (root / "namesrv.conf").write_text(
         f"listenPort={names}\nbindAddress=127.0.0.1\nkvConfigPath={root}/kv.json\n"
@@ -79,7 +79,7 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
         with server(command, log, environment) as broker_pid:
             wait_for_port(broker, broker_pid, log)
             addresses = [f"127.0.0.1:{names}", f"127.0.0.1:{broker}"]
-            options = [*_OPENS, f"-Duser.home={root}", "-Drocketmq.client.logLevel=WARN"]
+            options = [*OPENS, f"-Duser.home={root}", "-Drocketmq.client.logLevel=WARN"]
             load = java.load(
                 "rocketmq",
                 class_path,
