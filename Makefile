@@ -11,7 +11,7 @@ PEERS ?=
 CLIENTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check clients test-faults bench bench-peers audit openapi migration demo lock wheels clean
+.PHONY: help setup run test check clients rocketmq test-faults bench bench-peers audit openapi migration demo lock wheels clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -45,10 +45,10 @@ run: .venv/.run  ## start the service on 127.0.0.1:8080; topics are made as they
 	$(BIN)/escrowmq serve --dev --data-dir $(DATA_DIR)
 
 # What this repository is compiled to is kept, also where the environment says otherwise: tests start hundreds of processes.
-test test-faults clients: export PYTHONDONTWRITEBYTECODE :=
+test test-faults clients rocketmq: export PYTHONDONTWRITEBYTECODE :=
 
 test: .venv/.demo .venv/.audit  ## the everyday tests
-	$(BIN)/pytest -n auto --dist loadgroup -m "not faults and not clients"
+	$(BIN)/pytest -n auto --dist loadgroup -m "not faults and not clients and not rocketmq"
 
 check: .venv/.dev .venv/.audit  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -58,6 +58,9 @@ check: .venv/.dev .venv/.audit  ## format, lint, types, import contracts
 
 clients: .venv/.dev  ## generate, compile and run clients in other languages (CLIENTS="typescript go")
 	CLIENTS="$(CLIENTS)" $(BIN)/pytest -m clients tests/clients
+
+rocketmq: .venv/.dev  ## hand stores over between a real RocketMQ broker and EscrowMQ, both ways (FAULTS=ci or FAULTS=full)
+	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n 2 --dist loadgroup -m rocketmq tests/rocketmq
 
 test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
 	PYTHONHASHSEED=0 FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults

@@ -18,7 +18,7 @@ from storage.errors import TransactionConflict
 from storage.files.simulated import SimulatedDisk
 from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.options import AppendMode, FlushPolicy, LocalStoreOptions
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from tests.fault import delayed
 from tests.fault.delayed import Delayed
@@ -107,7 +107,8 @@ def run_chain(seed: int, lives: int) -> Outcome:
         [FlushPolicy.BEFORE_ACK, FlushPolicy.BEFORE_ACK, FlushPolicy.INTERVAL]
     )
     memory = Memory(policy, delays=seed % 2 == 0)
-    options = _options(randomness, memory.policy)
+    append = AppendMode.POOL if seed % 3 == 0 else AppendMode.FILE
+    options = _options(randomness, memory.policy, append)
     disk = SimulatedDisk()
     outcome = Outcome()
     wall_ms = 1_800_000_000_000
@@ -149,12 +150,19 @@ def _run(world: World, main: Coroutine[Any, Any, None], memory: Memory) -> bool:
         return True
 
 
-def _options(randomness: Random, policy: FlushPolicy) -> LocalStoreOptions:
+def _options(
+    randomness: Random, policy: FlushPolicy, append: AppendMode = AppendMode.FILE
+) -> LocalStoreOptions:
     return LocalStoreOptions(
         index_slots=16,
         index_file_entries=40,
         segment_bytes=randomness.choice([16_384, 20_480, 32_768]),
         queue_file_entries=randomness.choice([7, 16, 50]),
+        append=append,
+        pool_buffers=3,
+        pool_buffer_bytes=4_096,
+        commit_interval_ms=10,
+        commit_thorough_interval_ms=10,
         flush=policy,
         flush_interval_ms=20,
         flush_least_pages=1,

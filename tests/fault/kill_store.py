@@ -27,7 +27,7 @@ from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers
 from storage.local.local_store import LocalMessageStore
-from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.options import AppendMode, FlushPolicy, LocalStoreOptions
 from tests.fault.chain import Memory, live, verify
 from tests.support.simulation import End
 
@@ -121,6 +121,9 @@ def run(directory: Path, cycles: int, seed: int) -> tuple[int, int, list[str]]:
                 index_file_entries=1_000,
                 segment_bytes=randomness.choice([65_536, 262_144]),
                 queue_file_entries=50,
+                append=(AppendMode.FILE, AppendMode.POOL)[cycle // _CYCLES_PER_STORE % 2],
+                pool_buffers=3,
+                pool_buffer_bytes=16_384,
                 flush=memory.policy,
                 flush_interval_ms=20,
                 prepare_ahead_bytes=32_768,

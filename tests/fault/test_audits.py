@@ -41,7 +41,8 @@ def crashed_disk(seed: int) -> tuple[SimulatedDisk, chain.LocalStoreOptions, int
     """
     randomness = Random(seed)
     memory = Memory(policy=randomness.choice(list(chain.FlushPolicy)))
-    options = chain._options(randomness, memory.policy)
+    append = chain.AppendMode.POOL if seed % 3 == 0 else chain.AppendMode.FILE
+    options = chain._options(randomness, memory.policy, append)
     disk = SimulatedDisk()
     wall_ms = 1_800_000_000_000
     for life in range(randomness.randrange(1, 5)):
