@@ -393,8 +393,10 @@ class LogWriter:
         """
         rows, queues = calls[0].rows, calls[0].queues
         if len(calls) > 1:
-            rows = [row for call in calls for row in call.rows]
-            queues = [queue for call in calls for queue in call.queues]
+            rows, queues = [], []
+            for call in calls:
+                rows += call.rows
+                queues += call.queues
         begin = self.written_end
         now_ms = self._next_stored_at_ms()
         queue_offsets = _assign(queues)
