@@ -5,6 +5,7 @@ may open.
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import PurePath
 from threading import Lock
 
@@ -118,5 +119,7 @@ class Handles:
         surplus = len(self._handles) - self._limit
         if surplus <= 0:
             return []
-        paths = [path for path, handle in self._handles.items() if not handle.users][:surplus]
+        # no further than needed: there are hundreds
+        unused = (path for path, handle in self._handles.items() if not handle.users)
+        paths = list(islice(unused, surplus))
         return [self._handles.pop(path) for path in paths]

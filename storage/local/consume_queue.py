@@ -277,7 +277,8 @@ class QueueFiles:
         self._file_bytes = entries_per_file * ENTRY_BYTES
         self._scratch = scratch
         self._handles = Handles(vfs, limit=max_open)
-        self._unsynced: set[PurePath] = set()
+        # A dict as an ordered set: to sort ten thousand paths takes 50 ms.
+        self._unsynced: dict[PurePath, None] = {}
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
         """Some of these entries, at least the first: from memory, or from one file, whichever has
@@ -421,7 +422,7 @@ class QueueFiles:
         for base in going:
             path = folder / names.file_name(base)
             self._handles.forget(path)
-            self._unsynced.discard(path)
+            self._unsynced.pop(path, None)
             self._vfs.remove(path)
         if going:
             self._vfs.sync_directory(folder)
@@ -433,7 +434,7 @@ class QueueFiles:
             folder = of_topic / number
             for name in self._vfs.list_directory(folder):
                 self._handles.forget(folder / name)
-                self._unsynced.discard(folder / name)
+                self._unsynced.pop(folder / name, None)
                 self._vfs.remove(folder / name)
             self._vfs.sync_directory(folder)
 
@@ -447,7 +448,7 @@ class QueueFiles:
                 self._make(path, fillers=unflushed.queue.first - (queue_offset - at // ENTRY_BYTES))
             with self._handles.use(path) as file:
                 file.write(at, piece)
-            self._unsynced.add(path)
+            self._unsynced[path] = None
             queue_offset += len(piece) // ENTRY_BYTES
             entries = entries[len(piece) :]
 
@@ -463,7 +464,7 @@ class QueueFiles:
 
     def sync(self) -> None:
         """Everything written is durable on return; the derive lane's."""
-        for path in sorted(self._unsynced):
+        for path in self._unsynced:
             with self._handles.use(path) as file:
                 file.sync()
         self._unsynced.clear()
@@ -490,7 +491,7 @@ class QueueFiles:
         return _file_path(self._directory, queue, file_number * self._file_bytes)
 
 
-@lru_cache(maxsize=1_024)
+@lru_cache(maxsize=16_384)
 def _file_path(directory: PurePath, queue: QueueId, base: int) -> PurePath:
     """Kept, as each read of a queue asks for it: to join a path takes longer than to read a
     message.
