@@ -53,13 +53,17 @@ class CommitLog:
     def first_offset(self) -> int:
         return self.segments.first_offset
 
+    def is_known(self, offset: int, length: int) -> bool:
+        """Is the record verified, and short enough for the owner's thread? Any thread."""
+        return 0 < length <= _AT_ONCE_BYTES and (
+            offset >= self.trusted_from or self._verified.covers(offset)
+        )
+
     def read_now(self, offset: int, length: int) -> Record | None:
         """The record, or None where the disk must be asked (then `read`, in a thread that may
         wait). Raises CorruptRecord.
         """
-        if not 0 < length <= _AT_ONCE_BYTES or (
-            offset < self.trusted_from and not self._verified.covers(offset)
-        ):
+        if not self.is_known(offset, length):
             return None
         raw = self._bytes_now(offset, length)
         return None if raw is None else self._decode(raw, offset, length)

@@ -5,7 +5,7 @@ files in the read lane.
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import groupby, takewhile, zip_longest
 from operator import itemgetter
 from typing import TypeVar
 
@@ -252,8 +252,7 @@ class Reader:
             is_cold = is_cold or self._misses.of_owner > missed
             if not is_done:
                 is_cold |= await self._is_cold(lambda: self._fill_waiting(page, queue, end))
-                break
-            if page.next_offset < end and not page.is_full:
+            elif page.next_offset < end and not page.is_full:
                 await asyncio.sleep(0)
         self._count(is_cold=is_cold)
 
@@ -303,13 +302,17 @@ class Reader:
         return True
 
     def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
-        """The read lane's: asks the files."""
+        """The read lane's: asks the files, until memory may have the next record.
+
+        There many records are read at once.
+        """
         while page.next_offset < end and not page.is_full:
             try:
                 entries = self._check.entries(queue, page.next_offset, end - page.next_offset)
                 if not page.wants_all:
                     entries = self._check.confirmed(queue, page.next_offset, entries)
-                for entry in entries:
+                for entry, following in zip_longest(entries, entries[1:]):
+                    missed = self._misses.of_lane
                     if page.wants(entry.tag_hash):
                         page.add(
                             stored_record.of_record(
@@ -318,10 +321,19 @@ class Reader:
                         )
                     else:
                         page.next_offset += 1
-                    if page.is_full:
+                    is_cached = self._misses.of_lane == missed
+                    if page.is_full or (is_cached and self._is_at_hand(entry, following)):
                         return
             except CorruptRecord as damage:
                 page.end_at(damage)
+
+    def _is_at_hand(self, entry: QueueEntry, following: QueueEntry | None) -> bool:
+        """May the owner's thread read the next record? Those of one inner batch are read here."""
+        return (
+            following is not None
+            and following.physical_offset > entry.physical_offset
+            and self._log.is_known(following.physical_offset, following.record_bytes)
+        )
 
 
 def _count_of(entries: Sequence[Fields], most: int, left_bytes: int) -> int:

@@ -108,6 +108,22 @@ async def test_after_a_start_too_where_each_record_is_verified_first(tmp_path, r
     assert warm == (cold.total + 1, cold.cold)
 
 
+async def test_a_page_whose_files_have_to_be_opened_is_not_read_message_by_message(
+    tmp_path, monkeypatch
+):
+    async with opened(tmp_path) as store:
+        await fill(store)
+    async with opened(tmp_path) as store:
+        calls = []
+        preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda *given: calls.append(given) or preadv(*given))
+
+        found = await store.read(QUEUE, 0, max_messages=20, max_bytes=1 << 20)
+
+    assert len(found) == 20
+    assert len(calls) < 20
+
+
 async def test_a_read_at_the_end_of_a_queue_counts_as_none(tmp_path):
     async with opened(tmp_path) as store:
         await store.append(messages(1))
