@@ -11,6 +11,7 @@ from benchmarks import (
     deletion,
     delivery,
     filters,
+    growth,
     http,
     index,
     longest_turn,
@@ -53,7 +54,7 @@ def main() -> int:
         "--write",
         type=Path,
         metavar="PAGE",
-        help="replace the figures of a page of the documentation",
+        help="replace the figures of a page of the documentation (also: growth)",
     )
     given = parser.parse_args()
     options = http.Options(
@@ -77,6 +78,7 @@ def main() -> int:
     known = usual | {
         "audit": audit.run,
         "deletion": deletion.run,
+        "growth": lambda: growth.run(options.page),
         "schedules": schedules.run,
         "segments": segments.run,
         "stalls": stalls.run,

@@ -8,11 +8,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.growth_point import Point
 from benchmarks.peers.comparison import Comparison
 from benchmarks.report import number
 from benchmarks.rows import Measured
 
 _GOOD, _BAD, _PLAIN, _INK, _GRID = "#3a7d5c", "#d9a441", "#8a98a8", "#24303c", "#e3e6ea"
+_GROWTH = {"append": "append", "read": "read in pages", "lookup": "look-up by id"}
 _BAR_INCHES = 0.32
 _HEAD_INCHES = 0.9  # of a plot: its title and its axis
 _SETTINGS: Any = {
@@ -91,6 +93,30 @@ def draw_ratios(path: Path, comparisons: Sequence[Comparison], titles: dict[str,
                 numbers_at=ratios,
             )
             axes.axvline(1.0, color=_INK, linewidth=1)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def draw_growth(path: Path, by_count: Sequence[Point], by_topics: Sequence[Point]) -> None:
+    """What a message costs in stores of more and more messages, and of more and more topics, as
+    multiples of encoding it.
+    """
+    with mpl.rc_context(_SETTINGS | {"axes.grid.axis": "both"}):
+        figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
+        left, right = figure.subplots(1, 2, sharey=True)
+        left.set_title("CPU of a message, in times encoding it")
+        for axes, label, numbers, points in (
+            (left, "messages in the store", [point.messages for point in by_count], by_count),
+            (right, "topics", [point.topics for point in by_topics], by_topics),
+        ):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xlabel(label)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            for name, colour in (("lookup", _BAD), ("append", _GOOD), ("read", _PLAIN)):
+                multiples = [getattr(point, name) / point.encoding for point in points]
+                axes.plot(numbers, multiples, color=colour, marker="o", label=_GROWTH[name])
+        right.legend(loc="center right", frameon=False)
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
