@@ -41,14 +41,18 @@ def name(vfs: Vfs, made: PurePath, path: PurePath) -> None:
     vfs.sync_directory(made.parent)
 
 
-def read_whole(vfs: Vfs, path: PurePath) -> bytes | None:
-    """The file's content; None where there is no such file."""
+def read_whole(vfs: Vfs, path: PurePath, *, most_bytes: int | None = None) -> bytes | None:
+    """The file's content; None where there is no such file.
+
+    `most_bytes`: of a file that anybody may have written; of a longer one, one byte more.
+    """
     try:
         file = vfs.open(path)
     except FileNotFoundError:
         return None
     try:
-        return file.read(0, file.size())
+        size = file.size()
+        return file.read(0, size if most_bytes is None else min(size, most_bytes + 1))
     finally:
         file.close()
 

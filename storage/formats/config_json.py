@@ -19,7 +19,8 @@ WRITER = "EscrowMQ"
 Int = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Long = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
-_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?[0-9]{1,19})(?=\s*:)')
+# Each byte is looked at once, also in a string that does not end.
+_STRING_OR_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+"?|([{,]\s*+)(-?[0-9]{1,19})(?=\s*+:)')
 
 T = TypeVar("T")
 F = TypeVar("F", bound="ConfigFile")
@@ -78,7 +79,7 @@ def decode(raw: bytes, kind: type[F]) -> F:
     Unknown members are left out.
     """
     if len(raw) > MOST_BYTES:
-        raise ValueError(f"{len(raw)} bytes, at most {MOST_BYTES} are read")
+        raise ValueError(f"too large: at most {MOST_BYTES} bytes are read")
     text = _STRING_OR_KEY.sub(_quoted, raw.decode("utf-8", "replace"))
     try:
         return msgspec.json.decode(text, type=kind, strict=False)

@@ -30,6 +30,7 @@ FILE = "delayOffset.json"
 _TIMERCHECK = struct.Struct(">7q")
 _MARK = struct.Struct(">8sI")
 _TIMERCHECK_BYTES = 4096
+_MOST_BYTES = 64 << 10  # a table of all 18 levels has less than 1 KiB
 _OURS = '"writtenBy":"escrowmq"'
 _TABLE = re.compile(r'"offsetTable"\s*:\s*\{([^}]*)\}')
 _LEVEL = re.compile(r'"?([0-9]{1,9})"?\s*:\s*([0-9]{1,18})')
@@ -55,6 +56,8 @@ def encode_levels(levels: LevelOffsets, *, now_ms: int) -> bytes:
 
 def decode_levels(raw: bytes) -> LevelOffsets | None:
     """None where it is not such a file, or not whole."""
+    if len(raw) > _MOST_BYTES:
+        return None
     text = raw.decode("ascii", "replace")
     table, counter = _TABLE.search(text), _COUNTER.search(text)
     if table is None or text.count("{") != text.count("}"):

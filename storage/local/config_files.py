@@ -16,7 +16,7 @@ from typing import TypeVar
 from storage.errors import UnreadableConfig
 from storage.files import durable
 from storage.files.vfs import Vfs
-from storage.formats.config_json import WRITER, Backup, FileContent
+from storage.formats.config_json import MOST_BYTES, WRITER, Backup, FileContent
 from storage.local.data_directory import DataDirectory
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def find(vfs: Vfs, path: PurePath, decode: Callable[[bytes], T]) -> FileContent[
     backup = path.with_name(path.name + _BACKUP)
     reason = damage = ""
     for one in (path, backup):
-        raw = durable.read_whole(vfs, one)
+        raw = durable.read_whole(vfs, one, most_bytes=MOST_BYTES)
         if raw:
             try:
                 value = decode(raw)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from storage.clock import Clock
 from storage.files import durable
 from storage.formats import delay_progress
+from storage.formats.config_json import MOST_BYTES
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.delay_progress import LevelOffsets
 from storage.local.data_directory import DataDirectory
@@ -58,5 +59,6 @@ class DelayFiles:
         durable.replace(directory.vfs, directory.config / name, data, scratch=directory.making)
 
     def _read(self, name: str) -> LevelOffsets | None:
-        raw = durable.read_whole(self._directory.vfs, self._directory.config / name)
+        path = self._directory.config / name
+        raw = durable.read_whole(self._directory.vfs, path, most_bytes=MOST_BYTES)
         return None if raw is None else delay_progress.decode_levels(raw)

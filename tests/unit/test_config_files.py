@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.clock import SystemClock
 from storage.errors import UnreadableConfig
 from storage.files import durable
 from storage.files.simulated import PowerCut, SimulatedDisk
-from storage.files.vfs import Vfs
+from storage.files.vfs import OsVfs, Vfs
 from storage.formats import (
     config_json,
     consumer_filters,
     consumer_offsets,
+    delay_progress,
     group_configs,
     topic_configs,
 )
@@ -44,6 +46,7 @@ from storage.formats.topic_configs import TopicConfig, TopicConfigs, TopicKind
 from storage.local import config_files
 from storage.local.config_files import ConfigFiles
 from storage.local.data_directory import DataDirectory
+from storage.local.delay_files import DelayFiles
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rocketmq-5.3.3"
 ROOT = PurePosixPath("/data/store")
@@ -340,6 +343,29 @@ def _write(directory: DataDirectory, path: PurePosixPath, data: bytes) -> None:
     file.extend(0)
     file.write(0, data)
     file.close()
+
+
+def test_a_text_that_never_ends_is_refused_after_one_look_at_each_byte():
+    """Where each quote of it began another look to the end, this would take days."""
+    raw = b'{"offsetTable":{"' + b'\\"' * 4_000_000
+
+    with pytest.raises(ValueError, match="truncated"):
+        consumer_offsets.read(raw)
+
+
+@pytest.mark.parametrize("name", [consumer_offsets.FILE, delay_progress.FILE])
+def test_no_more_of_a_huge_file_is_read_than_it_may_have(tmp_path, name):
+    vfs = OsVfs()
+    directory = DataDirectory(vfs, tmp_path)
+    with (tmp_path / "config" / name).open("xb") as file:
+        file.truncate(1 << 42)  # sparse; no machine has so much memory
+
+    if name == delay_progress.FILE:
+        assert DelayFiles(directory, SystemClock()).by_broker is None
+    else:
+        with pytest.raises(UnreadableConfig, match="at most"):
+            ConfigFiles(directory).read(name, consumer_offsets.read)
+    directory.close()
 
 
 def test_there_is_nothing_to_read_of_a_store_that_no_broker_had(directory):
