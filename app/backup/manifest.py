@@ -4,6 +4,7 @@ from operator import attrgetter
 from typing import Annotated
 
 import msgspec
+from crc32c import crc32c
 
 from app.backup.folder import Folder
 from app.store_moves.geometry import Geometry
@@ -80,6 +81,12 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     damaged_at: Offset | None = None
     pieces: list[Piece]
     files: list[StoredFile]
+    check: Crc = 0  # crc32c of this as compact JSON with a check of 0
+
+    def sealed(self) -> "Backup":
+        """The same with its check."""
+        unsealed = msgspec.structs.replace(self, check=0)
+        return msgspec.structs.replace(self, check=crc32c(msgspec.json.encode(unsealed)))
 
 
 def read_all(folder: Folder) -> dict[str, Backup]:
@@ -95,7 +102,8 @@ def read_all(folder: Folder) -> dict[str, Backup]:
 
 def write(folder: Folder, name: str, backup: Backup) -> None:
     """Durable on return. Raises OSError."""
-    folder.write(f"{MANIFESTS}/{name}{_ENDING}", msgspec.json.format(msgspec.json.encode(backup)))
+    text = msgspec.json.format(msgspec.json.encode(backup.sealed()))
+    folder.write(f"{MANIFESTS}/{name}{_ENDING}", text)
 
 
 def remove(folder: Folder, name: str) -> None:
@@ -118,6 +126,8 @@ def _decoded(path: str, folder: Folder) -> Backup:
         raise BackupDamaged(f"{folder.name}: {path} is damaged: {error}") from None
     if reason := _contradiction(backup):
         raise BackupDamaged(f"{folder.name}: {path} is damaged: {reason}")
+    if backup != backup.sealed():
+        raise BackupDamaged(f"{folder.name}: {path} is damaged: it has other values than its check")
     return backup
 
 

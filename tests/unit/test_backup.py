@@ -418,6 +418,18 @@ def test_a_manifest_that_no_run_has_written_is_refused(data, folder, tmp_path, c
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("field", ["made_ms", "epoch", "last_stored_ms", "version", "damaged_at"])
+def test_a_manifest_with_one_other_value_is_refused(data, folder, tmp_path, field):
+    backed_up(data, folder)
+    (file,) = (tmp_path / "backups/backups").iterdir()
+    found = json.loads(file.read_text())
+    other = "0" if field == "version" else (found[field] or 0) + 1
+    file.write_text(json.dumps({**found, field: other}))
+
+    with pytest.raises(BackupDamaged, match="other values than its check"):
+        restored(folder, tmp_path / "restored")
+
+
 def test_a_target_that_is_not_empty_is_refused_and_stays_as_it_is(data, folder, tmp_path):
     backed_up(data, folder)
     (tmp_path / "restored").mkdir()
