@@ -1,5 +1,5 @@
-"""What a message costs the storage layer while a store grows: from 10,000 messages to ten million,
-and from one topic to 10,000.
+"""The cost of a message in the storage layer while a store grows: from 10,000 messages to ten
+million, and from one topic to 10,000.
 
 A cost is the CPU of all threads, a message: of an append with everything that is derived from it
 later, of a read in pages, and of a look-up by id. Each stands beside encoding messages alone in the

@@ -97,7 +97,7 @@ def draw_ratios(path: Path, comparisons: Sequence[Comparison], titles: dict[str,
 
 
 def draw_growth(path: Path, by_count: Sequence[Point], by_topics: Sequence[Point]) -> None:
-    """What a message costs in stores of more and more messages, and of more and more topics, as
+    """The cost of a message in stores of more and more messages, and of more and more topics, as
     multiples of encoding it.
     """
     with mpl.rc_context(_SETTINGS | {"axes.grid.axis": "both"}):

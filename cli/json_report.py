@@ -21,7 +21,7 @@ def check_json(file: Path | None) -> None:
 def write_json(file: Path | None, report: Any) -> None:
     """Write the report, if a file is given.
 
-    Raises typer.Exit where it cannot be written, which is said: the command itself is carried out.
+    Raises typer.Exit where it cannot be written, which is said; the command itself is at its end.
     """
     if file is None:
         return
@@ -32,5 +32,5 @@ def write_json(file: Path | None, report: Any) -> None:
     try:
         file.write_text(text, "utf-8")
     except OSError as error:
-        say(f"Done, but the report could not be written: {error}")
+        say(f"The JSON report could not be written: {error}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None

@@ -150,7 +150,7 @@ def _lines_of_backup(made: Made) -> Iterator[str]:
     if made.damage:
         yield (
             f"The log is damaged at log offset {made.damaged_at} ({made.damage}): the copy has the "
-            "same bytes, and what lies behind was not verified. See `escrowmq store verify`"
+            "same bytes, and the log behind it was not verified. See `escrowmq store verify`"
         )
     yield from made.advice
 

@@ -158,7 +158,7 @@ class _RestoredLog:
         self._write_checkpoint()
 
     def _cut(self, walked: Walked, epoch: int) -> int | None:
-        """Where the log ends if the point lies in these units, else None.
+        """The log offset at which the log ends if the point is in these units, else None.
 
         `epoch`: of the units before.
         """

@@ -43,8 +43,8 @@ class Walked(NamedTuple):
 
 
 class UnitWalk:
-    """`end`: log offset behind the last whole unit, or the end of its segment. `damage`: why what
-    lies there is no unit; the walk ends with it.
+    """`end`: log offset behind the last whole unit, or the end of its segment. `damage`: why there
+    is no unit; the walk ends with it.
     """
 
     def __init__(self, begin: int, segment_bytes: int) -> None:

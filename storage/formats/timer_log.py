@@ -13,7 +13,7 @@ Pure.
     40     4  topic_hash     for a broker's metrics; 0 here
     44     8  reserved       0
 
-A unit lies in one file; where the next one would leave fewer than 16 bytes, a blank ends the file:
+A unit is in one file; where the next one would leave fewer than 16 bytes, a blank ends the file:
 the bytes that are left, 0, its magic. Source: RocketMQ TimerLog, TimerMessageStore#doEnqueue.
 """
 

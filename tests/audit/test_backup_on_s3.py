@@ -19,7 +19,7 @@ def s3(tmp_path_factory) -> Iterator[S3Server]:
 
 
 def store(*arguments: str | Path) -> str:
-    """What a run of `escrowmq store` prints."""
+    """The output of a run of `escrowmq store`."""
     done = subprocess.run(
         [Path(sys.executable).with_name("escrowmq"), "store", *map(str, arguments)],
         capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ),

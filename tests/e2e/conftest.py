@@ -2,11 +2,14 @@
 test meets another's.
 """
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from itertools import count
 
 import httpx
 import pytest
+import structlog
 
 from tests.support.http import ok
 from tests.support.server import Server
@@ -24,6 +27,22 @@ def server(tmp_path_factory) -> Iterator[Server]:
 def api(server) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
+
+
+@pytest.fixture
+def logging_as_before():
+    """For commands that run in this process, and configure its log."""
+    before, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
+    yield
+    structlog.configure(**before)
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+@pytest.fixture
+def no_settings_of_the_machine(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
+        monkeypatch.delenv(name)
 
 
 _numbers = count(1)

@@ -1,7 +1,6 @@
 """`escrowmq import offsets`: groups of a running service continue where a broker's file has them."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +21,7 @@ from tests.support.builders import message
 from tests.support.http import ok
 from tests.support.server import Server
 
-
-@pytest.fixture(autouse=True)
-def _no_settings_of_the_machine(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_settings_of_the_machine")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 import cli.main
@@ -19,15 +18,9 @@ from app import exit_codes
 from tests.support.http import ok, until
 from tests.support.server import Server
 
+pytestmark = pytest.mark.usefixtures("logging_as_before")
+
 TOPIC = "/v1/topics/orders/messages"
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    """The commands run in this process, and configure its log."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 def command(*arguments: str | Path, status: int = 0) -> dict[str, Any]:

@@ -3,7 +3,6 @@ and the directory stays as it is.
 """
 
 import json
-import logging
 import os
 import shutil
 import sqlite3
@@ -12,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 import cli.main
@@ -22,6 +20,8 @@ from tests.support.golden import tree
 from tests.support.http import ok, until
 from tests.support.killed_moves import run_killed
 from tests.support.server import Server
+
+pytestmark = pytest.mark.usefixtures("logging_as_before", "no_settings_of_the_machine")
 
 SEGMENT_BYTES = 1 << 17
 SETTINGS = {
@@ -37,22 +37,6 @@ BROKERS_SETTINGS = {
     "maxIndexNum": 900,
 }
 DAY_MS = 86_400_000
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    """The commands run in this process, and configure its log."""
-    before, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
-    yield
-    structlog.configure(**before)
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_of_the_machine(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

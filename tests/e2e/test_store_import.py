@@ -5,7 +5,6 @@ opens, and the broker's own files stay as they are.
 import errno
 import fcntl
 import json
-import logging
 import os
 import re
 import shutil
@@ -18,7 +17,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 import cli.main
@@ -39,27 +37,13 @@ from tests.support.http import ok, until
 from tests.support.killed_moves import run_killed
 from tests.support.server import Server
 
+pytestmark = pytest.mark.usefixtures("logging_as_before", "no_settings_of_the_machine")
+
 MESSAGES = 60
 SEGMENTS = LocalStoreOptions(
     segment_bytes=16_384, prepare_ahead_bytes=4_096, queue_file_entries=10, index_slots=100,
     index_file_entries=400
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    """The commands run in this process, and configure its log."""
-    before, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
-    yield
-    structlog.configure(**before)
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_of_the_machine(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ class Broker:
 
     @property
     def output(self) -> str:
-        """What it printed, without notes on its logging."""
+        """Its output, without notes on its logging."""
         return "".join([line for line in self._output if "|-" not in line])
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class Broker:
                 yield from log
 
     def problems(self) -> list[str]:
-        """What it calls a bug or cannot store, and the last of warnings that it repeats for ever."""
+        """Log lines of a bug, of messages that it cannot store, and the last of endless warnings."""
         lines = list(self.logged())
         warnings = [line for line in lines if re.search(r"\b(WARN|ERROR)\b", line)]
         endless = warnings[-10:] if len(warnings) > MOST_WARNINGS else []
