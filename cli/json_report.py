@@ -32,5 +32,5 @@ def write_json(file: Path | None, report: Any) -> None:
     try:
         file.write_text(text, "utf-8")
     except OSError as error:
-        say(f"The JSON report could not be written: {error}")
+        say(f"{file}: the report could not be written: {error}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None

@@ -44,7 +44,7 @@ def name(vfs: Vfs, made: PurePath, path: PurePath) -> None:
 def read_whole(vfs: Vfs, path: PurePath, *, most_bytes: int | None = None) -> bytes | None:
     """The file's content; None where there is no such file.
 
-    `most_bytes`: of a file that anybody may have written; of a longer one, one byte more.
+    `most_bytes`: of a file that another program may have written; of a longer one, one byte more.
     """
     try:
         file = vfs.open(path)
