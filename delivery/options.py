@@ -30,3 +30,16 @@ class DeliveryOptions:
     def __post_init__(self) -> None:
         require_at_least(0, self)
         require_at_least(1, self, [name for name in vars(self) if name != "max_metric_groups"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberOptions:
+    max_members: int = 10_000  # of all groups
+    max_group_members: int = 1_000
+    lock_ms: int = 60_000  # how long a queue stays locked without a renewal
+    share_interval_ms: int = 20_000  # between looks at the number of queues
+    sweep_interval_ms: int = 100
+    snapshot_interval_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self)

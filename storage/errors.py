@@ -11,7 +11,7 @@
     │   ├── UnsupportedCombination
     │   ├── NotSupportedByEngine    this engine, or this release, cannot do it
     │   ├── UnknownTopic  UnknownQueue  UnknownGroup  UnknownProducerGroup  UnknownTransaction
-    │   ├── UnknownRequest  UnknownSchedule  UnknownTask
+    │   ├── UnknownRequest  UnknownSchedule  UnknownTask  UnknownMember
     │   ├── UnknownReport           .state   of a report that has no such file
     │   ├── ReportExpired           dropped, by request or for its age
     │   ├── TopicExists             .differences
@@ -25,6 +25,8 @@
     │   ├── TransactionConflict     .state .resolved_by   decided the other way already
     │   ├── CheckNotOpen
     │   ├── LeaseExpired
+    │   ├── GroupActive             the group is used in another way
+    │   ├── Fenced                  by a member that does not own the queue any more
     │   ├── RequestClosed           .state
     │   ├── MessageGone             dropped by retention
     │   ├── AlreadyDelivered  AlreadyCancelled    the schedule cannot be changed any more
@@ -275,6 +277,18 @@ class RequestClosed(RejectedError):
     def __init__(self, detail: str | None = None, *, state: str) -> None:
         super().__init__(detail)
         self.state = state
+
+
+class UnknownMember(RejectedError):
+    """The group has no such member: it has left, or its session has ended."""
+
+
+class GroupActive(RejectedError):
+    """Members of the group, or leases, use it in another way."""
+
+
+class Fenced(RejectedError):
+    """The member does not own the queue any more; another may be at work on it."""
 
 
 class MessageGone(RejectedError):

@@ -1,0 +1,1 @@
+"""Members of a consumer group, each of which owns queues."""
