@@ -4,6 +4,7 @@ Nothing is started here. A new part is made here, and has one line in `component
 """
 
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from app.component import CallbackComponent, Component
 from app.components.delivery import DeliveryComponent, RequestsComponent
 from app.components.disk import DiskComponent
 from app.components.hand_over import BrokerFilesComponent, take_over_component
+from app.components.members import MembersComponent
 from app.components.registry import RegistryComponent
 from app.components.retention import RetentionComponent
 from app.components.schedules import CronComponent, SchedulesComponent
@@ -44,6 +46,7 @@ from app.testing.travel import TimeTravel
 from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
+from delivery.members.service import Members
 from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
@@ -61,7 +64,7 @@ from txn.producer import ProducerClient
 
 # The loops that act on what falls due and return how much they did, in the order in which tests
 # that move the clock run them.
-ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
+ACTING = ("schedules", "cron", "leases", "members", "checkback", "webhooks")
 
 
 class Base(NamedTuple):
@@ -87,7 +90,7 @@ def services_of(base: Base) -> Services:
     settings, clock, identifiers, store = base.settings, base.clock, base.identifiers, base.store
     topics, producer_groups, consumer_groups = _registry(base)
     transactions = _transactions(base)
-    delivery, requests = _delivery(base, consumer_groups)
+    delivery, requests, members = _delivery(base, topics, consumer_groups)
     take_over, broker_files = _hand_over(base, topics, consumer_groups, delivery, transactions)
     schedules, cron = _schedules(base, topics)
     webhooks, sender = _checks(base, producer_groups, transactions)
@@ -98,7 +101,7 @@ def services_of(base: Base) -> Services:
         topics=topics,
         topic_deletions=TopicDeletions(
             topics=topics, store=store, transactions=transactions, schedules=schedules, cron=cron,
-            consumer_groups=consumer_groups, delivery=delivery
+            consumer_groups=consumer_groups, delivery=delivery, members=members
         ),
         producer_groups=producer_groups,
         consumer_groups=consumer_groups,
@@ -106,6 +109,7 @@ def services_of(base: Base) -> Services:
         schedules=schedules,
         cron=cron,
         delivery=delivery,
+        members=members,
         requests=requests,
         take_over=take_over,
         broker_files=broker_files,
@@ -152,6 +156,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
         DeliveryComponent(
             services.delivery, services.consumer_groups, clock, settings.delivery, base.metrics
         ),
+        MembersComponent(services.members, clock, settings.member),
         take_over_component(services.take_over, services.broker_files),
         RequestsComponent(services.requests, clock, settings.request),
         SchedulesComponent(services.schedules, clock, settings.schedule),
@@ -187,6 +192,7 @@ def time_travel(clock: VirtualClock, services: Services) -> TimeTravel:
             transactions.next_return_ms,
             services.sender.next_due_ms,
             services.delivery.next_due_ms,
+            services.members.next_due_ms,
         ],
     )
 
@@ -218,8 +224,12 @@ def _transactions(base: Base) -> TransactionCoordinator:
     )
 
 
-def _delivery(base: Base, groups: ConsumerGroups) -> tuple[Delivery, Requests]:
-    """Make delivery and requests: a reply acknowledges, and a cancelled request is skipped."""
+def _delivery(
+    base: Base, topics: Topics, groups: ConsumerGroups
+) -> tuple[Delivery, Requests, Members]:
+    """Make delivery, requests and members: a reply acknowledges, a cancelled request is skipped,
+    and what members own is not leased.
+    """
     requests = Requests(
         base.store,
         base.clock,
@@ -234,9 +244,29 @@ def _delivery(base: Base, groups: ConsumerGroups) -> tuple[Delivery, Requests]:
         new_task_id=lambda: base.identifiers.new("task"),
         rules_of=groups.rules_of,
         cancelled_requests=requests,
+        has_members=lambda group: members.is_in_use(group),
         options=base.settings.delivery,
     )
-    return delivery, requests
+
+    def queue_count(group: str, topic: str) -> int:
+        rules = groups.rules_of(group)
+        is_read = rules is not None and any(one.topic == topic for one in rules.subscriptions)
+        return topics.queue_count(topic) if is_read else 0
+
+    def rooms_of(group: str) -> Mapping[str, str]:
+        rules = groups.rules_of(group)
+        return {} if rules is None else rules.queue_rooms
+
+    members = Members(
+        base.store,
+        base.clock,
+        base.identifiers,
+        base.settings.member,
+        positions=delivery,
+        queue_count=queue_count,
+        rooms_of=rooms_of,
+    )
+    return delivery, requests, members
 
 
 def _hand_over(

@@ -26,6 +26,7 @@ from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
 from app.lifecycle import ServiceLifecycle
+from app.members import handlers as members
 from app.messages import lookup, pull, send, stream
 from app.messages.hot_batch import HotBatches
 from app.messages.hot_pull import HotPulls
@@ -59,7 +60,7 @@ from txn.states import TxnState
 RESOURCES = (
     send, stream, lookup, pull, consume, transactions, topics, cron_schedules, schedules,
     producer_groups, groups, leases,
-    offsets, dead_letters, requests, tasks, audit, audit_proofs, admin, disk,
+    offsets, members, dead_letters, requests, tasks, audit, audit_proofs, admin, disk,
 )  # fmt: skip
 
 DESCRIPTION = """
@@ -116,6 +117,11 @@ TAGS = [
         "description": "What the service does with many messages, and how far it has come.",
     },
     {"name": "offsets", "description": "Where consumer groups continue."},
+    {
+        "name": "members",
+        "description": "Members of consumer groups: each owns queues, and may lock them to process "
+        "them in order.",
+    },
     {
         "name": "audit",
         "description": "What became of every transaction: reports, proofs, the files of the log.",

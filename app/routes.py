@@ -40,6 +40,7 @@ PATH_PARTS: dict[str, Any] = {
     for name, description in {
         "topic": "The topic's name.",
         "group": "The consumer group's name.",
+        "member_id": "The member's id.",
         "producer_group": "The producer group's name.",
         "message_id": "The message's id.",
         "transaction_id": "The transaction's id.",

@@ -22,6 +22,7 @@ from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
+from delivery.members.service import Members
 from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
@@ -50,6 +51,7 @@ class Services:
     schedules: ScheduleService
     cron: CronService
     delivery: Delivery
+    members: Members
     requests: Requests
     take_over: TakeOver
     broker_files: BrokerFiles
@@ -92,6 +94,10 @@ class Services:
         refused.
         """
         return {"Store-Pressure": f"{self.pressure():.2f}"}
+
+    def wall_of(self, monotonic_ms: int) -> int:
+        """The time on the wall clock of a time on the monotonic one."""
+        return self.clock.wall_ms() + monotonic_ms - self.clock.monotonic_ms()
 
     def new_schedule_id(self) -> str:
         return self.identifiers.new("sch")

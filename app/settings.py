@@ -34,7 +34,7 @@ from app.registry.options import LimitOptions
 from app.reports.options import AuditOptions
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
-from delivery.options import DeliveryOptions, RequestOptions
+from delivery.options import DeliveryOptions, MemberOptions, RequestOptions
 from scheduler.options import ScheduleOptions
 from storage.local.options import LocalStoreOptions
 from txn.options import TransactionOptions
@@ -133,6 +133,7 @@ class Settings(BaseSettings):
     schedule: ScheduleOptions = ScheduleOptions()
     delivery: DeliveryOptions = DeliveryOptions()
     request: RequestOptions = RequestOptions()
+    member: MemberOptions = MemberOptions()
     webhook: WebhookOptions = WebhookOptions()
     audit: AuditOptions = AuditOptions()
     testing: ControlOptions = ControlOptions()

@@ -17,6 +17,7 @@ import structlog
 
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.topics import Topic, Topics
+from delivery.members.service import Members
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
 from scheduler.cron_table import CronItem
@@ -71,6 +72,7 @@ class TopicDeletions:
     cron: CronService
     consumer_groups: ConsumerGroups
     delivery: Delivery
+    members: Members
     _changes: ShieldedTasks = field(default_factory=ShieldedTasks)
     _deleting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -147,6 +149,7 @@ class TopicDeletions:
             await self.cron.cancel(item.schedule_id, check=lambda _: None)
         await self.consumer_groups.unsubscribe(name)
         await self.delivery.end_topic(name)
+        await self.members.end_topic(name)
         await self.topics.end_deletion(name)
         log.info("topic_deleted", topic=name)
 

@@ -173,6 +173,16 @@ GROUP_START = open_set(
 )
 GroupStart = Annotated[_GroupStart, GROUP_START]
 
+_AssignmentStrategy = Literal["average", "circle", "sticky", "manual", "machine_room"]
+ASSIGNMENT_STRATEGY = open_set(
+    "AssignmentStrategy",
+    get_args(_AssignmentStrategy),
+    "How members share the queues of a group. average: in runs of neighbouring queues. circle: one "
+    "by one in turn. sticky: evenly, moving as few queues as possible. manual: as the members ask "
+    "for them. machine_room: by average among the members in the room of the queue.",
+)
+AssignmentStrategy = Annotated[_AssignmentStrategy, ASSIGNMENT_STRATEGY]
+
 _ResetTarget = Literal["earliest", "latest", "time", "offset"]
 ResetTarget = Annotated[
     _ResetTarget,

@@ -39,6 +39,9 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
     """`max_attempts` counts hand-outs; the nth retry waits the nth of `backoff_ms`, later ones the
     last.
 
+    `session_timeout_ms`: of members that ask for none. `queue_rooms`: the machine room of a queue,
+    by "topic/number".
+
     `skip_lag_over`: messages of a queue that lie further from its end than this, and
     `skip_older_than_ms`: that were stored longer ago, are passed over where the group was never
     given them.
@@ -53,6 +56,8 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
     ordered: bool = False
     skip_lag_over: int | None = None
     skip_older_than_ms: int | None = None
+    session_timeout_ms: int = 120_000
+    queue_rooms: dict[str, str] = {}
 
     @property
     def may_skip(self) -> bool:

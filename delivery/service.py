@@ -43,7 +43,7 @@ from delivery.settle.move import Mover
 from delivery.settle.reject import Rejecter, Rejection
 from delivery.trace import LeaseTrace
 from storage.clock import Clock
-from storage.errors import LeaseExpired, MessagingError, StorageFull, UnavailableError
+from storage.errors import LeaseExpired, MessagingError, StorageFull, UnavailableError, UnknownGroup
 from storage.formats import names
 from storage.identifiers import Random
 from storage.message import Appended, Message, QueueId, StoredMessage
@@ -62,11 +62,13 @@ class Delivery:
         new_task_id: Callable[[], str],
         rules_of: Callable[[str], GroupRules | None],
         cancelled_requests: CancelledRequests = NONE_CANCELLED,
+        has_members: Callable[[str], bool] = lambda _: False,
         options: DeliveryOptions | None = None,
     ) -> None:
         """`rules_of`: of a group that exists; None where it does not.
 
-        `cancelled_requests`: what is not handed out any more.
+        `cancelled_requests`: what is not handed out any more. `has_members`: do members own the
+        queues of the group?
         """
         options = options or DeliveryOptions()
         self._store = store
@@ -82,10 +84,16 @@ class Delivery:
         self._limit = PositionLimit(store, self._journal.table, rules_of=rules_of, options=options)
         queues = GroupQueues(self._journal, self._limit)
         self._receiver = Receiver(
-            self._journal, queues, self._ends, self._waiters, randomness, cancelled_requests
+            self._journal,
+            queues,
+            self._ends,
+            self._waiters,
+            randomness,
+            cancelled_requests,
+            has_members=has_members,
         )
         self.plain_receiver = PlainReceiver(
-            self._journal, self._waiters, randomness, cancelled_requests
+            self._journal, self._waiters, randomness, cancelled_requests, has_members=has_members
         )
         self._positions = Positions(
             self._journal, queues, self._receiver, self._waiters, self._limit
@@ -176,7 +184,10 @@ class Delivery:
     # consume
 
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
-        """Lease the messages that are there now. Raises what `append` and `read` raise."""
+        """Lease the messages that are there now.
+
+        Raises GroupActive, and what `append` and `read` raise.
+        """
         return await self._receiver.receive(group, rules, request)
 
     async def begin_wait(
@@ -280,6 +291,12 @@ class Delivery:
         is to have.
         """
         await self._limit.check_group(group, queues, pointer="/queues")
+
+    async def check_no_leases(self, group: str) -> None:
+        """Raises GroupActive where messages of the group are leased; UnknownGroup."""
+        if self._rules_of(group) is None:
+            raise UnknownGroup(f"group {group} does not exist")
+        await self._receiver.check_no_leases(group)
 
     async def set_positions(self, group: str, positions: Mapping[QueueId, int]) -> None:
         """Go on at these offsets; leases in these queues end. Durable on return."""

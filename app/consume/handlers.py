@@ -31,12 +31,12 @@ from delivery.receive.receive import LeasedMessage, Request
 from delivery.requests.events import asked_by
 from delivery.service import Delivery
 from delivery.settle.reject import Rejection
-from storage.errors import MessagingError
+from storage.errors import Fenced, MessagingError
 from storage.formats import properties
 from storage.formats.stored_record import Found, StoredRecord
 
 _HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
-_PROBLEMS = ["group_not_found", "reserved_topic", *WRITING]
+_PROBLEMS = ["group_not_found", "reserved_topic", "group_active", *WRITING]
 
 REPLY_BY = properties.REPLY_BY.encode()
 
@@ -59,6 +59,7 @@ async def receive(
     delivered again.
     """
     rules = services.consumer_groups.get(group).rules
+    services.members.check_unused(group)
     _check_text(given.worker, "/worker")
     _check_text(given.attempt_id, "/attempt_id")
     request = Request(
@@ -114,7 +115,7 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     body=AckInput,
     example={"entries": [{"receipt_handle": _HANDLE}]},
     answers={200: SettleResults, 207: SettleResults},
-    problems=_PROBLEMS,
+    problems=["fenced", *_PROBLEMS],
 )
 async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply:
     """Acknowledge messages.
@@ -123,6 +124,8 @@ async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply
     rejected, possibly all of them; its result has the reason.
     """
     services.consumer_groups.get(group)
+    _check_member(services, group, given)
+    services.members.check_unused(group)
     handles = [entry.receipt_handle for entry in given.entries]
     accepted = await services.delivery.ack(group, handles)
     if all(accepted):
@@ -147,6 +150,7 @@ async def nack(services: Services, _: Call, group: str, given: NackInput) -> Rep
     attempt. With `unprocessed` the attempt does not count.
     """
     rules = services.consumer_groups.get(group).rules
+    services.members.check_unused(group)
     refused = [
         Rejection(
             one.receipt_handle,
@@ -172,6 +176,7 @@ async def nack(services: Services, _: Call, group: str, given: NackInput) -> Rep
 async def extend(services: Services, _: Call, group: str, given: ExtendInput) -> Reply:
     """Extend leases, counted from now. The receipt handles stay the same."""
     rules = services.consumer_groups.get(group).rules
+    services.members.check_unused(group)
     entries = given.entries
     wanted = [
         (one.receipt_handle, rules.lease_ms if one.lease_ms is UNSET else one.lease_ms)
@@ -203,11 +208,27 @@ async def extend(services: Services, _: Call, group: str, given: ExtendInput) ->
 async def dead_letter(services: Services, _: Call, group: str, given: DeadLetterInput) -> Reply:
     """Move messages to the dead letters. Whatever their number of attempts."""
     rules = services.consumer_groups.get(group).rules
+    services.members.check_unused(group)
     refused = [
         Rejection(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))
         for index, one in enumerate(given.entries)
     ]
     return _moved(refused, await services.delivery.dead_letter(group, rules, refused))
+
+
+def _check_member(services: Services, group: str, given: AckInput) -> None:
+    """Members settle by offsets. Raise Fenced for one that missed that its queues are no longer its
+    own.
+    """
+    if given.member_id is UNSET:
+        if given.generation is not UNSET:
+            raise invalid_field("/generation", "not_allowed", "generation goes with member_id")
+        return
+    members = services.members.of_group(group)
+    if given.member_id not in members.members or (
+        given.generation is not UNSET and given.generation < members.generation
+    ):
+        raise Fenced(f"member {given.member_id} does not own the queues that it knows any more")
 
 
 def _moved(refused: Sequence[Rejection], errors: Sequence[MessagingError | None]) -> Reply:

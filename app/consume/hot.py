@@ -61,12 +61,12 @@ class HotAcks:
                 return False
             (group,) = asked.parts
             services.consumer_groups.get(group)
-            handles = [
-                entry.receipt_handle for entry in _decode_ack(memoryview(data)[body_at:]).entries
-            ]
+            given = _decode_ack(memoryview(data)[body_at:])
         except (MessagingError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
-        if len(handles) > _MOST_HANDLES or not self._turn.has_room(data):
+        handles = [entry.receipt_handle for entry in given.entries]
+        of_member = given.member_id is not UNSET or given.generation is not UNSET
+        if of_member or len(handles) > _MOST_HANDLES or not self._turn.has_room(data):
             return False
         held = services.delivery.take_ack(group, handles)
         if held is None:

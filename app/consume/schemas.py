@@ -120,6 +120,21 @@ class AckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The messages to acknowledge."""
 
     entries: Annotated[list[AckEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
+    member_id: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                description="The member that acknowledges, where it is one.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    generation: (
+        Annotated[int, Meta(ge=0, description="Of the assignment that the member knows.")]
+        | UnsetType
+    ) = UNSET
 
 
 class NackEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -1,21 +1,24 @@
 """Consumer groups over HTTP: make, change, look at, list, delete."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
-from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription, SubscriptionInput
+from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription
+from app.groups.subscriptions import other_filters, subscriptions_of
 from app.operations import IF_MATCH, WRITING, operation
-from app.problems import FieldError, Refusal, differs, invalid_field, refusal_of_field
+from app.problems import FieldError, Refusal, differs, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
 from app.topics.schemas import PageQuery
 from delivery import groups as delivery
-from delivery.filters.filters import compile_filter
-from storage.errors import MessagingError
+
+_QUEUE = re.compile(r"[^/]{1,127}/(?:0|[1-9][0-9]{0,3})")
+_MAX_ROOM_CHARACTERS = 255
 
 
 @operation(
@@ -83,6 +86,7 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
         group, is_new = await services.consumer_groups.put(
             name, new_rules, begin=lambda rules: services.delivery.begin(name, rules)
         )
+    services.members.share_soon()
     return _answer(group, status=201 if is_new else 200)
 
 
@@ -117,14 +121,19 @@ def _size_of(group: ConsumerGroup) -> int:
 async def delete(services: Services, call: Call, name: str) -> Reply:
     """Delete a consumer group.
 
-    Ends its leases and retries, and deletes its offsets and dead letters. The messages of its
-    topics stay.
+    Ends its members, leases and retries, and deletes its offsets and dead letters. The messages of
+    its topics stay.
     """
     # The registry first: a group that had lost its positions would be handed everything again.
     await services.consumer_groups.delete(
-        name, check=call.check_if_match, end=lambda: services.delivery.delete(name)
+        name, check=call.check_if_match, end=lambda: _end(services, name)
     )
     return NO_CONTENT
+
+
+async def _end(services: Services, name: str) -> None:
+    await services.members.end(name)
+    await services.delivery.delete(name)
 
 
 def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> delivery.GroupRules:
@@ -134,9 +143,11 @@ def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> d
         for name, value in msgspec.structs.asdict(given).items()
         if value is not UNSET and name != "topics"
     }
+    if given.queue_rooms is not UNSET:
+        _check_rooms(given.queue_rooms)
     if given.topics is not UNSET:
         subscribed = {one.topic for one in old.subscriptions}
-        named = _subscriptions(services, given.topics)
+        named = subscriptions_of(services, given.topics)
         fields["subscriptions"] = (
             *old.subscriptions,
             *(one for one in named if one.topic not in subscribed),
@@ -146,27 +157,30 @@ def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> d
     )
 
 
+def _check_rooms(rooms: Mapping[str, str]) -> None:
+    """Raise Refusal where it is not rooms by `topic/queue_id`."""
+    for queue, room in rooms.items():
+        if not _QUEUE.fullmatch(queue) or not 1 <= len(room) <= _MAX_ROOM_CHARACTERS:
+            raise invalid_field(
+                "/queue_rooms",
+                "invalid_format",
+                f"{queue[:140]!r} must be topic/queue_id, its room 1 to {_MAX_ROOM_CHARACTERS} "
+                "characters",
+            )
+
+
 def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
     """Raise Refusal where the request would change what the consumers of the group get from topics
     that it reads.
     """
     conflicts: list[FieldError] = []
-    subscribed = {one.topic: one for one in old.subscriptions}
-    for index, one in enumerate([] if given.topics is UNSET else given.topics):
-        known = subscribed.pop(one.topic, None)
-        if (
-            known is None
-            or one.filter is UNSET
-            or (one.filter.kind, one.filter.expression) == known[1:]
-        ):
-            continue
-        old_filter = {"kind": known.kind, "expression": known.expression}
-        conflicts.append(
-            differs(f"/topics/{index}/filter", old_filter, one.filter, code="filter_conflict")
-        )
     if given.topics is not UNSET:
+        conflicts += other_filters(given.topics, old)
+        named = {one.topic for one in given.topics}
         conflicts += [
-            differs("/topics", topic, None, code="filter_conflict") for topic in subscribed
+            differs("/topics", one.topic, None, code="filter_conflict")
+            for one in old.subscriptions
+            if one.topic not in named
         ]
     if old.subscriptions and given.start is not UNSET and given.start != old.start:
         conflicts.append(differs("/start", old.start, given.start, code="filter_conflict"))
@@ -176,30 +190,6 @@ def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
             "without If-Match a PUT changes no filter and no start, and ends no subscription",
             errors=conflicts,
         )
-
-
-def _subscriptions(
-    services: Services, given: Sequence[SubscriptionInput]
-) -> list[delivery.Subscription]:
-    """Raises Refusal."""
-    found: dict[str, delivery.Subscription] = {}
-    for index, one in enumerate(given):
-        try:
-            services.topics.get(one.topic)
-        except MessagingError as error:
-            raise refusal_of_field(error, f"/topics/{index}/topic") from error
-        if one.topic in found:
-            raise invalid_field(
-                f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} stands twice"
-            )
-        if one.filter is UNSET:
-            found[one.topic] = delivery.Subscription(one.topic)
-            continue
-        compile_filter(
-            one.filter.kind, one.filter.expression, pointer=f"/topics/{index}/filter/expression"
-        )
-        found[one.topic] = delivery.Subscription(one.topic, one.filter.kind, one.filter.expression)
-    return list(found.values())
 
 
 def _answer(group: ConsumerGroup, *, status: int = 200) -> Reply:
@@ -222,6 +212,8 @@ def _view(group: ConsumerGroup) -> Group:
         ordered=rules.ordered,
         skip_lag_over=UNSET if rules.skip_lag_over is None else rules.skip_lag_over,
         skip_older_than_ms=UNSET if rules.skip_older_than_ms is None else rules.skip_older_than_ms,
+        session_timeout_ms=rules.session_timeout_ms,
+        queue_rooms=rules.queue_rooms,
         created_at=codec.rfc3339(group.created_at_ms),
         revision=group.revision,
     )

@@ -73,20 +73,27 @@ async def lag(services: Services, _: Call, name: str) -> Reply:
     tag="offsets",
     query=OffsetsQuery,
     answers={200: GroupOffsetList},
-    problems=["group_not_found", "topic_not_found", "reserved_topic"],
+    problems=["group_not_found", "topic_not_found", "member_not_found", "reserved_topic"],
 )
 async def get_offsets(services: Services, _: Call, group: str, query: OffsetsQuery) -> Reply:
     """Get the offsets of a group in each queue. Every message below the offset is settled."""
     services.consumer_groups.get(group)
+    client_id = None
+    if query.member_id is not UNSET:
+        services.members.of_group(group).get(query.member_id)
+        client_id = _client_of(services, group, query.member_id)
     topic = query.topic
     if topic is UNSET:
         known = {one.name for one in services.topics.all()}
-        queues = sorted(
-            queue for queue in services.delivery.positions_of(group) if queue.topic in known
+        found = (
+            services.delivery.positions_of(group)
+            if client_id is None
+            else services.members.offsets.queues_of(group, client_id)
         )
+        queues = sorted(queue for queue in found if queue.topic in known)
     else:
         queues = list(await services.store.queues(services.topics.get(topic).name))
-    return reply(200, GroupOffsetList(items=await _view(services, group, queues)))
+    return reply(200, GroupOffsetList(items=await _view(services, group, queues, client_id)))
 
 
 @operation(
@@ -103,6 +110,8 @@ async def get_offsets(services: Services, _: Call, group: str, query: OffsetsQue
         "offset_beyond_end",
         "offset_expired",
         "reserved_topic",
+        "fenced",
+        "group_active",
         *WRITING,
     ],
 )
@@ -110,26 +119,24 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
     """Commit offsets of a group.
 
     Creates the group if necessary. The offsets are durable when the response is sent. Leases in
-    these queues end.
+    these queues end. While the group has members, each commits offsets of its own queues alone; in
+    a broadcast group these are offsets of its client.
     """
     services.consumer_groups.check_name(group)
-    wanted: dict[QueueId, int] = {}
-    for index, one in enumerate(given.offsets):
-        try:
-            queue = await _checked(services, one)
-        except MessagingError as error:
-            raise refusal_of_field(error, f"/offsets/{index}") from error
-        if queue in wanted:
-            raise invalid_field(
-                f"/offsets/{index}",
-                "not_allowed",
-                f"queue {queue.number} of {queue.topic} stands twice",
-            )
-        wanted[queue] = one.offset
+    if given.member_id is UNSET and given.generation is not UNSET:
+        raise invalid_field("/generation", "not_allowed", "generation goes with member_id")
+    wanted = await checked_offsets(services, given.offsets)
+    if given.member_id is not UNSET:
+        generation = None if given.generation is UNSET else given.generation
+        client_id = _client_of(services, group, given.member_id)
+        await services.members.offsets.commit(group, given.member_id, generation, wanted)
+        return reply(200, GroupOffsetList(items=await _view(services, group, wanted, client_id)))
     # Only now, so that a refused request leaves no group behind.
     await services.consumer_groups.create(group)
     await services.delivery.open_group(group)
-    await services.delivery.set_positions(group, wanted)
+    await services.members.offsets.unowned(
+        group, lambda: services.delivery.set_positions(group, wanted)
+    )
     return reply(200, GroupOffsetList(items=await _view(services, group, wanted)))
 
 
@@ -148,6 +155,7 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
         "offset_beyond_end",
         "offset_expired",
         "reserved_topic",
+        "group_active",
         *WRITING,
     ],
 )
@@ -162,7 +170,9 @@ async def reset(services: Services, _: Call, group: str, given: ResetInput) -> R
     if given.dry_run:
         moves = await services.delivery.plan_reset(group, wanted)
     else:
-        moves = await services.delivery.reset(group, wanted)
+        moves = await services.members.offsets.unowned(
+            group, lambda: services.delivery.reset(group, wanted)
+        )
     return reply(200, _effect(moves, dry_run=given.dry_run))
 
 
@@ -245,6 +255,42 @@ def _counted(count: int, what: str) -> str:
     )
 
 
+async def checked_offsets(services: Services, given: Sequence[OffsetInput]) -> dict[QueueId, int]:
+    """The offsets of a request, by queue. Raises Refusal."""
+    wanted: dict[QueueId, int] = {}
+    for index, one in enumerate(given):
+        try:
+            queue = await _checked(services, one)
+        except MessagingError as error:
+            raise refusal_of_field(error, f"/offsets/{index}") from error
+        if queue in wanted:
+            raise invalid_field(
+                f"/offsets/{index}",
+                "not_allowed",
+                f"queue {queue.number} of {queue.topic} stands twice",
+            )
+        wanted[queue] = one.offset
+    return wanted
+
+
+async def position_of(
+    services: Services, group: str, queue: QueueId, client_id: str | None
+) -> int | None:
+    """The offset that was committed; `client_id`: of a client of a broadcast group."""
+    if client_id is None:
+        return await services.delivery.position(group, queue)
+    return services.members.offsets.get(group, client_id, queue)
+
+
+def _client_of(services: Services, group: str, member_id: str) -> str | None:
+    """The client whose own offsets the member reads and commits; None where they are the
+    group's.
+    """
+    members = services.members.of_group(group)
+    member = members.members.get(member_id)
+    return member.client_id if member is not None and member.is_broadcast else None
+
+
 async def _checked(services: Services, given: OffsetInput) -> QueueId:
     queue = services.topics.get(given.topic).queue(given.queue_id)
     _within(given.offset, await services.store.offsets(queue))
@@ -259,10 +305,12 @@ def _within(offset: int, bounds: tuple[int, int]) -> int:
     return offset
 
 
-async def _view(services: Services, group: str, queues: Iterable[QueueId]) -> list[GroupOffset]:
+async def _view(
+    services: Services, group: str, queues: Iterable[QueueId], client_id: str | None = None
+) -> list[GroupOffset]:
     items = []
     for queue in queues:
-        offset = await services.delivery.position(group, queue)
+        offset = await position_of(services, group, queue, client_id)
         if offset is not None:
             bounds = await services.store.offsets(queue)
             items.append(

@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from app.consume.schemas import LeaseMs
 from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, KeyOf, KeysOf, Offset, Timestamp
-from app.named_schemas import Int32, open_set
+from app.named_schemas import Int32, Texts, open_set
 from app.topics.schemas import TopicName
 from app.word_sets import GROUP_START, GroupStart, ResetTarget
 from delivery.filters.filters import MAX_EXPRESSION_BYTES, FilterKind
@@ -16,6 +16,10 @@ from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS, GroupRules
 DEFAULT = GroupRules()
 MAX_TOPICS = 100
 MAX_SKIP_LAG = 1_000_000_000
+MIN_SESSION_MS, MAX_SESSION_MS = 1_000, 3_600_000
+MAX_ROOMS = 10_000
+MemberId = Annotated[str, Meta(min_length=1, max_length=255)]
+QueueNumber = Annotated[int, Meta(ge=0, le=1_023)]
 
 FILTER_KIND = open_set(
     "FilterKind",
@@ -147,6 +151,30 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
 
+    session_timeout_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=MIN_SESSION_MS,
+                le=MAX_SESSION_MS,
+                description="A member without a heartbeat for this long loses its queues, where it "
+                f"asks for no other time. Default: {DEFAULT.session_timeout_ms}.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    queue_rooms: (
+        Annotated[
+            Texts,
+            Meta(
+                max_length=MAX_ROOMS,
+                description="For strategy `machine_room`: the room of a queue, by "
+                "`topic/queue_id`. Default: none.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
 
 class Filter(msgspec.Struct, kw_only=True):
     """The filter of a subscription: which messages of the topic the group receives."""
@@ -175,6 +203,8 @@ class Group(msgspec.Struct, kw_only=True):
     ordered: bool
     skip_lag_over: int | UnsetType = UNSET
     skip_older_than_ms: int | UnsetType = UNSET
+    session_timeout_ms: int
+    queue_rooms: Texts
     created_at: Timestamp
     revision: Int32
 
@@ -257,6 +287,10 @@ class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which topic; all of them if left out."""
 
     topic: TopicName | UnsetType = UNSET
+    member_id: (
+        Annotated[MemberId, Meta(description="Offsets of this member of a broadcast group.")]
+        | UnsetType
+    ) = UNSET
 
 
 class OffsetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -271,6 +305,26 @@ class OffsetsInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Offsets of a group to commit."""
 
     offsets: Annotated[list[OffsetInput], Meta(min_length=1, max_length=MAX_ENTRIES)]
+    member_id: (
+        Annotated[
+            MemberId,
+            Meta(
+                description="The member that owns the queues; required while the group has members."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    generation: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="Of the assignment that the member knows. A queue that it lost since "
+                "takes no offset of it, also where it has got it back.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class GroupOffset(msgspec.Struct, kw_only=True):

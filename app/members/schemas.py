@@ -5,14 +5,20 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.groups.schemas import MAX_TOPICS, OffsetInput, SubscriptionInput
-from app.messages.schemas import MAX_ENTRIES, Timestamp, WaitMs
+from app.groups.schemas import (
+    MAX_SESSION_MS,
+    MAX_TOPICS,
+    MIN_SESSION_MS,
+    MemberId,
+    OffsetInput,
+    QueueNumber,
+    SubscriptionInput,
+)
+from app.messages.schemas import MAX_ENTRIES, Offset, Timestamp, WaitMs
 from app.named_schemas import Int32
 from app.topics.schemas import TopicName
 from app.word_sets import ASSIGNMENT_STRATEGY, AssignmentStrategy
 
-MIN_SESSION_MS, MAX_SESSION_MS = 1_000, 3_600_000
-DEFAULT_SESSION_MS = 120_000
 _MAX_NAME_BYTES = 255
 _Queues = Annotated[list["QueueName"], Meta(max_length=MAX_ENTRIES)]
 
@@ -21,7 +27,7 @@ class QueueName(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     """A queue of a topic."""
 
     topic: TopicName
-    queue_id: Annotated[int, Meta(ge=0, le=1_023)]
+    queue_id: QueueNumber
 
 
 class JoinInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,14 +50,18 @@ class JoinInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         AssignmentStrategy,
         Meta(description="How queues are shared out. The first member's holds."),
     ] = "average"
-    session_timeout_ms: Annotated[
-        int,
-        Meta(
-            ge=MIN_SESSION_MS,
-            le=MAX_SESSION_MS,
-            description="Without a heartbeat for this long the member loses its queues.",
-        ),
-    ] = DEFAULT_SESSION_MS
+    session_timeout_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=MIN_SESSION_MS,
+                le=MAX_SESSION_MS,
+                description="Without a heartbeat for this long the member loses its queues. "
+                "Default: as the group has it.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     broadcast: Annotated[
         bool, Meta(description="Every member owns every queue, with offsets of its own.")
     ] = False
@@ -73,7 +83,18 @@ class JoinInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OwnedQueue(msgspec.Struct, kw_only=True):
-    """A queue of a topic that a member owns."""
+    """A queue of a topic that a member owns, and where it goes on there."""
+
+    topic: str
+    queue_id: Int32
+    offset: Annotated[
+        Offset,
+        Meta(description="The next to read: the committed offset, or where the group starts."),
+    ]
+
+
+class QueueOfTopic(msgspec.Struct, kw_only=True):
+    """A queue of a topic."""
 
     topic: str
     queue_id: Int32
@@ -84,12 +105,8 @@ class Membership(msgspec.Struct, kw_only=True):
 
     member_id: str
     generation: Annotated[int, Meta(description="Number of the assignment; it rises.")]
-    heartbeat_interval_ms: Annotated[
-        Int32, Meta(description="Send a heartbeat this often.")
-    ]
-    expires_at: Annotated[
-        Timestamp, Meta(description="When the session ends without a heartbeat.")
-    ]
+    heartbeat_interval_ms: Annotated[int, Meta(description="Send a heartbeat this often.")]
+    expires_at: Annotated[Timestamp, Meta(description="When the session ends without a heartbeat.")]
     assignment: list[OwnedQueue]
 
 
@@ -113,13 +130,19 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     generation: int
     assignment: list[OwnedQueue]
     revoked: Annotated[
-        list[OwnedQueue],
-        Meta(description="Queues that it owned at its last heartbeat, and does not own now."),
+        list[QueueOfTopic],
+        Meta(
+            description="Queues of the assignment before that it does not own any more. Stop "
+            "working on them."
+        ),
     ]
     refused: (
         Annotated[
-            list[OwnedQueue],
-            Meta(description="Queues of the request whose offsets were left out: not its own."),
+            list[QueueOfTopic],
+            Meta(
+                description="Queues of the request whose offsets were not committed, since it does "
+                "not own them."
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -131,6 +154,8 @@ class MemberQueue(msgspec.Struct, kw_only=True):
 
     topic: str
     queue_id: Int32
+    locked: Annotated[bool, Meta(description="Does the member hold its lock?")]
+    offset: Offset
     lag: Annotated[int, Meta(description="Messages behind the committed offset.")]
 
 
@@ -159,7 +184,7 @@ class MemberList(msgspec.Struct, kw_only=True):
 class LocksInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Queues that a member locks, or gives back."""
 
-    member_id: Annotated[str, Meta(min_length=1, max_length=_MAX_NAME_BYTES)]
+    member_id: MemberId
     generation: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
     queues: Annotated[list[QueueName], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
@@ -175,7 +200,7 @@ class RefusedLock(msgspec.Struct, kw_only=True):
 class LockResult(msgspec.Struct, kw_only=True):
     """Queues that are locked now."""
 
-    locked: list[OwnedQueue]
+    locked: list[QueueOfTopic]
     refused: list[RefusedLock]
     lock_expires_at: Annotated[
         Timestamp, Meta(description="Renew the locks before, or stop working on the queues.")
@@ -185,4 +210,4 @@ class LockResult(msgspec.Struct, kw_only=True):
 class UnlockResult(msgspec.Struct, kw_only=True):
     """Queues of the request that the member does not lock any more."""
 
-    released: list[OwnedQueue]
+    released: list[QueueOfTopic]

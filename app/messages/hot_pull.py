@@ -163,6 +163,8 @@ def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
         return None
     if query.offset is not UNSET or query.from_ is not UNSET or wanted is not EVERYTHING:
         return None
+    if query.group is not UNSET:
+        return None
     return _Wanted(
         query.max_messages, query.max_bytes, query.wait_ms, query.payload in ("auto", "utf8")
     )

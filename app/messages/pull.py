@@ -16,11 +16,12 @@ from app.messages import frames
 from app.messages.schemas import MessagePage, PullQuery
 from app.messages.view import parts_of_list
 from app.operations import operation
-from app.problems import FieldError, Refusal
+from app.problems import FieldError, Refusal, invalid_field
 from app.services import Services
 from app.word_sets import PayloadForm
-from delivery.filters.filtered_read import MAX_SCANNED, read_records_by_tag
+from delivery.filters.filtered_read import MAX_SCANNED, read_matching_records
 from delivery.filters.filters import Filter, compile_filter
+from delivery.groups import filter_of
 from delivery.offset_by_time import find_offset_by_time
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
 from storage.formats.stored_record import StoredRecord
@@ -44,6 +45,7 @@ _VARIES = {"Vary": "Accept"}
     problems=[
         "topic_not_found",
         "queue_not_found",
+        "group_not_found",
         "offset_beyond_end",
         "offset_expired",
         "reserved_topic",
@@ -66,12 +68,26 @@ async def pull(
     queue = topic.queue(queue_id)
     bounds = await services.store.offsets(queue)
     offset = await _first_offset(services.store, queue, query, bounds)
-    wanted = compile_filter("tag", query.tag, pointer="/query/tag")
+    wanted = _filter_of(services, topic_name, query)
     deadline_ms = services.clock.monotonic_ms() + query.wait_ms
     pull = _Pull(
         services, call, queue, query, wanted, call.preferred(MEDIA_TYPES), offset, deadline_ms
     )
     return await _look(pull, offset)
+
+
+def _filter_of(services: Services, topic: str, query: PullQuery) -> Filter:
+    """Which messages to show. Raises Refusal."""
+    if query.group is UNSET:
+        return compile_filter("tag", query.tag, pointer="/query/tag")
+    if query.tag != "*":
+        raise invalid_field("/query/tag", "not_allowed", "there is a group, which has a filter")
+    subscriptions = services.consumer_groups.get(query.group).rules.subscriptions
+    if all(one.topic != topic for one in subscriptions):
+        raise invalid_field(
+            "/query/group", "not_allowed", f"group {query.group} does not read topic {topic}"
+        )
+    return filter_of(subscriptions, topic)
 
 
 class _Pull(NamedTuple):
@@ -168,7 +184,7 @@ async def _read(
     """
     max_bytes = call.share.reserve(query.max_bytes)
     try:
-        found, at = await read_records_by_tag(
+        found, at = await read_matching_records(
             services.store,
             queue,
             at,

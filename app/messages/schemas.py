@@ -474,6 +474,16 @@ class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename
             description="Only messages with this tag: `paid`, `paid || created`, `*`.",
         ),
     ] = "*"
+    group: (
+        Annotated[
+            str,
+            Meta(
+                max_length=127,
+                description="Only messages that the filter of this consumer group selects.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     payload: Annotated[PayloadView, Meta(description="Encoding of bodies in the response.")] = (
         "auto"
     )

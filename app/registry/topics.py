@@ -219,6 +219,11 @@ class Topics:
     def knows(self, name: str) -> bool:
         return name in self._topics
 
+    def queue_count(self, name: str) -> int:
+        """0 where the topic does not exist."""
+        topic = self._topics.get(name)
+        return 0 if topic is None else topic.settings.queues
+
     def get(self, name: str) -> Topic:
         """Raises UnknownTopic, ReservedName, InvalidRequest."""
         topic = self._topics.get(name)

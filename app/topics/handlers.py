@@ -201,6 +201,7 @@ async def update(services: Services, call: Call, topic_name: str, given: TopicCh
         return msgspec.structs.replace(topic.settings, **_said(given))
 
     topic = await services.topics.change(topic_name, changed)
+    services.members.share_soon()
     return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
 
 

@@ -32,6 +32,7 @@ from escrowmq_client.operations import (
     consume,
     dead_letters,
     groups,
+    members,
     messages,
     offsets,
     pull,
@@ -247,6 +248,13 @@ class AsyncClient:
     nack_messages = async_method(consume.nack_messages)
     extend_leases = async_method(consume.extend_leases)
     dead_letter_messages = async_method(consume.dead_letter_messages)
+
+    join_group = async_method(members.join_group)
+    list_members = async_method(members.list_members)
+    heartbeat_member = async_method(members.heartbeat_member)
+    leave_group = async_method(members.leave_group)
+    lock_queues = async_method(members.lock_queues)
+    unlock_queues = async_method(members.unlock_queues)
 
     get_offsets = async_method(offsets.get_offsets)
     commit_offsets = async_method(offsets.commit_offsets)

@@ -24,6 +24,7 @@ from escrowmq_client.operations import (
     consume,
     dead_letters,
     groups,
+    members,
     messages,
     offsets,
     pull,
@@ -240,6 +241,13 @@ class Client:
     nack_messages = sync_method(consume.nack_messages)
     extend_leases = sync_method(consume.extend_leases)
     dead_letter_messages = sync_method(consume.dead_letter_messages)
+
+    join_group = sync_method(members.join_group)
+    list_members = sync_method(members.list_members)
+    heartbeat_member = sync_method(members.heartbeat_member)
+    leave_group = sync_method(members.leave_group)
+    lock_queues = sync_method(members.lock_queues)
+    unlock_queues = sync_method(members.unlock_queues)
 
     get_offsets = sync_method(offsets.get_offsets)
     commit_offsets = sync_method(offsets.commit_offsets)

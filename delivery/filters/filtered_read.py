@@ -6,7 +6,8 @@ import asyncio
 
 from delivery.filters.filters import EVERYTHING, Filter
 from storage.errors import CorruptRecord
-from storage.message import QueueId, StoredMessage
+from storage.formats.stored_record import StoredRecord
+from storage.message import QueueId
 from storage.store import MessageStore, Scanned, ScannedRecords
 
 MAX_SCANNED = 16_000  # messages that a filter may skip in one read by the hash of their tag
@@ -48,12 +49,13 @@ async def read_matching(
         return scanned._replace(
             messages=[message for message in scanned.messages if wanted.matches(message)]
         )
-    return await _read_and_judge(
+    records, next_offset = await _read_and_judge(
         store, queue, queue_offset, wanted, max_scanned, max_messages, max_bytes
     )
+    return Scanned([record.message() for record in records], next_offset)
 
 
-async def read_records_by_tag(
+async def read_matching_records(
     store: MessageStore,
     queue: QueueId,
     queue_offset: int,
@@ -63,8 +65,12 @@ async def read_records_by_tag(
     max_messages: int,
     max_bytes: int,
 ) -> ScannedRecords:
-    """As `read_matching`, by a filter of tags, and the records of the messages."""
+    """As `read_matching`, and the records of the messages."""
     tags = wanted.tags
+    if tags is None and wanted is not EVERYTHING:
+        return await _read_and_judge(
+            store, queue, queue_offset, wanted, max_scanned, max_messages, max_bytes
+        )
     records, next_offset = await store.read_records(
         queue,
         queue_offset,
@@ -86,31 +92,38 @@ async def _read_and_judge(
     max_scanned: int,
     max_messages: int,
     max_bytes: int,
-) -> Scanned:
-    found: list[StoredMessage] = []
+) -> ScannedRecords:
+    found: list[StoredRecord] = []
     at, end = queue_offset, queue_offset + max_scanned
     left_bytes = max_bytes
     judged = 0  # since others had their turn
     while at < end and len(found) < max_messages:
         try:
-            messages = await store.read(
-                queue, at, max_messages=min(_AT_ONCE, end - at), max_bytes=max_bytes
+            count = min(_AT_ONCE, end - at)
+            records, _ = await store.read_records(
+                queue,
+                at,
+                tag_codes=None,
+                max_scanned=count,
+                max_messages=count,
+                max_bytes=max_bytes,
             )
         except CorruptRecord:
             if at == queue_offset:
                 raise
             break
-        if not messages:
+        if not records:
             break
-        for message in messages:
+        for record in records:
             judged += wanted.length
             if judged > _TURN_LENGTH:
                 judged = 0
                 await asyncio.sleep(0)
+            message = record.message()
             if wanted.matches(message):
                 left_bytes -= len(message.body)
                 if found and (left_bytes < 0 or len(found) == max_messages):
-                    return Scanned(found, at)
-                found.append(message)
+                    return ScannedRecords(found, at)
+                found.append(record)
             at += 1
-    return Scanned(found, at)
+    return ScannedRecords(found, at)

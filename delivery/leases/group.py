@@ -149,6 +149,10 @@ class GroupLeases:
     def count(self, state: State) -> int:
         return sum(queue.slots.counts[state] for queue in self.queues)
 
+    def count_held(self) -> int:
+        """Messages that are leased, or whose lease is just ending."""
+        return sum(self.count(state) for state in (State.LEASED, State.ACKING, State.MOVING))
+
     # ----------------------------------------------------------------------------------------------
     # leases
 

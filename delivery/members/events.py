@@ -70,11 +70,24 @@ class Unlocked(MemberEvent, frozen=True, tag="unlocked"):
     queues: tuple[QueueId, ...]
 
 
+class Committed(MemberEvent, frozen=True, tag="committed"):
+    """Offsets of one client of a broadcast group; those of other groups are the group's own."""
+
+    client_id: str
+    offsets: tuple[tuple[QueueId, int], ...]
+
+
+class TopicEnded(MemberEvent, frozen=True, tag="topic_ended"):
+    """The topic was deleted, with the locks of its queues and the offsets of clients in them."""
+
+    topic: str
+
+
 class Ended(MemberEvent, frozen=True, tag="ended"):
-    """The group was deleted, with its members and locks."""
+    """The group was deleted, with its members, locks and offsets of clients."""
 
 
-AnyMemberEvent = Joined | Left | Shared | Locked | Unlocked | Ended
+AnyMemberEvent = Joined | Left | Shared | Locked | Unlocked | Committed | TopicEnded | Ended
 
 _decoder: msgspec.json.Decoder[AnyMemberEvent] = msgspec.json.Decoder(AnyMemberEvent)
 

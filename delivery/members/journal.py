@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from delivery.members.events import MEMBER_QUEUE, AnyMemberEvent, event_messages, read_event
+from delivery.members.events import MEMBER_QUEUE, AnyMemberEvent, Ended, event_messages, read_event
 from delivery.members.table import GroupMembers
 from storage.derived_table import DerivedTable, OnDamage
 from storage.message import Durability
@@ -58,11 +58,11 @@ class MemberJournal:
         self._log.count(appended)
 
     def group(self, group: str) -> GroupMembers:
-        """As it is, for reading: one that has no members is empty."""
+        """As it is, for reading: one that never had members is empty."""
         return self.groups.get(group) or GroupMembers(group)
 
     def _apply(self, event: AnyMemberEvent) -> None:
-        members = self.groups.setdefault(event.group, GroupMembers(event.group))
-        members.apply(event)
-        if members.is_empty:
-            del self.groups[event.group]
+        if isinstance(event, Ended):
+            self.groups.pop(event.group, None)
+        else:
+            self.groups.setdefault(event.group, GroupMembers(event.group)).apply(event)

@@ -5,25 +5,35 @@ there, and own queues meanwhile.
     table.py       members, owners and locks, in memory
     journal.py     the table and its log, and snapshots
     events.py      the records of that log
+    offsets.py     what members commit
     deadlines.py   when a session or a lock ends
 
 A change of a group is one append: members that joined or left, and the new assignment. It is on
-disk before a member is told of it, so a restart forgets no owner. No queue changes its owner while
-an offset of it is committed (`owned_by`), so a former owner overwrites nothing of its successor.
+disk before a member gets it, so a restart forgets no owner. No queue changes its owner while an
+offset of it is committed, so a former owner overwrites nothing of its successor.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from delivery.members.assignment import Strategy
 from delivery.members.deadlines import Deadlines
-from delivery.members.events import AnyMemberEvent, Ended, Joined, Left, Locked, Shared, Unlocked
+from delivery.members.events import (
+    AnyMemberEvent,
+    Ended,
+    Joined,
+    Left,
+    Locked,
+    Shared,
+    TopicEnded,
+    Unlocked,
+)
 from delivery.members.journal import MemberJournal
+from delivery.members.offsets import GroupPositions, MemberOffsets
 from delivery.members.table import GroupMembers
 from delivery.options import MemberOptions
 from storage.clock import Clock
-from storage.errors import Fenced, GroupActive, LimitReached, UnknownMember
+from storage.errors import GroupActive, LimitReached
 from storage.identifiers import Identifiers
 from storage.keyed_conditions import KeyedConditions
 from storage.keyed_locks import KeyedLocks
@@ -44,8 +54,10 @@ class JoinRequest(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """A member as it is told. `revoked`: queues that it owned when it was told before, and does
-    not own now. `expires_ms`: on the monotonic clock, unless it is heard of before.
+    """A member and its assignment.
+
+    `revoked`: queues of the assignment that it got before which it does not own any more.
+    `expires_ms`: on the monotonic clock, unless it is heard of before.
     """
 
     member_id: str
@@ -78,13 +90,16 @@ class Members:
         identifiers: Identifiers,
         options: MemberOptions,
         *,
-        queue_count: Callable[[str], int],
+        positions: GroupPositions,
+        queue_count: Callable[[str, str], int],
         rooms_of: Callable[[str], Mapping[str, str]],
     ) -> None:
-        """`queue_count`: of a topic; 0 where it does not exist.
+        """`queue_count`: of a group and a topic; 0 where the topic does not exist, or the group
+        does not read it.
 
         `rooms_of`: a group's rooms of queues, by "topic/number".
         """
+        self._positions = positions
         self._clock = clock
         self._identifiers = identifiers
         self._options = options
@@ -92,11 +107,13 @@ class Members:
         self._rooms_of = rooms_of
         self._journal = MemberJournal(store)
         self._locks = KeyedLocks()  # by group
+        self.offsets = MemberOffsets(self._journal, self._locks, positions, clock, options)
         self._changes = KeyedConditions()  # by group: a new generation
         self._sessions: Deadlines[tuple[str, str]] = Deadlines()  # by group and member
         self._leases: Deadlines[tuple[str, QueueId]] = Deadlines()  # by group and queue
         self._heard_ms: dict[str, int] = {}  # by member, wall time
         self._told: dict[str, list[QueueId]] = {}  # by member: what it was last told to own
+        self._joining: set[str] = set()  # groups whose first member joins
         self._shared_ms = clock.monotonic_ms()
         self._is_stopping = False
 
@@ -113,6 +130,7 @@ class Members:
         for members in self._journal.groups.values():
             for member in members.members.values():
                 self._hear(member)
+            self._told |= members.owned
             for queue in members.locks:
                 self._leases.set((members.group, queue), now_ms + self._options.lock_ms)
         return count
@@ -158,12 +176,40 @@ class Members:
         """As it is now, for reading."""
         return self._journal.group(group)
 
+    def is_in_use(self, group: str) -> bool:
+        """Do members share the queues of the group, so that nothing of it is leased?"""
+        return group in self._joining or self.of_group(group).is_in_use
+
     def heard_at_ms(self, member_id: str) -> int:
         """Wall time of its last heartbeat, or of the start of the service."""
         return self._heard_ms[member_id]
 
+    def count_members(self) -> int:
+        return sum(len(one.members) for one in self._journal.groups.values())
+
+    def count_locks(self) -> int:
+        return sum(len(one.locks) for one in self._journal.groups.values())
+
+    def expires_ms(self, group: str, member_id: str) -> int:
+        """When its session ends, on the monotonic clock."""
+        expires_ms = self._sessions.get((group, member_id))
+        assert expires_ms is not None, "a member has a session"
+        return expires_ms
+
+    def check_unused(self, group: str) -> None:
+        """Raises GroupActive where members share the queues of the group."""
+        if self.is_in_use(group):
+            raise GroupActive(f"members share the queues of group {group}")
+
+    def check_join(self, group: str, request: JoinRequest) -> None:
+        """Raise what `join` would, but for leases and groups that do not exist."""
+        members = self.of_group(group)
+        if members.first is not None:
+            _check_alike(members.first, request)
+        self._check_limits(members)
+
     async def join(self, group: str, request: JoinRequest) -> Membership:
-        """Raises GroupActive, LimitReached."""
+        """Raises GroupActive, LimitReached, UnknownGroup."""
         return await self._locks.shielded(self._join(group, request))
 
     async def heartbeat(
@@ -173,13 +219,13 @@ class Members:
 
         Raises UnknownMember.
         """
-        member = self._member(group, member_id)
+        member = self.of_group(group).get(member_id)
         self._hear(member)
         if generation == self.of_group(group).generation and wait_ms and not self._is_stopping:
             # Well within its session, which goes on while it waits.
             wait_ms = min(wait_ms, heartbeat_interval_ms(member.session_timeout_ms))
             await self._changes.wait(group, timeout_ms=wait_ms)
-            self._hear(self._member(group, member_id))
+            self._hear(self.of_group(group).get(member_id))
         return self._told_to(group, member_id)
 
     async def leave(self, group: str, member_id: str) -> None:
@@ -190,55 +236,59 @@ class Members:
         """The group is deleted: it has no members any more. Durable on return."""
         await self._locks.shielded(self._end(group))
 
-    @asynccontextmanager
-    async def owned_by(
-        self, group: str, member_id: str, queues: Collection[QueueId]
-    ) -> AsyncIterator[None]:
-        """No queue changes its owner during the block.
+    async def end_topic(self, topic: str) -> None:
+        """The topic was deleted: no member owns queues of it. Durable on return."""
+        for group in list(self._journal.groups):
+            await self._locks.shielded(self._end_topic(group, topic))
 
-        Raises Fenced where the member does not own all of them.
-        """
-        async with self._locks.lock(group):
-            self._check_owner(group, member_id, queues)
-            yield
+    def share_soon(self) -> None:
+        """Look at the number of queues at the next run, not only when it is time."""
+        self._shared_ms = self._clock.monotonic_ms() - self._options.share_interval_ms
 
     # ----------------------------------------------------------------------------------------------
     # locks
 
-    async def lock(self, group: str, member_id: str, queues: Sequence[QueueId]) -> Locks:
+    async def lock(
+        self, group: str, member_id: str, queues: Sequence[QueueId], generation: int | None = None
+    ) -> Locks:
         """Lock queues that the member owns, or renew their locks.
 
         Raises UnknownMember, Fenced: then nothing was locked.
         """
-        return await self._locks.shielded(self._lock(group, member_id, queues))
+        return await self._locks.shielded(self._lock(group, member_id, queues, generation))
 
-    async def unlock(self, group: str, member_id: str, queues: Iterable[QueueId]) -> None:
-        """Give locks back; those of others stay. Raises UnknownMember."""
-        await self._locks.shielded(self._unlock(group, member_id, queues))
+    async def unlock(self, group: str, member_id: str, queues: Iterable[QueueId]) -> list[QueueId]:
+        """Give locks back; those that the member held. Raises UnknownMember."""
+        return await self._locks.shielded(self._unlock(group, member_id, queues))
 
     # ----------------------------------------------------------------------------------------------
     # changes, under the lock of the group
 
     async def _join(self, group: str, request: JoinRequest) -> Membership:
         async with self._locks.lock(group):
-            members = self.of_group(group)
-            first = members.first
-            if first is not None:
-                _check_alike(first, request)
-            self._check_limits(members)
-            joined = Joined(
-                group=group,
-                at_ms=self._clock.wall_ms(),
-                member_id=self._identifiers.new("mem"),
-                **request._asdict(),
-            )
-            await self._record(group, [joined])
-            self._hear(joined)
-            return self._told_to(group, joined.member_id)
+            self.check_join(group, request)
+            # From now on nothing is leased.
+            self._joining.add(group)
+            try:
+                await self._positions.check_no_leases(group)
+                return await self._let_join(group, request)
+            finally:
+                self._joining.discard(group)
+
+    async def _let_join(self, group: str, request: JoinRequest) -> Membership:
+        joined = Joined(
+            group=group,
+            at_ms=self._clock.wall_ms(),
+            member_id=self._identifiers.new("mem"),
+            **request._asdict(),
+        )
+        await self._record(group, [joined])
+        self._hear(joined)
+        return self._told_to(group, joined.member_id)
 
     async def _leave(self, group: str, member_id: str) -> None:
         async with self._locks.lock(group):
-            self._member(group, member_id)
+            self.of_group(group).get(member_id)
             await self._record(
                 group,
                 [Left(group=group, at_ms=self._clock.wall_ms(), member_ids=(member_id,))],
@@ -247,7 +297,23 @@ class Members:
     async def _end(self, group: str) -> None:
         async with self._locks.lock(group):
             if group in self._journal.groups:
-                await self._record(group, [Ended(group=group, at_ms=self._clock.wall_ms())])
+                gone = self._journal.groups[group]
+                await self._journal.record([Ended(group=group, at_ms=self._clock.wall_ms())])
+                self._forget(group, gone.members, gone.locks)
+                self._changes.notify(group)
+
+    async def _end_topic(self, group: str, topic: str) -> None:
+        async with self._locks.lock(group):
+            members = self.of_group(group)
+            if (
+                any(topic in member.topics for member in members.members.values())
+                or any(queue.topic == topic for queue in members.locks)
+                or any(
+                    queue.topic == topic for of_one in members.offsets.values() for queue in of_one
+                )
+            ):
+                event = TopicEnded(group=group, at_ms=self._clock.wall_ms(), topic=topic)
+                await self._record(group, [event])
 
     async def _look_at(self, group: str) -> bool:
         async with self._locks.lock(group):
@@ -273,10 +339,12 @@ class Members:
                 return True
             return False
 
-    async def _lock(self, group: str, member_id: str, queues: Sequence[QueueId]) -> Locks:
+    async def _lock(
+        self, group: str, member_id: str, queues: Sequence[QueueId], generation: int | None
+    ) -> Locks:
         async with self._locks.lock(group):
-            self._hear(self._member(group, member_id))
-            self._check_owner(group, member_id, queues)
+            self._hear(self.of_group(group).get(member_id))
+            self.of_group(group).check_owner(member_id, queues, generation)
             members, now_ms = self.of_group(group), self._clock.monotonic_ms()
             refused = {
                 queue: holder
@@ -296,16 +364,17 @@ class Members:
                 self._leases.set((group, queue), expires_ms)
             return Locks(locked, refused, expires_ms)
 
-    async def _unlock(self, group: str, member_id: str, queues: Iterable[QueueId]) -> None:
+    async def _unlock(self, group: str, member_id: str, queues: Iterable[QueueId]) -> list[QueueId]:
         async with self._locks.lock(group):
-            self._member(group, member_id)
+            self.of_group(group).get(member_id)
             held = self.of_group(group).locks
-            given_back = tuple(q for q in dict.fromkeys(queues) if held.get(q) == member_id)
+            given_back = [q for q in dict.fromkeys(queues) if held.get(q) == member_id]
             if given_back:
-                event = Unlocked(group=group, at_ms=self._clock.wall_ms(), queues=given_back)
+                event = Unlocked(group=group, at_ms=self._clock.wall_ms(), queues=tuple(given_back))
                 await self._journal.record([event])
                 for queue in given_back:
                     self._leases.drop((group, queue))
+            return given_back
 
     async def _record(self, group: str, events: Sequence[AnyMemberEvent]) -> None:
         """Record what happened, and the assignment that follows from it; tell who waits."""
@@ -318,18 +387,22 @@ class Members:
             group=group,
             at_ms=self._clock.wall_ms(),
             generation=generation,
-            queue_counts=self._queue_counts(topics),
+            queue_counts=self._queue_counts(group, topics),
             rooms=dict(self._rooms_of(group)),
         )
         await self._journal.record([*events, shared])
         after = self.of_group(group)
-        for member_id in known - set(after.members):
+        self._forget(group, known - set(after.members), locked - set(after.locks))
+        self._changes.notify(group)
+
+    def _forget(self, group: str, members: Iterable[str], locks: Iterable[QueueId]) -> None:
+        """Forget the times of members and locks that are no more."""
+        for member_id in members:
             self._sessions.drop((group, member_id))
             self._heard_ms.pop(member_id, None)
             self._told.pop(member_id, None)
-        for queue in locked - set(after.locks):
+        for queue in locks:
             self._leases.drop((group, queue))
-        self._changes.notify(group)
 
     # ----------------------------------------------------------------------------------------------
 
@@ -346,12 +419,11 @@ class Members:
         now_owned = set(owned)
         revoked = [queue for queue in self._told.get(member_id, ()) if queue not in now_owned]
         self._told[member_id] = owned
-        expires_ms = self._sessions.get((group, member_id))
-        assert expires_ms is not None, "a member has a session"
+        expires_ms = self.expires_ms(group, member_id)
         return Membership(member_id, members.generation, owned, revoked, expires_ms)
 
-    def _queue_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        return {topic: self._queue_count(topic) for topic in sorted(topics)}
+    def _queue_counts(self, group: str, topics: Iterable[str]) -> dict[str, int]:
+        return {topic: self._queue_count(group, topic) for topic in sorted(topics)}
 
     def _is_outdated(self, members: GroupMembers) -> bool:
         """Have queues or rooms changed since they were shared out?"""
@@ -360,30 +432,17 @@ class Members:
             shared is not None
             and bool(members.members)
             and (
-                shared.queue_counts != self._queue_counts(shared.queue_counts)
+                shared.queue_counts != self._queue_counts(members.group, shared.queue_counts)
                 or shared.rooms != self._rooms_of(members.group)
             )
         )
-
-    def _member(self, group: str, member_id: str) -> Joined:
-        """Raises UnknownMember."""
-        member = self.of_group(group).members.get(member_id)
-        if member is None:
-            raise UnknownMember(f"group {group} has no member {member_id[:200]}")
-        return member
-
-    def _check_owner(self, group: str, member_id: str, queues: Iterable[QueueId]) -> None:
-        members = self.of_group(group)
-        for queue in queues:
-            if not members.owns(member_id, queue):
-                raise Fenced(f"member {member_id[:200]} does not own queue {queue} any more")
 
     def _check_limits(self, members: GroupMembers) -> None:
         if len(members.members) >= self._options.max_group_members:
             raise LimitReached(
                 f"the group has {len(members.members)} members, as many as it may have"
             )
-        total = sum(len(one.members) for one in self._journal.groups.values())
+        total = self.count_members()
         if total >= self._options.max_members:
             raise LimitReached(f"there are {total} members of groups, as many as there may be")
 

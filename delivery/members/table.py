@@ -1,23 +1,40 @@
 """The members of consumer groups, what each owns, and who holds a queue's lock. Pure, derived:
 replaying their events gives it back.
 
-Sessions and leases are not part of it: they run on the clock of the process (`sessions.py`).
+Sessions and leases are not part of it: they run on the clock of the process (`deadlines.py`).
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from delivery.members.assignment import Assignment, Candidate, Strategy, assign
-from delivery.members.events import AnyMemberEvent, Ended, Joined, Left, Locked, Shared, Unlocked
+from delivery.members.events import (
+    AnyMemberEvent,
+    Committed,
+    Joined,
+    Left,
+    Locked,
+    Shared,
+    TopicEnded,
+    Unlocked,
+)
+from storage.errors import Fenced, UnknownMember
 from storage.message import QueueId
+
+_CLIENTS_KEPT = 100
+_SHOWN = 200  # characters of an id that a client has sent
 
 
 class GroupMembers(msgspec.Struct, array_like=True):
     """`members`: by id, in the order in which they joined.
 
-    `owned`: the queues of each member, sorted. `locks`: the member that holds each, which may have
-    lost the queue, or left, meanwhile. `generation`: rises with each assignment.
+    `owned`: the queues of each member, sorted. `since`: the generation in which each got its owner.
+    `locks`: the member that holds each, which may have lost the queue, or left, meanwhile.
+    `generation`: rises with each assignment, for as long as the group exists.
+
+    `offsets`: of a broadcast group, by client id, the one that committed last at the end; of
+    clients that are no members, 100 are kept.
     """
 
     group: str
@@ -26,6 +43,8 @@ class GroupMembers(msgspec.Struct, array_like=True):
     owned: Assignment = {}
     locks: dict[QueueId, str] = {}
     shared: Shared | None = None  # the last assignment
+    since: dict[QueueId, int] = {}
+    offsets: dict[str, dict[QueueId, int]] = {}
 
     @property
     def first(self) -> Joined | None:
@@ -33,11 +52,42 @@ class GroupMembers(msgspec.Struct, array_like=True):
         return next(iter(self.members.values()), None)
 
     @property
-    def is_empty(self) -> bool:
-        return not self.members and not self.locks
+    def is_broadcast(self) -> bool:
+        return self.first is not None and self.first.is_broadcast
 
-    def owns(self, member_id: str, queue: QueueId) -> bool:
-        return queue in self.owned.get(member_id, ())
+    @property
+    def is_in_use(self) -> bool:
+        """Are there members, or some that were not heard of any more and may still be at work?"""
+        return bool(self.members or self.locks)
+
+    def get(self, member_id: str) -> Joined:
+        """Raises UnknownMember."""
+        member = self.members.get(member_id)
+        if member is None:
+            raise UnknownMember(f"group {self.group} has no member {member_id[:_SHOWN]}")
+        return member
+
+    def check_owner(
+        self, member_id: str, queues: Iterable[QueueId], generation: int | None
+    ) -> None:
+        """Raises Fenced, for a member that is none too."""
+        lost = self.lost(member_id, queues, generation)
+        if lost:
+            raise Fenced(f"queue {lost[0]} is not member {member_id[:_SHOWN]}'s any more")
+
+    def lost(
+        self, member_id: str, queues: Iterable[QueueId], generation: int | None
+    ) -> list[QueueId]:
+        """Those of the queues that the member does not own, or did not in that generation and has
+        got back since: another member was at work on them.
+        """
+        owned = set(self.owned.get(member_id, ()))
+        return [
+            queue
+            for queue in queues
+            if queue not in owned
+            or (generation is not None and generation < self.since.get(queue, 0))
+        ]
 
     def share(self, queue_counts: Mapping[str, int], rooms: Mapping[str, str]) -> Assignment:
         """The owner of each queue from now on, given how many queues the topics have."""
@@ -60,6 +110,7 @@ class GroupMembers(msgspec.Struct, array_like=True):
         )
 
     def apply(self, event: AnyMemberEvent) -> None:
+        """Change what the event says; all but the end of the group."""
         match event:
             case Joined():
                 self.members[event.member_id] = event
@@ -72,20 +123,45 @@ class GroupMembers(msgspec.Struct, array_like=True):
                     self._unlock(
                         q for q, holder in self.locks.items() if holder in event.member_ids
                     )
+                self._forget_clients()
             case Shared():
-                self.owned = self.share(event.queue_counts, event.rooms)
-                self.generation = event.generation
-                self.shared = event
+                owned = self.share(event.queue_counts, event.rooms)
+                self.since = {} if self.is_broadcast else self._since(owned, event.generation)
+                self.owned, self.generation, self.shared = owned, event.generation, event
             case Locked():
                 self.locks |= dict.fromkeys(event.queues, event.member_id)
             case Unlocked():
                 self._unlock(event.queues)
-            case Ended():
-                self.members, self.owned, self.locks, self.shared = {}, {}, {}, None
+            case Committed():
+                offsets = self.offsets.pop(event.client_id, {})
+                self.offsets[event.client_id] = offsets | dict(event.offsets)
+            case TopicEnded():
+                self._unlock(queue for queue in self.locks if queue.topic == event.topic)
+                for client_id, offsets in self.offsets.items():
+                    self.offsets[client_id] = {
+                        queue: offset
+                        for queue, offset in offsets.items()
+                        if queue.topic != event.topic
+                    }
 
-    def _unlock(self, queues: "Collection[QueueId] | Iterator[QueueId]") -> None:
+    def _unlock(self, queues: Iterable[QueueId]) -> None:
         for queue in list(queues):
             self.locks.pop(queue, None)
+
+    def _since(self, owned: Assignment, generation: int) -> dict[QueueId, int]:
+        """The generation in which each queue got its owner, if this assignment is the next."""
+        since: dict[QueueId, int] = {}
+        for member_id, queues in owned.items():
+            before = set(self.owned.get(member_id, ()))
+            for queue in queues:
+                since[queue] = self.since[queue] if queue in before else generation
+        return since
+
+    def _forget_clients(self) -> None:
+        present = {member.client_id for member in self.members.values()}
+        gone = [client_id for client_id in self.offsets if client_id not in present]
+        for client_id in gone[:-_CLIENTS_KEPT]:
+            del self.offsets[client_id]
 
     def _candidate(self, member: Joined) -> Candidate:
         return Candidate(

@@ -83,7 +83,11 @@ class PlainReceiver:
         waiters: Waiters,
         randomness: Random,
         cancelled_requests: CancelledRequests,
+        *,
+        has_members: Callable[[str], bool],
     ) -> None:
+        """`has_members`: of a group; what its members own is not leased."""
+        self._has_members = has_members
         self._journal = journal
         self._store = journal.store
         self._waiters = waiters
@@ -108,7 +112,7 @@ class PlainReceiver:
         store raises.
         """
         leases, store, now = self._journal.table.find(group), self._store, self._journal.now()
-        if leases is None or rules.ordered or rules.may_skip:
+        if leases is None or rules.ordered or rules.may_skip or self._has_members(group):
             return None
         if leases.has_due(now.monotonic_ms):
             return None

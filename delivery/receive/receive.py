@@ -24,6 +24,7 @@ from delivery.leases.waiters import Waiters
 from delivery.receive.group_queues import GroupQueues
 from delivery.receive.select import CancelledRequests, MessageSelector, has_passed_many
 from delivery.settle.lease_ends import LeaseEnds
+from storage.errors import GroupActive
 from storage.formats.stored_record import Found, message_of
 from storage.identifiers import Random
 from storage.message import Durability, QueueId, StoredMessage
@@ -65,7 +66,11 @@ class Receiver:
         waiters: Waiters,
         randomness: Random,
         cancelled_requests: CancelledRequests,
+        *,
+        has_members: Callable[[str], bool],
     ) -> None:
+        """`has_members`: of a group; what its members own is not leased."""
+        self._has_members = has_members
         self._journal = journal
         self._store = journal.store
         self._clock = journal.clock
@@ -82,8 +87,19 @@ class Receiver:
         """Held while messages of the group are chosen: who moves its positions holds it too."""
         return self._locks.setdefault(group, asyncio.Lock())
 
+    async def check_no_leases(self, group: str) -> None:
+        """Raises GroupActive where messages of the group are leased."""
+        async with self.claim_lock(group):
+            leases = self._journal.table.find(group)
+            count = 0 if leases is None else leases.count_held()
+            if count:
+                raise GroupActive(f"{count} messages of group {group} are leased")
+
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
-        """Lease the messages that are there now, if any. Raises what `append` and `read` raise."""
+        """Lease the messages that are there now, if any.
+
+        Raises GroupActive, and what `append` and `read` raise.
+        """
         leases = self._journal.table.group(group)
         if leases.has_due(self._clock.monotonic_ms()):
             await self._ends.end_due(leases, rules)
@@ -153,6 +169,8 @@ class Receiver:
     async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
         with ExitStack() as claims:  # the claim outlasts the lock
             async with self.claim_lock(group):
+                if self._has_members(group):
+                    raise GroupActive(f"members share the queues of group {group}")
                 claim = claims.enter_context(self._claim(group, request))
                 await self._selector.select(claim, rules)
             if not claim.messages and not claim.arrived:

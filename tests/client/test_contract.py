@@ -20,6 +20,7 @@ from escrowmq_client.models import (
     consume,
     dead_letters,
     groups,
+    members,
     messages,
     problem,
     requests,
@@ -40,13 +41,14 @@ from tests.house.source import ROOT
 DOCUMENT = json.loads((ROOT / "openapi/openapi.json").read_text("utf-8"))
 SCHEMAS: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
 MODULES = (
-    admin, audit, checks, consume, dead_letters, groups, messages, problem, requests, schedules,
-    tasks, topics, transactions,
+    admin, audit, checks, consume, dead_letters, groups, members, messages, problem, requests,
+    schedules, tasks, topics, transactions,
 )  # fmt: skip
 # The schemas of bodies whose fields are parameters of a method.
 BODIES = {
     "AckInput", "AnswersInput", "AuditReportInput", "BatchInput", "BeginInput", "CheckNowInput",
-    "CronInput", "DeadLetterInput", "ExtendInput", "GroupInput", "NackInput",
+    "CronInput", "DeadLetterInput", "ExtendInput", "GroupInput", "HeartbeatInput",
+    "JoinInput", "LocksInput", "NackInput",
     "OffsetsInput", "ProducerGroupInput", "ReceiveChecksInput", "ReceiveInput",
     "RedriveInput", "ReplyInput", "RequestInput", "RescheduleInput", "ResetInput", "ResolveInput",
     "RetentionInput", "RollbackInput", "TopicChanges", "TopicDefinition",
@@ -197,6 +199,7 @@ def operation_modules() -> list[Any]:
         consume,
         dead_letters,
         groups,
+        members,
         messages,
         offsets,
         pull,
@@ -208,8 +211,8 @@ def operation_modules() -> list[Any]:
     )
 
     return [
-        admin, audit, checks, consume, dead_letters, groups, messages, offsets, pull, requests,
-        schedules, tasks, topics, transactions,
+        admin, audit, checks, consume, dead_letters, groups, members, messages, offsets, pull,
+        requests, schedules, tasks, topics, transactions,
     ]  # fmt: skip
 
 
@@ -282,6 +285,8 @@ def example(place: str) -> Any:
         "entries": [],
         "answers": [],
         "offsets": [],
+        "queues": [],
+        "topics": [],
         "queue_id": 0,
         "body": b"",
         "at": datetime(2026, 3, 2, tzinfo=UTC),

@@ -58,6 +58,31 @@ def test_a_message_with_several_keys_is_found_by_each_however_it_is_sent(client,
     assert (one.key, one.keys) == (keys[0], keys)
 
 
+def test_a_member_owns_queues_commits_offsets_and_leaves(client, topic):
+    client.send(topic, json=1)
+    name = f"members-of-{topic}"
+    member = client.join_group(name, "billing-7f", [topic], strategy="sticky")
+    (queue,) = member.assignment
+
+    (message,) = client.pull(topic, 0, offset=queue.offset, group=name).messages
+    client.lock_queues(name, member.member_id, [queue], generation=member.generation)
+    offsets = [OffsetInput(topic, 0, message.queue_offset + 1)]
+    beat = client.heartbeat_member(name, member.member_id, member.generation, offsets=offsets)
+    (seen,) = client.list_members(name).items
+    released = client.unlock_queues(name, member.member_id, [queue])
+    client.leave_group(name, member.member_id)
+
+    assert beat.assignment[0].offset == 1
+    assert (seen.client_id, seen.assignment[0].locked, seen.lag) == ("billing-7f", True, 0)
+    assert [one.topic for one in released.released] == [topic]
+    with pytest.raises(NotFound):
+        client.heartbeat_member(name, member.member_id, 1)
+    with pytest.raises(Conflict) as fenced:
+        client.commit_offsets(name, offsets, member_id=member.member_id)
+    assert fenced.value.code == "fenced"
+    client.commit_offsets(name, offsets)
+
+
 def test_every_kind_of_body_comes_back_as_it_was(client, topic):
     client.send(topic, payload="text")
     client.send(topic, payload=BYTES)

@@ -43,6 +43,8 @@ RULES = Group(
     backoff_ms=[1_000],
     dead_letter=True,
     ordered=False,
+    session_timeout_ms=120_000,
+    queue_rooms={},
     created_at=NOW,
     revision=1,
 )

@@ -23,6 +23,8 @@ LOOPS = [
         "leases",
         "redrive",
         "lease_snapshots",
+        "members",
+        "member_snapshots",
         "group_ages",
         "broker_files",
     ),

@@ -49,7 +49,12 @@ def test_a_group_is_handed_what_its_filter_lets_pass_and_the_rest_is_done_with(
 
     received = ok(api.post(f"/v1/groups/{group}/receive", json={"max_messages": 100}))["messages"]
 
+    pull = f"/v1/topics/{topic}/queues/0/messages"
+    pulled = ok(api.get(pull, params={"group": group}))
+
     assert "".join(one["payload"] for one in received) == passed
+    assert "".join(one["payload"] for one in pulled["messages"]) == passed
+    assert pulled["next_offset"] == len(ORDERS)
     handles = [{"receipt_handle": one["receipt_handle"]} for one in received]
     if handles:
         ok(api.post(f"/v1/groups/{group}/ack", json={"entries": handles}))
@@ -84,3 +89,21 @@ def test_a_kind_that_nobody_knows_is_refused(api, topic):
     assert_problem(
         put_group(api, topic, "regex", "a.*"), 422, "validation_failed", "/topics/0/filter/kind"
     )
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ({"group": "no-such-group"}, 404, "group_not_found"),
+        ({"group": "reads-another-topic"}, 422, "validation_failed"),
+        ({"group": "reads-another-topic", "tag": "paid"}, 422, "validation_failed"),
+    ],
+)
+def test_a_pull_for_a_group_that_does_not_read_the_topic_is_refused(
+    api, topic, query, status, code
+):
+    api.put("/v1/groups/reads-another-topic")
+
+    refused = api.get(f"/v1/topics/{topic}/queues/0/messages", params=query)
+
+    assert_problem(refused, status, code)

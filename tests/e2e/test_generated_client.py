@@ -236,6 +236,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     send_and_pull(generated)
     look_up(generated)
     commit_offsets(generated)
+    share_queues(generated)
     consume(generated)
     move_and_cancel(generated)
     fire_by_cron(generated)
@@ -520,6 +521,33 @@ def commit_offsets(generated: Generated) -> None:
 
     assert [(one.topic, one.offset, one.max_offset) for one in committed.items] == [(topic, 1, 1)]
     assert generated.call("getOffsets", "warehouse", topic=topic, status=200) == committed
+
+
+def share_queues(generated: Generated) -> None:
+    topic, group = make_topic(generated), f"sharing-{next(_numbers)}"
+    joining = generated.body("joinGroup", topics=[{"topic": topic}])
+    member = generated.call("joinGroup", group, body=joining, status=201)
+    (owned,) = member.assignment
+    assert (owned.topic, owned.queue_id, owned.offset) == (topic, 0, 0)
+
+    queues = [{"topic": topic, "queue_id": 0}]
+    locking = generated.body("lockQueues", member_id=member.member_id, queues=queues)
+    assert generated.call("lockQueues", group, body=locking, status=200).locked[0].queue_id == 0
+    (seen,) = generated.call("listMembers", group, status=200).items
+    assert (seen.client_id, seen.assignment[0].locked, seen.lag) == ("billing-7f", True, 0)
+    offsets = [{"topic": topic, "queue_id": 0, "offset": 0}]
+    beating = generated.body("heartbeatMember", generation=member.generation, offsets=offsets)
+    beat = generated.call("heartbeatMember", group, member.member_id, body=beating, status=200)
+    assert (beat.generation, beat.revoked, beat.assignment) == (1, [], member.assignment)
+    assert (
+        generated.call("unlockQueues", group, body=locking, status=200).released[0].topic == topic
+    )
+    generated.call("leaveGroup", group, member.member_id, status=204)
+
+    gone = generated.call("heartbeatMember", group, member.member_id, body=beating, status=404)
+    fenced = generated.body("commitOffsets", offsets=offsets, member_id=member.member_id)
+    assert gone.code == "member_not_found"
+    assert generated.call("commitOffsets", group, body=fenced, status=409).code == "fenced"
 
 
 def consume(generated: Generated) -> None:

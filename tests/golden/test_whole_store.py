@@ -20,7 +20,7 @@ from tests.support.clock import ManualClock
 
 FOLDER = Path(__file__).parent / "escrowmq-1-whole"
 # Fields of messages, and of the lag of a group.
-ADDED_SINCE = {"transaction_id", "dead_letters"}
+ADDED_SINCE = {"transaction_id", "dead_letters", "session_timeout_ms", "queue_rooms"}
 KEPT_BY_THE_ENGINE = ["consume_queues", "group_offsets", "timers"]  # written whenever it is closed
 
 each_store = pytest.mark.parametrize("name", ["closed", "killed"])
@@ -96,7 +96,8 @@ async def test_a_store_that_was_closed_in_order_is_opened_without_rebuilding_any
     ) == (True, 0, 0)
     assert (status.rebuilt_index_files, status.rebuilt_entries) == (0, 0)
     opening = {line["event"]: line["replayed"] for line in lines if "replayed" in line}
-    assert opening == {"transactions_open": 0, "schedules_open": 0, "groups_open": 0}
+    names = ("transactions_open", "schedules_open", "groups_open", "members_open")
+    assert opening == dict.fromkeys(names, 0)
     assert [line for line in lines if line["log_level"] != "info"] == []
     # That stop wrote messages of a delay level again that an earlier version had handed over less
     # well. A table that had to replay anything is written again.

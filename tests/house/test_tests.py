@@ -19,6 +19,7 @@ WAIT_FOR_PROCESSES = {
     "tests/fault/kill_service.py",
     "tests/fault/kill_between.py",
     "tests/fault/forked_service.py",
+    "tests/fault/group_member.py",
     "tests/fault/topic_deletions.py",
     "tests/fault/hostile_receivers.py",
     "tests/support/fault_proxy.py",

@@ -4,19 +4,24 @@ import asyncio
 
 import pytest
 
+from delivery.groups import GroupRules, Subscription
 from delivery.members.assignment import Strategy
 from delivery.members.deadlines import Deadlines
 from delivery.members.service import JoinRequest, Members
 from delivery.options import MemberOptions
+from delivery.receive.receive import Request
+from delivery.service import Delivery
 from storage.errors import Fenced, GroupActive, LimitReached, UnknownMember
 from storage.identifiers import Identifiers, SystemRandom
 from storage.memory import MemoryMessageStore
 from storage.message import QueueId
+from tests.support.builders import message
 from tests.support.clock import ManualClock
 
 SESSION_MS = 30_000
 LOCK_MS = 60_000
 SHARE_MS = 20_000
+RULES = GroupRules(subscriptions=(Subscription("orders"),))
 
 
 class House:
@@ -31,14 +36,31 @@ class House:
 
     async def open(self) -> "House":
         """From the log; again after what stands for a restart."""
+        identifiers = Identifiers(self.clock, SystemRandom())
+        self.delivery = Delivery(
+            self.store,
+            self.clock,
+            SystemRandom(),
+            new_task_id=lambda: identifiers.new("task"),
+            rules_of=lambda group: RULES,
+            has_members=lambda group: self.members.is_in_use(group),
+        )
         self.members = Members(
             self.store,
             self.clock,
-            Identifiers(self.clock, SystemRandom()),
+            identifiers,
             self.options,
-            queue_count=lambda topic: self.counts.get(topic, 0),
+            positions=self.delivery,
+            queue_count=lambda group, topic: self.counts.get(topic, 0),
             rooms_of=lambda group: self.rooms,
         )
+        await self.store.create_topic("orders", queue_count=4)
+        if not (await self.store.offsets(QueueId("orders", 0))).end:
+            await self.store.append(
+                [message(queue=queue) for queue in queues(0, 1, 2, 3) for _ in range(5)]
+            )
+        await self.delivery.open_group("billing")
+        await self.delivery.start()
         await self.members.start()
         return self
 
@@ -59,9 +81,32 @@ class House:
             for one in members.members.values()
         }
 
+    async def commit(self, member, offsets):
+        await self.members.offsets.commit(
+            "billing", member.member_id, member.generation, of_orders(offsets)
+        )
+
+    async def set_offsets(self, offsets):
+        """Without a member."""
+        await self.members.offsets.unowned(
+            "billing", lambda: self.delivery.set_positions("billing", of_orders(offsets))
+        )
+
+    async def offsets(self):
+        """The group's own, by number of queue."""
+        found = {q.number: await self.delivery.position("billing", q) for q in queues(0, 1, 2, 3)}
+        return {number: offset for number, offset in found.items() if offset is not None}
+
+    async def receive(self):
+        return await self.delivery.receive("billing", RULES, Request(1, 1 << 20, 30_000))
+
     async def pass_ms(self, ms):
         self.clock.advance(ms)
         await self.members.run_once()
+
+
+def of_orders(offsets):
+    return {QueueId("orders", number): offset for number, offset in offsets.items()}
 
 
 @pytest.fixture
@@ -230,32 +275,189 @@ async def test_the_locks_of_a_member_that_leaves_are_free_at_once(house):
     assert (await house.members.lock("billing", second.member_id, queues(0))).locked == queues(0)
 
 
-async def test_who_does_not_own_a_queue_any_more_is_fenced_off(house):
+async def test_a_member_commits_offsets_of_its_own_queues_alone(house):
     first = await house.join("a")
-    await house.join("b")
+    second = await house.join("b")
 
-    async with house.members.owned_by("billing", first.member_id, queues(0, 1)):
-        pass
-    for member, wanted in ((first.member_id, queues(1, 2)), ("mem_unknown", queues(0))):
+    await house.commit(first, {0: 3, 1: 4})
+    for member_id, offsets in (
+        (first.member_id, {1: 5, 2: 5}),
+        (second.member_id, {1: 5}),
+        ("mem_unknown", {0: 5}),
+    ):
         with pytest.raises(Fenced):
-            async with house.members.owned_by("billing", member, wanted):
-                pass
+            await house.members.offsets.commit("billing", member_id, None, of_orders(offsets))
     with pytest.raises(Fenced):
         await house.members.lock("billing", first.member_id, queues(1, 2))
+
+    assert await house.offsets() == {0: 3, 1: 4}
     assert not house.members.of_group("billing").locks
+
+
+async def test_a_queue_that_came_back_takes_no_offset_of_the_time_before_it_was_lost(house):
+    first = await house.join("a")
+    second = await house.join("b")
+    await house.commit(second, {3: 4})
+    await house.members.leave("billing", second.member_id)
+
+    with pytest.raises(Fenced):
+        await house.commit(first, {3: 1})
+    with pytest.raises(Fenced):
+        await house.members.lock("billing", first.member_id, queues(3), first.generation)
+    await house.commit(first, {0: 1})
+    await house.commit(await house.heartbeat(first), {3: 5})
+
+    assert await house.offsets() == {0: 1, 3: 5}
+
+
+async def test_offsets_of_lost_queues_are_left_out_of_a_heartbeat(house):
+    first = await house.join("a")
+    second = await house.join("b")
+
+    lost = await house.members.offsets.commit_owned(
+        "billing", first.member_id, second.generation, of_orders({1: 4, 2: 4, 3: 4})
+    )
+
+    assert lost == queues(2, 3)
+    assert await house.offsets() == {1: 4}
+    with pytest.raises(UnknownMember):
+        await house.members.offsets.commit_owned("billing", "mem_unknown", 1, of_orders({1: 5}))
 
 
 async def test_no_queue_changes_its_owner_while_an_offset_of_it_is_committed(house):
     first = await house.join("a")
 
-    async with house.members.owned_by("billing", first.member_id, queues(3)):
+    async with house.delivery._receiver.claim_lock("billing"):  # in front of the append
+        committing = asyncio.create_task(house.commit(first, {3: 2}))
         joining = asyncio.create_task(house.join("b"))
-        await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
         during = await house.owners()
+    await committing
     await joining
 
     assert during == {"a": [0, 1, 2, 3]}
     assert await house.owners() == {"a": [0, 1], "b": [2, 3]}
+
+
+async def test_only_members_commit_offsets_while_there_are_members(house):
+    await house.set_offsets({0: 1})
+    first = await house.join("a")
+
+    with pytest.raises(GroupActive):
+        await house.set_offsets({0: 2})
+    await house.members.leave("billing", first.member_id)
+    await house.set_offsets({0: 3})
+
+    assert await house.offsets() == {0: 3}
+
+
+async def test_no_member_joins_while_messages_are_leased_and_none_is_leased_from_then_on(house):
+    (leased,) = await house.receive()
+    with pytest.raises(GroupActive):
+        await house.join("a")
+    await house.delivery.ack("billing", [leased.handle])
+
+    receiving = asyncio.create_task(house.receive())
+    joining = asyncio.create_task(house.join("a"))
+
+    outcomes = await asyncio.gather(receiving, joining, return_exceptions=True)
+    assert [isinstance(one, GroupActive) for one in outcomes].count(True) == 1
+
+
+async def test_a_group_stays_in_use_until_the_locks_of_its_last_silent_member_end(house):
+    first = await house.join("a")
+    await house.members.lock("billing", first.member_id, queues(0))
+
+    await house.pass_ms(SESSION_MS)
+    with pytest.raises(GroupActive):
+        await house.receive()
+    await house.pass_ms(LOCK_MS - SESSION_MS)
+
+    assert len(await house.receive()) == 1
+
+
+async def test_each_client_of_a_broadcast_group_has_its_own_offsets_also_after_a_restart(house):
+    first = await house.join("a", is_broadcast=True)
+    second = await house.join("b", is_broadcast=True)
+    await house.commit(first, {0: 3, 1: 1})
+    await house.commit(second, {0: 4})
+    await house.commit(first, {1: 2})
+    await house.members.leave("billing", first.member_id)
+
+    await house.open()
+
+    found = [
+        house.members.offsets.get("billing", client_id, queue)
+        for client_id in "ab"
+        for queue in queues(0, 1)
+    ]
+    assert found == [3, 2, 4, None]
+    assert await house.offsets() == {}
+
+
+async def test_the_offsets_of_a_hundred_clients_that_have_left_are_kept(house):
+    for number in range(102):
+        member = await house.join(f"c{number}", is_broadcast=True)
+        await house.commit(member, {0: 1})
+        await house.members.leave("billing", member.member_id)
+
+    kept = [
+        number
+        for number in range(102)
+        if house.members.offsets.get("billing", f"c{number}", QueueId("orders", 0))
+    ]
+    assert kept == list(range(2, 102))
+
+
+async def test_clients_of_broadcast_groups_have_no_more_offsets_than_the_settings_allow():
+    house = await House(max_broadcast_offsets=3).open()
+    first = await house.join("a", is_broadcast=True)
+    second = await house.join("b", is_broadcast=True)
+    await house.commit(first, {0: 1, 1: 1})
+
+    with pytest.raises(LimitReached):
+        await house.commit(second, {0: 1, 1: 1})
+    await house.commit(first, {0: 2, 1: 2})
+    await house.commit(second, {0: 1})
+
+
+async def test_a_deleted_topic_has_no_locks_and_no_offsets_of_clients(house):
+    first = await house.join("a", is_broadcast=True)
+    await house.commit(first, {0: 1})
+    await house.members.lock("billing", first.member_id, queues(0))
+
+    del house.counts["orders"]
+    await house.members.end_topic("orders")
+
+    members = house.members.of_group("billing")
+    assert (members.locks, members.offsets, await house.owners()) == ({}, {"a": {}}, {"a": []})
+
+
+async def test_new_queues_are_shared_out_soon_where_that_is_asked_for(house):
+    await house.join("a")
+    house.counts["orders"] = 5
+
+    house.members.share_soon()
+    await house.pass_ms(1)
+
+    assert await house.owners() == {"a": [0, 1, 2, 3, 4]}
+
+
+async def test_generations_rise_also_when_a_group_was_empty_meanwhile(house):
+    first = await house.join("a")
+    await house.members.leave("billing", first.member_id)
+
+    assert (await house.join("a")).generation > first.generation
+
+
+async def test_a_member_is_told_what_it_lost_while_the_service_restarted(house):
+    first = await house.join("a")
+
+    await house.open()
+    await house.join("b")
+
+    assert (await house.heartbeat(first)).revoked == queues(2, 3)
 
 
 async def test_each_member_of_a_broadcast_group_owns_every_queue(house):
@@ -294,7 +496,7 @@ async def test_a_deleted_group_has_no_members(house):
 
     await house.members.end("billing")
 
-    assert house.members.of_group("billing").is_empty
+    assert not house.members.is_in_use("billing")
     with pytest.raises(UnknownMember):
         await house.heartbeat(first)
 

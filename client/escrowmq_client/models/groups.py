@@ -49,6 +49,9 @@ class Group(Output, frozen=True, kw_only=True):
     ordered: bool
     skip_lag_over: int | None = None
     skip_older_than_ms: int | None = None
+    session_timeout_ms: int
+    queue_rooms: dict[str, str]
+    """The room of a queue, by `topic/queue_id`."""
     created_at: datetime
     revision: int
 

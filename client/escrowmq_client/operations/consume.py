@@ -56,12 +56,17 @@ def receive_messages(
 
 
 def ack_messages(
-    group: str, entries: Iterable[ReceivedMessage | AckEntry | str]
+    group: str,
+    entries: Iterable[ReceivedMessage | AckEntry | str],
+    *,
+    member_id: str | None = None,
+    generation: int | None = None,
 ) -> Call[SettleResults]:
     """Acknowledge messages: they are never delivered to the group again.
 
     Each entry is a message as it was received, or its receipt handle. The acknowledgement is on
-    disk when the call returns.
+    disk when the call returns. Members of a group, which commit offsets instead, are refused; with
+    a `member_id` a former one learns that it is none any more (fenced).
 
     Raises Refused if the lease of a message had ended (LeaseLost); the others are acknowledged.
     """
@@ -70,6 +75,8 @@ def ack_messages(
         "/v1/groups/{group}/ack",
         group,
         [entry if isinstance(entry, AckEntry) else AckEntry(handle_of(entry)) for entry in entries],
+        member_id=member_id,
+        generation=generation,
     )
 
 
@@ -155,7 +162,11 @@ def handle_of(entry: ReceivedMessage | str) -> str:
 
 
 def _settle(
-    operation: str, route: str, group: str, entries: Sequence[Input]
+    operation: str,
+    route: str,
+    group: str,
+    entries: Sequence[Input],
+    **member: str | int | None,
 ) -> Call[SettleResults]:
     return Call(
         operation,
@@ -164,5 +175,5 @@ def _settle(
         all_accepted(SettleResults),
         parts={"group": group},
         headers=json_headers(),
-        body=fields(entries=entries),
+        body=fields(entries=entries, **member),
     )

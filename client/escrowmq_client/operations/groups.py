@@ -1,6 +1,6 @@
 """Operations of consumer groups: settings, leases and lag."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from escrowmq_client.call import (
@@ -38,6 +38,8 @@ def put_group(
     ordered: bool | None = None,
     skip_lag_over: int | None = None,
     skip_older_than_ms: int | None = None,
+    session_timeout_ms: int | None = None,
+    queue_rooms: Mapping[str, str] | None = None,
     if_match: int | None = None,
 ) -> Call[Group]:
     """Create or update a consumer group. Fields that are not given keep their value.
@@ -59,7 +61,7 @@ def put_group(
         parts={"group": group},
         headers=json_headers(if_revision(if_match)),
         body=fields(
-            topics=None if topics is None else [_subscription(item) for item in topics],
+            topics=None if topics is None else [subscription(item) for item in topics],
             start=start,
             lease_ms=lease_ms,
             max_attempts=max_attempts,
@@ -68,6 +70,8 @@ def put_group(
             ordered=ordered,
             skip_lag_over=skip_lag_over,
             skip_older_than_ms=skip_older_than_ms,
+            session_timeout_ms=session_timeout_ms,
+            queue_rooms=None if queue_rooms is None else dict(queue_rooms),
         ),
     )
 
@@ -120,5 +124,5 @@ def get_group_lag(group: str) -> Call[Lag]:
     )
 
 
-def _subscription(item: SubscriptionInput | str) -> SubscriptionInput:
+def subscription(item: SubscriptionInput | str) -> SubscriptionInput:
     return SubscriptionInput(item) if isinstance(item, str) else item

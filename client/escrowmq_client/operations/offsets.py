@@ -8,10 +8,14 @@ from escrowmq_client.call import Call, decoded, fields, json_headers, query
 from escrowmq_client.models.groups import GroupOffsetList, OffsetInput, ResetResult
 
 
-def get_offsets(group: str, *, topic: str | None = None) -> Call[GroupOffsetList]:
+def get_offsets(
+    group: str, *, topic: str | None = None, member_id: str | None = None
+) -> Call[GroupOffsetList]:
     """Get the offsets of a group in each queue: every message below is settled.
 
-    Raises NotFound (group_not_found).
+    `member_id`: of a member of a broadcast group, which has its own.
+
+    Raises NotFound (group_not_found, member_not_found).
     """
     return Call(
         "getOffsets",
@@ -19,15 +23,25 @@ def get_offsets(group: str, *, topic: str | None = None) -> Call[GroupOffsetList
         "/v1/groups/{group}/offsets",
         decoded(GroupOffsetList),
         parts={"group": group},
-        query=query(topic=topic),
+        query=query(topic=topic, member_id=member_id),
     )
 
 
-def commit_offsets(group: str, offsets: Iterable[OffsetInput]) -> Call[GroupOffsetList]:
+def commit_offsets(
+    group: str,
+    offsets: Iterable[OffsetInput],
+    *,
+    member_id: str | None = None,
+    generation: int | None = None,
+) -> Call[GroupOffsetList]:
     """Commit offsets of a group: the next ones to read. Creates the group if necessary.
 
-    They are durable when the call returns. Leases in these queues end. Raises NotFound
-    (topic_not_found, queue_not_found); ProblemError (offset_expired, offset_beyond_end).
+    They are durable when the call returns. Leases in these queues end. While the group has members,
+    each commits offsets of its own queues, with its `member_id` and the `generation` of the
+    assignment that it knows.
+
+    Raises NotFound (topic_not_found, queue_not_found); Conflict (fenced, group_active);
+    ProblemError (offset_expired, offset_beyond_end).
     """
     return Call(
         "commitOffsets",
@@ -36,7 +50,7 @@ def commit_offsets(group: str, offsets: Iterable[OffsetInput]) -> Call[GroupOffs
         decoded(GroupOffsetList),
         parts={"group": group},
         headers=json_headers(),
-        body=fields(offsets=list(offsets)),
+        body=fields(offsets=list(offsets), member_id=member_id, generation=generation),
     )
 
 

@@ -19,13 +19,15 @@ def pull_messages(
     max_bytes: int | None = None,
     wait_ms: int = 0,
     tag: str | None = None,
+    group: str | None = None,
     payload: PayloadView | None = None,
     out_of_range: Literal["earliest", "latest"] | None = None,
     raw: bool = False,
 ) -> Call[MessagePage]:
     """Read a queue from an offset, or from a time; continue at `next_offset` of the page.
 
-    With `wait_ms` the answer waits for something new. `raw=True` transfers the records as they are
+    With `wait_ms` the answer waits for something new; with `group` only what the filter of that
+    group selects is shown. `raw=True` transfers the records as they are
     stored: cheaper for the service, and each body is checked against its CRC.
 
     Raises NotFound (topic_not_found, queue_not_found); ProblemError: offset_expired with
@@ -45,6 +47,7 @@ def pull_messages(
             max_bytes=max_bytes,
             wait_ms=wait_ms or None,
             tag=tag,
+            group=group,
             payload=payload,
             out_of_range=out_of_range,
         ),

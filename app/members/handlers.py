@@ -1,0 +1,376 @@
+"""Members of consumer groups over HTTP: join, heartbeat, leave, list; locks of queues."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from app import codec
+from app.exchange import NO_CONTENT, Call, Reply, reply
+from app.groups.offsets import checked_offsets, position_of
+from app.groups.subscriptions import other_filters, subscriptions_of
+from app.members.schemas import (
+    Heartbeat,
+    HeartbeatInput,
+    JoinInput,
+    LockResult,
+    LocksInput,
+    Member,
+    MemberList,
+    MemberQueue,
+    Membership,
+    OwnedQueue,
+    QueueName,
+    QueueOfTopic,
+    RefusedLock,
+    UnlockResult,
+)
+from app.operations import WRITING, operation
+from app.problems import Refusal, invalid_field
+from app.registry.consumer_groups import ConsumerGroup
+from app.services import Services
+from delivery.groups import GroupRules
+from delivery.members import service as delivery
+from delivery.members.assignment import Strategy
+from delivery.members.events import Joined
+from storage.errors import UnknownQueue, UnknownTopic
+from storage.message import QueueId
+
+_MEMBER = "mem_rJZHZGfSqG0AAAAAAAAAAA"
+
+
+@operation(
+    "POST",
+    "/v1/groups/{group}/members",
+    "joinGroup",
+    tag="members",
+    body=JoinInput,
+    example={"client_id": "billing-7f", "topics": [{"topic": "orders"}], "strategy": "average"},
+    answers={201: Membership},
+    problems=["reserved_topic", "filter_conflict", "group_active", *WRITING],
+)
+async def join(services: Services, _: Call, name: str, given: JoinInput) -> Reply:
+    """Join a consumer group as a member, and own queues of its topics.
+
+    Creates the group if necessary, and adds topics that it does not read. The members share the
+    queues; each reads its own with pull requests, and commits offsets. While a group has members,
+    its messages are not leased.
+    """
+    services.consumer_groups.check_name(name)
+    _check_topics(services, given)
+    async with services.topics.using({one.topic for one in given.topics}):
+        known = services.consumer_groups.find(name)
+        request = _request(services, given, GroupRules() if known is None else known.rules)
+        # Before the group is created or changed: a join that is refused leaves nothing behind.
+        services.members.check_join(name, request)
+        if known is not None:
+            await services.delivery.check_no_leases(name)
+        await services.consumer_groups.put(
+            name,
+            lambda group: _rules(services, given, group),
+            begin=lambda rules: services.delivery.begin(name, rules),
+        )
+        found = await services.members.join(name, request)
+    services.members.share_soon()  # where topics of other members were added
+    client_id = given.client_id if given.broadcast else None
+    return reply(
+        201,
+        Membership(
+            member_id=found.member_id,
+            generation=found.generation,
+            heartbeat_interval_ms=delivery.heartbeat_interval_ms(request.session_timeout_ms),
+            expires_at=codec.rfc3339(services.wall_of(found.expires_ms)),
+            assignment=await _owned(services, name, found.owned, client_id),
+        ),
+    )
+
+
+@operation(
+    "GET",
+    "/v1/groups/{group}/members",
+    "listMembers",
+    tag="members",
+    answers={200: MemberList},
+    problems=["group_not_found", "reserved_topic"],
+)
+async def list_(services: Services, _: Call, name: str) -> Reply:
+    """List the members of a consumer group, in the order in which they joined."""
+    services.consumer_groups.get(name)
+    members = services.members.of_group(name)
+    views = []
+    for member_id, member in list(members.members.items()):
+        queues = [
+            await _member_queue(services, member, queue)
+            for queue in members.owned.get(member_id, ())
+        ]
+        if member_id in members.members:  # it may have left meanwhile
+            views.append(_member(services, member, queues))
+    return reply(200, MemberList(generation=members.generation, items=views))
+
+
+@operation(
+    "POST",
+    "/v1/groups/{group}/members/{member_id}/heartbeat",
+    "heartbeatMember",
+    tag="members",
+    body=HeartbeatInput,
+    example={
+        "generation": 1,
+        "wait_ms": 0,
+        "offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}],
+    },
+    answers={200: Heartbeat},
+    problems=[
+        "group_not_found",
+        "member_not_found",
+        "topic_not_found",
+        "queue_not_found",
+        "offset_beyond_end",
+        "offset_expired",
+        "reserved_topic",
+        "too_many_waiting",
+        *WRITING,
+    ],
+)
+async def heartbeat(
+    services: Services, call: Call, group: str, member_id: str, given: HeartbeatInput
+) -> Reply:
+    """Keep the session of a member, commit offsets, and get its assignment.
+
+    The offsets are durable when the response is sent. With `wait_ms` the response waits for an
+    assignment that is newer than `generation`.
+    """
+    services.consumer_groups.get(group)
+    member = services.members.of_group(group).get(member_id)
+    lost: list[QueueId] = []
+    if given.offsets:
+        wanted = await checked_offsets(services, given.offsets)
+        lost = await services.members.offsets.commit_owned(
+            group, member_id, given.generation, wanted
+        )
+    if given.wait_ms:
+        async with services.long_poll(call):
+            found = await services.members.heartbeat(
+                group, member_id, given.generation, wait_ms=given.wait_ms
+            )
+    else:
+        found = await services.members.heartbeat(group, member_id, given.generation, wait_ms=0)
+    client_id = member.client_id if member.is_broadcast else None
+    return reply(
+        200,
+        Heartbeat(
+            generation=found.generation,
+            assignment=await _owned(services, group, found.owned, client_id),
+            revoked=_views(found.revoked),
+            refused=_views(lost) if lost else UNSET,
+            expires_at=codec.rfc3339(services.wall_of(found.expires_ms)),
+        ),
+    )
+
+
+@operation(
+    "DELETE",
+    "/v1/groups/{group}/members/{member_id}",
+    "leaveGroup",
+    tag="members",
+    answers={204: None},
+    problems=["group_not_found", "member_not_found", "reserved_topic", *WRITING],
+)
+async def leave(services: Services, _: Call, group: str, member_id: str) -> Reply:
+    """Leave a consumer group. The member's queues go to the others at once, its locks are free."""
+    services.consumer_groups.get(group)
+    await services.members.leave(group, member_id)
+    return NO_CONTENT
+
+
+@operation(
+    "POST",
+    "/v1/groups/{group}/locks",
+    "lockQueues",
+    tag="members",
+    body=LocksInput,
+    example={"member_id": _MEMBER, "queues": [{"topic": "orders", "queue_id": 0}]},
+    answers={200: LockResult},
+    problems=["group_not_found", "member_not_found", "fenced", "reserved_topic", *WRITING],
+)
+async def lock(services: Services, _: Call, group: str, given: LocksInput) -> Reply:
+    """Lock queues that the member owns, or renew their locks.
+
+    For consumers that process a queue in order: a queue that another member has locked, and may be
+    at work on, is refused until that one gives it back or its lock expires.
+    """
+    services.consumer_groups.get(group)
+    services.members.of_group(group).get(given.member_id)
+    queues = _queues(services, given.queues)
+    generation = None if given.generation is UNSET else given.generation
+    found = await services.members.lock(group, given.member_id, queues, generation)
+    return reply(
+        200,
+        LockResult(
+            locked=_views(found.locked),
+            refused=[
+                RefusedLock(topic=queue.topic, queue_id=queue.number, owner=owner)
+                for queue, owner in found.refused.items()
+            ],
+            lock_expires_at=codec.rfc3339(services.wall_of(found.expires_ms)),
+        ),
+    )
+
+
+@operation(
+    "POST",
+    "/v1/groups/{group}/locks/release",
+    "unlockQueues",
+    tag="members",
+    body=LocksInput,
+    example={"member_id": _MEMBER, "queues": [{"topic": "orders", "queue_id": 0}]},
+    answers={200: UnlockResult},
+    problems=["group_not_found", "member_not_found", "reserved_topic", *WRITING],
+)
+async def unlock(services: Services, _: Call, group: str, given: LocksInput) -> Reply:
+    """Give back locks of queues. Queues that the member has not locked are passed over."""
+    services.consumer_groups.get(group)
+    services.members.of_group(group).get(given.member_id)
+    queues = _queues(services, given.queues)
+    released = await services.members.unlock(group, given.member_id, queues)
+    return reply(200, UnlockResult(released=_views(released)))
+
+
+# --------------------------------------------------------------------------------------------------
+# a join
+
+
+def _check_topics(services: Services, given: JoinInput) -> None:
+    """Raise Refusal where a topic does not exist."""
+    for index, one in enumerate(given.topics):
+        try:
+            services.topics.get(one.topic)
+        except UnknownTopic as error:
+            raise invalid_field(
+                f"/topics/{index}/topic", "topic_not_found", error.detail
+            ) from error
+
+
+def _request(services: Services, given: JoinInput, rules: GroupRules) -> delivery.JoinRequest:
+    """Raises Refusal."""
+    is_manual = given.strategy == "manual"
+    if is_manual != (given.queues is not UNSET):
+        code, verb = ("missing", "are needed") if is_manual else ("not_allowed", "go")
+        raise invalid_field("/queues", code, f"queues {verb} with strategy manual")
+    if given.room is not UNSET and given.strategy != "machine_room":
+        raise invalid_field("/room", "not_allowed", "room goes with strategy machine_room")
+    named = () if given.queues is UNSET else tuple(_queues(services, given.queues))
+    topics = tuple(dict.fromkeys(one.topic for one in given.topics))
+    for index, queue in enumerate(named):
+        if queue.topic not in topics:
+            raise invalid_field(
+                f"/queues/{index}/topic", "not_allowed", f"topics do not name {queue.topic}"
+            )
+    return delivery.JoinRequest(
+        client_id=given.client_id,
+        topics=topics,
+        session_timeout_ms=(
+            rules.session_timeout_ms
+            if given.session_timeout_ms is UNSET
+            else given.session_timeout_ms
+        ),
+        strategy=Strategy(given.strategy),
+        is_broadcast=given.broadcast,
+        named=named,
+        room=None if given.room is UNSET else given.room,
+    )
+
+
+def _rules(services: Services, given: JoinInput, known: ConsumerGroup | None) -> GroupRules:
+    """The group's rules, with the topics that it does not read yet. Raises Refusal."""
+    old = GroupRules() if known is None else known.rules
+    conflicts = other_filters(given.topics, old)
+    if conflicts:
+        raise Refusal(
+            "filter_conflict", "the group reads the topic with another filter", errors=conflicts
+        )
+    subscribed = {one.topic for one in old.subscriptions}
+    new = [one for one in subscriptions_of(services, given.topics) if one.topic not in subscribed]
+    return msgspec.structs.replace(old, subscriptions=(*old.subscriptions, *new))
+
+
+def _queues(services: Services, given: Sequence[QueueName]) -> list[QueueId]:
+    """Raises Refusal."""
+    found = []
+    for index, one in enumerate(given):
+        try:
+            found.append(services.topics.get(one.topic).queue(one.queue_id))
+        except UnknownTopic as error:
+            raise invalid_field(
+                f"/queues/{index}/topic", "topic_not_found", error.detail
+            ) from error
+        except UnknownQueue as error:
+            raise invalid_field(
+                f"/queues/{index}/queue_id", "queue_not_found", error.detail
+            ) from error
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# views
+
+
+def _views(queues: Iterable[QueueId]) -> list[QueueOfTopic]:
+    return [QueueOfTopic(topic=queue.topic, queue_id=queue.number) for queue in queues]
+
+
+async def _owned(
+    services: Services, group: str, queues: Iterable[QueueId], client_id: str | None
+) -> list[OwnedQueue]:
+    """`client_id`: of a member of a broadcast group."""
+    return [
+        OwnedQueue(
+            topic=queue.topic,
+            queue_id=queue.number,
+            offset=(await _place(services, group, queue, client_id))[0],
+        )
+        for queue in queues
+    ]
+
+
+async def _place(
+    services: Services, group: str, queue: QueueId, client_id: str | None
+) -> tuple[int, int]:
+    """(the next offset to read, the end of the queue); (0, 0) where the topic was deleted."""
+    try:
+        bounds = await services.store.offsets(queue)
+    except UnknownTopic:
+        return 0, 0
+    committed = await position_of(services, group, queue, client_id)
+    return max(bounds.first, committed or 0), bounds.end
+
+
+def _member(services: Services, member: Joined, queues: list[MemberQueue]) -> Member:
+    members = services.members
+    return Member(
+        member_id=member.member_id,
+        client_id=member.client_id,
+        joined_at=codec.rfc3339(member.at_ms),
+        last_heartbeat_at=codec.rfc3339(members.heard_at_ms(member.member_id)),
+        expires_at=codec.rfc3339(
+            services.wall_of(members.expires_ms(member.group, member.member_id))
+        ),
+        strategy=member.strategy.value,
+        broadcast=member.is_broadcast,
+        room=UNSET if member.room is None else member.room,
+        assignment=queues,
+        lag=sum(queue.lag for queue in queues),
+    )
+
+
+async def _member_queue(services: Services, member: Joined, queue: QueueId) -> MemberQueue:
+    client_id = member.client_id if member.is_broadcast else None
+    offset, end = await _place(services, member.group, queue, client_id)
+    locks = services.members.of_group(member.group).locks
+    return MemberQueue(
+        topic=queue.topic,
+        queue_id=queue.number,
+        locked=locks.get(queue) == member.member_id,
+        offset=offset,
+        lag=max(0, end - offset),
+    )
