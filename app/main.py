@@ -22,6 +22,7 @@ from app.browsers import BrowserRules
 from app.consume import handlers as consume
 from app.consume.hot import HotAcks, HotReceives
 from app.dead_letters import handlers as dead_letters
+from app.events import handlers as events
 from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
@@ -58,7 +59,7 @@ from txn.states import TxnState
 
 # Routes are asked one after another: those first that are asked for most.
 RESOURCES = (
-    send, stream, lookup, pull, consume, transactions, topics, cron_schedules, schedules,
+    send, stream, events, lookup, pull, consume, transactions, topics, cron_schedules, schedules,
     producer_groups, groups, leases,
     offsets, members, dead_letters, requests, tasks, audit, audit_proofs, admin, disk,
 )  # fmt: skip

@@ -171,13 +171,13 @@ def _body(operation: Operation) -> dict[str, Any] | None:
             "content": {"application/json": content, **others},
         }
     if operation.takes_bytes:
-        types: tuple[str, ...] = ("application/octet-stream",)
+        types: tuple[str, ...] = (*operation.body_types, "application/octet-stream")
     elif operation.takes_lines:
-        # The last one of several types that are bytes to openapi-python-client is what its clients
-        # send.
         types = *operation.body_types, JSON_LINES
     else:
         return None
+    # The last one of several types that are bytes to openapi-python-client is what its clients
+    # send.
     content = {media_type: {"schema": dict(_BYTES)} for media_type in types}
     return {"required": True, "content": content}
 

@@ -226,6 +226,7 @@ class AsyncClient:
     send_message = async_method(messages.send_message)
     send_message_batch = async_method(messages.send_message_batch)
     send_message_raw = async_method(messages.send_message_raw)
+    publish_cloud_event = async_method(messages.publish_cloud_event)
     send_message_stream = async_method(messages.send_message_stream)
     query_messages = async_method(messages.query_messages)
     get_message = async_method(messages.get_message)

@@ -219,6 +219,7 @@ class Client:
     send_message = sync_method(messages.send_message)
     send_message_batch = sync_method(messages.send_message_batch)
     send_message_raw = sync_method(messages.send_message_raw)
+    publish_cloud_event = sync_method(messages.publish_cloud_event)
     send_message_stream = sync_method(messages.send_message_stream)
     query_messages = sync_method(messages.query_messages)
     get_message = sync_method(messages.get_message)

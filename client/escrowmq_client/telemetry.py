@@ -17,7 +17,14 @@ from escrowmq_client.call import Call
 from escrowmq_client.models.consume import ReceivedMessage
 
 _SENDING = frozenset(
-    {"sendMessage", "sendMessageBatch", "sendMessageRaw", "sendMessageStream", "sendRequest"}
+    {
+        "publishCloudEvent",
+        "sendMessage",
+        "sendMessageBatch",
+        "sendMessageRaw",
+        "sendMessageStream",
+        "sendRequest",
+    }
 )
 
 

@@ -65,6 +65,7 @@ PARAMETERS = {"Idempotency-Key": "idempotency_key", "If-Match": "if_match", "Ran
 # What a method has instead of a field, or under another name.
 FIELDS = {
     "sendMessage": {"body": "message"},
+    "publishCloudEvent": {"body": "body"},
     "sendMessageRaw": {"body": "body"},
     "sendMessageStream": {"body": "entries"},
     "replyToRequest": {"payload_encoding": None},
@@ -72,6 +73,7 @@ FIELDS = {
 # Choices of the client: form of the body, values for all entries.
 OF_ITS_OWN = {
     "sendMessageBatch": {"format"},
+    "publishCloudEvent": {"headers"},
     "sendMessageRaw": {"content_type", "properties"},
     "sendMessageStream": {"format"},
     "pullMessages": {"raw"},
@@ -221,8 +223,8 @@ def expected_parameters(name: str, operation: dict[str, Any]) -> dict[str, bool]
     found: dict[str, bool] = {}
     for parameter in operation.get("parameters", []):
         place = parameter["name"]
-        if place == "Prefer":
-            continue  # `wait_ms` does it
+        if place == "Prefer" or place.startswith("ce-"):
+            continue  # `wait_ms` does it; `headers` has them
         found[PARAMETERS.get(place, snake_header(place))] = bool(parameter.get("required"))
     content = operation.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
@@ -289,6 +291,7 @@ def example(place: str) -> Any:
         "topics": [],
         "queue_id": 0,
         "body": b"",
+        "headers": {},
         "at": datetime(2026, 3, 2, tzinfo=UTC),
     }
     return values.get(place, "a")

@@ -58,6 +58,22 @@ def test_a_message_with_several_keys_is_found_by_each_however_it_is_sent(client,
     assert (one.key, one.keys) == (keys[0], keys)
 
 
+def test_an_event_is_published_once(client, topic):
+    headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/shop", "ce-type": "paid"}
+
+    first, again = (client.publish_cloud_event(topic, b"19.90", headers) for _ in range(2))
+
+    (message,) = client.pull(topic, 0, offset=0).messages
+    assert (message.body, message.tag, message.key) == (b"19.90", "paid", "1")
+    assert not first.results[0].receipt.deduplicated
+    assert again.results[0].receipt.deduplicated
+    events = b'[{"specversion":"1.0","id":"2","source":"/shop","type":"paid"},{"id":"3"}]'
+    batch = {"Content-Type": "application/cloudevents-batch+json"}
+    with pytest.raises(Refused) as refused:
+        client.publish_cloud_event(topic, events, batch)
+    assert [one.problem.errors[0].pointer for one in refused.value.problems] == ["/1/specversion"]
+
+
 def test_a_member_owns_queues_commits_offsets_and_leaves(client, topic):
     client.send(topic, json=1)
     name = f"members-of-{topic}"

@@ -234,6 +234,7 @@ def test_it_has_every_operation_of_the_document_and_no_other(generated):
 def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     make_topics(generated)
     send_and_pull(generated)
+    publish_an_event(generated)
     look_up(generated)
     commit_offsets(generated)
     share_queues(generated)
@@ -402,6 +403,21 @@ def send_and_pull(generated: Generated) -> None:
         "pullMessages", topic, 0, from_=first.stored_at, max_messages=1, status=200
     )
     assert since.messages == [first]
+
+
+def publish_an_event(generated: Generated) -> None:
+    topic = make_topic(generated)
+    event = {"ce_specversion": "1.0", "ce_id": "1", "ce_source": "/shop", "ce_type": "paid"}
+    data = generated.types.File(payload=BytesIO(b"19.90"))
+
+    published = generated.call("publishCloudEvent", topic, body=data, **event, status=201)
+
+    (message,) = generated.call("pullMessages", topic, 0, status=200).messages
+    assert (message.message_id, message.payload, message.tag) == (
+        published.results[0].receipt.message_id,
+        "19.90",
+        "paid",
+    )
 
 
 def look_up(generated: Generated) -> None:

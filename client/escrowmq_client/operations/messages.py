@@ -177,6 +177,29 @@ def send_message_raw(
     )
 
 
+def publish_cloud_event(
+    topic: str, body: bytes, headers: Mapping[str, str]
+) -> Call[BatchSendResult]:
+    """Publish an event, or up to 1,000, in the form of CloudEvents 1.0.
+
+    `body` and `headers` are those that an SDK of CloudEvents makes for HTTP, in structured, batched
+    or binary mode. An event that was published before, by its `source` and `id`, is not stored
+    again.
+
+    Raises Refused if an event of several was refused; ProblemError (validation_failed with the
+    attribute's name, idempotency_key_reused), and what `send_message` raises.
+    """
+    return Call(
+        "publishCloudEvent",
+        "POST",
+        "/v1/topics/{topic}/events",
+        all_accepted(BatchSendResult),
+        parts={"topic": topic},
+        headers=dict(headers),
+        body=body,
+    )
+
+
 def send_message_stream(
     topic: str,
     entries: Iterable[MessageInput | BatchEntry],

@@ -1,0 +1,1 @@
+"""Events: messages in the form of CloudEvents 1.0."""
