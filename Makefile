@@ -60,7 +60,7 @@ clients: .venv/.dev  ## generate, compile and run clients in other languages (CL
 	CLIENTS="$(CLIENTS)" $(BIN)/pytest -m clients tests/clients
 
 rocketmq: .venv/.dev  ## hand stores over between a real RocketMQ broker and EscrowMQ, both ways (FAULTS=ci or FAULTS=full)
-	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n 2 --dist loadgroup -m rocketmq tests/rocketmq
+	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n 3 --dist loadgroup -m rocketmq tests/rocketmq
 
 test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
 	PYTHONHASHSEED=0 FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults

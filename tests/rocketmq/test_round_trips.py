@@ -58,7 +58,7 @@ SERVICES_STEPS: tuple[Callable[[Journey, Service], None], ...] = (
 )
 
 
-@pytest.mark.parametrize("seed", range(18, 18 + sized(ci=4, full=12)))
+@pytest.mark.parametrize("seed", range(18, 18 + sized(ci=3, full=12)))
 def test_a_store_that_changes_hands_again_and_again_loses_and_doubles_nothing(stage, seed):
     """The seed is in the name of the test."""
     journey, chance = Journey(stage, seed), random.Random(seed)
