@@ -15,6 +15,7 @@ from benchmarks import (
     http,
     index,
     longest_turn,
+    members,
     parked,
     recovery,
     schedules,
@@ -78,6 +79,7 @@ def main() -> int:
     known = usual | {
         "audit": audit.run,
         "deletion": deletion.run,
+        "members": members.run,
         "growth": lambda: growth.run(options.page),
         "schedules": schedules.run,
         "segments": segments.run,

@@ -111,8 +111,8 @@ PULL: Command = {
 }
 
 
-def constant(path: str, body: str, size: int = 1) -> Command:
-    return {"work": "constant", "path": path, "body": body, "size": size}
+def constant(path: str, body: str, size: int = 1, *, status: int = 201) -> Command:
+    return {"work": "constant", "path": path, "body": body, "size": size, "status": status}
 
 
 _ASK = {"message": messages.message(), "timeout_ms": 30_000, "wait_ms": 30_000}

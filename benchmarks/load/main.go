@@ -24,8 +24,9 @@ type command struct {
 	Seconds     float64 `json:"seconds"`
 	Operations  int     `json:"operations"` // end after so many instead of after `seconds`
 	Path        string  `json:"path"`
-	Body        string  `json:"body"` // of the request, or a line of the stream
-	Size        int     `json:"size"` // messages of a request, lines that a stream has under way
+	Body        string  `json:"body"`   // of the request, or a line of the stream
+	Status      int     `json:"status"` // that a constant request is answered with
+	Size        int     `json:"size"`   // messages of a request, lines that a stream has under way
 	Accept      string  `json:"accept"`
 	Key         string  `json:"key"`
 	Tag         string  `json:"tag"`

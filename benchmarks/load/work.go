@@ -37,16 +37,21 @@ type constant struct {
 	inHTTP
 	request  []byte
 	messages int
+	status   int
 }
 
 func (one *constant) start() []byte { return one.request }
 
 func (one *constant) next(answer []byte) (step, error) {
-	return step{request: one.request, messages: one.messages, ended: true}, parse(answer).expect(201)
+	return step{request: one.request, messages: one.messages, ended: true}, parse(answer).expect(one.status)
 }
 
 func newConstant(given command, _ int) plan {
-	return &constant{request: request("POST", given.Path, "", []byte(given.Body)), messages: given.Size}
+	return &constant{
+		request:  request("POST", given.Path, "", []byte(given.Body)),
+		messages: given.Size,
+		status:   given.Status,
+	}
 }
 
 // ---------------------------------------------------------------------------------------------------------------- pull

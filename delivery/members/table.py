@@ -150,11 +150,14 @@ class GroupMembers(msgspec.Struct, array_like=True):
 
     def _since(self, owned: Assignment, generation: int) -> dict[QueueId, int]:
         """The generation in which each queue got its owner, if this assignment is the next."""
-        since: dict[QueueId, int] = {}
+        since = dict(self.since)
         for member_id, queues in owned.items():
-            before = set(self.owned.get(member_id, ()))
-            for queue in queues:
-                since[queue] = self.since[queue] if queue in before else generation
+            before = self.owned.get(member_id, [])
+            if queues != before:
+                gained = set(queues).difference(before)
+                since |= dict.fromkeys(gained, generation)
+        if len(since) > sum(map(len, owned.values())):  # some queues have no owner any more
+            since = {queue: since[queue] for queues in owned.values() for queue in queues}
         return since
 
     def _forget_clients(self) -> None:
