@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
+from os import sysconf
 from typing import NamedTuple
 
 from app.body_thread import BodyThread
@@ -65,6 +66,8 @@ from txn.producer import ProducerClient
 # The loops that act on what falls due and return how much they did, in the order in which tests
 # that move the clock run them.
 ACTING = ("schedules", "cron", "leases", "members", "checkback", "webhooks")
+
+_CACHED_SHARE = 0.4  # of memory; RocketMQ's accessMessageInMemoryMaxRatio
 
 
 class Base(NamedTuple):
@@ -245,6 +248,7 @@ def _delivery(
         rules_of=groups.rules_of,
         cancelled_requests=requests,
         has_members=lambda group: members.is_in_use(group),
+        cached_bytes=int(_CACHED_SHARE * sysconf("SC_PHYS_PAGES") * sysconf("SC_PAGE_SIZE")),
         options=base.settings.delivery,
     )
 

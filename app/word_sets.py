@@ -167,9 +167,13 @@ CheckQuestionKind = Annotated[
 # --------------------------------------------------------------------------------------------------
 # consumer groups
 
-_GroupStart = Literal["earliest", "latest"]
+_GroupStart = Literal["earliest", "latest", "time", "rocketmq"]
 GROUP_START = open_set(
-    "GroupStart", get_args(_GroupStart), "Where a group starts in a queue without an offset."
+    "GroupStart",
+    get_args(_GroupStart),
+    "Where a group starts in a queue without an offset. time: at the first message stored at "
+    "start_at or later. rocketmq: as new groups of RocketMQ, at the earliest message of a queue "
+    "that is still in memory from its beginning, else at the latest.",
 )
 GroupStart = Annotated[_GroupStart, GROUP_START]
 

@@ -19,10 +19,16 @@ ATTEMPTS = len(BACKOFF_MS) + 1
 
 
 class Start(StrEnum):
-    """Where a group begins in a queue in which it has no offset."""
+    """Where a group begins in a queue in which it has no offset.
+
+    `rocketmq`: as RocketMQ's new groups: at the earliest message of a queue that is young, else at
+    the latest. Source: facts 11.2.
+    """
 
     EARLIEST = "earliest"
     LATEST = "latest"
+    TIME = "time"
+    ROCKETMQ = "rocketmq"
 
 
 class Subscription(NamedTuple):
@@ -37,7 +43,7 @@ class Subscription(NamedTuple):
 
 class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
     """`max_attempts` counts hand-outs; the nth retry waits the nth of `backoff_ms`, later ones the
-    last.
+    last. `start_at_ms`: of a group that starts at a time, on the wall clock.
 
     `session_timeout_ms`: of members that ask for none. `queue_rooms`: the machine room of a queue,
     by "topic/number".
@@ -49,6 +55,7 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
 
     subscriptions: tuple[Subscription, ...] = ()
     start: Start = Start.EARLIEST
+    start_at_ms: int | None = None
     lease_ms: int = 30_000
     max_attempts: int = ATTEMPTS
     backoff_ms: tuple[int, ...] = BACKOFF_MS

@@ -63,12 +63,13 @@ class Delivery:
         rules_of: Callable[[str], GroupRules | None],
         cancelled_requests: CancelledRequests = NONE_CANCELLED,
         has_members: Callable[[str], bool] = lambda _: False,
+        cached_bytes: int = 1 << 30,
         options: DeliveryOptions | None = None,
     ) -> None:
         """`rules_of`: of a group that exists; None where it does not.
 
         `cancelled_requests`: what is not handed out any more. `has_members`: do members own the
-        queues of the group?
+        queues of the group? `cached_bytes`: the newest of the log that count as in memory.
         """
         options = options or DeliveryOptions()
         self._store = store
@@ -82,7 +83,7 @@ class Delivery:
         self._rejecter = Rejecter(self._journal, mover)
         self._ends = LeaseEnds(self._journal, mover, self._waiters)
         self._limit = PositionLimit(store, self._journal.table, rules_of=rules_of, options=options)
-        queues = GroupQueues(self._journal, self._limit)
+        queues = GroupQueues(self._journal, self._limit, cached_bytes=cached_bytes)
         self._receiver = Receiver(
             self._journal,
             queues,

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription
-from app.groups.subscriptions import other_filters, subscriptions_of
+from app.groups.subscriptions import other_filters, other_start, start_at_ms, subscriptions_of
 from app.operations import IF_MATCH, WRITING, operation
 from app.problems import FieldError, Refusal, differs, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
@@ -141,8 +141,10 @@ def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> d
     fields = {
         name: value
         for name, value in msgspec.structs.asdict(given).items()
-        if value is not UNSET and name != "topics"
+        if value is not UNSET and name not in ("topics", "start_at")
     }
+    if given.start is not UNSET or given.start_at is not UNSET:
+        fields["start_at_ms"] = start_at_ms(given.start, given.start_at)
     if given.queue_rooms is not UNSET:
         _check_rooms(given.queue_rooms)
     if given.topics is not UNSET:
@@ -182,8 +184,8 @@ def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
             for one in old.subscriptions
             if one.topic not in named
         ]
-    if old.subscriptions and given.start is not UNSET and given.start != old.start:
-        conflicts.append(differs("/start", old.start, given.start, code="filter_conflict"))
+    if old.subscriptions:
+        conflicts += other_start(given.start, given.start_at, old)
     if conflicts:
         raise Refusal(
             "filter_conflict",
@@ -205,6 +207,7 @@ def _view(group: ConsumerGroup) -> Group:
             for one in rules.subscriptions
         ],
         start=rules.start.value,
+        start_at=UNSET if rules.start_at_ms is None else codec.rfc3339(rules.start_at_ms),
         lease_ms=rules.lease_ms,
         max_attempts=rules.max_attempts,
         backoff_ms=list(rules.backoff_ms),

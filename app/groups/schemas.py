@@ -75,6 +75,10 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    start_at: (
+        Annotated[Timestamp, Meta(description="Required with `time`, and not allowed otherwise.")]
+        | UnsetType
+    ) = UNSET
     lease_ms: (
         Annotated[
             LeaseMs, Meta(description=f"How long a message is leased. Default: {DEFAULT.lease_ms}.")
@@ -196,6 +200,7 @@ class Group(msgspec.Struct, kw_only=True):
     group: str
     topics: list[Subscription]
     start: Annotated[str, GROUP_START]
+    start_at: Timestamp | UnsetType = UNSET
     lease_ms: int
     max_attempts: Int32
     backoff_ms: list[int]

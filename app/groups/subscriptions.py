@@ -1,9 +1,10 @@
-"""Subscriptions that a request names: of a group, or of a member that joins it."""
+"""Subscriptions that a request names, and where to start: of a group, or of a member that joins."""
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
+from app import codec
 from app.groups.schemas import SubscriptionInput
 from app.problems import FieldError, differs, invalid_field, refusal_of_field
 from app.services import Services
@@ -48,3 +49,25 @@ def other_filters(given: Sequence[SubscriptionInput], old: GroupRules) -> list[F
                 differs(f"/topics/{index}/filter", old_filter, one.filter, code="filter_conflict")
             )
     return found
+
+
+def start_at_ms(start: str | UnsetType, start_at: str | UnsetType) -> int | None:
+    """The time at which a group starts. Raises Refusal where it does not go with `start`."""
+    if (start == "time") != (start_at is not UNSET):
+        code, verb = ("missing", "is needed") if start == "time" else ("not_allowed", "goes")
+        raise invalid_field("/start_at", code, f"start_at {verb} with start=time")
+    return None if start_at is UNSET else codec.parse_time(start_at, "/start_at")
+
+
+def other_start(
+    start: str | UnsetType, start_at: str | UnsetType, old: GroupRules
+) -> list[FieldError]:
+    """Where the request starts otherwise than the group. An omitted one is the group's."""
+    if start is UNSET and start_at is UNSET:
+        return []
+    if start != old.start:
+        return [differs("/start", old.start, start, code="filter_conflict")]
+    if start_at_ms(start, start_at) != old.start_at_ms:
+        known = None if old.start_at_ms is None else codec.rfc3339(old.start_at_ms)
+        return [differs("/start_at", known, start_at, code="filter_conflict")]
+    return []

@@ -1,14 +1,15 @@
 """Members of consumer groups over HTTP: join, heartbeat, leave, list; locks of queues."""
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET
 
-from app import codec
+from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.groups.offsets import checked_offsets, position_of
-from app.groups.subscriptions import other_filters, subscriptions_of
+from app.groups.subscriptions import other_filters, other_start, start_at_ms, subscriptions_of
 from app.members.schemas import (
     Heartbeat,
     HeartbeatInput,
@@ -25,17 +26,22 @@ from app.members.schemas import (
     RefusedLock,
     UnlockResult,
 )
+from app.messages.payload import check_text
 from app.operations import WRITING, operation
 from app.problems import Refusal, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
-from delivery.groups import GroupRules
+from app.topics.schemas import PageQuery
+from delivery.groups import GroupRules, Start
 from delivery.members import service as delivery
 from delivery.members.assignment import Strategy
 from delivery.members.events import Joined
+from delivery.members.table import GroupMembers
 from storage.errors import UnknownQueue, UnknownTopic
 from storage.message import QueueId
 
+_AT_ONCE = 256  # queues that are looked at: some 2 ms
+_QUEUE_BYTES = 100  # of a queue in a page
 _MEMBER = "mem_rJZHZGfSqG0AAAAAAAAAAA"
 
 
@@ -90,22 +96,31 @@ async def join(services: Services, _: Call, name: str, given: JoinInput) -> Repl
     "/v1/groups/{group}/members",
     "listMembers",
     tag="members",
+    query=PageQuery,
     answers={200: MemberList},
-    problems=["group_not_found", "reserved_topic"],
+    problems=["group_not_found", "reserved_topic", "invalid_page_token"],
 )
-async def list_(services: Services, _: Call, name: str) -> Reply:
+async def list_(services: Services, _: Call, name: str, query: PageQuery) -> Reply:
     """List the members of a consumer group, in the order in which they joined."""
     services.consumer_groups.get(name)
     members = services.members.of_group(name)
-    views = []
-    for member_id, member in list(members.members.items()):
+    after = "" if query.page_token is UNSET else pages.decode_token("members", query.page_token)
+    # their ids begin with the time
+    found = sorted(member_id for member_id in members.members if member_id > after)
+    count = pages.fitting(found, query.page_size, lambda one: _size_of(members, one))
+    page = MemberList(generation=members.generation, items=[])
+    for member_id in found[:count]:
+        member = members.members.get(member_id)
         queues = [
             await _member_queue(services, member, queue)
-            for queue in members.owned.get(member_id, ())
+            async for queue in _in_turns(members.owned.get(member_id, ()))
+            if member is not None
         ]
-        if member_id in members.members:  # it may have left meanwhile
-            views.append(_member(services, member, queues))
-    return reply(200, MemberList(generation=members.generation, items=views))
+        if member is not None and member_id in members.members:  # it may have left meanwhile
+            page.items.append(_member(services, member, queues))
+    if len(found) > count:
+        page.next_page_token = pages.encode_token("members", found[count - 1])
+    return reply(200, page)
 
 
 @operation(
@@ -267,7 +282,7 @@ def _request(services: Services, given: JoinInput, rules: GroupRules) -> deliver
                 f"/queues/{index}/topic", "not_allowed", f"topics do not name {queue.topic}"
             )
     return delivery.JoinRequest(
-        client_id=given.client_id,
+        client_id=check_text(given.client_id, "/client_id"),
         topics=topics,
         session_timeout_ms=(
             rules.session_timeout_ms
@@ -277,7 +292,7 @@ def _request(services: Services, given: JoinInput, rules: GroupRules) -> deliver
         strategy=Strategy(given.strategy),
         is_broadcast=given.broadcast,
         named=named,
-        room=None if given.room is UNSET else given.room,
+        room=None if given.room is UNSET else check_text(given.room, "/room"),
     )
 
 
@@ -285,9 +300,15 @@ def _rules(services: Services, given: JoinInput, known: ConsumerGroup | None) ->
     """The group's rules, with the topics that it does not read yet. Raises Refusal."""
     old = GroupRules() if known is None else known.rules
     conflicts = other_filters(given.topics, old)
+    if known is not None:
+        conflicts += other_start(given.start, given.start_at, old)
+    elif given.start is not UNSET or given.start_at is not UNSET:
+        at_ms = start_at_ms(given.start, given.start_at)
+        start = Start.EARLIEST if given.start is UNSET else Start(given.start)
+        old = msgspec.structs.replace(old, start=start, start_at_ms=at_ms)
     if conflicts:
         raise Refusal(
-            "filter_conflict", "the group reads the topic with another filter", errors=conflicts
+            "filter_conflict", "the group has another filter or another start", errors=conflicts
         )
     subscribed = {one.topic for one in old.subscriptions}
     new = [one for one in subscriptions_of(services, given.topics) if one.topic not in subscribed]
@@ -315,6 +336,19 @@ def _queues(services: Services, given: Sequence[QueueName]) -> list[QueueId]:
 # views
 
 
+def _size_of(members: GroupMembers, member_id: str) -> int:
+    """About how many bytes the member takes in a page."""
+    return _QUEUE_BYTES * (1 + len(members.owned.get(member_id, ())))
+
+
+async def _in_turns(queues: Iterable[QueueId]) -> AsyncIterator[QueueId]:
+    """The queues, of which a member may have thousands; others have their turn in between."""
+    for index, queue in enumerate(queues):
+        if index % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)
+        yield queue
+
+
 def _views(queues: Iterable[QueueId]) -> list[QueueOfTopic]:
     return [QueueOfTopic(topic=queue.topic, queue_id=queue.number) for queue in queues]
 
@@ -329,7 +363,7 @@ async def _owned(
             queue_id=queue.number,
             offset=(await _place(services, group, queue, client_id))[0],
         )
-        for queue in queues
+        async for queue in _in_turns(queues)
     ]
 
 

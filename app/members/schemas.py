@@ -17,7 +17,7 @@ from app.groups.schemas import (
 from app.messages.schemas import MAX_ENTRIES, Offset, Timestamp, WaitMs
 from app.named_schemas import Int32
 from app.topics.schemas import TopicName
-from app.word_sets import ASSIGNMENT_STRATEGY, AssignmentStrategy
+from app.word_sets import ASSIGNMENT_STRATEGY, AssignmentStrategy, GroupStart
 
 _MAX_NAME_BYTES = 255
 _Queues = Annotated[list["QueueName"], Meta(max_length=MAX_ENTRIES)]
@@ -46,6 +46,17 @@ class JoinInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         ),
     ]
     topics: Annotated[list[SubscriptionInput], Meta(min_length=1, max_length=MAX_TOPICS)]
+    start: (
+        Annotated[
+            GroupStart,
+            Meta(description="Where a new group starts in its queues. Default: earliest."),
+        ]
+        | UnsetType
+    ) = UNSET
+    start_at: (
+        Annotated[Timestamp, Meta(description="Required with `time`, and not allowed otherwise.")]
+        | UnsetType
+    ) = UNSET
     strategy: Annotated[
         AssignmentStrategy,
         Meta(description="How queues are shared out. The first member's holds."),
@@ -175,10 +186,11 @@ class Member(msgspec.Struct, kw_only=True):
 
 
 class MemberList(msgspec.Struct, kw_only=True):
-    """All members of a group, in the order in which they joined."""
+    """Members of a group, in the order in which they joined."""
 
     generation: int
     items: list[Member]
+    next_page_token: str | UnsetType = UNSET
 
 
 class LocksInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -76,6 +76,7 @@ consumer_groups = Table(
     Column("ordered", Boolean, nullable=False),
     Column("skip_lag_over", BigInteger),
     Column("skip_older_than_ms", BigInteger),
+    Column("start_at_ms", BigInteger),
     Column("session_timeout_ms", BigInteger, nullable=False, server_default="120000"),
     Column("queue_rooms", JSON, nullable=False, server_default="{}"),
     Column("created_at_ms", BigInteger, nullable=False),

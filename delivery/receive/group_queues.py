@@ -11,8 +11,9 @@ from delivery.leases.journal import LeaseJournal
 from delivery.leases.position_limit import PositionLimit
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_reader import QueueReader
-from storage.errors import UnknownTopic
-from storage.message import Durability, QueueId, StoredMessage
+from delivery.offset_by_time import find_offset_by_time
+from storage.errors import CorruptRecord, OffsetExpired, UnknownTopic
+from storage.message import Durability, OffsetRange, QueueId, StoredMessage
 
 _NO_KEY = "\0"  # begins no ordering key of a client
 
@@ -20,7 +21,9 @@ _NO_KEY = "\0"  # begins no ordering key of a client
 class GroupQueues:
     """The queues that a group receives from. Event loop only."""
 
-    def __init__(self, journal: LeaseJournal, limit: PositionLimit) -> None:
+    def __init__(self, journal: LeaseJournal, limit: PositionLimit, *, cached_bytes: int) -> None:
+        """`cached_bytes`: the newest of the log that count as in memory."""
+        self._cached_bytes = cached_bytes
         self._journal = journal
         self._limit = limit
         self._store = journal.store
@@ -75,8 +78,8 @@ class GroupQueues:
         queue.learn(zip(found, keys, strict=True))
 
     async def begin(self, leases: GroupLeases, rules: GroupRules) -> None:
-        """Let a group that starts at the end begin there: in those of its queues in which it has no
-        position yet.
+        """Let a group that does not start at the first message begin where its rules say, in those
+        of its queues in which it has no position yet.
 
         Before the first receive by these rules, which begins at the first message. The caller
         holds the group's turn to claim. Raises LimitReached where the rules name topics of too many
@@ -85,14 +88,14 @@ class GroupQueues:
         await self._limit.check_group(
             leases.group, await self._limit.subscribed(rules), pointer="/topics", replaces=True
         )
-        if rules.start is not Start.LATEST:
+        if rules.start is Start.EARLIEST:
             return
-        positions = []
-        for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
-            for queue in await self._store.queues(topic):
-                if leases.find(queue) is None and await self.committed(leases, queue) is None:
-                    end = (await self._store.offsets(queue)).end
-                    positions.append(Position(*queue, end))
+        positions = [
+            Position(*queue, await self._beginning(queue, rules))
+            for topic in dict.fromkeys(one.topic for one in rules.subscriptions)
+            for queue in await self._store.queues(topic)
+            if leases.find(queue) is None and await self.committed(leases, queue) is None
+        ]
         if positions:
             self._limit.check_total(
                 leases.group, [one.queue_id for one in positions], pointer="/topics"
@@ -101,6 +104,30 @@ class GroupQueues:
                 group=leases.group, positions=positions, generation=leases.retries.generation
             )
             await self._journal.append([], [event], Durability.SYNCED)
+
+    async def _beginning(self, queue: QueueId, rules: GroupRules) -> int:
+        """Where a group that does not start at the first message begins."""
+        bounds = await self._store.offsets(queue)
+        if rules.start is Start.TIME:
+            try:
+                return (await find_offset_by_time(self._store, queue, rules.start_at_ms or 0))[0]
+            except CorruptRecord:
+                return bounds.first  # rather too many than too few
+        if rules.start is Start.ROCKETMQ and await self._is_young(queue, bounds):
+            return bounds.first
+        return bounds.end
+
+    async def _is_young(self, queue: QueueId, bounds: OffsetRange) -> bool:
+        """Is the first message of the queue that there ever was still in the page cache, by the
+        share of memory that RocketMQ counts on for it?
+        """
+        if bounds.first > 0 or bounds.end == 0:
+            return bounds.first == 0
+        try:
+            (first,) = await self._store.read(queue, 0, max_messages=1, max_bytes=1)
+        except (CorruptRecord, OffsetExpired):
+            return False
+        return self._store.stored_offset() - (first.log_offset or 0) <= self._cached_bytes
 
     async def committed(self, leases: GroupLeases, queue: QueueId) -> int | None:
         """The offset of a queue that the group never received from; None where it has committed

@@ -217,6 +217,24 @@ def test_members_of_a_deleted_topic_own_none_of_its_queues(group):
     assert member.heartbeat()["assignment"] == []
 
 
+def test_members_are_listed_in_pages(group):
+    names = [f"c{number}" for number in range(5)]
+    for name in names:
+        group.join(name)
+
+    found: list[str] = []
+    query: dict[str, Any] = {"page_size": 2}
+    while query:
+        page = ok(group.api.get(f"{group.path}/members", params=query))
+        found += [one["client_id"] for one in page["items"]]
+        token = page.get("next_page_token")
+        query = {"page_size": 2, "page_token": token} if token else {}
+
+    assert sorted(found) == names
+    wrong = group.api.get(f"{group.path}/members", params={"page_token": "x"})
+    assert_problem(wrong, 400, "invalid_page_token")
+
+
 def test_members_go_with_their_group(group):
     member = group.join("a")
 
@@ -399,6 +417,25 @@ def test_a_member_begins_where_the_group_starts(api):
     assert group.join("a").told["assignment"] == [group.place(n, offset=5) for n in range(4)]
 
 
+def test_the_join_that_creates_the_group_says_where_it_starts(api):
+    by_time, fresh = Group(api), Group(api)
+    times = {"start": "time", "start_at": "2999-01-01T00:00:00Z"}
+
+    told = by_time.join("a", **times).told
+    as_rocketmq = fresh.join("a", start="rocketmq").told
+
+    assert [one["offset"] for one in told["assignment"]] == [5, 5, 5, 5]
+    assert [one["offset"] for one in as_rocketmq["assignment"]] == [0, 0, 0, 0]
+    seen = ok(api.get(by_time.path))
+    assert (seen["start"], seen["start_at"]) == ("time", "2999-01-01T00:00:00.000Z")
+    by_time.join("b", **times)
+    by_time.join("c")
+    other = by_time.try_join("d", start="earliest")
+    assert_problem(other, 409, "filter_conflict", "/start")
+    later = by_time.try_join("d", start="time", start_at="2998-01-01T00:00:00Z")
+    assert_problem(later, 409, "filter_conflict", "/start_at")
+
+
 def test_each_client_of_a_broadcast_group_has_its_own_offsets(group):
     first, second = group.join("a", broadcast=True), group.join("b", broadcast=True)
     ok(first.commit({0: 3}))
@@ -506,6 +543,7 @@ def test_the_lock_of_a_silent_member_holds_until_it_expires(escrowmq, group):
     [
         ({"strategy": "fair"}, "/strategy"),
         ({"client_id": ""}, "/client_id"),
+        ({"client_id": "a\u0000"}, "/client_id"),
         ({"session_timeout_ms": 999}, "/session_timeout_ms"),
         ({"session_timeout_ms": 3_600_001}, "/session_timeout_ms"),
         ({"topics": []}, "/topics"),
@@ -514,6 +552,9 @@ def test_the_lock_of_a_silent_member_holds_until_it_expires(escrowmq, group):
         ({"queues": [{"topic": "no-such-topic", "queue_id": 0}]}, "/queues"),
         ({"strategy": "manual", "queues": [{"topic": "x", "queue_id": 0}]}, "/queues/0/topic"),
         ({"room": "north"}, "/room"),
+        ({"start": "time"}, "/start_at"),
+        ({"start_at": "2026-03-02T00:00:00Z"}, "/start_at"),
+        ({"start": "time", "start_at": "yesterday"}, "/start_at"),
         ({"color": "red"}, "/color"),
     ],
 )

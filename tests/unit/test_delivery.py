@@ -986,7 +986,40 @@ async def test_a_group_that_is_made_again_begins_anew_without_the_retries_of_bef
     assert await house.names() == [("a", 1), ("b", 1)]
 
 
-@pytest.mark.parametrize("start", list(Start))
+@with_house()
+async def test_a_group_that_starts_at_a_time_is_given_what_was_stored_then_or_later(house):
+    await house.send("a", "b")
+    await house.sleep(1_000)
+    since_ms = house.world.clock.wall_ms()
+    await house.send("c")
+    await house.sleep(1_000)
+    await house.send("d")
+
+    for group, start_at_ms, expected in (
+        ("since", since_ms, 2),
+        ("always", 0, 0),
+        ("later", since_ms + 60_000, 4),
+    ):
+        started = rules(start=Start.TIME, start_at_ms=start_at_ms)
+        await house.delivery.begin(group, started)
+        assert await house.delivery.position(group, ORDERS) == expected
+
+
+@with_house()
+async def test_a_group_that_starts_as_one_of_rocketmq_begins_with_the_first_message_in_memory(
+    house, monkeypatch
+):
+    await house.send("a", "b")
+    await house.delivery.begin("young", rules(start=Start.ROCKETMQ))
+    monkeypatch.setattr(house.delivery._receiver._queues, "_cached_bytes", 100)
+    await house.send("c", "d")
+    await house.delivery.begin("old", rules(start=Start.ROCKETMQ))
+
+    assert await house.delivery.position("young", ORDERS) == 0
+    assert await house.delivery.position("old", ORDERS) == 4
+
+
+@pytest.mark.parametrize("start", [Start.EARLIEST, Start.LATEST])
 def test_a_group_that_is_made_again_knows_no_offset_that_was_set_for_the_one_before(start):
     async def first_life(house: House) -> None:
         await house.send("a", "b")

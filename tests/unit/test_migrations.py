@@ -102,6 +102,7 @@ ROWS: dict[Table, dict[str, object]] = {
         "ordered": True,
         "skip_lag_over": 1 << 29,
         "skip_older_than_ms": None,
+        "start_at_ms": 1 << 40,
         "session_timeout_ms": 1 << 40,
         "queue_rooms": {"Orders.eu/0": "north"},
         "created_at_ms": 1_800_000_000_125,

@@ -42,6 +42,7 @@ class Group(Output, frozen=True, kw_only=True):
     group: str
     topics: list[Subscription]
     start: str
+    start_at: datetime | None = None
     lease_ms: int
     max_attempts: int
     backoff_ms: list[int]

@@ -82,10 +82,11 @@ class Member(Output, frozen=True, kw_only=True):
 
 
 class MemberList(Output, frozen=True, kw_only=True):
-    """All members of a group, in the order in which they joined."""
+    """Members of a group, in the order in which they joined."""
 
     generation: int
     items: list[Member]
+    next_page_token: str | None = None
 
 
 class RefusedLock(Output, frozen=True, kw_only=True):

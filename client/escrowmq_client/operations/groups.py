@@ -1,6 +1,7 @@
 """Operations of consumer groups: settings, leases and lag."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Literal
 
 from escrowmq_client.call import (
@@ -30,7 +31,8 @@ def put_group(
     group: str,
     *,
     topics: Iterable[SubscriptionInput | str] | None = None,
-    start: Literal["earliest", "latest"] | None = None,
+    start: Literal["earliest", "latest", "time", "rocketmq"] | None = None,
+    start_at: datetime | None = None,
     lease_ms: int | None = None,
     max_attempts: int | None = None,
     backoff_ms: Sequence[int] | None = None,
@@ -63,6 +65,7 @@ def put_group(
         body=fields(
             topics=None if topics is None else [subscription(item) for item in topics],
             start=start,
+            start_at=start_at,
             lease_ms=lease_ms,
             max_attempts=max_attempts,
             backoff_ms=backoff_ms,

@@ -1,9 +1,10 @@
 """Operations of the members of consumer groups: join, heartbeat, leave, locks."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Literal
 
-from escrowmq_client.call import Call, decoded, fields, json_headers, nothing
+from escrowmq_client.call import Call, decoded, fields, json_headers, nothing, query
 from escrowmq_client.models.groups import OffsetInput, SubscriptionInput
 from escrowmq_client.models.members import (
     Heartbeat,
@@ -25,6 +26,8 @@ def join_group(
     client_id: str,
     topics: Iterable[SubscriptionInput | str],
     *,
+    start: Literal["earliest", "latest", "time", "rocketmq"] | None = None,
+    start_at: datetime | None = None,
     strategy: Literal["average", "circle", "sticky", "manual", "machine_room"] | None = None,
     session_timeout_ms: int | None = None,
     broadcast: bool | None = None,
@@ -33,8 +36,9 @@ def join_group(
 ) -> Call[Membership]:
     """Join a consumer group as a member, and own queues of its topics.
 
-    Creates the group if necessary. `queues`: with strategy `manual`; `room`: with `machine_room`. A
-    join whose answer was lost is not repeated: it may have made a member, which expires.
+    Creates the group if necessary, with this `start`. `queues`: with strategy `manual`; `room`:
+    with `machine_room`. A join whose answer was lost is not repeated: it may have made a member,
+    which expires.
 
     Raises Conflict (filter_conflict, group_active); ProblemError (validation_failed,
     reserved_topic).
@@ -49,6 +53,8 @@ def join_group(
         body=fields(
             client_id=client_id,
             topics=[subscription(item) for item in topics],
+            start=start,
+            start_at=start_at,
             strategy=strategy,
             session_timeout_ms=session_timeout_ms,
             broadcast=broadcast,
@@ -59,7 +65,9 @@ def join_group(
     )
 
 
-def list_members(group: str) -> Call[MemberList]:
+def list_members(
+    group: str, *, page_size: int | None = None, page_token: str | None = None
+) -> Call[MemberList]:
     """List the members of a consumer group, in the order in which they joined.
 
     Raises NotFound (group_not_found).
@@ -70,6 +78,7 @@ def list_members(group: str) -> Call[MemberList]:
         "/v1/groups/{group}/members",
         decoded(MemberList),
         parts={"group": group},
+        query=query(page_size=page_size, page_token=page_token),
     )
 
 
