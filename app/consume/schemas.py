@@ -26,6 +26,7 @@ Handle = Annotated[
         description="The receipt handle that was delivered with the message.",
     ),
 ]
+MAX_GENERATION = (1 << 53) - 1  # a double holds it
 Reason = Annotated[
     str,
     Meta(
@@ -132,7 +133,10 @@ class AckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
     generation: (
-        Annotated[int, Meta(ge=0, description="Of the assignment that the member knows.")]
+        Annotated[
+            int,
+            Meta(ge=0, le=MAX_GENERATION, description="Of the assignment that the member knows."),
+        ]
         | UnsetType
     ) = UNSET
 

@@ -26,7 +26,7 @@ PROPERTY = "ce_"
 _SHOWN = 200  # characters of an attribute in a problem
 _PARTITION_KEY = "partitionkey"  # the extension of CloudEvents for partitioning
 _HEADERS = tuple(
-    HeaderParameter(f"ce-{name}", f"In binary mode: the attribute {name}.")
+    HeaderParameter(f"Ce-{name.title()}", f"In binary mode: the attribute {name}.")
     for name in (*reading.REQUIRED, "subject", "time", "dataschema")
 )
 

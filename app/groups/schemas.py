@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.consume.schemas import LeaseMs
+from app.consume.schemas import MAX_GENERATION, LeaseMs
 from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, KeyOf, KeysOf, Offset, Timestamp
 from app.named_schemas import Int32, Texts, open_set
 from app.topics.schemas import TopicName
@@ -324,6 +324,7 @@ class OffsetsInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             int,
             Meta(
                 ge=0,
+                le=MAX_GENERATION,
                 description="Of the assignment that the member knows. A queue that it lost since "
                 "takes no offset of it, also where it has got it back.",
             ),

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from app.consume.schemas import MAX_GENERATION
 from app.groups.schemas import (
     MAX_SESSION_MS,
     MAX_TOPICS,
@@ -124,7 +125,9 @@ class Membership(msgspec.Struct, kw_only=True):
 class HeartbeatInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A sign of life, and how far the member has come."""
 
-    generation: Annotated[int, Meta(ge=0, description="Of the assignment that it knows.")]
+    generation: Annotated[
+        int, Meta(ge=0, le=MAX_GENERATION, description="Of the assignment that it knows.")
+    ]
     wait_ms: WaitMs = 0
     offsets: (
         Annotated[
@@ -197,7 +200,7 @@ class LocksInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Queues that a member locks, or gives back."""
 
     member_id: MemberId
-    generation: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    generation: Annotated[int, Meta(ge=0, le=MAX_GENERATION)] | UnsetType = UNSET
     queues: Annotated[list[QueueName], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
 

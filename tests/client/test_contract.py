@@ -223,7 +223,7 @@ def expected_parameters(name: str, operation: dict[str, Any]) -> dict[str, bool]
     found: dict[str, bool] = {}
     for parameter in operation.get("parameters", []):
         place = parameter["name"]
-        if place == "Prefer" or place.startswith("ce-"):
+        if place == "Prefer" or place.startswith("Ce-"):
             continue  # `wait_ms` does it; `headers` has them
         found[PARAMETERS.get(place, snake_header(place))] = bool(parameter.get("required"))
     content = operation.get("requestBody", {}).get("content", {})
