@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from app.browsers import BrowserRules, request_host
-from app.exchange import content_length
+from app.exchange import content_length, is_stream_of_events
 from app.problems import Refusal, too_large
 from app.settings import HttpOptions
 
@@ -51,7 +51,9 @@ class Admission:
         `has_limit`: its body has one; a stream's has none.
         """
         host = request_host(headers, http_version=http_version)
-        refusal = self._browser_rules and self._browser_rules.refuse(method, headers, host)
+        refusal = self._browser_rules and self._browser_rules.refuse(
+            method, headers, host, has_effects=is_stream_of_events(path)
+        )
         if refusal:
             raise refusal
         if (

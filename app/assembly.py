@@ -132,6 +132,7 @@ def services_of(base: Base) -> Services:
         connections=base.connections,
         long_polls=_long_polls(base),
         max_line_bytes=settings.http.max_body_bytes,
+        keep_alive_ms=settings.http.keep_alive_ms,
         max_body_values=settings.http.max_body_values,
         body_thread=BodyThread(),
     )  # fmt: skip

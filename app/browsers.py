@@ -82,15 +82,22 @@ class BrowserRules:
         self._named = frozenset(named)
 
     def refuse(
-        self, method: str, headers: Mapping[str, str], host: Authority | None
+        self,
+        method: str,
+        headers: Mapping[str, str],
+        host: Authority | None,
+        *,
+        has_effects: bool = False,
     ) -> Refusal | None:
         """The refusal of a request to this host, or None.
 
-        Header names are in lower case; `host` is None in HTTP/1.0 only.
+        Header names are in lower case; `host` is None in HTTP/1.0 only. `has_effects`: what is got
+        leases messages.
         """
         if host is not None and not host.is_loopback and not self._has_named(host):
             return Refusal("host_not_allowed")
-        if method in _SAFE_METHODS or self._is_own(headers, host):
+        is_safe = method in _SAFE_METHODS and not has_effects
+        if is_safe or self._is_own(headers, host):
             return None
         return Refusal("origin_not_allowed")
 

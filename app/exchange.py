@@ -22,9 +22,11 @@ T = TypeVar("T")
 
 JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
+EVENTS = "text/event-stream"
 
 HEADERS = "escrowmq.headers"  # where in the ASGI scope the middleware leaves what it has read
 BODY_SHARE = "escrowmq.body_share"  # and the request's share of the memory for bodies
+IS_HEAD = "escrowmq.is_head"  # is only the head of the answer asked for?
 IS_GONE = "escrowmq.is_gone"  # an ASGI extension: has the client left?
 
 _PIECE_BYTES = 256 << 10  # of a large answer
@@ -37,6 +39,8 @@ _NOTHING: Mapping[str, str] = {}
 
 _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
 
+_STREAMS_OF_EVENTS = re.compile(r"/v1/groups/[^/]+/stream")
+
 _WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 _TRACEPARENT = re.compile(
@@ -47,6 +51,11 @@ _TRACEPARENT = re.compile(
 def takes_a_stream(method: str, path: str) -> bool:
     """Has a request to this path a body that goes on for as long as the client likes?"""
     return method == "POST" and _STREAMS.fullmatch(path) is not None
+
+
+def is_stream_of_events(path: str) -> bool:
+    """Does a GET of this path lease messages?"""
+    return path.endswith("/stream") and _STREAMS_OF_EVENTS.fullmatch(path) is not None
 
 
 def headers_by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

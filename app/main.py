@@ -20,6 +20,7 @@ from app.audit import proof_handlers as audit_proofs
 from app.body_budget import BodyBudget
 from app.browsers import BrowserRules
 from app.consume import handlers as consume
+from app.consume import stream as consume_stream
 from app.consume.hot import HotAcks, HotReceives
 from app.dead_letters import handlers as dead_letters
 from app.events import handlers as events
@@ -59,8 +60,8 @@ from txn.states import TxnState
 
 # Routes are asked one after another: those first that are asked for most.
 RESOURCES = (
-    send, stream, events, lookup, pull, consume, transactions, topics, cron_schedules, schedules,
-    producer_groups, groups, leases,
+    send, stream, events, lookup, pull, consume, consume_stream, transactions, topics,
+    cron_schedules, schedules, producer_groups, groups, leases,
     offsets, members, dead_letters, requests, tasks, audit, audit_proofs, admin, disk,
 )  # fmt: skip
 

@@ -11,7 +11,15 @@ from app.admission import Admission, is_compressed
 from app.answering import CLIENT_LEFT, problem_of, refusal_of, request_id_of
 from app.body_budget import BodyBudget, BodyShare
 from app.compression import deflating, inflating, takes_gzip
-from app.exchange import BODY_SHARE, HEADERS, IS_GONE, ClientGone, headers_by_name, takes_a_stream
+from app.exchange import (
+    BODY_SHARE,
+    HEADERS,
+    IS_GONE,
+    IS_HEAD,
+    ClientGone,
+    headers_by_name,
+    takes_a_stream,
+)
 from app.observability import Metrics
 from app.settings import HttpOptions
 from app.tracebacks import drop_frames
@@ -41,7 +49,7 @@ class RequestMiddleware:
         is_head = scope["method"] == "HEAD"
         # Whatever can be got can be asked for its head: the route answers as for GET, and the body
         # is kept back.
-        inner = {**scope, "method": "GET"} if is_head else scope
+        inner = {**scope, "method": "GET", IS_HEAD: True} if is_head else scope
         is_stream = takes_a_stream(scope["method"], scope["path"])
         status = 500
         has_started = False

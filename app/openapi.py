@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 
 from app.openapi_operations import PROBLEM_RESPONSE, common_text, completed, takes_fields
 from app.openapi_schemas import named_in, schemas_of
-from app.operations import OPERATIONS, Lines, Operation
+from app.operations import OPERATIONS, Events, Lines, Operation
 from app.problems import Problem
 from app.webhooks.answers import CheckAnswer, CheckQuestion
 
@@ -60,7 +60,7 @@ def _kinds_of(operation: Operation) -> set[type]:
     """The structs that the operation refers to."""
     body = operation.body if takes_fields(operation) else None
     kinds = (body, *operation.answers.values())
-    return {kind for kind in kinds if kind is not None and kind not in (bytes, Lines)}
+    return {kind for kind in kinds if kind is not None and kind not in (bytes, Lines, Events)}
 
 
 def document_3_0(document_3_1: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from app.exchange import JSON_LINES
+from app.exchange import EVENTS, JSON_LINES
 from app.named_schemas import REFERENCE
 from app.openapi_schemas import field_schema, fields_of, with_default
 from app.operations import (
@@ -20,6 +20,7 @@ from app.operations import (
     ANSWER_HEADERS,
     READING,
     WRITING,
+    Events,
     HeaderParameter,
     Lines,
     Operation,
@@ -99,7 +100,7 @@ def completed(documented: dict[str, Any], operation: Operation) -> dict[str, Any
     if body is not None:
         found["requestBody"] = body
     found |= _responses(operation)
-    if operation.takes_lines:
+    if operation.takes_lines or operation.streams:
         found["x-streaming"] = True
     if operation.operation_id == _CALLS_BACK:
         found["callbacks"] = {
@@ -209,6 +210,9 @@ def _success(operation: Operation, status: int) -> dict[str, Any]:
     if kind is bytes:
         what = "The bytes, with the content type that they were sent with."
         content: dict[str, Any] = {"application/octet-stream": {"schema": dict(_BYTES)}}
+    elif issubclass(kind, Events):
+        what = _summary(kind)
+        content = {EVENTS: {"schema": {"type": "string"}}}
     elif issubclass(kind, Lines):
         what = _summary(kind)
         content = {JSON_LINES: {"schema": dict(_BYTES)}}

@@ -50,6 +50,10 @@ class Lines:
     """A line of JSON for each line of the request, in their order."""
 
 
+class Events:
+    """Server-sent events, for as long as the connection lasts."""
+
+
 class HeaderParameter(NamedTuple):
     name: str
     description: str
@@ -77,7 +81,9 @@ class Operation:
     header Accept chooses. `body_types`: the media types of the body beside the usual one. `query`,
     `body`: the classes that the handler is given. `decode`: reads the body in another way than as
     the class. `takes_bytes`, `takes_lines`: the body is not JSON; a handler of lines is a generator
-    of answered lines, and its last argument are the pieces of the body as they come. `limit`: the
+    of answered lines, and its last argument are the pieces of the body as they come. `streams`:
+    the answer goes on for as long as the client likes, and the handler is a generator of it.
+    `limit`: the
     length of a request with one message, asked before the body is read, with the services and the
     path's parts. `problems`: the codes that it may answer with, beside those that all operations
     have. `example`: a body that is taken; a test sends it.
@@ -97,6 +103,7 @@ class Operation:
     decode: BodyReader | None
     takes_bytes: bool
     takes_lines: bool
+    streams: bool
     limit: BodyLimit | None
     headers: Sequence[HeaderParameter]
     answer_headers: Sequence[str]
@@ -178,6 +185,7 @@ def operation(
     decode: BodyReader | None = None,
     takes_bytes: bool = False,
     takes_lines: bool = False,
+    streams: bool = False,
     limit: BodyLimit | None = None,
     headers: Iterable[HeaderParameter] = (),
     answer_headers: Sequence[str] = (),
@@ -193,7 +201,7 @@ def operation(
         OPERATIONS[operation_id] = Operation(
             method, path, operation_id, tag, handler, answers, media_types, query, body,
             body_is_optional, body_types, decode,
-            takes_bytes, takes_lines, limit, tuple(headers), answer_headers, example,
+            takes_bytes, takes_lines, streams, limit, tuple(headers), answer_headers, example,
             tuple(problems),
         )  # fmt: skip
         return handler

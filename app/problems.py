@@ -308,3 +308,9 @@ def document(
         errors=refusal.errors,
         context=refusal.context,
     )
+
+
+def closing_event(error: MessagingError) -> bytes:
+    """The event that says why a stream of events ends; a browser asks again a moment later."""
+    problem = msgspec.json.encode(document(error))
+    return b"retry: %d\nevent: closing\ndata: %b\n\n" % (RETRY_AFTER_SECONDS * 1_000, problem)

@@ -5,7 +5,7 @@ What an operation takes is read here and by its own decoders; FastAPI's way to a
 third of the time of a small request.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from inspect import Parameter, Signature, getdoc
 from typing import Annotated, Any, cast
@@ -19,12 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from app import answering
 from app.body_budget import BodyShare
-from app.exchange import BODY_SHARE, HEADERS, JSON_LINES, FileReply, Reply
+from app.exchange import BODY_SHARE, EVENTS, HEADERS, IS_HEAD, JSON_LINES, FileReply, Reply
 from app.operations import (
     Operation,
     StreamHandler,
 )
+from app.problems import as_refusal, closing_event
 from app.services import Services
+from storage.errors import MessagingError
 
 
 def _digits(text: str) -> str:
@@ -102,6 +104,11 @@ class OperationRoute(APIRoute):
         if self._judged:
             parts = {**parts, **self._read(parts)}
         incoming = _Incoming(scope, receive, send)
+        if self.operation.streams:
+            get_services = scope["app"].state.get_services
+            stream = _EventStream(self.operation, incoming, send, is_head=scope.get(IS_HEAD, False))
+            await stream.answer(get_services, list(parts.values()))
+            return
         services: Services = scope["app"].state.get_services()
         answer = _answer_lines if self.operation.takes_lines else _answer
         await answer(self.operation, services, incoming, list(parts.values()), send)
@@ -200,3 +207,56 @@ async def _answer_lines(
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _EventStream:
+    """The answer to one request for a stream of events."""
+
+    def __init__(
+        self, operation: Operation, incoming: _Incoming, send: Send, *, is_head: bool
+    ) -> None:
+        self._operation = operation
+        self._incoming = incoming
+        self._send = send
+        self._is_head = is_head
+        self._has_begun = False
+
+    async def answer(self, get_services: Callable[[], Services], parts: list[Any]) -> None:
+        """Send the pieces as the handler has them, until it ends or the client leaves.
+
+        A browser gives up for good where the status is not 200: a refusal that may pass is an
+        event, after which it asks again.
+        """
+        try:
+            await self._answer(get_services(), parts)
+        except MessagingError as error:
+            refusal = as_refusal(error)
+            takes_events = EVENTS in self._incoming.headers.get("accept", "")
+            if self._has_begun or not takes_events or not refusal.kind.retryable:
+                raise
+            await self._begin(closing_event(refusal))
+            await self._end()
+
+    async def _answer(self, services: Services, parts: list[Any]) -> None:
+        call = answering.call_of(self._operation, services, self._incoming, b"")
+        arguments = await self._operation.arguments(services, call, parts)
+        pieces = cast("StreamHandler", self._operation.handler)(*arguments)
+        async with aclosing(pieces):
+            await self._begin(await anext(pieces))  # what is refused before has a status of its own
+            if self._is_head:
+                return
+            async for piece in pieces:
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._end()
+
+    async def _begin(self, first: bytes) -> None:
+        self._has_begun = True
+        headers = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(
+            {"type": "http.response.body", "body": first, "more_body": not self._is_head}
+        )
+
+    async def _end(self) -> None:
+        if not self._is_head:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -71,6 +71,7 @@ class Services:
     connections: Connections
     long_polls: LongPolls
     max_line_bytes: int  # of a stream
+    keep_alive_ms: int  # in which something is written to a stream of events
     max_body_values: int  # of JSON in a request
     body_thread: BodyThread
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -68,6 +68,8 @@ class HttpOptions:
     body_timeout_ms: int = 30_000  # from there to the end of its body
     # a stream in which nothing comes for so long is closed; it has no other end
     stream_idle_ms: int = 60_000
+    # in a stream of events a comment comes after so long without one, so that no proxy closes it
+    keep_alive_ms: int = 15_000
     # a client that takes nothing of its answer for so long is cut off
     unread_timeout_ms: int = 30_000
     max_waiting: int = 0  # long polls at once; 0: seven of eight connections

@@ -41,6 +41,7 @@ from delivery.settle.given_up import GivenUpLog
 from delivery.settle.lease_ends import LeaseEnds
 from delivery.settle.move import Mover
 from delivery.settle.reject import Rejecter, Rejection
+from delivery.streams import Streams
 from delivery.trace import LeaseTrace
 from storage.clock import Clock
 from storage.errors import LeaseExpired, MessagingError, StorageFull, UnavailableError, UnknownGroup
@@ -96,6 +97,7 @@ class Delivery:
         self.plain_receiver = PlainReceiver(
             self._journal, self._waiters, randomness, cancelled_requests, has_members=has_members
         )
+        self.streams = Streams(self._journal, self._receiver, randomness)
         self._positions = Positions(
             self._journal, queues, self._receiver, self._waiters, self._limit
         )
@@ -115,6 +117,7 @@ class Delivery:
     def stop(self) -> None:
         """End all waits for a message."""
         self._waiters.stop()
+        self._journal.calls.notify_all()
 
     async def drain(self) -> None:
         """Return once every change that was begun has ended."""

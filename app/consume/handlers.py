@@ -60,8 +60,8 @@ async def receive(
     """
     rules = services.consumer_groups.get(group).rules
     services.members.check_unused(group)
-    _check_text(given.worker, "/worker")
-    _check_text(given.attempt_id, "/attempt_id")
+    check_text(given.worker, "/worker")
+    check_text(given.attempt_id, "/attempt_id")
     request = Request(
         max_messages=given.max_messages,
         max_bytes=given.max_bytes,
@@ -93,7 +93,7 @@ async def _look(asked: _Receive) -> Reply | Waiting:
         raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
     room = request._replace(max_bytes=call.share.reserve(request.max_bytes))
     found = await services.delivery.receive(group, rules, room)
-    byte_count = sum([_size_of(one.found) for one in found])
+    byte_count = sum([size_of_found(one.found) for one in found])
     call.share.hold(byte_count)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
         waiting = services.long_polls.wait(
@@ -155,7 +155,7 @@ async def nack(services: Services, _: Call, group: str, given: NackInput) -> Rep
         Rejection(
             one.receipt_handle,
             None if one.delay_ms is UNSET else one.delay_ms,
-            _check_text(one.reason, f"/entries/{index}/reason"),
+            check_text(one.reason, f"/entries/{index}/reason"),
             one.unprocessed,
         )
         for index, one in enumerate(given.entries)
@@ -210,7 +210,7 @@ async def dead_letter(services: Services, _: Call, group: str, given: DeadLetter
     rules = services.consumer_groups.get(group).rules
     services.members.check_unused(group)
     refused = [
-        Rejection(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))
+        Rejection(one.receipt_handle, None, check_text(one.reason, f"/entries/{index}/reason"))
         for index, one in enumerate(given.entries)
     ]
     return _moved(refused, await services.delivery.dead_letter(group, rules, refused))
@@ -302,11 +302,18 @@ def parts_of_received(
     yield b"]}"
 
 
+def json_of_received(one: LeasedMessage, form: PayloadForm) -> bytes:
+    """The JSON of one `ReceivedMessage`."""
+    if isinstance(one.found, StoredRecord):
+        return b"".join(parts_of_list([one.found], form, [_end_of(one, one.found)]))
+    return b"".join(codec.encoded(_view(one, form)))
+
+
 def begin_of_received(server_time: str) -> bytes:
     return b'{"server_time":"%b","messages":[' % server_time.encode()
 
 
-def _size_of(found: Found) -> int:
+def size_of_found(found: Found) -> int:
     return len(found.data) if isinstance(found, StoredRecord) else size_of([found])
 
 
@@ -342,7 +349,7 @@ def _view(one: LeasedMessage, form: PayloadForm) -> ReceivedMessage:
     )
 
 
-def _check_text(text: str | UnsetType, pointer: str) -> str | None:
+def check_text(text: str | UnsetType, pointer: str) -> str | None:
     """It is kept in the log, as a property of a message. Raises Refusal."""
     if text is UNSET:
         return None

@@ -79,6 +79,27 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     payload: PayloadView = "auto"
 
 
+class StreamQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How many messages may be unacknowledged, and for how long each is leased."""
+
+    credit: Annotated[
+        int, Meta(ge=1, le=1_000, description="Maximum number of unacknowledged messages.")
+    ] = 32
+    lease_ms: LeaseMs | UnsetType = UNSET
+    worker: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                description="Name of the worker; stored with the lease.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    payload: PayloadView = "auto"
+
+
 class ReceivedMessage(Message, kw_only=True, gc=False):
     """A message under a lease. Topic, queue and offset are those of its first delivery, also in a
     retry.

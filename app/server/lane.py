@@ -302,7 +302,7 @@ def _routes(
     """
     routes: dict[tuple[str, int, str, str | None], list[_Route]] = {}
     for operation in operations:
-        if operation.takes_lines:
+        if operation.takes_lines or operation.streams:
             continue
         parts = operation.path.split("/")
         literal_places = [place for place, part in enumerate(parts) if not part.startswith("{")]

@@ -18,12 +18,14 @@ from typing import Any, ParamSpec, TypeVar
 import httpx
 
 from escrowmq_client import steps
-from escrowmq_client.call import Call, Page
+from escrowmq_client.call import Call, Page, nothing
 from escrowmq_client.encoding import Format
 from escrowmq_client.errors import EscrowMQError
+from escrowmq_client.event_stream import EventStream
 from escrowmq_client.markers.base import Markers
 from escrowmq_client.methods import async_method, async_steps
-from escrowmq_client.models.messages import BatchEntry, BatchResult, MessageInput
+from escrowmq_client.models.consume import ReceivedMessage
+from escrowmq_client.models.messages import BatchEntry, BatchResult, MessageInput, PayloadView
 from escrowmq_client.models.transactions import CheckInput
 from escrowmq_client.operations import (
     admin,
@@ -163,6 +165,53 @@ class AsyncClient:
         if (call := calls.rest()) is not None:
             for result in await self.call(call):
                 yield result
+
+    async def stream_messages(
+        self,
+        group: str,
+        *,
+        credit: int | None = None,
+        lease_ms: int | None = None,
+        worker: str | None = None,
+        payload: PayloadView | None = None,
+    ) -> AsyncIterator[ReceivedMessage]:
+        """Yield messages of a group as the service pushes them, at most `credit` unacknowledged.
+
+        Each message that is acknowledged makes room for the next. A connection that is lost is made
+        again, for as long as `retry` says: messages whose leases last stay yours, and none is
+        yielded twice under one lease.
+
+            async for message in client.stream_messages("billing", credit=10):
+                book_invoice(message.json())
+                await client.ack_messages("billing", [message])
+
+        Raises NotFound (group_not_found); Conflict (group_active); ProblemError
+        (unsupported_combination, validation_failed).
+        """
+        call = consume.stream_call(group, credit, lease_ms, worker, payload)
+        events, attempts = EventStream(), Attempts(self._retry, repeatable=True)
+        while True:
+            events.connect()
+            try:
+                async with self._http.stream(**self._connection.request(call, {})) as response:
+                    if not response.is_success:
+                        await response.aread()
+                        read(response, nothing)
+                    async for line in response.aiter_lines():
+                        if (message := events.add(line)) is not None:
+                            attempts = Attempts(self._retry, repeatable=True)
+                            yield message
+                failure = events.end()
+            except LOST as error:
+                failure = error_from(error, self.url)
+            except EscrowMQError as error:
+                failure = error
+            now_ms = time.monotonic() * 1_000
+            chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
+            wait_ms = attempts.wait_ms(failure, now_ms=now_ms, chance=chance)
+            if wait_ms is None:
+                raise failure
+            await self._pause(wait_ms)
 
     async def items(
         self, pages: Callable[P, Awaitable[Page[T]]], /, *args: P.args, **kwargs: P.kwargs

@@ -10,12 +10,14 @@ from typing import Any, ParamSpec, TypeVar
 import httpx
 
 from escrowmq_client import steps
-from escrowmq_client.call import Call, Page
+from escrowmq_client.call import Call, Page, nothing
 from escrowmq_client.encoding import Format
 from escrowmq_client.errors import EscrowMQError
+from escrowmq_client.event_stream import EventStream
 from escrowmq_client.markers.base import Markers
 from escrowmq_client.methods import sync_method, sync_steps
-from escrowmq_client.models.messages import BatchEntry, BatchResult, MessageInput
+from escrowmq_client.models.consume import ReceivedMessage
+from escrowmq_client.models.messages import BatchEntry, BatchResult, MessageInput, PayloadView
 from escrowmq_client.models.transactions import CheckInput
 from escrowmq_client.operations import (
     admin,
@@ -157,6 +159,53 @@ class Client:
                 yield from self.call(call)
         if (call := calls.rest()) is not None:
             yield from self.call(call)
+
+    def stream_messages(
+        self,
+        group: str,
+        *,
+        credit: int | None = None,
+        lease_ms: int | None = None,
+        worker: str | None = None,
+        payload: PayloadView | None = None,
+    ) -> Iterator[ReceivedMessage]:
+        """Yield messages of a group as the service pushes them, at most `credit` unacknowledged.
+
+        Each message that is acknowledged makes room for the next. A connection that is lost is made
+        again, for as long as `retry` says: messages whose leases last stay yours, and none is
+        yielded twice under one lease.
+
+            for message in client.stream_messages("billing", credit=10):
+                book_invoice(message.json())
+                client.ack_messages("billing", [message])
+
+        Raises NotFound (group_not_found); Conflict (group_active); ProblemError
+        (unsupported_combination, validation_failed).
+        """
+        call = consume.stream_call(group, credit, lease_ms, worker, payload)
+        events, attempts = EventStream(), Attempts(self._retry, repeatable=True)
+        while True:
+            events.connect()
+            try:
+                with self._http.stream(**self._connection.request(call, {})) as response:
+                    if not response.is_success:
+                        response.read()
+                        read(response, nothing)
+                    for line in response.iter_lines():
+                        if (message := events.add(line)) is not None:
+                            attempts = Attempts(self._retry, repeatable=True)
+                            yield message
+                failure = events.end()
+            except LOST as error:
+                failure = error_from(error, self.url)
+            except EscrowMQError as error:
+                failure = error
+            now_ms = time.monotonic() * 1_000
+            chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
+            wait_ms = attempts.wait_ms(failure, now_ms=now_ms, chance=chance)
+            if wait_ms is None:
+                raise failure
+            self._pause(wait_ms)
 
     def items(
         self, pages: Callable[P, Page[T]], /, *args: P.args, **kwargs: P.kwargs

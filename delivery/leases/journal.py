@@ -13,6 +13,7 @@ from delivery.leases import replay
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, event_message, event_row, read_event
 from delivery.leases.group import LeaseTable
+from delivery.leases.group_calls import GroupCalls
 from delivery.leases.snapshot import TableDump, dump_table, load_table
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
@@ -35,6 +36,7 @@ class LeaseJournal:
         self.table = LeaseTable()
         self._log = DerivedTable(store, SNAPSHOT, {LEASE_QUEUE: OnDamage.REFUSE})
         self.changes = ShieldedTasks()
+        self.calls = GroupCalls()
 
     def now(self) -> ClockReading:
         return ClockReading(self.clock.wall_ms(), self.clock.monotonic_ms())
@@ -62,6 +64,7 @@ class LeaseJournal:
         now = self.now()
         for event in events if applies else ():
             replay.apply(self.table, event, now)
+            self.calls.notify(event.group)
         self._log.count(appended[len(messages) :])
         return appended[: len(messages)]
 
@@ -110,6 +113,7 @@ class LeaseJournal:
                 now = self.now()
                 for event in events if applies else ():
                     replay.apply(self.table, event, now)
+                    self.calls.notify(event.group)
                 self._log.count_offsets(LEASE_QUEUE, placed.queue_offsets)
             except Exception as error:  # noqa: BLE001 - reported to the caller
                 failed(error)

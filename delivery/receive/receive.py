@@ -107,6 +107,10 @@ class Receiver:
             return await self._grant(group, rules, request)
         return await self._receive_once(leases, rules, request, request.attempt_id)
 
+    async def again(self, group: str, attempt_id: str) -> list[LeasedMessage]:
+        """The messages that an earlier receive of this attempt holds still, in the same leases."""
+        return await self._again(self._journal.table.group(group), attempt_id)
+
     async def _receive_once(
         self, leases: GroupLeases, rules: GroupRules, request: Request, attempt_id: str
     ) -> list[LeasedMessage]:

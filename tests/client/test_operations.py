@@ -74,6 +74,44 @@ def test_an_event_is_published_once(client, topic):
     assert [one.problem.errors[0].pointer for one in refused.value.problems] == ["/1/specversion"]
 
 
+def test_messages_of_a_stream_come_as_there_is_room(client, topic, group):
+    client.send_message_batch(topic, [MessageInput(json=number) for number in range(5)])
+
+    seen = []
+    for message in client.stream_messages(group, credit=2):
+        seen.append(message.json())
+        client.ack_messages(group, [message])
+        if len(seen) == 5:
+            break
+
+    assert seen == [0, 1, 2, 3, 4]
+
+
+async def test_messages_of_a_stream_come_on_an_event_loop_too(client, topic, group, server):
+    client.send(topic, json=1)
+
+    async with AsyncClient(server.url) as consumer:
+        async for message in consumer.stream_messages(group):
+            await consumer.ack_messages(group, [message])
+            break
+
+    assert message.json() == 1
+
+
+def test_a_stream_that_is_refused_or_ended_says_why(client, topic, group):
+    with pytest.raises(NotFound):
+        next(client.stream_messages("no-such-group"))
+    client.send(topic, json=1)
+
+    messages = client.stream_messages(group)
+    client.ack_messages(group, [next(messages)])
+    client.delete_group(group)
+
+    with pytest.raises(NotFound) as ended:
+        next(messages)
+    assert ended.value.code == "group_not_found"
+
+
 def test_a_member_owns_queues_commits_offsets_and_leaves(client, topic):
     client.send(topic, json=1)
     name = f"members-of-{topic}"

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -238,6 +239,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     look_up(generated)
     commit_offsets(generated)
     share_queues(generated)
+    stream(generated)
     consume(generated)
     move_and_cancel(generated)
     fire_by_cron(generated)
@@ -521,6 +523,29 @@ def ask_and_reply(generated: Generated) -> None:
     )
     assert generated.call("cancelRequest", cancelled.request_id, status=200).state == "cancelled"
     assert generated.call("sendRequest", topic, body=slow, status=504).code == "reply_timeout"
+
+
+def stream(generated: Generated) -> None:
+    """The answer ends with the stream: here, with its group."""
+    topic, group = make_topic(generated), f"streaming-{next(_numbers)}"
+    reading = generated.body("putGroup", topics=[{"topic": topic}])
+    generated.call("putGroup", group, body=reading, status=201)
+    generated.call("sendMessage", topic, body=generated.body("sendMessage"), status=201)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(
+            generated.module("streamMessages").sync_detailed, group, client=generated.client
+        )
+        until(
+            lambda: generated.call("getGroupLag", group, status=200).messages_leased,
+            "the message is streamed",
+        )
+        generated.call("deleteGroup", group, status=204)
+        content = answer.result().content.decode()
+
+    assert "event: message" in content
+    assert "event: closing" in content
+    generated.succeeded.add("streamMessages")
 
 
 def commit_offsets(generated: Generated) -> None:

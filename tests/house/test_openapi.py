@@ -34,6 +34,7 @@ NOT_JSON = {
     "getMessagePayload": "application/octet-stream",
     "sendMessageStream": "application/x-ndjson",
     "downloadAuditReport": "application/octet-stream",
+    "streamMessages": "text/event-stream",
 }
 # Sets of words that clients decide by: another one would be another contract.
 CLOSED_IN_RESPONSES = {

@@ -2,7 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 
-from escrowmq_client.call import Call, all_accepted, decoded, fields, json_headers, new_id
+from escrowmq_client.call import (
+    Call,
+    all_accepted,
+    decoded,
+    fields,
+    json_headers,
+    new_id,
+    nothing,
+    query,
+)
 from escrowmq_client.models.base import Input
 from escrowmq_client.models.consume import (
     AckEntry,
@@ -14,6 +23,8 @@ from escrowmq_client.models.consume import (
     SettleResults,
 )
 from escrowmq_client.models.messages import PayloadView
+
+_KEEP_ALIVE_MS = 60_000  # the service writes something to a stream every 15 s
 
 
 def receive_messages(
@@ -52,6 +63,26 @@ def receive_messages(
             payload=payload,
         ),
         wait_ms=wait_ms,
+    )
+
+
+def stream_call(
+    group: str,
+    credit: int | None,
+    lease_ms: int | None,
+    worker: str | None,
+    payload: PayloadView | None,
+) -> Call[None]:
+    """Make the call whose answer is a stream of events."""
+    return Call(
+        "streamMessages",
+        "GET",
+        "/v1/groups/{group}/stream",
+        nothing,
+        parts={"group": group},
+        query=query(credit=credit, lease_ms=lease_ms, worker=worker, payload=payload),
+        headers={"Accept": "text/event-stream"},
+        wait_ms=_KEEP_ALIVE_MS,
     )
 
 

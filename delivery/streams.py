@@ -1,0 +1,180 @@
+"""Streams: messages of a group that come by themselves, at most so many of them unacknowledged.
+
+What a stream is given are leases as those of a receive. Each of its receives is an attempt with a
+name that no client can give, so that the log tells which leases were granted over a stream: the
+next stream of the group goes on with those of a stream that was lost, after a restart too.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from delivery.groups import GroupRules
+from delivery.leases import receipt_handle
+from delivery.leases.attempts import Attempt
+from delivery.leases.group import GroupLeases
+from delivery.leases.journal import LeaseJournal
+from delivery.receive.receive import LeasedMessage, Receiver, Request
+from storage.identifiers import Random
+
+_PREFIX = "\x01stream "
+_AT_ONCE = 32  # messages that are leased together
+
+
+class StreamOptions(NamedTuple):
+    """`credit`: the most unacknowledged messages. `lease_ms`: of each, from when it is given."""
+
+    credit: int
+    lease_ms: int
+    worker: str | None = None
+
+
+class Streams:
+    """The streams of all groups. Event loop only."""
+
+    def __init__(self, journal: LeaseJournal, receiver: Receiver, randomness: Random) -> None:
+        self.journal = journal
+        self.receiver = receiver
+        self._randomness = randomness
+        self._live: set[tuple[str, str]] = set()  # attempts of open streams, by group and name
+
+    def open(self, group: str, options: StreamOptions) -> "Stream":
+        """Open a stream, which goes on with what the streams that were lost hold still."""
+        lost = [
+            name
+            for name, _ in self.journal.table.group(group).attempts
+            if name.startswith(_PREFIX) and (group, name) not in self._live
+        ]
+        self._live |= {(group, name) for name in lost}
+        return Stream(self, group, options, lost)
+
+    def new_name(self, group: str) -> str:
+        """A name for an attempt of an open stream."""
+        name = f"{_PREFIX}{self._randomness.getrandbits(63):016x}"
+        self._live.add((group, name))
+        return name
+
+    def forget(self, group: str, names: Iterable[str]) -> None:
+        """These attempts are of no open stream any more."""
+        self._live.difference_update((group, name) for name in names)
+
+
+class Stream:
+    """One stream; `close` when its client has left."""
+
+    def __init__(
+        self, streams: Streams, group: str, options: StreamOptions, lost: Iterable[str]
+    ) -> None:
+        """`lost`: names of attempts of earlier streams, whose messages are given again first."""
+        self._streams = streams
+        self._group = group
+        self._options = options
+        self._lost = deque(lost)
+        self._names = set(self._lost)  # of its attempts
+        self._attempts: dict[str, Attempt] = {}  # whose messages were given, or are pending
+        self._pending: deque[LeasedMessage] = deque()  # leased, and not given yet
+        self._known: GroupLeases | None = None
+
+    def close(self) -> None:
+        """Leave what is leased to the next stream."""
+        self._streams.forget(self._group, self._names)
+
+    async def take(self, rules: GroupRules, *, max_bytes: int) -> list[LeasedMessage]:
+        """Lease the messages that there is room for now; none where there is nothing, or no room.
+
+        Raises as a receive.
+        """
+        room = self._room()
+        while room and self._lost and not self._pending:
+            name = self._lost.popleft()
+            attempt = self._leases().attempts.find(name)
+            if attempt is not None:
+                self._attempts[name] = attempt
+                self._pending += await self._streams.receiver.again(self._group, name)
+                room = self._room()
+        if self._pending:
+            return [self._pending.popleft() for _ in range(min(room, len(self._pending)))]
+        if not room:
+            return []
+        name = self._streams.new_name(self._group)
+        self._names.add(name)
+        found = await self._streams.receiver.receive(
+            self._group, rules, self._request(room, name, max_bytes)
+        )
+        noted = self._leases().attempts.find(name)
+        if noted is None:
+            self._forget(name)
+        else:
+            self._attempts[name] = noted
+        return found
+
+    async def wait(self, rules: GroupRules, *, timeout_ms: int, ended: asyncio.Event) -> bool:
+        """Return once it may be worth taking again, or `ended` is set; False: the time is up."""
+        woken, arrived = asyncio.Event(), False
+
+        def arrive() -> None:
+            nonlocal arrived
+            arrived = True
+            woken.set()
+
+        calls, receiver = self._streams.journal.calls, self._streams.receiver
+        waiting = [asyncio.ensure_future(one.wait()) for one in (woken, ended)]
+        waits = False
+        calls.add(self._group, woken.set)
+        try:
+            if self._room():
+                await receiver.begin_wait(self._group, rules, self._request(1, None, 1), arrive)
+                waits = True
+            done, _ = await asyncio.wait(
+                waiting, timeout=timeout_ms / 1_000, return_when=asyncio.FIRST_COMPLETED
+            )
+            return bool(done)
+        finally:
+            for one in waiting:
+                one.cancel()
+            calls.remove(self._group, woken.set)
+            # what it was called for is for another consumer, unless it is taken now
+            if waits and (not arrived or ended.is_set()):
+                receiver.end_wait(self._group, arrive)
+
+    def _leases(self) -> GroupLeases:
+        return self._streams.journal.table.group(self._group)
+
+    def _room(self) -> int:
+        """How many more messages may be given now."""
+        leases, now_ms = self._leases(), self._streams.journal.clock.monotonic_ms()
+        if leases is not self._known:  # the group was deleted, and made again
+            self._known = leases
+            self._attempts.clear()
+            self._pending.clear()
+        self._pending = deque(one for one in self._pending if _is_leased(leases, one, now_ms))
+        held = 0
+        for name, attempt in list(self._attempts.items()):
+            count = sum(1 for _ in leases.attempts.still_leased(attempt, now_ms))
+            held += count
+            if not count:
+                del self._attempts[name]
+                self._forget(name)
+        return max(0, self._options.credit - (held - len(self._pending)))
+
+    def _forget(self, name: str) -> None:
+        self._names.discard(name)
+        self._streams.forget(self._group, [name])
+
+    def _request(self, room: int, attempt_id: str | None, max_bytes: int) -> Request:
+        return Request(
+            max_messages=min(room, _AT_ONCE),
+            max_bytes=max_bytes,
+            lease_ms=self._options.lease_ms,
+            worker=self._options.worker,
+            attempt_id=attempt_id,
+        )
+
+
+def _is_leased(leases: GroupLeases, message: LeasedMessage, now_ms: int) -> bool:
+    found = receipt_handle.decode(message.handle)
+    assert found is not None, "a handle of ours"
+    hash_, offset, lease = found
+    queue = leases.by_hash(hash_)
+    return queue is not None and queue.slots.is_leased(offset, lease, now_ms)
