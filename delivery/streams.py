@@ -2,12 +2,14 @@
 
 What a stream is given are leases as those of a receive. Each of its receives is an attempt with a
 name that no client can give, so that the log tells which leases were granted over a stream: the
-next stream of the group goes on with those of a stream that was lost, after a restart too.
+next stream of the group goes on with those of a stream that was lost, after a restart too. A client
+often connects again before it is known here that its connection is lost: then the stream that has
+just been opened goes on with them as soon as it is known.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from delivery.groups import GroupRules
@@ -19,6 +21,7 @@ from delivery.receive.receive import LeasedMessage, Receiver, Request
 from storage.identifiers import Random
 
 _PREFIX = "\x01stream "
+_RECONNECT_MS = 60_000  # after which a stream is no longer that of a client that has come back
 _AT_ONCE = 32  # messages that are leased together
 
 
@@ -38,6 +41,7 @@ class Streams:
         self.receiver = receiver
         self._randomness = randomness
         self._live: set[tuple[str, str]] = set()  # attempts of open streams, by group and name
+        self._open: dict[str, list[Stream]] = {}  # by group, in the order in which they were opened
 
     def open(self, group: str, options: StreamOptions) -> "Stream":
         """Open a stream, which goes on with what the streams that were lost hold still."""
@@ -46,8 +50,27 @@ class Streams:
             for name, _ in self.journal.table.group(group).attempts
             if name.startswith(_PREFIX) and (group, name) not in self._live
         ]
-        self._live |= {(group, name) for name in lost}
-        return Stream(self, group, options, lost)
+        stream = Stream(self, group, options, opened_ms=self.journal.clock.monotonic_ms())
+        self._give(stream, lost)
+        self._open.setdefault(group, []).append(stream)
+        return stream
+
+    def close(self, stream: "Stream") -> None:
+        """Its client has left: what is leased is for the next stream, which may be open by now."""
+        group, names = stream.group, stream.names
+        self.forget(group, names)
+        streams = self._open[group]
+        later = streams[streams.index(stream) + 1 :]
+        streams.remove(stream)
+        if not streams:
+            del self._open[group]
+        if later and self.journal.clock.monotonic_ms() - later[-1].opened_ms < _RECONNECT_MS:
+            self._give(later[-1], names)
+            self.journal.calls.notify(group)
+
+    def _give(self, stream: "Stream", names: Collection[str]) -> None:
+        self._live |= {(stream.group, name) for name in names}
+        stream.go_on_with(names)
 
     def new_name(self, group: str) -> str:
         """A name for an attempt of an open stream."""
@@ -61,24 +84,28 @@ class Streams:
 
 
 class Stream:
-    """One stream; `close` when its client has left."""
+    """One stream; `Streams.close` when its client has left. `names`: of its attempts.
+
+    `opened_ms`: on the monotonic clock.
+    """
 
     def __init__(
-        self, streams: Streams, group: str, options: StreamOptions, lost: Iterable[str]
+        self, streams: Streams, group: str, options: StreamOptions, *, opened_ms: int
     ) -> None:
-        """`lost`: names of attempts of earlier streams, whose messages are given again first."""
+        self.group = group
+        self.opened_ms = opened_ms
+        self.names: set[str] = set()
         self._streams = streams
-        self._group = group
         self._options = options
-        self._lost = deque(lost)
-        self._names = set(self._lost)  # of its attempts
+        self._lost: deque[str] = deque()  # attempts of earlier streams
         self._attempts: dict[str, Attempt] = {}  # whose messages were given, or are pending
         self._pending: deque[LeasedMessage] = deque()  # leased, and not given yet
         self._known: GroupLeases | None = None
 
-    def close(self) -> None:
-        """Leave what is leased to the next stream."""
-        self._streams.forget(self._group, self._names)
+    def go_on_with(self, lost: Iterable[str]) -> None:
+        """Give the messages of these attempts again, before any others."""
+        self._lost.extend(lost)
+        self.names.update(lost)
 
     async def take(self, rules: GroupRules, *, max_bytes: int) -> list[LeasedMessage]:
         """Lease the messages that there is room for now; none where there is nothing, or no room.
@@ -91,16 +118,16 @@ class Stream:
             attempt = self._leases().attempts.find(name)
             if attempt is not None:
                 self._attempts[name] = attempt
-                self._pending += await self._streams.receiver.again(self._group, name)
+                self._pending += await self._streams.receiver.again(self.group, name)
                 room = self._room()
         if self._pending:
             return [self._pending.popleft() for _ in range(min(room, len(self._pending)))]
         if not room:
             return []
-        name = self._streams.new_name(self._group)
-        self._names.add(name)
+        name = self._streams.new_name(self.group)
+        self.names.add(name)
         found = await self._streams.receiver.receive(
-            self._group, rules, self._request(room, name, max_bytes)
+            self.group, rules, self._request(room, name, max_bytes)
         )
         noted = self._leases().attempts.find(name)
         if noted is None:
@@ -121,10 +148,10 @@ class Stream:
         calls, receiver = self._streams.journal.calls, self._streams.receiver
         waiting = [asyncio.ensure_future(one.wait()) for one in (woken, ended)]
         waits = False
-        calls.add(self._group, woken.set)
+        calls.add(self.group, woken.set)
         try:
             if self._room():
-                await receiver.begin_wait(self._group, rules, self._request(1, None, 1), arrive)
+                await receiver.begin_wait(self.group, rules, self._request(1, None, 1), arrive)
                 waits = True
             done, _ = await asyncio.wait(
                 waiting, timeout=timeout_ms / 1_000, return_when=asyncio.FIRST_COMPLETED
@@ -133,13 +160,13 @@ class Stream:
         finally:
             for one in waiting:
                 one.cancel()
-            calls.remove(self._group, woken.set)
+            calls.remove(self.group, woken.set)
             # what it was called for is for another consumer, unless it is taken now
             if waits and (not arrived or ended.is_set()):
-                receiver.end_wait(self._group, arrive)
+                receiver.end_wait(self.group, arrive)
 
     def _leases(self) -> GroupLeases:
-        return self._streams.journal.table.group(self._group)
+        return self._streams.journal.table.group(self.group)
 
     def _room(self) -> int:
         """How many more messages may be given now."""
@@ -159,8 +186,8 @@ class Stream:
         return max(0, self._options.credit - (held - len(self._pending)))
 
     def _forget(self, name: str) -> None:
-        self._names.discard(name)
-        self._streams.forget(self._group, [name])
+        self.names.discard(name)
+        self._streams.forget(self.group, [name])
 
     def _request(self, room: int, attempt_id: str | None, max_bytes: int) -> Request:
         return Request(

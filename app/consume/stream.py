@@ -64,7 +64,7 @@ async def stream(
             yield piece
     finally:
         watcher.cancel()
-        open_stream.close()
+        services.delivery.streams.close(open_stream)
         services.long_polls.exit()
 
 

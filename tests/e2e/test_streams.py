@@ -58,6 +58,20 @@ def streaming(api: httpx.Client, group: str, **query: Any) -> Iterator[Events]:
         yield Events(response)
 
 
+@contextmanager
+def lost_stream(api: httpx.Client, group: str, **query: Any) -> Iterator[Events]:
+    """A stream that is known to be lost after the block."""
+    before = streams_open(api)
+    with streaming(api, group, **query) as events:
+        yield events
+    until(lambda: streams_open(api) == before, "the service knows that the client has left")
+
+
+def streams_open(api: httpx.Client) -> str:
+    lines = api.get("/metrics").text.splitlines()
+    return next(line for line in lines if line.startswith("escrowmq_long_polls_open "))
+
+
 @pytest.fixture
 def group(api, topic) -> str:
     name = f"streamed-{next(_numbers)}"
@@ -112,7 +126,7 @@ def test_no_more_come_than_the_credit_until_one_is_acknowledged(api, topic, grou
 
 def test_the_next_stream_is_given_the_leases_of_one_that_was_lost(api, topic, group):
     send(api, topic, *"abc")
-    with streaming(api, group, credit=3) as lost:
+    with lost_stream(api, group, credit=3) as lost:
         before = lost.take(3)
     ack(api, group, before[0].id)
     send(api, topic, "d")
@@ -125,9 +139,20 @@ def test_the_next_stream_is_given_the_leases_of_one_that_was_lost(api, topic, gr
     assert [event.data["attempt"] for event in again] == [1, 1, 1]
 
 
+def test_a_client_that_comes_back_before_its_loss_is_known_has_its_leases_then(api, topic, group):
+    send(api, topic, "a", "b")
+    with streaming(api, group) as lost:
+        before = lost.take(2)
+        with streaming(api, group) as events:
+            lost.response.close()
+            again = events.take(2)
+
+    assert [event.id for event in again] == [event.id for event in before]
+
+
 def test_a_stream_with_less_credit_is_given_no_more_at_once_of_what_another_held(api, topic, group):
     send(api, topic, *"abc")
-    with streaming(api, group, credit=3) as lost:
+    with lost_stream(api, group, credit=3) as lost:
         lost.take(3)
 
     with streaming(api, group, credit=1) as events:
@@ -142,7 +167,7 @@ def test_a_stream_with_less_credit_is_given_no_more_at_once_of_what_another_held
 
 def test_what_was_acknowledged_meanwhile_is_not_given_again(api, topic, group):
     send(api, topic, *"abc")
-    with streaming(api, group, credit=3) as lost:
+    with lost_stream(api, group, credit=3) as lost:
         before = lost.take(3)
 
     with streaming(api, group, credit=1) as events:
@@ -266,15 +291,9 @@ def test_the_leases_of_a_stream_end_as_others_do(api, topic, group):
 
 
 def test_a_client_that_leaves_holds_no_place_of_a_long_poll(api, topic, group):
-    def waiting() -> str:
-        lines = api.get("/metrics").text.splitlines()
-        return next(line for line in lines if line.startswith("escrowmq_long_polls_open "))
-
-    before = waiting()
-    with streaming(api, group):
-        until(lambda: waiting() != before, "the stream counts as a long poll")
-
-    until(lambda: waiting() == before, "the place is free")
+    before = streams_open(api)
+    with lost_stream(api, group):
+        until(lambda: streams_open(api) != before, "the stream counts as a long poll")
 
 
 def test_the_head_of_a_stream_is_answered_at_once(api, group):
