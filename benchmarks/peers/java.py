@@ -23,7 +23,7 @@ def jars(name: str, coordinates: Sequence[str]) -> str:
     if missing:
         raise NotOffered(f"needs {', '.join(missing)}")
     folder = BUILT / "peers" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)  # workers of pytest want the same jars at once
         _fetch(folder, coordinates)
@@ -35,7 +35,8 @@ def _fetch(folder: Path, coordinates: Sequence[str]) -> None:
     kept = folder / "pom.xml"
     if kept.exists() and kept.read_text() == pom and (folder / "complete").exists():
         return
-    shutil.rmtree(folder)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir()
     kept.write_text(pom)
     command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
