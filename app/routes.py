@@ -251,7 +251,11 @@ class _EventStream:
 
     async def _begin(self, first: bytes) -> None:
         self._has_begun = True
-        headers = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store")]
+        headers = [
+            (b"content-type", EVENTS.encode()),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),  # a proxy (nginx) would keep events back
+        ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(
             {"type": "http.response.body", "body": first, "more_body": not self._is_head}

@@ -79,7 +79,8 @@ class Request:
     """
 
     __slots__ = (
-        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_on_gone",
+        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_is_until_close",
+        "_left_bytes", "_on_gone",
         "_received", "_waiter",
         "arrived_with", "connection", "has_begun", "has_more", "headers", "http_version",
         "is_answered", "is_gone", "is_half_closed",
@@ -124,6 +125,7 @@ class Request:
         self.is_answered = False
         self._held_head = b""
         self._is_chunked = False
+        self._is_until_close = False  # an answer that ends with the connection
         self._left_bytes = 0  # of an answer of known length
 
     # ----------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class Request:
     def begin(self, status: int, headers: Headers) -> None:
         """Begin the answer; names of headers are in lower case.
 
-        One without a Content-Length is sent in chunks.
+        One without a Content-Length is sent in chunks; to HTTP/1.0 it ends with the connection.
 
         The head waits for the first piece of a body of known length, so that both go out in one
         call and one packet.
@@ -224,8 +226,11 @@ class Request:
             more.append((b"connection", b"close"))
         has_body = self.method != "HEAD" and status not in _WITHOUT_BODY
         if length is None and has_body:
-            self._is_chunked = True
-            more.append((b"transfer-encoding", b"chunked"))
+            # HTTP/1.0 has no chunks, and no second request over the connection (RFC 9112, 6.1)
+            self._is_until_close = self.http_version == "1.0"
+            self._is_chunked = not self._is_until_close
+            if self._is_chunked:
+                more.append((b"transfer-encoding", b"chunked"))
         self._left_bytes = (length or 0) if has_body else 0
         head = head_of(status, self.connection.default_lines, [*headers, *more])
         if self._left_bytes:
@@ -240,6 +245,8 @@ class Request:
         if self._is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             self.connection.write(chunk if has_more else chunk + b"0\r\n\r\n")
+        elif self._is_until_close:
+            self.connection.write(body)
         elif self._left_bytes or self._held_head:
             if len(body) > self._left_bytes:
                 raise ValueError("the answer is longer than its Content-Length")

@@ -24,7 +24,7 @@ class Event(NamedTuple):
 
 
 class Events:
-    """What comes over one stream. `comments`: lines that begin with a colon."""
+    """Events of one stream. `comments`: lines that begin with a colon."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -303,16 +303,42 @@ def test_the_head_of_a_stream_is_answered_at_once(api, group):
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-def test_a_stream_that_is_not_read_takes_little_memory(server, api, topic, group):
-    """What is not taken waits in the log: the service leases no more than the credit."""
-    send(api, topic, *["x" * 10_000] * 200)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+def test_a_stream_that_is_not_read_leases_what_fits_into_the_connection(server, api, topic, group):
+    """Everything else waits in the log, whatever the credit."""
+    count_of_messages, payload = 400, "x" * 100_000
+    for _ in range(count_of_messages // 50):
+        send(api, topic, *[payload] * 50)
+    readings: list[int] = []
+
+    def is_at_rest() -> bool:
+        leased = ok(api.get(f"/v1/groups/{group}/lag"))["messages_leased"]
+        readings.append(leased)
+        return leased > 0 and len(readings) > 20 and len(set(readings[-20:])) == 1
+
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        connection.connect(("127.0.0.1", server.port))
         head = f"GET /v1/groups/{group}/stream?credit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         connection.sendall(head.encode())
-        until(
-            lambda: ok(api.get(f"/v1/groups/{group}/lag"))["messages_leased"] > 0,
-            "messages are leased",
-        )
+        until(is_at_rest, "no more is leased")
+
+    assert readings[-1] < count_of_messages // 2
+
+
+def test_a_stream_to_http_1_0_has_no_chunks(server, api, topic, group):
+    """A proxy in front of the service often speaks it."""
+    send(api, topic, "a")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        head = f"GET /v1/groups/{group}/stream HTTP/1.0\r\nHost: localhost\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = b""
+        while b"event: message" not in answer:
+            answer += connection.recv(4_096)
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body.startswith(b"retry: 1000\n\nid: lh_")
 
 
 PAGE = """
