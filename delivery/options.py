@@ -36,6 +36,7 @@ class DeliveryOptions:
 class MemberOptions:
     max_members: int = 10_000  # of all groups
     max_group_members: int = 1_000
+    max_named_queues: int = 200_000  # of all members that name theirs
     max_broadcast_offsets: int = 200_000  # of all clients of broadcast groups
     lock_ms: int = 60_000  # how long a queue stays locked without a renewal
     share_interval_ms: int = 20_000  # between looks at the number of queues

@@ -37,6 +37,12 @@ Reason = Annotated[
 ]
 
 
+WorkerName = Annotated[
+    str,
+    Meta(min_length=1, max_length=255, description="Name of the worker; stored with the lease."),
+]
+
+
 class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Maximum number of messages, how long to wait for one, and their lease time."""
 
@@ -51,17 +57,7 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = 1 << 20
     wait_ms: WaitMs = 0
     lease_ms: LeaseMs | UnsetType = UNSET
-    worker: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1,
-                max_length=255,
-                description="Name of the worker; stored with the lease.",
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    worker: WorkerName | UnsetType = UNSET
     attempt_id: (
         Annotated[
             str,
@@ -86,17 +82,7 @@ class StreamQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         int, Meta(ge=1, le=1_000, description="Maximum number of unacknowledged messages.")
     ] = 32
     lease_ms: LeaseMs | UnsetType = UNSET
-    worker: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1,
-                max_length=255,
-                description="Name of the worker; stored with the lease.",
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    worker: WorkerName | UnsetType = UNSET
     payload: PayloadView = "auto"
 
 

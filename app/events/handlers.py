@@ -24,7 +24,6 @@ from storage.message import Appended, Message
 
 PROPERTY = "ce_"
 _SHOWN = 200  # characters of an attribute in a problem
-_PARTITION_KEY = "partitionkey"  # the extension of CloudEvents for partitioning
 _HEADERS = tuple(
     HeaderParameter(f"Ce-{name.title()}", f"In binary mode: the attribute {name}.")
     for name in (*reading.REQUIRED, "subject", "time", "dataschema")
@@ -165,7 +164,7 @@ async def _begin(
 
 def _message(event: Event) -> MessageInput:
     """The message of an event: its id is the key and its type the tag, where they can be."""
-    ordering_key = event.attributes.get(_PARTITION_KEY)
+    ordering_key = event.attributes.get(reading.PARTITION_KEY)
     return MessageInput(
         key=event.id if _is_word(event.id) else UNSET,
         tag=event.attributes["type"] if _is_tag(event.attributes["type"]) else UNSET,

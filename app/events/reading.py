@@ -21,6 +21,7 @@ from app.problems import Refusal, invalid_field, under
 SPEC_VERSION = "1.0"
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 HEADER = "ce-"
+PARTITION_KEY = "partitionkey"  # the extension of CloudEvents for partitioning
 REQUIRED = ("specversion", "id", "source", "type")
 
 _NAME = re.compile(r"[a-z0-9]+")
@@ -161,6 +162,8 @@ def _wrong(
         len(content_type) <= MAX_FIELD_BYTES and _MEDIA_TYPE.fullmatch(content_type)
     ):
         yield "datacontenttype", "invalid_format", "datacontenttype must be a media type"
+    if len(attributes.get(PARTITION_KEY, "").encode("utf-8")) > MAX_FIELD_BYTES:
+        yield PARTITION_KEY, "out_of_range", f"{PARTITION_KEY} has at most {MAX_FIELD_BYTES} bytes"
     if "time" in attributes:
         try:
             codec.parse_time(attributes["time"], "/time")

@@ -116,7 +116,8 @@ async def list_(services: Services, _: Call, name: str, query: PageQuery) -> Rep
             async for queue in _in_turns(members.owned.get(member_id, ()))
             if member is not None
         ]
-        if member is not None and member_id in members.members:  # it may have left meanwhile
+        # it may have left meanwhile, and the group may have been deleted
+        if member is not None and member_id in services.members.of_group(name).members:
             page.items.append(_member(services, member, queues))
     if len(found) > count:
         page.next_page_token = pages.encode_token("members", found[count - 1])
@@ -214,9 +215,7 @@ async def lock(services: Services, _: Call, group: str, given: LocksInput) -> Re
     For consumers that process a queue in order: a queue that another member has locked, and may be
     at work on, is refused until that one gives it back or its lock expires.
     """
-    services.consumer_groups.get(group)
-    services.members.of_group(group).get(given.member_id)
-    queues = _queues(services, given.queues)
+    queues = _queues_of_member(services, group, given)
     generation = None if given.generation is UNSET else given.generation
     found = await services.members.lock(group, given.member_id, queues, generation)
     return reply(
@@ -244,11 +243,16 @@ async def lock(services: Services, _: Call, group: str, given: LocksInput) -> Re
 )
 async def unlock(services: Services, _: Call, group: str, given: LocksInput) -> Reply:
     """Give back locks of queues. Queues that the member has not locked are passed over."""
-    services.consumer_groups.get(group)
-    services.members.of_group(group).get(given.member_id)
-    queues = _queues(services, given.queues)
+    queues = _queues_of_member(services, group, given)
     released = await services.members.unlock(group, given.member_id, queues)
     return reply(200, UnlockResult(released=_views(released)))
+
+
+def _queues_of_member(services: Services, group: str, given: LocksInput) -> list[QueueId]:
+    """Raises UnknownGroup, UnknownMember, Refusal, in this order."""
+    services.consumer_groups.get(group)
+    services.members.of_group(group).get(given.member_id)
+    return _queues(services, given.queues)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -161,9 +161,8 @@ def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
         wanted = compile_filter("tag", query.tag)
     except MessagingError:
         return None
-    if query.offset is not UNSET or query.from_ is not UNSET or wanted is not EVERYTHING:
-        return None
-    if query.group is not UNSET:
+    is_asked = [one is not UNSET for one in (query.offset, query.from_, query.group)]
+    if any(is_asked) or wanted is not EVERYTHING:
         return None
     return _Wanted(
         query.max_messages, query.max_bytes, query.wait_ms, query.payload in ("auto", "utf8")

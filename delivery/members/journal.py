@@ -29,6 +29,8 @@ class MemberJournal:
         data = await self._log.load()
         if data is not None:
             self.groups = {members.group: members for members in _dump_decoder.decode(data)}
+            for members in self.groups.values():
+                members.restore()
         count = 0
         async for event in self._log.replay(MEMBER_QUEUE, read_event):
             self._apply(event)
@@ -42,7 +44,7 @@ class MemberJournal:
         """
 
         def encode() -> Iterator[bytes]:
-            yield msgspec.msgpack.encode(list(self.groups.values()))
+            yield msgspec.msgpack.encode([members.to_store() for members in self.groups.values()])
 
         return await self._log.save_snapshot(encode)
 

@@ -112,7 +112,7 @@ class Members:
         self._sessions: Deadlines[tuple[str, str]] = Deadlines()  # by group and member
         self._leases: Deadlines[tuple[str, QueueId]] = Deadlines()  # by group and queue
         self._heard_ms: dict[str, int] = {}  # by member, wall time
-        self._told: dict[str, list[QueueId]] = {}  # by member: what it was last told to own
+        self._assigned: dict[str, list[QueueId]] = {}  # by member: what its last answer said
         self._joining: set[str] = set()  # groups whose first member joins
         self._shared_ms = clock.monotonic_ms()
         self._is_stopping = False
@@ -130,7 +130,7 @@ class Members:
         for members in self._journal.groups.values():
             for member in members.members.values():
                 self._hear(member)
-            self._told |= members.owned
+            self._assigned |= members.owned
             for queue in members.locks:
                 self._leases.set((members.group, queue), now_ms + self._options.lock_ms)
         return count
@@ -163,7 +163,11 @@ class Members:
         groups |= dict.fromkeys(group for group, _ in self._leases.due(now_ms))
         if now_ms - self._shared_ms >= self._options.share_interval_ms:
             self._shared_ms = now_ms
-            groups |= dict.fromkeys(self._journal.groups)
+            groups |= dict.fromkeys(
+                group
+                for group, members in self._journal.groups.items()
+                if self._is_outdated(members)
+            )
         changed = 0
         for group in groups:
             changed += await self._locks.shielded(self._look_at(group))
@@ -206,7 +210,7 @@ class Members:
         members = self.of_group(group)
         if members.first is not None:
             _check_alike(members.first, request)
-        self._check_limits(members)
+        self._check_limits(members, len(request.named))
 
     async def join(self, group: str, request: JoinRequest) -> Membership:
         """Raises GroupActive, LimitReached, UnknownGroup."""
@@ -226,7 +230,7 @@ class Members:
             wait_ms = min(wait_ms, heartbeat_interval_ms(member.session_timeout_ms))
             await self._changes.wait(group, timeout_ms=wait_ms)
             self._hear(self.of_group(group).get(member_id))
-        return self._told_to(group, member_id)
+        return self._assignment_of(group, member_id)
 
     async def leave(self, group: str, member_id: str) -> None:
         """Its queues are free, and locked no more. Durable on return. Raises UnknownMember."""
@@ -284,7 +288,7 @@ class Members:
         )
         await self._record(group, [joined])
         self._hear(joined)
-        return self._told_to(group, joined.member_id)
+        return self._assignment_of(group, joined.member_id)
 
     async def _leave(self, group: str, member_id: str) -> None:
         async with self._locks.lock(group):
@@ -400,7 +404,7 @@ class Members:
         for member_id in members:
             self._sessions.drop((group, member_id))
             self._heard_ms.pop(member_id, None)
-            self._told.pop(member_id, None)
+            self._assigned.pop(member_id, None)
         for queue in locks:
             self._leases.drop((group, queue))
 
@@ -413,12 +417,12 @@ class Members:
             self._clock.monotonic_ms() + member.session_timeout_ms,
         )
 
-    def _told_to(self, group: str, member_id: str) -> Membership:
+    def _assignment_of(self, group: str, member_id: str) -> Membership:
         members = self.of_group(group)
         owned = members.owned[member_id]
         now_owned = set(owned)
-        revoked = [queue for queue in self._told.get(member_id, ()) if queue not in now_owned]
-        self._told[member_id] = owned
+        revoked = [queue for queue in self._assigned.get(member_id, ()) if queue not in now_owned]
+        self._assigned[member_id] = owned
         expires_ms = self.expires_ms(group, member_id)
         return Membership(member_id, members.generation, owned, revoked, expires_ms)
 
@@ -437,7 +441,7 @@ class Members:
             )
         )
 
-    def _check_limits(self, members: GroupMembers) -> None:
+    def _check_limits(self, members: GroupMembers, named_count: int) -> None:
         if len(members.members) >= self._options.max_group_members:
             raise LimitReached(
                 f"the group has {len(members.members)} members, as many as it may have"
@@ -445,6 +449,14 @@ class Members:
         total = self.count_members()
         if total >= self._options.max_members:
             raise LimitReached(f"there are {total} members of groups, as many as there may be")
+        if named_count:
+            named_count += sum(
+                len(member.named)
+                for one in self._journal.groups.values()
+                for member in one.members.values()
+            )
+        if named_count > self._options.max_named_queues:
+            raise LimitReached(f"members would name {named_count} queues, more than there may be")
 
 
 def _check_alike(first: Joined, request: JoinRequest) -> None:

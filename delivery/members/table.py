@@ -98,16 +98,27 @@ class GroupMembers(msgspec.Struct, array_like=True):
         ]
         first = self.first
         if first is not None and first.is_broadcast:
-            return {
-                member.member_id: [queue for queue in queues if queue.topic in member.topics]
-                for member in self.members.values()
+            # one list for all members that read the same topics: each of a thousand owns them all
+            by_topics = {
+                topics: [queue for queue in queues if queue.topic in topics]
+                for topics in {member.topics for member in self.members.values()}
             }
+            return {member.member_id: by_topics[member.topics] for member in self.members.values()}
         return assign(
             Strategy.AVERAGE if first is None else first.strategy,
             [self._candidate(member) for member in self.members.values()],
             queues,
             {queue: rooms[str(queue)] for queue in queues if str(queue) in rooms},
         )
+
+    def to_store(self) -> "GroupMembers":
+        """As a snapshot keeps it: without what `restore` works out."""
+        return msgspec.structs.replace(self, owned={}) if self.is_broadcast else self
+
+    def restore(self) -> None:
+        """Complete what was read from a snapshot."""
+        if self.is_broadcast and self.shared is not None:
+            self.owned = self.share(self.shared.queue_counts, self.shared.rooms)
 
     def apply(self, event: AnyMemberEvent) -> None:
         """Change what the event says; all but the end of the group."""

@@ -186,6 +186,7 @@ def test_an_event_is_known_again_after_a_kill(tmp_path):
         ({"with-dash": "x"}, "/with-dash"),
         ({"big": 1 << 31}, "/big"),
         ({"nested": {"a": 1}}, "/nested"),
+        ({"partitionkey": "\u00fc" * 128}, "/partitionkey"),
         ({"control": "a\u0000b"}, "/control"),
     ],
 )

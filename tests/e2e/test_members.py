@@ -82,7 +82,7 @@ class Group:
 
 
 class Member:
-    """A member, with the assignment that it was told last."""
+    """A member, with the last answer that has its assignment."""
 
     def __init__(self, group: Group, told: dict[str, Any]) -> None:
         self.group, self.id, self.told = group, told["member_id"], told

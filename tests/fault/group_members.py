@@ -154,7 +154,7 @@ class Campaign:
         return found
 
     def _overlaps(self) -> Iterator[str]:
-        """Times for which two members held the lock of a queue, by what both were told."""
+        """Times at which two members held the lock of a queue, by the answers to both."""
         held: defaultdict[int, list[tuple[int, int, str]]] = defaultdict(list)
         for note in self._notes:
             if "locked" in note and note["until"] > note["since"]:

@@ -422,6 +422,29 @@ async def test_clients_of_broadcast_groups_have_no_more_offsets_than_the_setting
     await house.commit(second, {0: 1})
 
 
+@pytest.mark.parametrize("keeps_snapshot", [False, True])
+async def test_every_member_of_a_broadcast_group_owns_its_queues_after_a_restart(keeps_snapshot):
+    house = await House().open()
+    first = await house.join("a", is_broadcast=True)
+    await house.join("b", is_broadcast=True)
+    if keeps_snapshot:
+        assert await house.members.save_snapshot() > 0
+
+    await house.open()
+
+    assert await house.owners() == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
+    await house.commit(first, {0: 2})
+
+
+async def test_members_name_no_more_queues_than_the_settings_allow():
+    house = await House(max_named_queues=3).open()
+    await house.join("a", strategy=Strategy.MANUAL, named=tuple(queues(0, 1)))
+
+    with pytest.raises(LimitReached):
+        await house.join("b", strategy=Strategy.MANUAL, named=tuple(queues(2, 3)))
+    await house.join("b", strategy=Strategy.MANUAL, named=tuple(queues(2)))
+
+
 async def test_a_deleted_topic_has_no_locks_and_no_offsets_of_clients(house):
     first = await house.join("a", is_broadcast=True)
     await house.commit(first, {0: 1})
