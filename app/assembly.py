@@ -16,6 +16,7 @@ from app.components.delivery import DeliveryComponent, RequestsComponent
 from app.components.disk import DiskComponent
 from app.components.hand_over import BrokerFilesComponent, take_over_component
 from app.components.members import MembersComponent
+from app.components.push import PushComponent
 from app.components.registry import RegistryComponent
 from app.components.retention import RetentionComponent
 from app.components.schedules import CronComponent, SchedulesComponent
@@ -28,6 +29,7 @@ from app.hand_over.take_over import TakeOver
 from app.idempotency import IdempotencyKeys
 from app.long_polls import LongPolls
 from app.observability import Metrics
+from app.push.endpoints import PushEndpoints
 from app.registry.audit_reports import AuditReportRows
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.cron_schedules import CronSchedules
@@ -47,7 +49,9 @@ from app.testing.travel import TimeTravel
 from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
+from app.webhooks.signed_post import SignedPost
 from delivery.members.service import Members
+from delivery.push import Pusher
 from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
@@ -96,7 +100,8 @@ def services_of(base: Base) -> Services:
     delivery, requests, members = _delivery(base, topics, consumer_groups)
     take_over, broker_files = _hand_over(base, topics, consumer_groups, delivery, transactions)
     schedules, cron = _schedules(base, topics)
-    webhooks, sender = _checks(base, producer_groups, transactions)
+    signed_post = _signed_post(base)
+    webhooks, sender = _checks(base, signed_post, producer_groups, transactions)
     return Services(
         store=store,
         pressure=store.pressure,
@@ -117,7 +122,15 @@ def services_of(base: Base) -> Services:
         take_over=take_over,
         broker_files=broker_files,
         idempotency=IdempotencyKeys(store, clock),
+        signed_post=signed_post,
         webhooks=webhooks,
+        pusher=Pusher(
+            delivery,
+            PushEndpoints(signed_post, consumer_groups, base.metrics),
+            clock,
+            rules_of=consumer_groups.rules_of,
+            most=max(1, signed_post.most_connections // 2),  # the others are for checks
+        ),
         sender=sender,
         reports=_reports(base),
         store_tasks=StoreTasks(clock, lambda: identifiers.new("task")),
@@ -165,9 +178,10 @@ def components_of(base: Base, services: Services) -> list[Component]:
         RequestsComponent(services.requests, clock, settings.request),
         SchedulesComponent(services.schedules, clock, settings.schedule),
         CronComponent(services.cron, clock, settings.schedule),
-        CallbackComponent(stop=services.webhooks.aclose),
+        CallbackComponent(stop=services.signed_post.aclose),
         TransactionsComponent(services.transactions, services.idempotency, clock, settings.txn),
         CheckSenderComponent(services.sender, settings.txn),
+        PushComponent(services.pusher),
         CallbackComponent(stop=services.idempotency.drain),
         CallbackComponent(start=services.reports.open, stop=services.reports.stop),
         CallbackComponent(
@@ -213,7 +227,7 @@ def _registry(base: Base) -> tuple[Topics, ProducerGroups, ConsumerGroups]:
     )
     vault = Vault(settings.webhook.encryption_keys)
     producer_groups = ProducerGroups(database, clock, vault, settings.limit)
-    return topics, producer_groups, ConsumerGroups(database, clock, settings.limit)
+    return topics, producer_groups, ConsumerGroups(database, clock, vault, settings.limit)
 
 
 def _transactions(base: Base) -> TransactionCoordinator:
@@ -320,18 +334,20 @@ def _schedules(base: Base, topics: Topics) -> tuple[ScheduleService, CronService
     return schedules, cron
 
 
+def _signed_post(base: Base) -> SignedPost:
+    return SignedPost(
+        base.settings.webhook,
+        base.clock,
+        version=version("escrowmq"),
+        receiver_clock=base.clock if base.controls is None else SystemClock(),
+    )
+
+
 def _checks(
-    base: Base, groups: ProducerGroups, transactions: TransactionCoordinator
+    base: Base, post: SignedPost, groups: ProducerGroups, transactions: TransactionCoordinator
 ) -> tuple[Webhooks, CheckSender]:
     controls = base.controls
-    webhooks = Webhooks(
-        base.settings.webhook,
-        groups,
-        base.clock,
-        base.metrics,
-        version=version("escrowmq"),
-        receiver_clock=base.clock if controls is None else SystemClock(),
-    )
+    webhooks = Webhooks(post, groups, base.clock, base.metrics)
     client: ProducerClient = webhooks
     if controls is not None:
         client = SlowAnswers(webhooks, controls.faults, controls.clock, webhooks.timeout_ms)

@@ -206,6 +206,9 @@ class Metrics:
         self.checks_sent = Counter(
             "escrowmq_checks_sent", "Tries of checks by webhook", ["outcome"], registry=registry
         )
+        self.pushes = Counter(
+            "escrowmq_pushes", "Tries of messages by webhook", ["outcome"], registry=registry
+        )
         self.loop_standstills = Counter(
             "escrowmq_event_loop_standstills",
             "Times that the event loop stood still for over a second",

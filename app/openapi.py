@@ -16,6 +16,7 @@ from app.openapi_operations import PROBLEM_RESPONSE, common_text, completed, tak
 from app.openapi_schemas import named_in, schemas_of
 from app.operations import OPERATIONS, Events, Lines, Operation
 from app.problems import Problem
+from app.push.endpoints import PushedMessage
 from app.webhooks.answers import CheckAnswer, CheckQuestion
 
 
@@ -29,7 +30,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         }
         for path, methods in routed["paths"].items()
     }
-    kinds: set[type] = {Problem, CheckQuestion, CheckAnswer}
+    kinds: set[type] = {Problem, CheckQuestion, CheckAnswer, PushedMessage}
     for methods in routed["paths"].values():
         for documented in methods.values():
             kinds |= _kinds_of(OPERATIONS[documented["operationId"]])

@@ -26,6 +26,7 @@ from app.operations import (
     Operation,
 )
 from app.problems import MEDIA_TYPE, PROBLEMS
+from app.push.endpoints import PushedMessage
 from app.registry.topics import NAME_PATTERN
 from app.webhooks.answers import CheckAnswer, CheckQuestion
 from escrowmq_client.webhooks import ID, SIGNATURE, TIMESTAMP
@@ -37,7 +38,6 @@ PROBLEM_RESPONSE = {
     "content": {MEDIA_TYPE: {"schema": {"$ref": REFERENCE.format(name="Problem")}}},
 }
 _COMMON = {*ALWAYS, *READING, *WRITING}
-_CALLS_BACK = "putProducerGroup"  # the operation that takes a URL for checks
 
 # Parts of a path that are names.
 _NAMES = ("topic", "group", "producer_group", "transaction_id")
@@ -102,9 +102,13 @@ def completed(documented: dict[str, Any], operation: Operation) -> dict[str, Any
     found |= _responses(operation)
     if operation.takes_lines or operation.streams:
         found["x-streaming"] = True
-    if operation.operation_id == _CALLS_BACK:
+    if operation.operation_id == "putProducerGroup":
         found["callbacks"] = {
             "transactionCheck": {"{$request.body#/check_url}": {"post": _transaction_check()}}
+        }
+    if operation.operation_id == "putGroup":
+        found["callbacks"] = {
+            "messageDelivery": {"{$request.body#/push/url}": {"post": _message_delivery()}}
         }
     return found
 
@@ -248,26 +252,12 @@ def _summary(kind: type) -> str:
 
 def _transaction_check() -> dict[str, Any]:
     """The check that is sent to the endpoint of a producer group with check_mode webhook."""
-    headers = {
-        ID: "The check_id, the same in every attempt.",
-        TIMESTAMP: "Time at which this attempt was signed, in seconds.",
-        SIGNATURE: "Signatures separated by spaces, each v1, and base64.",
-    }
     return {
         "operationId": "transactionCheck",
         "summary": "Ask a producer for the outcome of its transaction",
         "description": "Only 200, application/json and a known decision is an answer; after any "
         "other response the check is sent again.",
-        "parameters": [
-            {
-                "name": name.title(),
-                "in": "header",
-                "required": True,
-                "description": text,
-                "schema": {"type": "string"},
-            }
-            for name, text in headers.items()
-        ],
+        "parameters": _signed_headers("The check_id, the same in every attempt."),
         "requestBody": {
             "required": True,
             "description": "The question.",
@@ -280,3 +270,39 @@ def _transaction_check() -> dict[str, Any]:
             }
         },
     }
+
+
+def _message_delivery() -> dict[str, Any]:
+    """The message that is sent to the endpoint of a consumer group with push."""
+    return {
+        "operationId": "messageDelivery",
+        "summary": "Deliver a message of a group",
+        "description": "Any 2xx acknowledges the message; after any other response it is sent "
+        "again by the rules of the group. After 429 its attempt does not count. Retry-After is "
+        "respected; 410 ends the push.",
+        "parameters": _signed_headers("The message_id, the same in every attempt."),
+        "requestBody": {
+            "required": True,
+            "description": "The message.",
+            "content": {"application/json": _json(PushedMessage)},
+        },
+        "responses": {"204": {"description": "The message was processed."}},
+    }
+
+
+def _signed_headers(webhook_id: str) -> list[dict[str, Any]]:
+    headers = {
+        ID: webhook_id,
+        TIMESTAMP: "Time at which this attempt was signed, in seconds.",
+        SIGNATURE: "Signatures separated by spaces, each v1, and base64.",
+    }
+    return [
+        {
+            "name": name.title(),
+            "in": "header",
+            "required": True,
+            "description": text,
+            "schema": {"type": "string"},
+        }
+        for name, text in headers.items()
+    ]

@@ -270,7 +270,7 @@ def as_refusal(error: MessagingError) -> Refusal:
     elif isinstance(error, errors.TopicInUse):
         context = error.uses
     elif isinstance(error, errors.CheckUrlRefused):
-        fields = [FieldError("/check_url", "not_allowed", detail)]
+        fields = [FieldError(error.pointer, "not_allowed", detail)]
     elif isinstance(error, errors.UnknownReport):
         context = {"state": error.state} if error.state else {}
     elif isinstance(error, errors.MessageTooLarge):

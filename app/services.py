@@ -22,7 +22,9 @@ from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
+from app.webhooks.signed_post import SignedPost
 from delivery.members.service import Members
+from delivery.push import Pusher
 from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
@@ -56,7 +58,9 @@ class Services:
     take_over: TakeOver
     broker_files: BrokerFiles
     idempotency: IdempotencyKeys
+    signed_post: SignedPost
     webhooks: Webhooks
+    pusher: Pusher
     sender: CheckSender
     tester: CheckProbe
     reports: AuditReports

@@ -167,6 +167,11 @@ CheckQuestionKind = Annotated[
 # --------------------------------------------------------------------------------------------------
 # consumer groups
 
+PushKind = Annotated[
+    Literal["message.delivery"],
+    open_set("PushKind", ("message.delivery",), "What a request to a webhook of a group is about."),
+]
+
 _GroupStart = Literal["earliest", "latest", "time", "rocketmq"]
 GROUP_START = open_set(
     "GroupStart",

@@ -5,10 +5,11 @@ settle/     acknowledges, rejects and extends; retries and dead letters
 leases/     the table of leases and its log, receipt handles, readers that wait
 requests/   requests that wait for a reply
 filters/    the filters of subscriptions
+positions/  committed offsets, reset, lag, and what a broker takes over
 
 groups.py         the rules of a group
-positions.py      committed offsets, reset, lag
-broker_positions.py  positions that a broker and EscrowMQ take over from each other
+streams.py        messages that come by themselves
+push.py           a stream whose messages are sent to an endpoint
 group_figures.py  figures of groups for monitoring
 oldest_ready.py   since when messages of groups have waited
 lease_list.py     the leases of a group
@@ -18,7 +19,6 @@ trace.py          what happened to one message
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from delivery.broker_positions import BrokerPositions
 from delivery.group_figures import FigureReader, GroupFigures
 from delivery.groups import GroupRules
 from delivery.lease_list import Lease, Place, list_leases
@@ -30,7 +30,8 @@ from delivery.leases.waiters import Waiters
 from delivery.message_status import MessageStatus, status_of
 from delivery.oldest_ready import OldestReady
 from delivery.options import DeliveryOptions
-from delivery.positions import Move, Positions, QueueLag
+from delivery.positions.broker_positions import BrokerPositions
+from delivery.positions.positions import Move, Positions, QueueLag
 from delivery.receive.group_queues import GroupQueues
 from delivery.receive.plain_receive import PlainReceiver
 from delivery.receive.receive import LeasedMessage, Receiver, Request

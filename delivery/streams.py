@@ -84,7 +84,8 @@ class Streams:
 
 
 class Stream:
-    """One stream; `Streams.close` when its client has left. `names`: of its attempts.
+    """One stream; `Streams.close` when its client has left. `names`: of its attempts. `options`
+    may be replaced: for what is leased from then on.
 
     `opened_ms`: on the monotonic clock.
     """
@@ -96,7 +97,7 @@ class Stream:
         self.opened_ms = opened_ms
         self.names: set[str] = set()
         self._streams = streams
-        self._options = options
+        self.options = options
         self._lost: deque[str] = deque()  # attempts of earlier streams
         self._attempts: dict[str, Attempt] = {}  # whose messages were given, or are pending
         self._pending: deque[LeasedMessage] = deque()  # leased, and not given yet
@@ -107,7 +108,9 @@ class Stream:
         self._lost.extend(lost)
         self.names.update(lost)
 
-    async def take(self, rules: GroupRules, *, max_bytes: int) -> list[LeasedMessage]:
+    async def take(
+        self, rules: GroupRules, *, max_bytes: int, at_most: int | None = None
+    ) -> list[LeasedMessage]:
         """Lease the messages that there is room for now; none where there is nothing, or no room.
 
         Raises as a receive.
@@ -120,6 +123,7 @@ class Stream:
                 self._attempts[name] = attempt
                 self._pending += await self._streams.receiver.again(self.group, name)
                 room = self._room()
+        room = room if at_most is None else min(room, at_most)
         if self._pending:
             return [self._pending.popleft() for _ in range(min(room, len(self._pending)))]
         if not room:
@@ -183,7 +187,7 @@ class Stream:
             if not count:
                 del self._attempts[name]
                 self._forget(name)
-        return max(0, self._options.credit - (held - len(self._pending)))
+        return max(0, self.options.credit - (held - len(self._pending)))
 
     def _forget(self, name: str) -> None:
         self.names.discard(name)
@@ -193,8 +197,8 @@ class Stream:
         return Request(
             max_messages=min(room, _AT_ONCE),
             max_bytes=max_bytes,
-            lease_ms=self._options.lease_ms,
-            worker=self._options.worker,
+            lease_ms=self.options.lease_ms,
+            worker=self.options.worker,
             attempt_id=attempt_id,
         )
 

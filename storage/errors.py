@@ -189,7 +189,11 @@ class TopicInUse(RejectedError):
 
 
 class CheckUrlRefused(RejectedError):
-    """A check may not be sent to this URL."""
+    """Nothing may be sent to this URL. `pointer`: the field that has it."""
+
+    def __init__(self, detail: str | None = None, *, pointer: str = "/check_url") -> None:
+        super().__init__(detail)
+        self.pointer = pointer
 
 
 class TransactionExpired(RejectedError):

@@ -14,12 +14,13 @@ from typing import Any
 
 import structlog
 
+from storage.circuit import Circuit
 from storage.clock import Clock
 from storage.errors import MessagingError, TransactionConflict
 from txn.coordinator import TransactionCoordinator
 from txn.open_checks import LeasedCheck
 from txn.producer import Answered, Failed, Failure, ProducerClient, Route
-from txn.retry_plan import Circuit, wait_before_retry
+from txn.retry_plan import wait_before_retry
 
 log = structlog.get_logger()
 

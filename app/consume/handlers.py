@@ -60,6 +60,7 @@ async def receive(
     """
     rules = services.consumer_groups.get(group).rules
     services.members.check_unused(group)
+    services.consumer_groups.check_not_pushed(group)
     check_text(given.worker, "/worker")
     check_text(given.attempt_id, "/attempt_id")
     request = Request(
@@ -89,6 +90,7 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     services, call, group, request, form, deadline_ms = asked
     # it may have been changed, or deleted, during a wait
     rules = services.consumer_groups.get(group).rules
+    services.consumer_groups.check_not_pushed(group)
     if not rules.subscriptions:
         raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
     room = request._replace(max_bytes=call.share.reserve(request.max_bytes))

@@ -47,6 +47,7 @@ async def stream(
     """
     rules = services.consumer_groups.get(group).rules
     services.members.check_unused(group)
+    services.consumer_groups.check_not_pushed(group)
     if not rules.subscriptions:
         raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
     options = StreamOptions(
@@ -79,6 +80,7 @@ async def _events(
     while not ended.is_set():
         try:
             rules = services.consumer_groups.get(group).rules
+            services.consumer_groups.check_not_pushed(group)
             found = await open_stream.take(rules, max_bytes=call.share.reserve(_MAX_BYTES))
             call.share.hold(sum(size_of_found(one.found) for one in found))
             for one in found:

@@ -5,17 +5,29 @@ from collections.abc import Mapping
 
 import msgspec
 from msgspec import UNSET
+from pydantic import SecretStr
 
 from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
-from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription
+from app.groups.schemas import (
+    Filter,
+    Group,
+    GroupInput,
+    GroupPage,
+    Push,
+    RotateGroupSecretInput,
+    Subscription,
+)
 from app.groups.subscriptions import other_filters, other_start, start_at_ms, subscriptions_of
 from app.operations import IF_MATCH, WRITING, operation
 from app.problems import FieldError, Refusal, differs, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
+from app.registry.webhook import Webhook, WebhookSettings
 from app.services import Services
 from app.topics.schemas import PageQuery
+from app.webhooks.secrets import own_secret
 from delivery import groups as delivery
+from escrowmq_client.webhooks import new_secret
 
 _QUEUE = re.compile(r"[^/]{1,127}/(?:0|[1-9][0-9]{0,3})")
 _MAX_ROOM_CHARACTERS = 255
@@ -35,7 +47,7 @@ async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     after = "" if query.page_token is UNSET else pages.decode_token("groups", query.page_token)
     found = [group for group in services.consumer_groups.all() if group.name > after]
     count = pages.fitting(found, query.page_size, _size_of)
-    page = GroupPage(items=[_view(group) for group in found[:count]])
+    page = GroupPage(items=[_view(services, group) for group in found[:count]])
     if len(found) > count:
         page.next_page_token = pages.encode_token("groups", page.items[-1].group)
     return reply(200, page)
@@ -58,6 +70,9 @@ async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
         "topic_not_found",
         "reserved_topic",
         "filter_conflict",
+        "check_conflict",
+        "check_url_refused",
+        "group_active",
         "revision_mismatch",
         *WRITING,
     ],
@@ -68,8 +83,16 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
     Omitted fields keep their value. To change the filter or the start of a topic that the group
     reads, or to end a subscription, send `If-Match`; otherwise 409. With `If-Match` the body
     replaces all settings.
+
+    With `push`, messages are sent to your endpoint, signed with the `signing_secret` of the
+    request. If the request has none, the service makes a secret, and this one response holds it.
+    Without `If-Match` the URL of `push` does not change.
     """
     services.consumer_groups.check_name(name)
+    secret = own_secret(given.signing_secret)
+    if given.push is not UNSET:
+        await services.signed_post.check_url(given.push.url, what="messages", pointer="/push/url")
+    was_secret_made = False
 
     def new_rules(known: ConsumerGroup | None) -> delivery.GroupRules:
         call.check_if_match(None if known is None else known.revision)
@@ -78,16 +101,30 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
         _check_conflicts(given, known.rules)
         return _rules(services, given, known.rules)
 
+    def new_webhook(known: ConsumerGroup | None) -> Webhook | None:
+        nonlocal was_secret_made
+        old = None if known is None else known.webhook
+        webhook = _webhook(services, given, old, secret, is_replaced="if-match" in call.headers)
+        if webhook is not None and old is None:
+            services.members.check_unused(name)
+        was_secret_made = webhook is not None and old is None and secret is None
+        return webhook
+
     # The positions first: a group that could receive before it has them would start with its whole
     # history.
     async with services.topics.using(
         [] if given.topics is UNSET else {one.topic for one in given.topics}
     ):
         group, is_new = await services.consumer_groups.put(
-            name, new_rules, begin=lambda rules: services.delivery.begin(name, rules)
+            name,
+            new_rules,
+            begin=lambda rules: services.delivery.begin(name, rules),
+            new_webhook=new_webhook,
         )
     services.members.share_soon()
-    return _answer(group, status=201 if is_new else 200)
+    services.pusher.refresh()
+    status = 201 if is_new else 200
+    return _answer(services, group, status=status, shows_secret=was_secret_made)
 
 
 @operation(
@@ -101,7 +138,45 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
 )
 async def get(services: Services, _: Call, name: str) -> Reply:
     """Get a consumer group."""
-    return _answer(services.consumer_groups.get(name))
+    return _answer(services, services.consumer_groups.get(name))
+
+
+@operation(
+    "POST",
+    "/v1/groups/{group}/rotate-secret",
+    "rotateGroupSigningSecret",
+    tag="groups",
+    body=RotateGroupSecretInput,
+    example={},
+    body_is_optional=True,
+    answer_headers=["ETag"],
+    answers={200: Group},
+    headers=[IF_MATCH],
+    problems=[
+        "group_not_found",
+        "reserved_topic",
+        "revision_mismatch",
+        "unsupported_combination",
+        *WRITING,
+    ],
+)
+async def rotate_secret(
+    services: Services, call: Call, name: str, _given: RotateGroupSecretInput
+) -> Reply:
+    """Rotate the signing secret of a group with `push`. Returns the new secret. For one day pushes
+    are signed with both.
+    """
+    services.consumer_groups.check_name(name)
+    group = await services.consumer_groups.rotate_secret(
+        name,
+        overlap_ms=services.signed_post.options.secret_overlap_ms,
+        check=call.check_if_match,
+    )
+    if group is None:
+        raise Refusal(
+            "unsupported_combination", f"group {name} has no push, so that it needs no secret"
+        )
+    return _answer(services, group, shows_secret=True)
 
 
 def _size_of(group: ConsumerGroup) -> int:
@@ -141,7 +216,7 @@ def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> d
     fields = {
         name: value
         for name, value in msgspec.structs.asdict(given).items()
-        if value is not UNSET and name not in ("topics", "start_at")
+        if value is not UNSET and name not in ("topics", "start_at", "push", "signing_secret")
     }
     if given.start is not UNSET or given.start_at is not UNSET:
         fields["start_at_ms"] = start_at_ms(given.start, given.start_at)
@@ -194,13 +269,56 @@ def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
         )
 
 
-def _answer(group: ConsumerGroup, *, status: int = 200) -> Reply:
-    return reply(status, _view(group), {"ETag": f'"{group.revision}"'})
+def _webhook(
+    services: Services,
+    given: GroupInput,
+    old: Webhook | None,
+    secret: SecretStr | None,
+    *,
+    is_replaced: bool,
+) -> Webhook | None:
+    """The webhook with what is given. `is_replaced`: by this request, as a whole. Raises Refusal.
+
+    What a request omits is kept, unless it replaces all settings.
+    """
+    push = given.push
+    if push is UNSET and (is_replaced or old is None):
+        if secret is not None:
+            raise invalid_field("/signing_secret", "not_allowed", "signing_secret goes with push")
+        return None
+    if push is UNSET:
+        assert old is not None
+        settings = old.settings
+        if secret is None:
+            return old
+    else:
+        settings = WebhookSettings(
+            url=push.url, timeout_ms=push.timeout_ms, concurrency=push.concurrency
+        )
+    if old is None:
+        return Webhook(settings=settings, signing_secret=secret or SecretStr(new_secret()))
+    if old.settings.url != settings.url and not is_replaced:
+        raise Refusal(
+            "check_conflict",
+            "without If-Match a PUT does not change where messages are pushed",
+            errors=[differs("/push/url", old.settings.url, settings.url, code="check_conflict")],
+        )
+    until_ms = services.clock.wall_ms() + services.signed_post.options.secret_overlap_ms
+    return old.with_settings(settings, secret, overlap_until_ms=until_ms)
 
 
-def _view(group: ConsumerGroup) -> Group:
+def _answer(
+    services: Services, group: ConsumerGroup, *, status: int = 200, shows_secret: bool = False
+) -> Reply:
+    body = _view(services, group)
+    if shows_secret and group.webhook is not None:
+        body.signing_secret = group.webhook.signing_secret.get_secret_value()
+    return reply(status, body, {"ETag": f'"{group.revision}"'})
+
+
+def _view(services: Services, group: ConsumerGroup) -> Group:
     rules = group.rules
-    return Group(
+    view = Group(
         group=group.name,
         topics=[
             Subscription(topic=one.topic, filter=Filter(kind=one.kind, expression=one.expression))
@@ -220,3 +338,17 @@ def _view(group: ConsumerGroup) -> Group:
         created_at=codec.rfc3339(group.created_at_ms),
         revision=group.revision,
     )
+    webhook = group.webhook
+    if webhook is not None:
+        view.push = Push(
+            url=webhook.settings.url,
+            timeout_ms=webhook.settings.timeout_ms,
+            concurrency=webhook.settings.concurrency,
+            disabled_at=UNSET
+            if webhook.disabled_at_ms is None
+            else codec.rfc3339(webhook.disabled_at_ms),
+        )
+        until_ms = webhook.previous_secret_until_ms
+        if until_ms is not None and services.clock.wall_ms() < until_ms:
+            view.previous_secret_expires_at = codec.rfc3339(until_ms)
+    return view

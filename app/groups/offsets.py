@@ -25,8 +25,8 @@ from app.operations import WRITING, operation
 from app.problems import invalid_field, refusal_of_field
 from app.registry.topics import Topic
 from app.services import Services
-from delivery import positions
 from delivery.offset_by_time import find_offset_by_time
+from delivery.positions import positions
 from storage.errors import MessagingError, OffsetBeyondEnd, OffsetExpired
 from storage.formats import names
 from storage.message import QueueId

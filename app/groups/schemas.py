@@ -12,6 +12,7 @@ from app.topics.schemas import TopicName
 from app.word_sets import GROUP_START, GroupStart, ResetTarget
 from delivery.filters.filters import MAX_EXPRESSION_BYTES, FilterKind
 from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS, GroupRules
+from delivery.push import MOST_CONCURRENT
 
 DEFAULT = GroupRules()
 MAX_TOPICS = 100
@@ -46,6 +47,33 @@ class SubscriptionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
     topic: TopicName
     filter: FilterInput | UnsetType = UNSET
+
+
+class PushInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where the messages of the group are sent, one by one. Every 2xx acknowledges a message."""
+
+    url: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=2_048,
+            description="URL that messages are sent to: https, a public address, port 443.",
+        ),
+    ]
+    timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1, le=60_000, description="Limit for one try, from the DNS lookup to the last byte."
+        ),
+    ] = 15_000
+    concurrency: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MOST_CONCURRENT,
+            description="Maximum number of messages on their way to the endpoint.",
+        ),
+    ] = 4
 
 
 class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -178,6 +206,30 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    push: (
+        Annotated[
+            PushInput,
+            Meta(
+                description="A webhook that the messages are sent to; then nothing else receives "
+                "them. Default: none."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    signing_secret: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=128,
+                description="Your own secret for signing what is pushed: whsec_ and the base64 of "
+                "24 to 64 random bytes. It is in no response. Another secret replaces the present "
+                "one; both sign for a day. Default: the present one, or one that the service "
+                "makes.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class Filter(msgspec.Struct, kw_only=True):
@@ -192,6 +244,24 @@ class Subscription(msgspec.Struct, kw_only=True):
 
     topic: str
     filter: Filter
+
+
+class Push(msgspec.Struct, kw_only=True):
+    """Where the messages of the group are sent."""
+
+    url: str
+    timeout_ms: int
+    concurrency: Int32
+    disabled_at: (
+        Annotated[
+            Timestamp,
+            Meta(
+                description="The endpoint answered 410 at this time. Nothing is sent there until "
+                "the group is updated with `push`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class Group(msgspec.Struct, kw_only=True):
@@ -210,8 +280,30 @@ class Group(msgspec.Struct, kw_only=True):
     skip_older_than_ms: int | UnsetType = UNSET
     session_timeout_ms: int
     queue_rooms: Texts
+    push: Push | UnsetType = UNSET
+    signing_secret: (
+        Annotated[
+            str,
+            Meta(
+                description="The secret that the service made. Returned only once, in the response "
+                "to the request that made it."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    previous_secret_expires_at: (
+        Annotated[
+            Timestamp,
+            Meta(description="Until this time pushes are also signed with the previous secret."),
+        ]
+        | UnsetType
+    ) = UNSET
     created_at: Timestamp
     revision: Int32
+
+
+class RotateGroupSecretInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """An empty object. The body may be omitted."""
 
 
 class GroupPage(msgspec.Struct, kw_only=True):

@@ -69,6 +69,7 @@ async def join(services: Services, _: Call, name: str, given: JoinInput) -> Repl
         request = _request(services, given, GroupRules() if known is None else known.rules)
         # Before the group is created or changed: a join that is refused leaves nothing behind.
         services.members.check_join(name, request)
+        services.consumer_groups.check_not_pushed(name)
         if known is not None:
             await services.delivery.check_no_leases(name)
         await services.consumer_groups.put(

@@ -2,9 +2,7 @@
 
 import asyncio
 
-import msgspec
-from msgspec import UNSET, UnsetType
-from pydantic import SecretStr
+from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply, reply
@@ -27,8 +25,9 @@ from app.producer_groups.schemas import (
     RotateSecretInput,
 )
 from app.registry import producer_groups as registry
+from app.registry.webhook import WebhookSettings
 from app.services import Services
-from escrowmq_client.webhooks import SECRET_PREFIX, is_secret
+from app.webhooks.secrets import own_secret
 from storage.errors import MessagingError
 from txn.open_checks import LeasedCheck
 from txn.states import TxnEvent
@@ -64,11 +63,11 @@ async def put(services: Services, call: Call, name: str, given: ProducerGroupInp
     none, the service makes a secret, and this one response holds it.
     """
     services.producer_groups.check_name(name)
-    secret = _own_secret(given.signing_secret)
+    secret = own_secret(given.signing_secret)
     if given.check_url is not UNSET:
         await services.webhooks.check_url(given.check_url)
 
-    def new_settings(known: registry.ProducerGroup | None) -> registry.WebhookSettings | None:
+    def new_settings(known: registry.ProducerGroup | None) -> WebhookSettings | None:
         call.check_if_match(None if known is None else known.revision)
         if known is None or known.webhook is None or "if-match" in call.headers:
             return _webhook_settings(given, None)
@@ -269,19 +268,9 @@ async def _answer(services: Services, name: str, given: AnswerInput) -> AnswerRe
     return AnswerResult(check_id=given.check_id, status=200, state=transaction.state.value)
 
 
-def _own_secret(given: str | UnsetType) -> SecretStr | None:
-    """The secret that the request has; None for none. Raises Refusal."""
-    if given is UNSET:
-        return None
-    if not is_secret(given):
-        detail = f"must be {SECRET_PREFIX} and the base64 of 24 to 64 bytes"
-        raise invalid_field("/signing_secret", "invalid_format", detail)
-    return SecretStr(given)
-
-
 def _webhook_settings(
-    given: ProducerGroupInput, old: registry.WebhookSettings | None
-) -> registry.WebhookSettings | None:
+    given: ProducerGroupInput, old: WebhookSettings | None
+) -> WebhookSettings | None:
     """The settings with the fields that are given; None for checks by poll. Raises Refusal."""
     is_polled = given.check_mode == "poll" if given.check_mode is not UNSET else old is None
     if is_polled:
@@ -292,32 +281,29 @@ def _webhook_settings(
                 )
         return None
     if old is not None:
-        fields = {
-            name: value
-            for name, value in msgspec.structs.asdict(given).items()
-            if value is not UNSET and name in registry.WebhookSettings.__struct_fields__
-        }
-        return msgspec.structs.replace(old, **fields)
+        return WebhookSettings(
+            url=given.check_url or old.url,
+            timeout_ms=given.timeout_ms or old.timeout_ms,
+            concurrency=given.concurrency or old.concurrency,
+        )
     if given.check_url is UNSET:
         raise invalid_field("/check_url", "missing", "check_mode webhook needs a check_url")
-    return registry.WebhookSettings(
-        check_url=given.check_url,
+    return WebhookSettings(
+        url=given.check_url,
         timeout_ms=_TIMEOUT_MS if given.timeout_ms is UNSET else given.timeout_ms,
         concurrency=_CONCURRENCY if given.concurrency is UNSET else given.concurrency,
     )
 
 
-def _check_conflicts(given: ProducerGroupInput, old: registry.WebhookSettings) -> None:
+def _check_conflicts(given: ProducerGroupInput, old: WebhookSettings) -> None:
     """Raise Refusal where the request would send the checks of the group to another place, or give
     up its secret.
     """
     conflicts = []
     if given.check_mode == "poll":
         conflicts.append(differs("/check_mode", "webhook", "poll", code="check_conflict"))
-    if given.check_url not in (UNSET, old.check_url):
-        conflicts.append(
-            differs("/check_url", old.check_url, given.check_url, code="check_conflict")
-        )
+    if given.check_url not in (UNSET, old.url):
+        conflicts.append(differs("/check_url", old.url, given.check_url, code="check_conflict"))
     if conflicts:
         raise Refusal(
             "check_conflict",
@@ -341,7 +327,7 @@ def _answer_with(
     )
     webhook = group.webhook
     if webhook is not None:
-        body.check_url = webhook.settings.check_url
+        body.check_url = webhook.settings.url
         body.timeout_ms = webhook.settings.timeout_ms
         body.concurrency = webhook.settings.concurrency
         if shows_secret:

@@ -1,30 +1,35 @@
 """Consumer groups: rows in SQL, all of them in memory too."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any
 
 import msgspec
 import structlog
+from pydantic import SecretStr
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.registry.database import Database, rows
 from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import consumer_groups as table
 from app.registry.topics import check_name
+from app.registry.vault import Vault
+from app.registry.webhook import Webhook, WebhookSettings, differing_fields
 from delivery.groups import GroupRules
+from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
-from storage.errors import UnknownGroup
+from storage.errors import GroupActive, UnknownGroup
 
 log = structlog.get_logger()
 
 
 class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that exists."""
+    """A group that exists. `webhook`: that its messages are pushed to."""
 
     name: str
     rules: GroupRules
+    webhook: Webhook | None = None
     created_at_ms: int
     revision: int = 1
 
@@ -32,17 +37,21 @@ class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
 class ConsumerGroups:
     """Registry of consumer groups. Event loop only."""
 
-    def __init__(self, database: Database, clock: Clock, limits: LimitOptions) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, vault: Vault, limits: LimitOptions
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._vault = vault
         self._limits = limits
         self._groups: dict[str, ConsumerGroup] = {}  # in the order of their creation
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
+        """Raises CannotOpen where a secret was encrypted with a key that is not there."""
         stored = select(table).order_by(table.c.created_at_ms, table.c.consumer_group)
         for row in await self._database.run(lambda connection: rows(connection, stored)):
-            group = _from_row(row)
+            group = _from_row(row, self._vault)
             self._groups[group.name] = group
 
     def all(self) -> list[ConsumerGroup]:
@@ -77,32 +86,80 @@ class ConsumerGroups:
         group = self._groups.get(name)
         return None if group is None else group.rules
 
+    def webhook_of(self, name: str) -> Webhook | None:
+        """Where the messages of the group are pushed to; None where they are not, or no more."""
+        group = self._groups.get(name)
+        webhook = None if group is None else group.webhook
+        return webhook if webhook is not None and webhook.disabled_at_ms is None else None
+
+    def pushed(self) -> Iterator[str]:
+        """The groups whose messages are pushed."""
+        return (name for name in self._groups if self.webhook_of(name) is not None)
+
+    def check_not_pushed(self, name: str) -> None:
+        """Raises GroupActive where the group has a webhook, one that is gone too."""
+        group = self._groups.get(name)
+        if group is not None and group.webhook is not None:
+            raise GroupActive(f"messages of group {name} are pushed to its webhook")
+
     async def put(
         self,
         name: str,
         new_rules: Callable[[ConsumerGroup | None], GroupRules],
         *,
         begin: Callable[[GroupRules], Awaitable[None]],
+        new_webhook: Callable[[ConsumerGroup | None], Webhook | None] | None = None,
     ) -> tuple[ConsumerGroup, bool]:
         """Create or change a group; (the group, was it created now).
 
         Raises as `check_name`, StorageFull.
 
         `new_rules` gets the group as it is, None where it does not exist, and may refuse by
-        raising; then, before the rules are visible, comes `begin`.
+        raising; then, before the rules are visible, comes `begin`. `new_webhook` likewise; None: it
+        keeps its webhook.
         """
         self.check_name(name)
         async with self._changing:
             known = self._groups.get(name)
             rules = new_rules(known)
+            old = None if known is None else known.webhook
+            webhook = old if new_webhook is None else new_webhook(known)
             if known is None:
                 self._check_limit()
             await begin(rules)
             if known is None:
-                return await self._insert(name, rules), True
-            if known.rules != rules:
-                known = await self._change(known, rules)
+                return await self._insert(name, rules, webhook), True
+            if known.rules != rules or old != webhook:
+                known = await self._change(known, rules, webhook)
             return known, False
+
+    async def rotate_secret(
+        self, name: str, *, overlap_ms: int, check: Callable[[int | None], None]
+    ) -> ConsumerGroup | None:
+        """A new secret; the one before it signs too for the time of the overlap.
+
+        None where the group has no webhook. `check` gets the group's revision and may refuse by
+        raising. Raises as `get`.
+        """
+        async with self._changing:
+            group = self.get(name)
+            check(group.revision)
+            if group.webhook is None:
+                return None
+            webhook = group.webhook.with_secret(
+                SecretStr(new_secret()), overlap_until_ms=self._clock.wall_ms() + overlap_ms
+            )
+            return await self._change(group, group.rules, webhook)
+
+    async def disable_webhook(self, name: str, settings: WebhookSettings) -> None:
+        """Send nothing to this endpoint any more, unless another one was named meanwhile."""
+        async with self._changing:
+            webhook = self.webhook_of(name)
+            if webhook is None or webhook.settings != settings:
+                return
+            group = self._groups[name]
+            gone = msgspec.structs.replace(webhook, disabled_at_ms=self._clock.wall_ms())
+            await self._change(group, group.rules, gone)
 
     def subscribed_to(self, topic: str) -> list[ConsumerGroup]:
         """By name."""
@@ -117,7 +174,8 @@ class ConsumerGroups:
         async with self._changing:
             for group in self.subscribed_to(topic):
                 kept = tuple(one for one in group.rules.subscriptions if one.topic != topic)
-                await self._change(group, msgspec.structs.replace(group.rules, subscriptions=kept))
+                rules = msgspec.structs.replace(group.rules, subscriptions=kept)
+                await self._change(group, rules, group.webhook)
 
     async def create(self, name: str) -> ConsumerGroup:
         """As it is, where it exists. Raises as `put`."""
@@ -125,7 +183,7 @@ class ConsumerGroups:
         async with self._changing:
             if name not in self._groups:
                 self._check_limit()
-            return self._groups.get(name) or await self._insert(name, GroupRules())
+            return self._groups.get(name) or await self._insert(name, GroupRules(), None)
 
     def _check_limit(self) -> None:
         check_limit(
@@ -151,50 +209,81 @@ class ConsumerGroups:
             del self._groups[name]
             await end()
 
-    async def _insert(self, name: str, rules: GroupRules) -> ConsumerGroup:
-        group = ConsumerGroup(name=name, rules=rules, created_at_ms=self._clock.wall_ms())
-        row = _to_row(group)
+    async def _insert(self, name: str, rules: GroupRules, webhook: Webhook | None) -> ConsumerGroup:
+        group = ConsumerGroup(
+            name=name, rules=rules, webhook=webhook, created_at_ms=self._clock.wall_ms()
+        )
+        row = _to_row(group, self._vault)
         await self._database.run(lambda connection: connection.execute(insert(table).values(**row)))
         self._groups[name] = group
         return group
 
-    async def _change(self, group: ConsumerGroup, rules: GroupRules) -> ConsumerGroup:
+    async def _change(
+        self, group: ConsumerGroup, rules: GroupRules, webhook: Webhook | None
+    ) -> ConsumerGroup:
         old = msgspec.to_builtins(group.rules)
         changed = await self._update(
-            msgspec.structs.replace(group, rules=rules, revision=group.revision + 1)
+            msgspec.structs.replace(
+                group, rules=rules, webhook=webhook, revision=group.revision + 1
+            )
         )
         changes = {
             field: (old[field], new)
             for field, new in msgspec.to_builtins(rules).items()
             if old[field] != new
         }
-        log.info("group_changed", group=group.name, revision=changed.revision, changes=changes)
+        log.info(
+            "group_changed",
+            group=group.name,
+            revision=changed.revision,
+            changes=changes,
+            webhook_fields=list(differing_fields(group.webhook, webhook)),
+        )
         return changed
 
     async def _update(self, group: ConsumerGroup) -> ConsumerGroup:
-        row = _to_row(group)
+        row = _to_row(group, self._vault)
         change = update(table).where(table.c.consumer_group == group.name).values(**row)
         await self._database.run(lambda connection: connection.execute(change))
         self._groups[group.name] = group
         return group
 
 
-def _to_row(group: ConsumerGroup) -> dict[str, Any]:
+def _to_row(group: ConsumerGroup, vault: Vault) -> dict[str, Any]:
     rules = msgspec.to_builtins(group.rules)
+    webhook = group.webhook
+    settings = None if webhook is None else webhook.settings
     return {
         "consumer_group": group.name,
         "topics": rules.pop("subscriptions"),
         **rules,
+        "push": None if settings is None else msgspec.to_builtins(settings),
+        "signing_secret": None if webhook is None else vault.seal(webhook.signing_secret),
+        "previous_secret": None if webhook is None else vault.seal(webhook.previous_secret),
+        "previous_secret_until_ms": None if webhook is None else webhook.previous_secret_until_ms,
+        "disabled_at_ms": None if webhook is None else webhook.disabled_at_ms,
         "created_at_ms": group.created_at_ms,
         "revision": group.revision,
     }
 
 
-def _from_row(row: dict[str, Any]) -> ConsumerGroup:
-    name, created_at_ms, revision = (
-        row.pop("consumer_group"),
-        row.pop("created_at_ms"),
-        row.pop("revision"),
+def _from_row(row: dict[str, Any], vault: Vault) -> ConsumerGroup:
+    webhook = None
+    if row["push"] is not None:
+        secret = vault.open(row["signing_secret"])
+        assert secret is not None
+        webhook = Webhook(
+            settings=msgspec.convert(row["push"], WebhookSettings),
+            signing_secret=secret,
+            previous_secret=vault.open(row["previous_secret"]),
+            previous_secret_until_ms=row["previous_secret_until_ms"],
+            disabled_at_ms=row["disabled_at_ms"],
+        )
+    rules = {name: row[name] for name in GroupRules.__struct_fields__ if name != "subscriptions"}
+    return ConsumerGroup(
+        name=row["consumer_group"],
+        rules=msgspec.convert({"subscriptions": row["topics"], **rules}, GroupRules),
+        webhook=webhook,
+        created_at_ms=row["created_at_ms"],
+        revision=row["revision"],
     )
-    rules = msgspec.convert({"subscriptions": row.pop("topics"), **row}, GroupRules)
-    return ConsumerGroup(name=name, rules=rules, created_at_ms=created_at_ms, revision=revision)

@@ -14,36 +14,12 @@ from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import producer_groups
 from app.registry.topics import check_name
 from app.registry.vault import Vault
+from app.registry.webhook import Webhook, WebhookSettings, differing_fields
 from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
 from storage.errors import UnknownProducerGroup
 
 log = structlog.get_logger()
-
-
-class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of checks by webhook."""
-
-    check_url: str
-    timeout_ms: int
-    concurrency: int
-
-
-class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """How a group is asked by webhook."""
-
-    settings: WebhookSettings
-    signing_secret: SecretStr
-    previous_secret: SecretStr | None = None  # signs too, until then
-    previous_secret_until_ms: int | None = None
-    disabled_at_ms: int | None = None  # the endpoint said that it is gone
-
-    def secrets(self, now_ms: int) -> list[str]:
-        """Those that sign, the newest first."""
-        found = [self.signing_secret]
-        if self.previous_secret is not None and now_ms < (self.previous_secret_until_ms or 0):
-            found.append(self.previous_secret)
-        return [secret.get_secret_value() for secret in found]
 
 
 class ProducerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,9 +120,9 @@ class ProducerGroups:
                 secret = signing_secret or SecretStr(new_secret())
                 new = Webhook(settings=settings, signing_secret=secret)
             else:
-                new = msgspec.structs.replace(old, settings=settings, disabled_at_ms=None)
-                if signing_secret is not None and signing_secret != old.signing_secret:
-                    new = self._with_secret(new, signing_secret, overlap_ms)
+                new = old.with_settings(
+                    settings, signing_secret, overlap_until_ms=self._overlap_until_ms(overlap_ms)
+                )
             was_made = new is not None and old is None and signing_secret is None
             if known is None:
                 return await self._create(name, new), True, was_made
@@ -168,19 +144,13 @@ class ProducerGroups:
             check(group.revision)
             if group.webhook is None:
                 return None
-            changed = self._with_secret(group.webhook, SecretStr(new_secret()), overlap_ms)
+            changed = group.webhook.with_secret(
+                SecretStr(new_secret()), overlap_until_ms=self._overlap_until_ms(overlap_ms)
+            )
             return await self._change(group, changed)
 
-    def _with_secret(self, webhook: Webhook, secret: SecretStr, overlap_ms: int) -> Webhook:
-        """The webhook with another secret; the present one signs too for the time of the
-        overlap.
-        """
-        return msgspec.structs.replace(
-            webhook,
-            signing_secret=secret,
-            previous_secret=webhook.signing_secret,
-            previous_secret_until_ms=self._clock.wall_ms() + overlap_ms,
-        )
+    def _overlap_until_ms(self, overlap_ms: int) -> int:
+        return self._clock.wall_ms() + overlap_ms
 
     async def disable(self, name: str, settings: WebhookSettings) -> bool:
         """Ask no more at this endpoint, which is gone.
@@ -226,7 +196,10 @@ class ProducerGroups:
 
         await self._database.run(save)
         self._groups[group.producer_group] = changed
-        fields = _differing(group.webhook, webhook)
+        fields = sorted(
+            "check_url" if name == "url" else name
+            for name in differing_fields(group.webhook, webhook)
+        )
         log.info(
             "producer_group_changed",
             producer_group=group.producer_group,
@@ -244,8 +217,10 @@ class ProducerGroups:
             secret = self._vault.open(row["signing_secret"])
             assert secret is not None
             webhook = Webhook(
-                settings=msgspec.convert(
-                    {name: row[name] for name in WebhookSettings.__struct_fields__}, WebhookSettings
+                settings=WebhookSettings(
+                    url=row["check_url"],
+                    timeout_ms=row["timeout_ms"],
+                    concurrency=row["concurrency"],
                 ),
                 signing_secret=secret,
                 previous_secret=self._vault.open(row["previous_secret"]),
@@ -260,29 +235,15 @@ class ProducerGroups:
         )
 
 
-def _differing(old: Webhook | None, new: Webhook | None) -> list[str]:
-    """Names of the fields that differ. A URL may hold a secret, so the values are not logged."""
-    before, after = (
-        {}
-        if webhook is None
-        else {**msgspec.structs.asdict(webhook), **msgspec.structs.asdict(webhook.settings)}
-        for webhook in (old, new)
-    )
-    return sorted(
-        name
-        for name in before | after
-        if name != "settings" and before.get(name) != after.get(name)
-    )
-
-
 def _columns(group: ProducerGroup, vault: Vault) -> Iterator[tuple[str, Any]]:
     yield "producer_group", group.producer_group
     yield "check_mode", group.check_mode
     yield "created_at_ms", group.created_at_ms
     yield "revision", group.revision
     webhook = group.webhook
-    for name in WebhookSettings.__struct_fields__:
-        yield name, None if webhook is None else getattr(webhook.settings, name)
+    yield "check_url", None if webhook is None else webhook.settings.url
+    yield "timeout_ms", None if webhook is None else webhook.settings.timeout_ms
+    yield "concurrency", None if webhook is None else webhook.settings.concurrency
     yield "signing_secret", None if webhook is None else vault.seal(webhook.signing_secret)
     yield "previous_secret", None if webhook is None else vault.seal(webhook.previous_secret)
     yield "previous_secret_until_ms", None if webhook is None else webhook.previous_secret_until_ms

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         NackEntry,
         ReceivedMessage,
     )
-    from escrowmq_client.models.groups import FilterInput, OffsetInput, SubscriptionInput
+    from escrowmq_client.models.groups import FilterInput, OffsetInput, PushInput, SubscriptionInput
     from escrowmq_client.models.messages import (
         BatchEntry,
         BatchResult,
@@ -128,6 +128,7 @@ __all__ = [
     "Overloaded",
     "Problem",
     "ProblemError",
+    "PushInput",
     "Receipt",
     "ReceivedMessage",
     "Record",
@@ -163,7 +164,7 @@ _HOMES = {
     "markers.for_sqlalchemy": "SqlAlchemyMarkers",
     "models.checks": "AnswerInput Check CheckAnswer CheckQuestion",
     "models.consume": "AckEntry DeadLetterEntry ExtendEntry NackEntry ReceivedMessage",
-    "models.groups": "FilterInput OffsetInput SubscriptionInput",
+    "models.groups": "FilterInput OffsetInput PushInput SubscriptionInput",
     "models.messages": "BatchEntry BatchResult Message MessageInput Receipt",
     "models.problem": "Problem",
     "models.requests": "Reply",

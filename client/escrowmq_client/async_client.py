@@ -290,6 +290,7 @@ class AsyncClient:
     put_group = async_method(groups.put_group)
     get_group = async_method(groups.get_group)
     delete_group = async_method(groups.delete_group)
+    rotate_group_signing_secret = async_method(groups.rotate_group_signing_secret)
     list_leases = async_method(groups.list_leases)
     get_group_lag = async_method(groups.get_group_lag)
 

@@ -4,13 +4,15 @@ The order matters: the bytes as they came, then the signature over them, and onl
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from escrowmq_client.check_answers import Decided, answer_of, unknown
 from escrowmq_client.models.checks import CheckQuestion
 from escrowmq_client.webhooks import InvalidSignature, verify
+
+T = TypeVar("T")
 
 MOST_BYTES = 65_536  # a check has a few hundred
 JSON = "application/json"
@@ -27,7 +29,7 @@ class CheckResponse(NamedTuple):
 
 
 class RequestRefused(Exception):
-    """A request that is no check of this service; `response` says so."""
+    """A request that is none of this service; `response` says so."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -40,18 +42,25 @@ def read_check(
     """The check in a request. Raises RequestRefused: 401 if it is not signed with one of the
     secrets within 300 s, 400 if the body is no check.
     """
+    check = read_signed(secrets, headers, body, CheckQuestion, now=now)
+    if check.kind != "transaction.check":
+        raise RequestRefused(400, f"a check is of the kind transaction.check, not {check.kind}")
+    return check
+
+
+def read_signed(
+    secrets: Secrets, headers: Mapping[str, str], body: bytes, kind: type[T], *, now: float
+) -> T:
+    """The body of a request, decoded. Raises RequestRefused as `read_check`."""
     found = secrets() if callable(secrets) else secrets
     try:
         verify([found] if isinstance(found, str) else found, headers, body, now=now)
     except InvalidSignature as error:
         raise RequestRefused(401, str(error)) from error
     try:
-        check = msgspec.json.decode(body, type=CheckQuestion)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
         raise RequestRefused(400, str(error)) from error
-    if check.kind != "transaction.check":
-        raise RequestRefused(400, f"a check is of the kind transaction.check, not {check.kind}")
-    return check
 
 
 def too_large() -> RequestRefused:

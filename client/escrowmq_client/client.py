@@ -283,6 +283,7 @@ class Client:
     put_group = sync_method(groups.put_group)
     get_group = sync_method(groups.get_group)
     delete_group = sync_method(groups.delete_group)
+    rotate_group_signing_secret = sync_method(groups.rotate_group_signing_secret)
     list_leases = sync_method(groups.list_leases)
     get_group_lag = sync_method(groups.get_group_lag)
 

@@ -25,6 +25,7 @@ LOOPS = [
         "lease_snapshots",
         "members",
         "member_snapshots",
+        "push",
         "group_ages",
         "broker_files",
     ),

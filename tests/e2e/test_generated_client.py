@@ -246,6 +246,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     decide_transactions(generated)
     answer_checks(generated)
     configure_webhook(generated)
+    configure_push(generated)
     look_at_the_disk(generated)
     ask_and_reply(generated)
     look_after(generated)
@@ -845,6 +846,18 @@ def configure_webhook(generated: Generated) -> None:
     generated.call("putProducerGroup", "asked", body=elsewhere, if_match='"2"', status=200)
     tested = generated.call("testCheckEndpoint", "asked", status=200)
     assert (tested.passed, len(tested.cases)) == (False, 5)
+
+
+def configure_push(generated: Generated) -> None:
+    push = {"url": "https://93.184.215.14/in"}
+    made = generated.call(
+        "putGroup", "pushed", body=generated.body("putGroup", topics=[], push=push), status=201
+    )
+    rotated = generated.call("rotateGroupSigningSecret", "pushed", status=200)
+
+    assert made.push.url == push["url"]
+    assert len({made.signing_secret, rotated.signing_secret}) == 2
+    assert isinstance(rotated.previous_secret_expires_at, datetime.datetime)
 
 
 NOBODY_THERE = {"check_mode": "webhook", "check_url": "http://localhost:9/"}

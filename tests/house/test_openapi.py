@@ -231,14 +231,18 @@ def test_every_integer_has_a_format_that_its_values_fit_in(document):
         assert node["format"] == "int64" or node.get("maximum", 0) < 1 << 31, name
 
 
-def test_the_check_is_a_callback_of_the_operation_that_takes_its_url(document):
+def test_what_is_sent_to_a_webhook_is_a_callback_of_the_operation_that_takes_its_url(document):
     assert "webhooks" not in document
-    (check,) = [one for one in operations(document) if "callbacks" in one]
-    assert check["operationId"] == "putProducerGroup"
-    called = check["callbacks"]["transactionCheck"]["{$request.body#/check_url}"]["post"]
-    assert {"CheckQuestion", "CheckAnswer"} <= references(called)
-    names = [parameter["name"] for parameter in called["parameters"]]
-    assert names == ["Webhook-Id", "Webhook-Timestamp", "Webhook-Signature"]
+    calling = {one["operationId"]: one for one in operations(document) if "callbacks" in one}
+    assert set(calling) == {"putProducerGroup", "putGroup"}
+    check = calling["putProducerGroup"]["callbacks"]["transactionCheck"]
+    push = calling["putGroup"]["callbacks"]["messageDelivery"]
+    called = check["{$request.body#/check_url}"]["post"], push["{$request.body#/push/url}"]["post"]
+    assert {"CheckQuestion", "CheckAnswer"} <= references(called[0])
+    assert "PushedMessage" in references(called[1])
+    for one in called:
+        names = [parameter["name"] for parameter in one["parameters"]]
+        assert names == ["Webhook-Id", "Webhook-Timestamp", "Webhook-Signature"]
 
 
 def test_an_operation_that_takes_no_field_has_no_body_in_the_document(document):

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from delivery.broker_positions import Advanced, GroupStanding
 from delivery.leases import retry_message
 from delivery.leases.events import LEASE_QUEUE
+from delivery.positions.broker_positions import Advanced, GroupStanding
 from storage.formats import names, properties
 from storage.message import Durability, QueueId
 from tests.support.builders import message

@@ -5,6 +5,7 @@ import asyncio
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.database import Database
 from app.registry.options import LimitOptions
+from app.registry.vault import Vault
 from delivery.groups import GroupRules, Start
 from tests.support.clock import ManualClock
 
@@ -17,7 +18,7 @@ async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once
     """
     database = Database(database_url)
     await database.open()
-    groups = ConsumerGroups(database, ManualClock(), LimitOptions())
+    groups = ConsumerGroups(database, ManualClock(), Vault(()), LimitOptions())
     await groups.create("billing")
     happened: list[str] = []
     is_ending, may_end = asyncio.Event(), asyncio.Event()

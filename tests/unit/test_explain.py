@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from app.registry.producer_groups import ProducerGroup, Webhook, WebhookSettings
+from app.registry.producer_groups import ProducerGroup
+from app.registry.webhook import Webhook, WebhookSettings
 from app.transactions.explain import Known, explain
 from storage.message import QueueId
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
@@ -19,7 +20,7 @@ POLICY = CheckbackPolicy(
 )
 POLLED = ProducerGroup(producer_group="shop", created_at_ms=0)
 WEBHOOK = Webhook(
-    settings=WebhookSettings(check_url="https://shop.example/", timeout_ms=1, concurrency=1),
+    settings=WebhookSettings(url="https://shop.example/", timeout_ms=1, concurrency=1),
     signing_secret=SecretStr("x"),
 )
 ASKED = ProducerGroup(producer_group="shop", created_at_ms=0, webhook=WEBHOOK)

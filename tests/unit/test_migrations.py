@@ -25,6 +25,7 @@ from app.registry.tables import (
     registry_identity,
     topics,
 )
+from app.registry.vault import Vault
 from delivery.groups import GroupRules
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
@@ -105,6 +106,11 @@ ROWS: dict[Table, dict[str, object]] = {
         "start_at_ms": 1 << 40,
         "session_timeout_ms": 1 << 40,
         "queue_rooms": {"Orders.eu/0": "north"},
+        "push": {"url": "https://shop.example/in", "timeout_ms": 3_000, "concurrency": 16},
+        "signing_secret": "whsec_new",
+        "previous_secret": None,
+        "previous_secret_until_ms": 1 << 41,
+        "disabled_at_ms": None,
         "created_at_ms": 1_800_000_000_125,
         "revision": 1,
     },
@@ -233,7 +239,7 @@ def test_a_group_that_an_offset_made_before_it_had_rules_reads_no_topics_and_has
         migrate(connection, "head")
 
         (row,) = rows(connection, select(consumer_groups))
-    assert _from_row(row) == ConsumerGroup(
+    assert _from_row(row, Vault(())) == ConsumerGroup(
         name="warehouse", rules=GroupRules(), created_at_ms=1_800_000_000_125
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delivery.positions import Move
+from delivery.positions.positions import Move
 from tests.support.delivery import GROUP, ORDERS, House, rules, with_house
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from txn.retry_plan import LONGEST_RETRY_AFTER_MS, Circuit, wait_before_retry
+from storage.circuit import Circuit
+from txn.retry_plan import LONGEST_RETRY_AFTER_MS, wait_before_retry
 
 
 def waits(interval_ms: int, *, random: float = 0.0, retry_after_ms: int | None = None) -> list[int]:

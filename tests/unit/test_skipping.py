@@ -6,7 +6,7 @@ import pytest
 
 from delivery.groups import GroupRules, Subscription
 from delivery.leases.events import LEASE_QUEUE, Skip, Skipped, read_event
-from delivery.positions import QueueLag
+from delivery.positions.positions import QueueLag
 from delivery.trace import trace_leases
 from storage.errors import StorageFull
 from storage.message import QueueId

@@ -24,6 +24,14 @@ class ReceivedMessage(Message, frozen=True, kw_only=True):
     """For a request: the deadline for the reply."""
 
 
+class PushedMessage(Output, frozen=True, kw_only=True):
+    """A message of a group, as the service sends it to the group's webhook."""
+
+    kind: str
+    group: str
+    message: ReceivedMessage
+
+
 class ReceivedMessages(Output, frozen=True, kw_only=True):
     """Messages under leases; empty if there are none."""
 

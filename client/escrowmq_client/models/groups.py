@@ -22,6 +22,17 @@ class SubscriptionInput(Input, frozen=True):
     filter: FilterInput | None = None
 
 
+class PushInput(Input, frozen=True):
+    """Where the messages of the group are sent, one by one. Every 2xx acknowledges a message."""
+
+    url: str
+    """URL that messages are sent to: https, a public address, port 443."""
+    timeout_ms: int | None = None
+    """Limit for one try, from the DNS lookup to the last byte."""
+    concurrency: int | None = None
+    """Maximum number of messages on their way to the endpoint."""
+
+
 class Filter(Output, frozen=True, kw_only=True):
     """The filter of a subscription: which messages of the topic the group receives."""
 
@@ -34,6 +45,18 @@ class Subscription(Output, frozen=True, kw_only=True):
 
     topic: str
     filter: Filter
+
+
+class Push(Output, frozen=True, kw_only=True):
+    """Where the messages of the group are sent."""
+
+    url: str
+    timeout_ms: int
+    concurrency: int
+    disabled_at: datetime | None = None
+    """The endpoint answered 410 at this time. Nothing is sent there until the group is updated with
+    `push`.
+    """
 
 
 class Group(Output, frozen=True, kw_only=True):
@@ -53,6 +76,11 @@ class Group(Output, frozen=True, kw_only=True):
     session_timeout_ms: int
     queue_rooms: dict[str, str]
     """The room of a queue, by `topic/queue_id`."""
+    push: Push | None = None
+    signing_secret: str | None = None
+    """Returned only once, in the response to the request that created it."""
+    previous_secret_expires_at: datetime | None = None
+    """Until this time pushes are also signed with the previous secret."""
     created_at: datetime
     revision: int
 

@@ -13,7 +13,14 @@ from escrowmq_client.call import (
     nothing,
     query,
 )
-from escrowmq_client.models.groups import Group, GroupPage, Lag, LeasePage, SubscriptionInput
+from escrowmq_client.models.groups import (
+    Group,
+    GroupPage,
+    Lag,
+    LeasePage,
+    PushInput,
+    SubscriptionInput,
+)
 
 
 def list_groups(*, page_size: int | None = None, page_token: str | None = None) -> Call[GroupPage]:
@@ -42,6 +49,8 @@ def put_group(
     skip_older_than_ms: int | None = None,
     session_timeout_ms: int | None = None,
     queue_rooms: Mapping[str, str] | None = None,
+    push: PushInput | None = None,
+    signing_secret: str | None = None,
     if_match: int | None = None,
 ) -> Call[Group]:
     """Create or update a consumer group. Fields that are not given keep their value.
@@ -52,8 +61,11 @@ def put_group(
 
         client.put_group("billing", topics=["orders"], max_attempts=5)
 
-    Raises Conflict (filter_conflict); NotFound (topic_not_found); ProblemError (revision_mismatch,
-    validation_failed, reserved_topic).
+    With `push` the first answer holds the secret that messages are signed with, unless it is your
+    own (`signing_secret`).
+
+    Raises Conflict (filter_conflict, check_conflict, group_active); NotFound (topic_not_found);
+    ProblemError (revision_mismatch, validation_failed, check_url_refused, reserved_topic).
     """
     return Call(
         "putGroup",
@@ -75,6 +87,8 @@ def put_group(
             skip_older_than_ms=skip_older_than_ms,
             session_timeout_ms=session_timeout_ms,
             queue_rooms=None if queue_rooms is None else dict(queue_rooms),
+            push=push,
+            signing_secret=signing_secret,
         ),
     )
 
@@ -97,6 +111,24 @@ def delete_group(group: str, *, if_match: int | None = None) -> Call[None]:
         nothing,
         parts={"group": group},
         headers=if_revision(if_match),
+    )
+
+
+def rotate_group_signing_secret(group: str, *, if_match: int | None = None) -> Call[Group]:
+    """Rotate the signing secret of a group with push, and return the new one.
+
+    For one day pushes are signed with both. A call whose answer was lost is not repeated.
+
+    Raises NotFound (group_not_found); ProblemError (revision_mismatch, unsupported_combination).
+    """
+    return Call(
+        "rotateGroupSigningSecret",
+        "POST",
+        "/v1/groups/{group}/rotate-secret",
+        decoded(Group),
+        parts={"group": group},
+        headers=if_revision(if_match),
+        repeatable=False,
     )
 
 

@@ -1,0 +1,1 @@
+"""Messages that are sent to endpoints of consumers."""

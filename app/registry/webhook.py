@@ -1,0 +1,68 @@
+"""An endpoint of a user that is sent signed requests, as the registry keeps it."""
+
+from collections.abc import Iterator
+
+import msgspec
+from pydantic import SecretStr
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`timeout_ms`: of one try. `concurrency`: the most tries at once."""
+
+    url: str
+    timeout_ms: int
+    concurrency: int
+
+
+class Webhook(msgspec.Struct, frozen=True, kw_only=True):
+    """The endpoint, and the secrets that sign what is sent there."""
+
+    settings: WebhookSettings
+    signing_secret: SecretStr
+    previous_secret: SecretStr | None = None  # signs too, until then
+    previous_secret_until_ms: int | None = None
+    disabled_at_ms: int | None = None  # the endpoint said that it is gone
+
+    def secrets(self, now_ms: int) -> list[str]:
+        """Those that sign, the newest first."""
+        found = [self.signing_secret]
+        if self.previous_secret is not None and now_ms < (self.previous_secret_until_ms or 0):
+            found.append(self.previous_secret)
+        return [secret.get_secret_value() for secret in found]
+
+    def with_secret(self, secret: SecretStr, *, overlap_until_ms: int) -> "Webhook":
+        """The webhook with another secret; the present one signs too until then."""
+        return msgspec.structs.replace(
+            self,
+            signing_secret=secret,
+            previous_secret=self.signing_secret,
+            previous_secret_until_ms=overlap_until_ms,
+        )
+
+    def with_settings(
+        self, settings: WebhookSettings, own_secret: SecretStr | None, *, overlap_until_ms: int
+    ) -> "Webhook":
+        """The webhook with other settings, which is asked again where it was gone.
+
+        `own_secret`: the user's; one that differs replaces the present one.
+        """
+        changed = msgspec.structs.replace(self, settings=settings, disabled_at_ms=None)
+        if own_secret is None or own_secret == self.signing_secret:
+            return changed
+        return changed.with_secret(own_secret, overlap_until_ms=overlap_until_ms)
+
+
+def differing_fields(old: Webhook | None, new: Webhook | None) -> Iterator[str]:
+    """Names of the fields that differ, in order.
+
+    A URL may hold a secret, so that no values are logged.
+    """
+    before, after = (
+        {}
+        if webhook is None
+        else {**msgspec.structs.asdict(webhook), **msgspec.structs.asdict(webhook.settings)}
+        for webhook in (old, new)
+    )
+    for name in sorted(before | after):
+        if name != "settings" and before.get(name) != after.get(name):
+            yield name
