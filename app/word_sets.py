@@ -167,6 +167,15 @@ CheckQuestionKind = Annotated[
 # --------------------------------------------------------------------------------------------------
 # consumer groups
 
+_PushFormat = Literal["message", "cloudevents", "cloudevents_binary"]
+PUSH_FORMAT = open_set(
+    "PushFormat",
+    get_args(_PushFormat),
+    "Form of what is pushed. message: JSON with the message as in a receive. cloudevents: a "
+    "CloudEvent as JSON. cloudevents_binary: a CloudEvent in headers and body.",
+)
+PushFormat = Annotated[_PushFormat, PUSH_FORMAT]
+
 PushKind = Annotated[
     Literal["message.delivery"],
     open_set("PushKind", ("message.delivery",), "What a request to a webhook of a group is about."),

@@ -25,7 +25,8 @@ from storage.errors import MessagingError
 MOST_CONCURRENT = 1_000  # messages of one group
 _LONGEST_RETRY_AFTER_MS = 3_600_000
 _BUSY_MS = 1_000  # for an endpoint that does not say how long it is busy
-_LONGEST_WAIT_MS = 1_000
+_IDLE_MS = 15_000
+_STORE_WAIT_MS = 1_000  # where the store takes nothing for now
 _SETTLE_MS = 10_000  # a lease lasts for so long after the last moment of a try
 _AT_ONCE = 16  # messages that are leased together
 _MAX_BYTES = 1 << 20  # of their bodies
@@ -80,6 +81,7 @@ class _Pushing:
         self.host = ""
         self.circuit = Circuit()
         self.paused_until_ms = 0  # as the endpoint asked for, on the monotonic clock
+        self.is_paused = False  # it waits for the end of a pause
 
     def at(self, host: str) -> None:
         """The messages go there; what another host did does not count."""
@@ -128,14 +130,24 @@ class Pusher:
         return 0 if pushing is None else pushing.pause_ms(self._clock.monotonic_ms())
 
     async def run_once(self) -> int:
-        """Begin with the groups that have a route, where they are not being sent."""
-        return self.refresh()
-
-    def refresh(self) -> int:
-        """Look at the routes of all groups again; with how many it began."""
-        begun = 0
+        """Go on with the groups whose pause is over, and begin with those that have a route and are
+        not being sent; with how many it began.
+        """
+        now_ms = self._clock.monotonic_ms()
         for pushing in self._groups.values():
+            if pushing.is_paused and not pushing.pause_ms(now_ms):
+                pushing.changed.set()
+        return self._begin_missing()
+
+    def refresh(self, group: str) -> None:
+        """Look at the route and the rules of a group again."""
+        pushing = self._groups.get(group)
+        if pushing is not None:
             pushing.changed.set()
+        self._begin_missing()
+
+    def _begin_missing(self) -> int:
+        begun = 0
         for group in () if self._is_stopping else self._client.groups():
             if group not in self._tasks:
                 self._begin(group)
@@ -189,7 +201,7 @@ class Pusher:
                     await self._turn(pushing, stream, route, rules)
                 except MessagingError as error:
                     log.warning("push_waits", group=group, error=str(error))
-                    await _wait(pushing.changed, _LONGEST_WAIT_MS)
+                    await _wait(pushing.changed, _STORE_WAIT_MS)
             # the leases of what is under way are no other stream's before that has ended
             if pushing.under_way:
                 await asyncio.wait(pushing.under_way)
@@ -206,8 +218,10 @@ class Pusher:
         now_ms = self._clock.monotonic_ms()
         room = pushing.room(now_ms, route.concurrency)
         if not room or not rules.subscriptions:
-            pause_ms = pushing.pause_ms(now_ms) or _LONGEST_WAIT_MS
-            await _wait(pushing.changed, min(pause_ms, _LONGEST_WAIT_MS))
+            pause_ms = pushing.pause_ms(now_ms)
+            pushing.is_paused = pause_ms > 0
+            await _wait(pushing.changed, min(pause_ms or _IDLE_MS, _IDLE_MS))
+            pushing.is_paused = False
             return
         # an ordering key waits for the message before: one answer would have several of it
         places = await self._take_places(1 if rules.ordered else min(room, _AT_ONCE))
@@ -220,7 +234,7 @@ class Pusher:
         for one in found:
             self._start(pushing, route, one)
         if not found:
-            await stream.wait(rules, timeout_ms=_LONGEST_WAIT_MS, ended=pushing.changed)
+            await stream.wait(rules, timeout_ms=_IDLE_MS, ended=pushing.changed)
 
     async def _take_places(self, wanted: int) -> int:
         """Wait for a place, and take those that are free with it, up to so many."""

@@ -22,7 +22,6 @@ from storage.errors import IdempotencyKeyReused, MessagingError
 from storage.idempotency import fingerprint_of
 from storage.message import Appended, Message
 
-PROPERTY = "ce_"
 _SHOWN = 200  # characters of an attribute in a problem
 _HEADERS = tuple(
     HeaderParameter(f"Ce-{name.title()}", f"In binary mode: the attribute {name}.")
@@ -170,7 +169,7 @@ def _message(event: Event) -> MessageInput:
         tag=event.attributes["type"] if _is_tag(event.attributes["type"]) else UNSET,
         ordering_key=ordering_key or UNSET,
         content_type=UNSET if event.content_type is None else event.content_type,
-        properties={f"{PROPERTY}{name}": text for name, text in event.attributes.items()},
+        properties={f"{reading.PROPERTY}{name}": text for name, text in event.attributes.items()},
     )
 
 

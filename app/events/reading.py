@@ -21,12 +21,13 @@ from app.problems import Refusal, invalid_field, under
 SPEC_VERSION = "1.0"
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 HEADER = "ce-"
+PROPERTY = "ce_"  # before the name of an attribute, in a message
 PARTITION_KEY = "partitionkey"  # the extension of CloudEvents for partitioning
 REQUIRED = ("specversion", "id", "source", "type")
 
-_NAME = re.compile(r"[a-z0-9]+")
-_JSON_TYPE = re.compile(r"[^/;\s]+/(?:[^/;\s]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
-_MEDIA_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:\s*;.*)?")
+NAME = re.compile(r"[a-z0-9]+")
+IS_JSON = re.compile(r"[^/;\s]+/(?:[^/;\s]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
+MEDIA_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:\s*;.*)?")
 _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _INT32 = range(-(2**31), 2**31)
@@ -124,7 +125,7 @@ def _attribute(pointer: str, name: str, raw: bytes) -> str | None:
 
 def _checked_text(pointer: str, name: str, value: str) -> str:
     """Raises Refusal."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise invalid_field(
             pointer, "invalid_format", "the name of an attribute is of a to z and 0 to 9"
         )
@@ -159,7 +160,7 @@ def _wrong(
     if schema is not None and not (_URI_REFERENCE.fullmatch(schema) and _SCHEME.match(schema)):
         yield "dataschema", "invalid_format", "dataschema must be a URI"
     if content_type is not None and not (
-        len(content_type) <= MAX_FIELD_BYTES and _MEDIA_TYPE.fullmatch(content_type)
+        len(content_type) <= MAX_FIELD_BYTES and MEDIA_TYPE.fullmatch(content_type)
     ):
         yield "datacontenttype", "invalid_format", "datacontenttype must be a media type"
     if len(attributes.get(PARTITION_KEY, "").encode("utf-8")) > MAX_FIELD_BYTES:
@@ -199,7 +200,7 @@ def _data(members: _Members, content_type: str | None, depth: int) -> tuple[byte
     if "data" not in members:
         return b"", content_type
     raw = bytes(members["data"])
-    if content_type is None or _JSON_TYPE.fullmatch(content_type):
+    if content_type is None or IS_JSON.fullmatch(content_type):
         return codec.compact(raw, depth=depth + 1), content_type or JSON
     value = codec.read_json(raw, depth=depth + 1)
     if not isinstance(value, str):

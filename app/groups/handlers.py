@@ -22,7 +22,7 @@ from app.groups.subscriptions import other_filters, other_start, start_at_ms, su
 from app.operations import IF_MATCH, WRITING, operation
 from app.problems import FieldError, Refusal, differs, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
-from app.registry.webhook import Webhook, WebhookSettings
+from app.registry.webhook import PushSettings, Webhook
 from app.services import Services
 from app.topics.schemas import PageQuery
 from app.webhooks.secrets import own_secret
@@ -101,7 +101,7 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
         _check_conflicts(given, known.rules)
         return _rules(services, given, known.rules)
 
-    def new_webhook(known: ConsumerGroup | None) -> Webhook | None:
+    def new_webhook(known: ConsumerGroup | None) -> Webhook[PushSettings] | None:
         nonlocal was_secret_made
         old = None if known is None else known.webhook
         webhook = _webhook(services, given, old, secret, is_replaced="if-match" in call.headers)
@@ -122,7 +122,7 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
             new_webhook=new_webhook,
         )
     services.members.share_soon()
-    services.pusher.refresh()
+    services.pusher.refresh(name)
     status = 201 if is_new else 200
     return _answer(services, group, status=status, shows_secret=was_secret_made)
 
@@ -207,6 +207,7 @@ async def delete(services: Services, call: Call, name: str) -> Reply:
 
 
 async def _end(services: Services, name: str) -> None:
+    services.pusher.refresh(name)
     await services.members.end(name)
     await services.delivery.delete(name)
 
@@ -272,11 +273,11 @@ def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
 def _webhook(
     services: Services,
     given: GroupInput,
-    old: Webhook | None,
+    old: Webhook[PushSettings] | None,
     secret: SecretStr | None,
     *,
     is_replaced: bool,
-) -> Webhook | None:
+) -> Webhook[PushSettings] | None:
     """The webhook with what is given. `is_replaced`: by this request, as a whole. Raises Refusal.
 
     What a request omits is kept, unless it replaces all settings.
@@ -292,8 +293,11 @@ def _webhook(
         if secret is None:
             return old
     else:
-        settings = WebhookSettings(
-            url=push.url, timeout_ms=push.timeout_ms, concurrency=push.concurrency
+        settings = PushSettings(
+            url=push.url,
+            timeout_ms=push.timeout_ms,
+            concurrency=push.concurrency,
+            format=push.format,
         )
     if old is None:
         return Webhook(settings=settings, signing_secret=secret or SecretStr(new_secret()))
@@ -344,6 +348,7 @@ def _view(services: Services, group: ConsumerGroup) -> Group:
             url=webhook.settings.url,
             timeout_ms=webhook.settings.timeout_ms,
             concurrency=webhook.settings.concurrency,
+            format=webhook.settings.format,
             disabled_at=UNSET
             if webhook.disabled_at_ms is None
             else codec.rfc3339(webhook.disabled_at_ms),

@@ -9,7 +9,7 @@ from app.consume.schemas import MAX_GENERATION, LeaseMs
 from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, KeyOf, KeysOf, Offset, Timestamp
 from app.named_schemas import Int32, Texts, open_set
 from app.topics.schemas import TopicName
-from app.word_sets import GROUP_START, GroupStart, ResetTarget
+from app.word_sets import GROUP_START, PUSH_FORMAT, GroupStart, PushFormat, ResetTarget
 from delivery.filters.filters import MAX_EXPRESSION_BYTES, FilterKind
 from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS, GroupRules
 from delivery.push import MOST_CONCURRENT
@@ -74,6 +74,7 @@ class PushInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             description="Maximum number of messages on their way to the endpoint.",
         ),
     ] = 4
+    format: PushFormat = "message"
 
 
 class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -252,6 +253,7 @@ class Push(msgspec.Struct, kw_only=True):
     url: str
     timeout_ms: int
     concurrency: Int32
+    format: Annotated[str, PUSH_FORMAT]
     disabled_at: (
         Annotated[
             Timestamp,

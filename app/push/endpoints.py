@@ -7,12 +7,13 @@ import msgspec
 from app import codec
 from app.consume.handlers import json_of_received
 from app.consume.schemas import ReceivedMessage
+from app.events.writing import write_binary, write_structured
 from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from app.webhooks.answers import read_retry_after
 from app.webhooks.signed_post import SignedPost
 from app.webhooks.transport import Answer
-from app.word_sets import PushKind
+from app.word_sets import PushFormat, PushKind
 from delivery.push import PushFailure, PushRoute
 from delivery.receive.receive import LeasedMessage
 
@@ -56,13 +57,9 @@ class PushEndpoints:
         webhook = self._groups.webhook_of(group)
         if webhook is None:
             return PushFailure("messages of the group are not pushed any more", is_busy=True)
-        body = b'{"kind":"%b","group":%b,"message":%b}' % (
-            _KIND.encode(),
-            codec.encode(group),
-            json_of_received(message, "auto"),
-        )
+        headers, body = _written(group, message, webhook.settings.format)
         answer = await self._signed_post.send(
-            webhook, body, webhook_id=message.message.message_id, what="messages"
+            webhook, body, webhook_id=message.message.message_id, what="messages", headers=headers
         )
         if isinstance(answer, Answer):
             failure = read_failure(answer, now_ms=self._signed_post.receiver_clock.wall_ms())
@@ -82,6 +79,19 @@ class PushEndpoints:
             outcome = "accepted"
             self._metrics.messages_out.inc()
         self._metrics.pushes.labels(outcome).inc()
+
+
+def _written(group: str, leased: LeasedMessage, form: PushFormat) -> tuple[dict[str, str], bytes]:
+    """(headers, body) of the request."""
+    if form == "message":
+        body = b'{"kind":"%b","group":%b,"message":%b}' % (
+            _KIND.encode(),
+            codec.encode(group),
+            json_of_received(leased, "auto"),
+        )
+        return {}, body
+    write = write_structured if form == "cloudevents" else write_binary
+    return write(leased.message, {"leasehandle": leased.handle, "attempt": leased.attempt})
 
 
 def read_failure(answer: Answer, *, now_ms: int) -> PushFailure | None:

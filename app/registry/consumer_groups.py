@@ -15,7 +15,7 @@ from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import consumer_groups as table
 from app.registry.topics import check_name
 from app.registry.vault import Vault
-from app.registry.webhook import Webhook, WebhookSettings, differing_fields
+from app.registry.webhook import PushSettings, Webhook, differing_fields
 from delivery.groups import GroupRules
 from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
@@ -29,7 +29,7 @@ class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     rules: GroupRules
-    webhook: Webhook | None = None
+    webhook: Webhook[PushSettings] | None = None
     created_at_ms: int
     revision: int = 1
 
@@ -86,7 +86,7 @@ class ConsumerGroups:
         group = self._groups.get(name)
         return None if group is None else group.rules
 
-    def webhook_of(self, name: str) -> Webhook | None:
+    def webhook_of(self, name: str) -> Webhook[PushSettings] | None:
         """Where the messages of the group are pushed to; None where they are not, or no more."""
         group = self._groups.get(name)
         webhook = None if group is None else group.webhook
@@ -108,7 +108,7 @@ class ConsumerGroups:
         new_rules: Callable[[ConsumerGroup | None], GroupRules],
         *,
         begin: Callable[[GroupRules], Awaitable[None]],
-        new_webhook: Callable[[ConsumerGroup | None], Webhook | None] | None = None,
+        new_webhook: Callable[[ConsumerGroup | None], Webhook[PushSettings] | None] | None = None,
     ) -> tuple[ConsumerGroup, bool]:
         """Create or change a group; (the group, was it created now).
 
@@ -151,7 +151,7 @@ class ConsumerGroups:
             )
             return await self._change(group, group.rules, webhook)
 
-    async def disable_webhook(self, name: str, settings: WebhookSettings) -> None:
+    async def disable_webhook(self, name: str, settings: PushSettings) -> None:
         """Send nothing to this endpoint any more, unless another one was named meanwhile."""
         async with self._changing:
             webhook = self.webhook_of(name)
@@ -209,7 +209,9 @@ class ConsumerGroups:
             del self._groups[name]
             await end()
 
-    async def _insert(self, name: str, rules: GroupRules, webhook: Webhook | None) -> ConsumerGroup:
+    async def _insert(
+        self, name: str, rules: GroupRules, webhook: Webhook[PushSettings] | None
+    ) -> ConsumerGroup:
         group = ConsumerGroup(
             name=name, rules=rules, webhook=webhook, created_at_ms=self._clock.wall_ms()
         )
@@ -219,7 +221,7 @@ class ConsumerGroups:
         return group
 
     async def _change(
-        self, group: ConsumerGroup, rules: GroupRules, webhook: Webhook | None
+        self, group: ConsumerGroup, rules: GroupRules, webhook: Webhook[PushSettings] | None
     ) -> ConsumerGroup:
         old = msgspec.to_builtins(group.rules)
         changed = await self._update(
@@ -273,7 +275,7 @@ def _from_row(row: dict[str, Any], vault: Vault) -> ConsumerGroup:
         secret = vault.open(row["signing_secret"])
         assert secret is not None
         webhook = Webhook(
-            settings=msgspec.convert(row["push"], WebhookSettings),
+            settings=msgspec.convert(row["push"], PushSettings),
             signing_secret=secret,
             previous_secret=vault.open(row["previous_secret"]),
             previous_secret_until_ms=row["previous_secret_until_ms"],

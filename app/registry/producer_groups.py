@@ -28,7 +28,7 @@ class ProducerGroup(msgspec.Struct, frozen=True, kw_only=True):
     producer_group: str
     created_at_ms: int
     revision: int = 1
-    webhook: Webhook | None = None  # without one its checks are polled for
+    webhook: Webhook[WebhookSettings] | None = None  # without one its checks are polled for
 
     @property
     def check_mode(self) -> str:
@@ -68,7 +68,7 @@ class ProducerGroups:
         self.check_name(name)
         return self._groups.get(name)
 
-    def webhook_of(self, name: str) -> Webhook | None:
+    def webhook_of(self, name: str) -> Webhook[WebhookSettings] | None:
         """None where the group is not asked by webhook, or not any more."""
         group = self._groups.get(name)
         webhook = None if group is None else group.webhook
@@ -165,7 +165,7 @@ class ProducerGroups:
             await self._change(self._groups[name], changed)
             return True
 
-    async def _create(self, name: str, webhook: Webhook | None) -> ProducerGroup:
+    async def _create(self, name: str, webhook: Webhook[WebhookSettings] | None) -> ProducerGroup:
         check_limit(
             len(self._groups) + 1,
             self._limits.max_producer_groups,
@@ -184,7 +184,9 @@ class ProducerGroups:
         self._groups[name] = group
         return group
 
-    async def _change(self, group: ProducerGroup, webhook: Webhook | None) -> ProducerGroup:
+    async def _change(
+        self, group: ProducerGroup, webhook: Webhook[WebhookSettings] | None
+    ) -> ProducerGroup:
         changed = msgspec.structs.replace(group, webhook=webhook, revision=group.revision + 1)
         row = self._to_row(changed)
 

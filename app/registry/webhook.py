@@ -1,9 +1,12 @@
 """An endpoint of a user that is sent signed requests, as the registry keeps it."""
 
 from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from pydantic import SecretStr
+
+from app.word_sets import PushFormat
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,10 +17,19 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
 
 
-class Webhook(msgspec.Struct, frozen=True, kw_only=True):
+class PushSettings(WebhookSettings, frozen=True, kw_only=True):
+    """`format`: of what is sent."""
+
+    format: PushFormat = "message"
+
+
+S = TypeVar("S", bound=WebhookSettings)
+
+
+class Webhook(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
     """The endpoint, and the secrets that sign what is sent there."""
 
-    settings: WebhookSettings
+    settings: S
     signing_secret: SecretStr
     previous_secret: SecretStr | None = None  # signs too, until then
     previous_secret_until_ms: int | None = None
@@ -30,7 +42,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
             found.append(self.previous_secret)
         return [secret.get_secret_value() for secret in found]
 
-    def with_secret(self, secret: SecretStr, *, overlap_until_ms: int) -> "Webhook":
+    def with_secret(self, secret: SecretStr, *, overlap_until_ms: int) -> "Webhook[S]":
         """The webhook with another secret; the present one signs too until then."""
         return msgspec.structs.replace(
             self,
@@ -40,8 +52,8 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_settings(
-        self, settings: WebhookSettings, own_secret: SecretStr | None, *, overlap_until_ms: int
-    ) -> "Webhook":
+        self, settings: S, own_secret: SecretStr | None, *, overlap_until_ms: int
+    ) -> "Webhook[S]":
         """The webhook with other settings, which is asked again where it was gone.
 
         `own_secret`: the user's; one that differs replaces the present one.
@@ -52,7 +64,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
         return changed.with_secret(own_secret, overlap_until_ms=overlap_until_ms)
 
 
-def differing_fields(old: Webhook | None, new: Webhook | None) -> Iterator[str]:
+def differing_fields(old: Webhook[Any] | None, new: Webhook[Any] | None) -> Iterator[str]:
     """Names of the fields that differ, in order.
 
     A URL may hold a secret, so that no values are logged.

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from app.observability import Metrics
 from app.registry.producer_groups import ProducerGroups
-from app.registry.webhook import Webhook
+from app.registry.webhook import Webhook, WebhookSettings
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
 from app.webhooks.signed_post import SignedPost
@@ -96,7 +96,7 @@ class Webhooks:
 
     async def _post(
         self,
-        webhook: Webhook,
+        webhook: Webhook[WebhookSettings],
         asked: CheckQuestion,
         secrets: Sequence[str] | None,
         *,

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -83,7 +83,7 @@ class SignedPost:
 
     async def send(
         self,
-        webhook: Webhook,
+        webhook: Webhook[Any],
         body: bytes,
         *,
         webhook_id: str,

@@ -31,6 +31,8 @@ class PushInput(Input, frozen=True):
     """Limit for one try, from the DNS lookup to the last byte."""
     concurrency: int | None = None
     """Maximum number of messages on their way to the endpoint."""
+    format: Literal["cloudevents", "cloudevents_binary", "message"] | None = None
+    """Form of what is pushed. Default: message."""
 
 
 class Filter(Output, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class Push(Output, frozen=True, kw_only=True):
     url: str
     timeout_ms: int
     concurrency: int
+    format: str
     disabled_at: datetime | None = None
     """The endpoint answered 410 at this time. Nothing is sent there until the group is updated with
     `push`.
