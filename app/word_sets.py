@@ -167,6 +167,17 @@ CheckQuestionKind = Annotated[
 # --------------------------------------------------------------------------------------------------
 # consumer groups
 
+_ReceiveFormat = Literal["message", "cloudevents"]
+ReceiveFormat = Annotated[
+    _ReceiveFormat,
+    closed_set(
+        "ReceiveFormat",
+        get_args(_ReceiveFormat),
+        "Form of the messages in a response. message: as `messages`. cloudevents: an array of "
+        "CloudEvents, application/cloudevents-batch+json.",
+    ),
+]
+
 _PushFormat = Literal["message", "cloudevents", "cloudevents_binary"]
 PUSH_FORMAT = open_set(
     "PushFormat",

@@ -111,13 +111,13 @@ class Bench:
 
 
 @contextmanager
-def opened() -> Iterator[Bench]:
-    """Raises NotOffered where there is nothing to make load with."""
+def opened(**environment: str) -> Iterator[Bench]:
+    """`environment`: of the service. Raises NotOffered where there is nothing to make load with."""
     with (
         tempfile.TemporaryDirectory(dir=".") as directory,
         closing(load_generator()) as load,
         no_op_server() as (floor_pid, floor_port),
-        _service(Path(directory) / "data") as server,
+        _service(Path(directory) / "data", **environment) as server,
         server.client() as api,
     ):
         bench = Bench(Path(directory), load, server, api, floor_pid, floor_port)

@@ -43,9 +43,9 @@ async def _serve() -> None:
 
 
 @contextmanager
-def no_op_server() -> Iterator[tuple[int, int]]:
+def no_op_server(core: int = SERVER_CORE) -> Iterator[tuple[int, int]]:
     """(pid, port) of the server on its core."""
-    with on_core(SERVER_CORE):
+    with on_core(core):
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.floor"],
             cwd=REPOSITORY,

@@ -19,6 +19,8 @@ from app.consume.schemas import (
     SettleResult,
     SettleResults,
 )
+from app.events.reading import BATCH
+from app.events.writing import write_structured
 from app.exchange import Call, Reply, reply, size_of
 from app.long_polls import Waiting
 from app.messages.payload import CONTROL
@@ -26,7 +28,7 @@ from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
 from app.problems import Refusal, document, invalid_field
 from app.services import Services
-from app.word_sets import PayloadForm
+from app.word_sets import PayloadForm, ReceiveFormat
 from delivery.receive.receive import LeasedMessage, Request
 from delivery.requests.events import asked_by
 from delivery.service import Delivery
@@ -50,6 +52,7 @@ REPLY_BY = properties.REPLY_BY.encode()
     example={"max_messages": 10, "lease_ms": 30_000, "wait_ms": 1_000, "worker": "billing-7f"},
     body_is_optional=True,
     answers={200: ReceivedMessages},
+    media_types=[BATCH],
     problems=["unsupported_combination", "too_many_waiting", *_PROBLEMS],
 )
 async def receive(
@@ -57,6 +60,9 @@ async def receive(
 ) -> Reply | Waiting:
     """Receive messages under a lease. A message that is not settled before its lease ends is
     delivered again.
+
+    With `format` `cloudevents` the response is an array of CloudEvents in JSON; `leasehandle` is
+    the receipt handle of each.
     """
     rules = services.consumer_groups.get(group).rules
     services.members.check_unused(group)
@@ -71,7 +77,9 @@ async def receive(
         attempt_id=given.attempt_id or None,
     )
     deadline_ms = services.clock.monotonic_ms() + given.wait_ms
-    return await _look(_Receive(services, call, group, request, given.payload, deadline_ms))
+    return await _look(
+        _Receive(services, call, group, request, given.payload, given.format, deadline_ms)
+    )
 
 
 class _Receive(NamedTuple):
@@ -82,12 +90,13 @@ class _Receive(NamedTuple):
     group: str
     request: Request
     form: PayloadForm
+    format: ReceiveFormat
     deadline_ms: int
 
 
 async def _look(asked: _Receive) -> Reply | Waiting:
     """The answer with what there is; a wait where that is nothing and there is time."""
-    services, call, group, request, form, deadline_ms = asked
+    services, call, group, request, form, format_, deadline_ms = asked
     # it may have been changed, or deleted, during a wait
     rules = services.consumer_groups.get(group).rules
     services.consumer_groups.check_not_pushed(group)
@@ -105,6 +114,8 @@ async def _look(asked: _Receive) -> Reply | Waiting:
         await services.delivery.begin_wait(group, rules, request, waiting.wake)
         return waiting
     services.metrics.messages_out.inc(len(found))
+    if format_ == "cloudevents":
+        return await call.answer_joined(byte_count, _parts_of_events(found), media_type=BATCH)
     now = codec.rfc3339(services.clock.wall_ms())
     return await call.answer_joined(byte_count, parts_of_received(found, form, server_time=now))
 
@@ -302,6 +313,20 @@ def parts_of_received(
             yield b"," if index else b""
             yield from codec.encoded(_view(one, form))
     yield b"]}"
+
+
+def _parts_of_events(found: Sequence[LeasedMessage]) -> Iterator[bytes]:
+    """A JSON array of CloudEvents, in parts."""
+    yield b"["
+    for index, one in enumerate(found):
+        yield b"," if index else b""
+        yield write_structured(one.message, event_extensions(one)).body
+    yield b"]"
+
+
+def event_extensions(one: LeasedMessage) -> dict[str, str | int]:
+    """Attributes of an event that a consumer needs of its lease."""
+    return {"leasehandle": one.handle, "attempt": one.attempt}
 
 
 def json_of_received(one: LeasedMessage, form: PayloadForm) -> bytes:

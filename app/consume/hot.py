@@ -156,6 +156,7 @@ class HotReceives:
         is_plain = (
             given.attempt_id is UNSET
             and given.payload in ("auto", "utf8")
+            and given.format == "message"
             and given.max_messages <= _MOST_MESSAGES
         )
         if (

@@ -15,7 +15,7 @@ from app.messages.schemas import (
 )
 from app.named_schemas import Int32
 from app.problems import Problem
-from app.word_sets import PayloadView
+from app.word_sets import PayloadView, ReceiveFormat
 
 LeaseMs = Annotated[int, Meta(ge=100, le=43_200_000, description="Lease time in milliseconds.")]
 Handle = Annotated[
@@ -73,6 +73,7 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
     payload: PayloadView = "auto"
+    format: ReceiveFormat = "message"
 
 
 class StreamQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

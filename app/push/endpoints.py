@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from app import codec
-from app.consume.handlers import json_of_received
+from app.consume.handlers import event_extensions, json_of_received
 from app.consume.schemas import ReceivedMessage
 from app.events.writing import write_binary, write_structured
 from app.observability import Metrics
@@ -91,7 +91,7 @@ def _written(group: str, leased: LeasedMessage, form: PushFormat) -> tuple[dict[
         )
         return {}, body
     write = write_structured if form == "cloudevents" else write_binary
-    return write(leased.message, {"leasehandle": leased.handle, "attempt": leased.attempt})
+    return write(leased.message, event_extensions(leased))
 
 
 def read_failure(answer: Answer, *, now_ms: int) -> PushFailure | None:
