@@ -116,6 +116,7 @@ class Pusher:
         self._clock = clock
         self._rules_of = rules_of
         self._places = asyncio.Semaphore(most)
+        self._free = most
         self._groups: dict[str, _Pushing] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_stopping = False
@@ -216,7 +217,7 @@ class Pusher:
     ) -> None:
         """Begin to send what there is and has room; wait where that is nothing."""
         now_ms = self._clock.monotonic_ms()
-        room = pushing.room(now_ms, route.concurrency)
+        room = min(pushing.room(now_ms, route.concurrency), self._share(pushing))
         if not room or not rules.subscriptions:
             pause_ms = pushing.pause_ms(now_ms)
             pushing.is_paused = pause_ms > 0
@@ -230,7 +231,7 @@ class Pusher:
             found = await stream.take(rules, max_bytes=_MAX_BYTES, at_most=places)
         finally:
             for _ in range(places - len(found)):
-                self._places.release()
+                self._give_place()
         for one in found:
             self._start(pushing, route, one)
         if not found:
@@ -239,18 +240,31 @@ class Pusher:
     async def _take_places(self, wanted: int) -> int:
         """Wait for a place, and take those that are free with it, up to so many."""
         await self._places.acquire()
+        self._free -= 1
         taken = 1
         while taken < wanted and not self._places.locked():
             await self._places.acquire()
+            self._free -= 1
             taken += 1
         return taken
+
+    def _share(self, pushing: _Pushing) -> int:
+        """How many more places the group may take: it has at most as many as it leaves free, and
+        one in any case. So endpoints that hang never hold all places.
+        """
+        held = len(pushing.under_way)
+        return max(0 if held else 1, (self._free - held) // 2)
+
+    def _give_place(self) -> None:
+        self._free += 1
+        self._places.release()
 
     def _start(self, pushing: _Pushing, route: PushRoute, one: LeasedMessage) -> None:
         task = asyncio.create_task(self._push(pushing, route, one))
         pushing.under_way.add(task)
 
         def ended(_: asyncio.Task[None]) -> None:
-            self._places.release()
+            self._give_place()
             pushing.under_way.discard(task)
             pushing.changed.set()
 

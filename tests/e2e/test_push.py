@@ -366,3 +366,27 @@ def test_a_cloud_event_that_came_in_goes_out_in_binary_mode_as_it_came(billing, 
     assert (request.headers["ce-attempt"], request.body) == ("1", b'{"a":1}')
     verify([secret], request.headers, request.body, now=time.time())
     billing.wait_until_settled()
+
+
+def test_an_endpoint_that_hangs_leaves_connections_to_others(tmp_path):
+    few = LISTED | {"ESCROWMQ_WEBHOOK__MAX_CONNECTIONS": "8"}  # four of them for messages
+    may_answer = threading.Event()
+    with (
+        Receiver(lambda _: TAKEN if may_answer.wait(30) else Said(status=500)) as hanging,
+        Receiver(lambda _: TAKEN) as healthy,
+        Server(tmp_path / "data", environment=few) as server,
+        server.client() as api,
+    ):
+        ok(api.put("/v1/topics/orders"), 201)
+        for name, receiver in (("hung", hanging), ("paid", healthy)):
+            push = {"url": receiver.url, "concurrency": 100}
+            body = {"topics": [{"topic": "orders"}], "push": push}
+            ok(api.put(f"/v1/groups/{name}", json=body), 201)
+        entries = [{"message": {"payload": f"order {number}"}} for number in range(20)]
+        ok(api.post("/v1/topics/orders/messages/batch", json={"entries": entries}), 201)
+
+        healthy.wait_for(20)
+
+        assert hanging.most_under_way == 2
+        may_answer.set()
+        hanging.wait_for(20)
