@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     )
     from escrowmq_client.markers.for_dbapi import DbApiMarkers
     from escrowmq_client.markers.for_sqlalchemy import SqlAlchemyMarkers
+    from escrowmq_client.member.share import QueueWorkerStats
+    from escrowmq_client.member.tasks import AsyncQueueWorker
+    from escrowmq_client.member.threads import QueueWorker
     from escrowmq_client.models.checks import AnswerInput, Check, CheckAnswer, CheckQuestion
     from escrowmq_client.models.consume import (
         AckEntry,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
         ReceivedMessage,
     )
     from escrowmq_client.models.groups import FilterInput, OffsetInput, PushInput, SubscriptionInput
+    from escrowmq_client.models.members import QueueName
     from escrowmq_client.models.messages import (
         BatchEntry,
         BatchResult,
@@ -88,6 +92,7 @@ __all__ = [
     "AskedCheck",
     "AsyncChecker",
     "AsyncClient",
+    "AsyncQueueWorker",
     "AsyncTransactionScope",
     "AsyncWorker",
     "BatchEntry",
@@ -129,6 +134,9 @@ __all__ = [
     "Problem",
     "ProblemError",
     "PushInput",
+    "QueueName",
+    "QueueWorker",
+    "QueueWorkerStats",
     "Receipt",
     "ReceivedMessage",
     "Record",
@@ -162,9 +170,13 @@ _HOMES = {
     "markers.base": "FencedError MarkerCommitsAlone Markers Outcome OutcomeUnknown",
     "markers.for_dbapi": "DbApiMarkers",
     "markers.for_sqlalchemy": "SqlAlchemyMarkers",
+    "member.share": "QueueWorkerStats",
+    "member.tasks": "AsyncQueueWorker",
+    "member.threads": "QueueWorker",
     "models.checks": "AnswerInput Check CheckAnswer CheckQuestion",
     "models.consume": "AckEntry DeadLetterEntry ExtendEntry NackEntry ReceivedMessage",
     "models.groups": "FilterInput OffsetInput PushInput SubscriptionInput",
+    "models.members": "QueueName",
     "models.messages": "BatchEntry BatchResult Message MessageInput Receipt",
     "models.problem": "Problem",
     "models.requests": "Reply",
