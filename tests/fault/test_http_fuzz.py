@@ -62,7 +62,7 @@ SPOILED_SHARDS = 2
 EXISTING = {
     "topic": ["orders"],
     "queue_id": [0, 1],
-    "group": ["billing"],
+    "group": ["billing", "pushed"],
     "producer_group": ["shop", "asked"],
 }
 # What such a field may say, so that not every honest request is about something made up.
@@ -277,7 +277,10 @@ def put_groups(server: Server) -> None:
         for group in EXISTING["group"]:
             # without If-Match a PUT would not change back what an earlier one has changed
             api.delete(f"/v1/groups/{group}")
-            ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": "orders"}]}), 201)
+            body: dict[str, Any] = {"topics": [{"topic": "orders"}]}
+            if group == "pushed":
+                body = {"push": {"url": f"http://{RECEIVER}/messages"}}
+            ok(api.put(f"/v1/groups/{group}", json=body), 201)
         for group in EXISTING["producer_group"]:
             by_webhook = {"check_mode": "webhook", "check_url": f"http://{RECEIVER}/checks"}
             path = f"/v1/producer-groups/{group}"
