@@ -173,8 +173,8 @@ ReceiveFormat = Annotated[
     closed_set(
         "ReceiveFormat",
         get_args(_ReceiveFormat),
-        "Form of the messages in a response. message: as `messages`. cloudevents: an array of "
-        "CloudEvents, application/cloudevents-batch+json.",
+        "Form of the messages in a response. message: in `messages`. cloudevents: as "
+        "CloudEvents, in `events`.",
     ),
 ]
 

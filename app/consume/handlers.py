@@ -19,7 +19,6 @@ from app.consume.schemas import (
     SettleResult,
     SettleResults,
 )
-from app.events.reading import BATCH
 from app.events.writing import write_structured
 from app.exchange import Call, Reply, reply, size_of
 from app.long_polls import Waiting
@@ -52,7 +51,6 @@ REPLY_BY = properties.REPLY_BY.encode()
     example={"max_messages": 10, "lease_ms": 30_000, "wait_ms": 1_000, "worker": "billing-7f"},
     body_is_optional=True,
     answers={200: ReceivedMessages},
-    media_types=[BATCH],
     problems=["unsupported_combination", "too_many_waiting", *_PROBLEMS],
 )
 async def receive(
@@ -61,8 +59,8 @@ async def receive(
     """Receive messages under a lease. A message that is not settled before its lease ends is
     delivered again.
 
-    With `format` `cloudevents` the response is an array of CloudEvents in JSON; `leasehandle` is
-    the receipt handle of each.
+    With `format` `cloudevents` they are in `events`, as CloudEvents; `leasehandle` is the receipt
+    handle of each.
     """
     rules = services.consumer_groups.get(group).rules
     services.members.check_unused(group)
@@ -114,9 +112,9 @@ async def _look(asked: _Receive) -> Reply | Waiting:
         await services.delivery.begin_wait(group, rules, request, waiting.wake)
         return waiting
     services.metrics.messages_out.inc(len(found))
-    if format_ == "cloudevents":
-        return await call.answer_joined(byte_count, _parts_of_events(found), media_type=BATCH)
     now = codec.rfc3339(services.clock.wall_ms())
+    if format_ == "cloudevents":
+        return await call.answer_joined(byte_count, _parts_of_events(found, server_time=now))
     return await call.answer_joined(byte_count, parts_of_received(found, form, server_time=now))
 
 
@@ -315,13 +313,13 @@ def parts_of_received(
     yield b"]}"
 
 
-def _parts_of_events(found: Sequence[LeasedMessage]) -> Iterator[bytes]:
-    """A JSON array of CloudEvents, in parts."""
-    yield b"["
+def _parts_of_events(found: Sequence[LeasedMessage], *, server_time: str) -> Iterator[bytes]:
+    """The JSON of `ReceivedMessages` with events, in parts."""
+    yield begin_of_received(server_time) + b'],"events":['
     for index, one in enumerate(found):
         yield b"," if index else b""
         yield write_structured(one.message, event_extensions(one)).body
-    yield b"]"
+    yield b"]}"
 
 
 def event_extensions(one: LeasedMessage) -> dict[str, str | int]:

@@ -1,6 +1,6 @@
 """Requests and responses of consumers: leased messages, and their settlement."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -117,6 +117,16 @@ class ReceivedMessages(msgspec.Struct, kw_only=True):
 
     server_time: Annotated[Timestamp, Meta(description="Compare lease_expires_at with this time.")]
     messages: list[ReceivedMessage]
+    events: (
+        Annotated[
+            list[dict[str, Any]],
+            Meta(
+                description="With format `cloudevents`, in place of `messages`: CloudEvents in "
+                "their JSON format, with `leasehandle` and `attempt`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class AckEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -69,7 +69,6 @@ FIELDS = {
     "sendMessageRaw": {"body": "body"},
     "sendMessageStream": {"body": "entries"},
     "replyToRequest": {"payload_encoding": None},
-    "receiveMessages": {"format": None},  # it returns messages
 }
 # Choices of the client: form of the body, values for all entries.
 OF_ITS_OWN = {

@@ -229,7 +229,7 @@ def test_what_is_no_event_at_all_is_refused(api, topic):
     assert pulled(api, topic) == []
 
 
-def test_messages_are_received_as_an_array_of_events_and_acknowledged_by_their_lease_handle(api):
+def test_messages_are_received_as_events_and_acknowledged_by_their_lease_handle(api):
     topic, group = "events-out", "/v1/groups/events-out"
     ok(api.put(group, json={"topics": []}), 201)
     ok(api.put(f"/v1/topics/{topic}"), 201)
@@ -238,14 +238,14 @@ def test_messages_are_received_as_an_array_of_events_and_acknowledged_by_their_l
         message = {"json": {"order": number}, "key": f"k{number}", "ordering_key": "c-1"}
         ok(api.post(f"/v1/topics/{topic}/messages", json=message), 201)
 
-    answer = api.post(f"{group}/receive", json={"format": "cloudevents"})
+    answer = ok(api.post(f"{group}/receive", json={"format": "cloudevents"}))
 
-    assert answer.headers["content-type"] == "application/cloudevents-batch+json"
-    events = answer.json()
+    events = answer["events"]
+    assert answer["messages"] == []
     assert [(one["subject"], one["data"], one["attempt"]) for one in events] == [
         ("k0", {"order": 0}, 1),
         ("k1", {"order": 1}, 1),
     ]
     entries = [{"receipt_handle": one["leasehandle"]} for one in events]
     ok(api.post(f"{group}/ack", json={"entries": entries}))
-    assert api.post(f"{group}/receive", json={"format": "cloudevents"}).json() == []
+    assert ok(api.post(f"{group}/receive", json={"format": "cloudevents"}))["events"] == []

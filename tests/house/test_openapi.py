@@ -58,10 +58,7 @@ KNOWN_WORDS = {
     "TraceEventKind": {*trace.ACTS.values(), "born", "stored", "queued", "indexed"},
 }
 INT32 = {"status", "queue_id", "queues", "revision", "attempt", "attempts", "accepted", "rejected"}
-BESIDE_JSON = {
-    "receiveMessages": ["application/cloudevents-batch+json"],
-    "pullMessages": ["application/vnd.escrowmq.records"],
-}
+BESIDE_JSON = {"pullMessages": ["application/vnd.escrowmq.records"]}
 
 
 @pytest.fixture(scope="module")

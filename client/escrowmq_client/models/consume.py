@@ -1,6 +1,7 @@
 """Messages under a lease, and the results of settling them."""
 
 from datetime import datetime
+from typing import Any
 
 from escrowmq_client.models.base import Input, Output
 from escrowmq_client.models.messages import Message
@@ -38,6 +39,8 @@ class ReceivedMessages(Output, frozen=True, kw_only=True):
     server_time: datetime
     """Compare lease_expires_at with this time."""
     messages: list[ReceivedMessage]
+    events: list[dict[str, Any]] | None = None
+    """With format `cloudevents`, in place of `messages`."""
 
 
 class AckEntry(Input, frozen=True):

@@ -1,6 +1,7 @@
 """Operations of consuming: receive messages under a lease, and settle them."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from escrowmq_client.call import (
     Call,
@@ -37,12 +38,14 @@ def receive_messages(
     worker: str | None = None,
     attempt_id: str | None = None,
     payload: PayloadView | None = None,
+    format: Literal["cloudevents", "message"] | None = None,  # noqa: A002
 ) -> Call[ReceivedMessages]:
     """Receive messages under a lease.
 
     A message that is not settled before its lease ends comes again. With `wait_ms` the answer waits
     for something new. The `attempt_id` makes the call repeatable
-    after a lost answer: the same messages come under the same leases. The client makes one.
+    after a lost answer: the same messages come under the same leases. The client makes one. With
+    `format="cloudevents"` they are in `events`, as CloudEvents.
 
     Raises NotFound (group_not_found).
     """
@@ -61,6 +64,7 @@ def receive_messages(
             worker=worker,
             attempt_id=attempt_id or new_id(),
             payload=payload,
+            format=format,
         ),
         wait_ms=wait_ms,
     )
