@@ -264,6 +264,38 @@ def test_a_worker_that_was_forgotten_joins_again(client, topic, work):
     assert {handled.get(timeout=PATIENCE_S) for _ in range(20)} == set(range(20))
 
 
+def test_a_queue_that_comes_back_waits_for_the_handler_that_still_runs(client, topic, server):
+    group = f"of-{topic}"
+    may_end, begun = threading.Event(), Queue[int]()
+    under_way, most = 0, 0
+    changing = threading.Lock()
+
+    def handle(message: Message) -> None:
+        nonlocal under_way, most
+        with changing:
+            under_way += 1
+            most = max(most, under_way)
+        begun.put(message.json())
+        may_end.wait(PATIENCE_S)
+        with changing:
+            under_way -= 1
+
+    client.send_message_batch(topic, [MessageInput(json=n, ordering_key="one") for n in range(3)])
+    running = Running("threads", server.url, group, handle, topics=[topic]).start()
+    assert begun.get(timeout=PATIENCE_S) == 0
+    (member,) = client.list_members(group).items
+
+    client.leave_group(group, member.member_id)
+
+    until(lambda: running.worker.stats.joins == 2, "it has joined again")
+    until(lambda: running.owned() == QUEUES, "it owns all queues again")
+    may_end.set()
+    # the first is handled again, since nothing was committed
+    assert [begun.get(timeout=PATIENCE_S) for _ in range(3)] == [0, 1, 2]
+    running.stop()
+    assert most == 1
+
+
 def test_a_refusal_for_good_ends_the_worker_with_its_error(client, topic, work):
     group = client.put_group(f"of-{topic}", topics=[topic]).group
     client.send(topic, json=1)

@@ -94,7 +94,7 @@ class AsyncQueueWorker:
         )
         self._handle_signals = handle_signals
         self._share = Share(group, self._options)
-        self._handling = 0  # handlers that run
+        self._handling: set[QueueName] = set()  # queues whose handler runs
         self._is_stopping = False
         self._may_have_joined = False  # by a join whose answer was lost
         self._stopped = asyncio.Event()
@@ -282,7 +282,7 @@ class AsyncQueueWorker:
     async def _handled(self, part: OwnedPart, message: Message) -> bool:
         """Handle the message, again until its handler succeeds; False if its queue was lost."""
         while await self._await_turn(part):
-            self._handling += 1
+            self._handling.add(part.queue)
             try:
                 await self._handler(message)
             except Exception as error:  # noqa: BLE001  it is the outcome of the handler
@@ -293,15 +293,17 @@ class AsyncQueueWorker:
                 self.stats.handled += 1
                 return True
             finally:
-                self._handling -= 1
+                self._handling.discard(part.queue)
                 self._notify()
             await self._pause(self._options.retry_ms)
         return False
 
     async def _await_turn(self, part: OwnedPart) -> bool:
-        """Wait for the lock of the queue; False if it was lost, or the worker stops."""
+        """Wait for the lock of the queue, and for the end of a handler from before the queue was
+        lost and won again; False if it was lost, or the worker stops.
+        """
         while not self._is_stopping and not part.is_lost:
-            if part.may_handle(_now_ms()):
+            if part.may_handle(_now_ms()) and part.queue not in self._handling:
                 return True
             await self._wait(None)
         return False

@@ -106,7 +106,7 @@ class QueueWorker:
         self._share = Share(group, self._options)
         self._changed = threading.Condition()
         self._pulls = threading.Semaphore(MOST_PULLS)
-        self._handling = 0  # handlers that run
+        self._handling: set[QueueName] = set()  # queues whose handler runs
         self._is_stopping = False
         self._may_have_joined = False  # by a join whose answer was lost
         self._error: BaseException | None = None
@@ -298,13 +298,15 @@ class QueueWorker:
         while self._await_turn(part):
             error: Exception | None = None
             with self._changed:
-                self._handling += 1
+                if part.queue in self._handling:
+                    continue
+                self._handling.add(part.queue)
             try:
                 check_returned(self._handler(message))
             except Exception as raised:  # noqa: BLE001  it is the outcome of the handler
                 error = raised
             with self._changed:
-                self._handling -= 1
+                self._handling.discard(part.queue)
                 if error is None:
                     part.offset = message.queue_offset + 1
                     self.stats.handled += 1
@@ -318,10 +320,12 @@ class QueueWorker:
         return False
 
     def _await_turn(self, part: OwnedPart) -> bool:
-        """Wait for the lock of the queue; False if it was lost, or the worker stops."""
+        """Wait for the lock of the queue, and for the end of a handler from before the queue was
+        lost and won again; False if it was lost, or the worker stops.
+        """
         with self._changed:
             while not self._is_stopping and not part.is_lost:
-                if part.may_handle(_now_ms()):
+                if part.may_handle(_now_ms()) and part.queue not in self._handling:
                     return True
                 self._changed.wait()
             return False
