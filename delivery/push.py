@@ -17,6 +17,7 @@ from delivery.groups import GroupRules
 from delivery.receive.receive import LeasedMessage
 from delivery.service import Delivery
 from delivery.settle.reject import Rejection
+from delivery.settle.retry_policy import backoff_ms
 from delivery.streams import Stream, StreamOptions
 from storage.circuit import Circuit
 from storage.clock import Clock
@@ -24,7 +25,7 @@ from storage.errors import MessagingError
 
 MOST_CONCURRENT = 1_000  # messages of one group
 _LONGEST_RETRY_AFTER_MS = 3_600_000
-_BUSY_MS = 1_000  # for an endpoint that does not say how long it is busy
+_BUSY_MS = 1_000  # for an endpoint that is busy, at least
 _IDLE_MS = 15_000
 _STORE_WAIT_MS = 1_000  # where the store takes nothing for now
 _SETTLE_MS = 10_000  # a lease lasts for so long after the last moment of a try
@@ -124,11 +125,6 @@ class Pusher:
     @property
     def under_way(self) -> int:
         return sum(len(pushing.under_way) for pushing in self._groups.values())
-
-    def pause_ms(self, group: str) -> int:
-        """How long the endpoint of a group is still left alone."""
-        pushing = self._groups.get(group)
-        return 0 if pushing is None else pushing.pause_ms(self._clock.monotonic_ms())
 
     async def run_once(self) -> int:
         """Go on with the groups whose pause is over, and begin with those that have a route and are
@@ -309,7 +305,8 @@ class Pusher:
         rules = self._rules_of(group)
         if rules is not None:
             is_unprocessed = failure.is_busy or failure.is_gone
-            delay_ms = _pause_ms(failure)
+            own_ms = 0 if is_unprocessed else backoff_ms(rules, one.attempt)
+            delay_ms = max(own_ms, _pause_ms(failure) or 0)
             await self._delivery.nack(
                 group,
                 rules,
@@ -318,10 +315,14 @@ class Pusher:
 
 
 def _pause_ms(failure: PushFailure) -> int | None:
-    """For how long the endpoint is to be left alone; None where it did not ask for it."""
-    if failure.retry_after_ms is not None:
-        return min(failure.retry_after_ms, _LONGEST_RETRY_AFTER_MS)
-    return _BUSY_MS if failure.is_busy else None
+    """For how long the endpoint is to be left alone; None where it did not ask for it.
+
+    A busy one gets a second at least: its refusals count no attempt, and have no other end.
+    """
+    asked_ms = min(failure.retry_after_ms or 0, _LONGEST_RETRY_AFTER_MS)
+    if failure.is_busy:
+        return max(asked_ms, _BUSY_MS)
+    return asked_ms or None
 
 
 async def _wait(event: asyncio.Event, timeout_ms: int) -> None:

@@ -293,11 +293,10 @@ def _webhook(
         if secret is None:
             return old
     else:
-        settings = PushSettings(
-            url=push.url,
-            timeout_ms=push.timeout_ms,
-            concurrency=push.concurrency,
-            format=push.format,
+        base = PushSettings(url=push.url) if old is None or is_replaced else old.settings
+        given_fields = msgspec.structs.asdict(push).items()
+        settings = msgspec.structs.replace(
+            base, **{name: value for name, value in given_fields if value is not UNSET}
         )
     if old is None:
         return Webhook(settings=settings, signing_secret=secret or SecretStr(new_secret()))

@@ -50,7 +50,10 @@ class SubscriptionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class PushInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where the messages of the group are sent, one by one. Every 2xx acknowledges a message."""
+    """Where the messages of the group are sent, one by one. Every 2xx acknowledges a message.
+
+    Omitted fields keep their value; in a new push, and with `If-Match`, they get their default.
+    """
 
     url: Annotated[
         str,
@@ -60,21 +63,30 @@ class PushInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             description="URL that messages are sent to: https, a public address, port 443.",
         ),
     ]
-    timeout_ms: Annotated[
-        int,
-        Meta(
-            ge=1, le=60_000, description="Limit for one try, from the DNS lookup to the last byte."
-        ),
-    ] = 15_000
-    concurrency: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=MOST_CONCURRENT,
-            description="Maximum number of messages on their way to the endpoint.",
-        ),
-    ] = 4
-    format: PushFormat = "message"
+    timeout_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=60_000,
+                description="Limit for one try, from the DNS lookup to the last byte. Default: "
+                "15000.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    concurrency: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=MOST_CONCURRENT,
+                description="Maximum number of messages on their way to the endpoint. Default: 4.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    format: Annotated[PushFormat, Meta(description="Default: message.")] | UnsetType = UNSET
 
 
 class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

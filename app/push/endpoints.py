@@ -19,7 +19,7 @@ from delivery.receive.receive import LeasedMessage
 
 _KIND = "message.delivery"
 _TOO_MANY, _GONE = 429, 410
-_TIMEOUTS = (408, 425)
+_OTHERS_WOULD_FAIL = (408, 425, _TOO_MANY)
 
 
 class PushedMessage(msgspec.Struct, kw_only=True):
@@ -64,7 +64,7 @@ class PushEndpoints:
         if isinstance(answer, Answer):
             failure = read_failure(answer, now_ms=self._signed_post.receiver_clock.wall_ms())
         else:
-            failure = PushFailure(answer.detail, blames_host=answer.blames_host)
+            failure = PushFailure(answer.detail, blames_host=not answer.is_invalid)
         self._count(failure, was_answered=isinstance(answer, Answer))
         return failure
 
@@ -104,5 +104,5 @@ def read_failure(answer: Answer, *, now_ms: int) -> PushFailure | None:
         retry_after_ms=read_retry_after(answer.headers.get("retry-after"), now_ms),
         is_busy=status == _TOO_MANY,
         is_gone=status == _GONE,
-        blames_host=status >= 500 or status in _TIMEOUTS,
+        blames_host=status >= 500 or status in _OTHERS_WOULD_FAIL,
     )

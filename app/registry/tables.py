@@ -79,8 +79,8 @@ consumer_groups = Table(
     Column("start_at_ms", BigInteger),
     Column("session_timeout_ms", BigInteger, nullable=False, server_default="120000"),
     Column("queue_rooms", JSON, nullable=False, server_default="{}"),
-    # {url, timeout_ms, concurrency} of a group whose messages are pushed; secrets as the vault
-    # keeps them
+    # {url, timeout_ms, concurrency, format} of a group whose messages are pushed; secrets as the
+    # vault keeps them
     Column("push", JSON(none_as_null=True)),
     Column("signing_secret", String(512)),
     Column("previous_secret", String(512)),

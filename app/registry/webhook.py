@@ -18,8 +18,10 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PushSettings(WebhookSettings, frozen=True, kw_only=True):
-    """`format`: of what is sent."""
+    """`format`: of what is sent. What has a value here is the default of a new push."""
 
+    timeout_ms: int = 15_000
+    concurrency: int = 4
     format: PushFormat = "message"
 
 

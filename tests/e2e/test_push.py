@@ -159,6 +159,31 @@ def test_a_busy_endpoint_is_left_alone_for_as_long_as_it_asks_and_no_attempt_cou
     assert billing.lag()["dead_letters"] == 0
 
 
+def test_an_endpoint_that_is_busy_and_asks_for_no_time_is_left_alone_for_a_second(billing):
+    billing.put(push={"concurrency": 1}, max_attempts=1)
+    billing.receiver.answering = lambda _: (
+        Said(status=429, headers={"Retry-After": "0"})
+        if len(billing.receiver.requests) < 3
+        else TAKEN
+    )
+    billing.send("order 1")
+
+    requests = billing.receiver.wait_for(3)
+
+    assert all(later.at - one.at > 0.9 for one, later in pairwise(requests))
+    billing.wait_until_settled()
+
+
+def test_retry_after_makes_no_wait_shorter_than_that_of_the_group(billing):
+    billing.put(backoff_ms=[1_000], max_attempts=2)
+    billing.receiver.answering = lambda _: Said(status=500, headers={"Retry-After": "0"})
+    billing.send("order 1")
+
+    first, second = billing.receiver.wait_for(2)
+
+    assert second.at - first.at > 0.9
+
+
 def test_an_endpoint_that_fails_again_and_again_is_left_alone_and_gets_what_waited_afterwards(
     billing,
 ):
@@ -268,6 +293,19 @@ def test_a_put_without_if_match_keeps_the_url(billing, api):
     assert ok(api.put(billing.path, json={"lease_ms": 1_000}))["push"]["url"] == (
         billing.receiver.url
     )
+
+
+def test_fields_of_push_that_a_put_omits_keep_their_value(billing, api):
+    fields = {"timeout_ms": 3_000, "concurrency": 16, "format": "cloudevents"}
+    billing.put(push=fields)
+
+    push = billing.put(200, push={"concurrency": 8})["push"]
+
+    assert push == {"url": billing.receiver.url} | fields | {"concurrency": 8}
+    body = {"push": {"url": billing.receiver.url}}
+    replaced = ok(api.put(billing.path, json=body, headers={"If-Match": "*"}))["push"]
+    assert (replaced["timeout_ms"], replaced["concurrency"]) == (15_000, 4)
+    assert replaced["format"] == "message"
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ KEYS = 4
 CONCURRENCY = 8
 ENVIRONMENT = {"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]'}
 ANSWERS = [
-    *[Said(status=204)] * 7,
-    Said(status=500),
-    Said(status=404),
-    Said(status=429, headers={"Retry-After": "0"}),
+    *[Said(status=204)] * 56,
+    *[Said(status=500)] * 8,
+    *[Said(status=404)] * 8,
+    Said(status=429),
 ]
 GROUPS = {"ordered": True, "any-order": False}
 

@@ -38,7 +38,7 @@ def receive_messages(
     worker: str | None = None,
     attempt_id: str | None = None,
     payload: PayloadView | None = None,
-    format: Literal["cloudevents", "message"] | None = None,  # noqa: A002
+    format: Literal["cloudevents", "message"] | None = None,  # noqa: A002  the word for it
 ) -> Call[ReceivedMessages]:
     """Receive messages under a lease.
 
