@@ -109,14 +109,14 @@ async def _measure(root: Path, append: AppendMode, load: _Load) -> list[float]:
     while not store.is_prepared:  # noqa: ASYNC110  no event says it
         await asyncio.sleep(0.01)
     took = array("d")
-    put = store._writer._put
+    put = store._engine.tail._put
 
     def timed_put(offset: int, data: bytes) -> None:
         begun = perf_counter()
         put(offset, data)
         took.append(perf_counter() - begun)
 
-    store._writer._put = timed_put
+    store._engine.tail._put = timed_put
     deleting = asyncio.create_task(_delete(store)) if load.deletes else None
     await asyncio.gather(
         *[_call(store, load, caller, load.units // load.callers) for caller in range(load.callers)]

@@ -17,12 +17,13 @@ from storage.errors import CorruptRecord
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.local import log_walk
 from storage.local.consume_queue import ConsumeQueue, Unflushed
+from storage.local.copies import Copies
 from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import Made, Pending
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
 from storage.local.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
-from storage.local.log_writer import LogWriter
+from storage.local.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.runner import Lane, Runner, Timer
@@ -59,12 +60,13 @@ class Deriver:
     def __init__(
         self,
         files: StoreFiles,
-        writer: LogWriter,
+        tail: LogTail,
         flusher: Flusher,
         runner: Runner,
         clock: Clock,
         options: LocalStoreOptions,
         *,
+        copies: Copies,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._queues = files.recovered.queues
@@ -77,7 +79,8 @@ class Deriver:
         self._broker_timers = files.broker_timers
         self._offsets = files.offsets
         self._checkpoint = files.checkpoint
-        self._writer = writer
+        self._tail = tail
+        self._copies = copies
         self._flusher = flusher
         self._runner = runner
         self._clock = clock
@@ -97,7 +100,7 @@ class Deriver:
         self.indexed_end = files.recovered.indexed_end
         self._waiting: list[Callable[[bool], None]] = []
         self._thorough_ms = clock.monotonic_ms()
-        self.thorough_end = writer.visible_end  # all below is in the files, and snapshots say so
+        self.thorough_end = tail.visible_end  # all below is in the files, and snapshots say so
         self.thorough_begun = self.thorough_ended = 0  # rounds, by number
         self._timer: Timer | None = None
         self.last_round_ms: int | None = None  # wall time of its beginning
@@ -107,7 +110,7 @@ class Deriver:
     @property
     def backlog_bytes(self) -> int:
         """How much log a start would have to replay."""
-        return self._writer.visible_end - self.thorough_end
+        return self._tail.visible_end - self.thorough_end
 
     def lag_ms(self) -> int:
         """For how long a round has been overdue: while one hangs, or the disk is full, it grows."""
@@ -166,14 +169,14 @@ class Deriver:
         """
         self._waiting.append(done)
         self._begin(is_thorough=True)
-        self._flusher.request(self._writer.visible_end, self._writer.visible_stored_at_ms)
+        self._flusher.request(self._tail.visible_end, self._tail.visible_stored_at_ms)
 
     def on_flushed(self) -> None:
         """The log is durable a piece further."""
         if (
             self._round is not None
             and not self._is_writing
-            and self._flusher.durable_end >= self._round.log_end
+            and self._copies.safe_end >= self._round.log_end
         ):
             self._write(self._round)
 
@@ -199,7 +202,7 @@ class Deriver:
         delay_progress: Mapping[QueueId, int] | None = None
         write_config: Callable[[], None] | None = None
         waiting_timers: WaitingTimers | None = None
-        log_end, stored_at_ms = self._writer.visible_end, self._writer.visible_stored_at_ms
+        log_end, stored_at_ms = self._tail.visible_end, self._tail.visible_stored_at_ms
         if is_thorough:
             snapshots, self._kept = self._kept, {}
             if self._offsets.has_changed:

@@ -22,12 +22,14 @@ from storage.local import queue_ends
 from storage.local.arrivals import Arrivals
 from storage.local.committer import Committer
 from storage.local.consume_queue import ConsumeQueue
+from storage.local.copies import Copies
 from storage.local.deriver import Deriver
 from storage.local.event_loop import EventLoopRunner
 from storage.local.flusher import Flusher
 from storage.local.futures import answering, failing, in_lane, resolve, waking
 from storage.local.interval_flush import IntervalFlush
 from storage.local.key_lookup import KeyLookup
+from storage.local.log_tail import LogTail
 from storage.local.log_writer import LogWriter
 from storage.local.offset_commits import OffsetCommits
 from storage.local.offset_lookup import OffsetLookup
@@ -78,12 +80,20 @@ class Engine:
         self.arrivals = Arrivals()
         self.preparer = self._make_preparer(options)
         self.pool = self._make_pool(options)
+        self.tail = LogTail(
+            files.log,
+            self.preparer,
+            runner,
+            segment_bytes=options.segment_bytes,
+            last_stored_at_ms=files.recovered.last_stored_at_ms,
+            on_failure=self.fail,
+            pool=self.pool,
+        )
+        self.copies = Copies(files.recovered.end)
         self.writer = self._make_writer(clock, options)
         self.flusher = self._make_flusher(clock, options)
         self.writer.attach(self.flusher, self._make_committer(clock, options))
-        self.deriver = Deriver(
-            files, self.writer, self.flusher, runner, clock, options, on_failure=self.fail
-        )
+        self.deriver = self._make_deriver(clock, options)
         self.reader = Reader(files, runner)
         self.lookup = self._make_lookup()
         self.at_offset = OffsetLookup(files.log, self.reader, self.queues)
@@ -94,7 +104,7 @@ class Engine:
         )
         self.scrub = self._make_scrub(clock, options)
         self.verify_limit = RateLimit(options.verify_bytes_per_second, clock)
-        self._interval = IntervalFlush(self.writer, self.flusher, runner, clock, options)
+        self._interval = IntervalFlush(self.tail, self.flusher, runner, clock, options)
         self.preparer.advance(files.recovered.end)
         self.deriver.start()
         if options.flush is FlushPolicy.INTERVAL:
@@ -116,18 +126,15 @@ class Engine:
 
     def _make_writer(self, clock: Clock, options: LocalStoreOptions) -> LogWriter:
         return LogWriter(
-            self._files.log,
+            self.tail,
             self.queues,
-            self.preparer,
+            self.copies,
             self._runner,
             clock,
             options,
             epoch=self._files.recovered.epoch,
-            last_stored_at_ms=self._files.recovered.last_stored_at_ms,
             on_visible=self._on_visible,
             is_awaited=self.arrivals.are_awaited,
-            on_failure=self.fail,
-            pool=self.pool,
         )
 
     def _make_pool(self, options: LocalStoreOptions) -> WritePool | None:
@@ -172,13 +179,25 @@ class Engine:
             on_failure=self.fail,
         )
 
+    def _make_deriver(self, clock: Clock, options: LocalStoreOptions) -> Deriver:
+        return Deriver(
+            self._files,
+            self.tail,
+            self.flusher,
+            self._runner,
+            clock,
+            options,
+            copies=self.copies,
+            on_failure=self.fail,
+        )
+
     def _make_lookup(self) -> KeyLookup:
         return KeyLookup(
             self._files.log,
             self._files.key_index,
             self._runner,
             indexed_end=lambda: self.deriver.indexed_end,
-            visible_end=lambda: self.writer.visible_end,
+            visible_end=lambda: self.tail.visible_end,
             find_queue=self.queues.find,
         )
 
@@ -186,7 +205,7 @@ class Engine:
         return Retention(
             self._files,
             self.deriver,
-            self.writer,
+            self.tail,
             clock,
             options,
             pause=self.pause,
@@ -225,14 +244,16 @@ class Engine:
         )
 
     async def wait_synced(self, log_offset: int) -> None:
-        """Return once the byte at this log offset is on disk. Raises FlushFailed."""
-        if log_offset < self.flusher.durable_end:
+        """Return once the byte at this log offset is on as many disks as must have it. Raises
+        FlushFailed.
+        """
+        if log_offset < self.copies.safe_end:
             return
         if self._failure is not None:
             raise FlushFailed
         synced: asyncio.Future[None] = self._loop.create_future()
         self._synced.append((log_offset, synced))
-        self.flusher.request(self.writer.written_end, self.writer.stored_at_ms)
+        self.flusher.request(self.tail.written_end, self.tail.stored_at_ms)
         await synced
 
     # -------------------------------------------------------------------------------------------
@@ -263,17 +284,23 @@ class Engine:
         self._check_drained()
 
     def _on_flushed(self) -> None:
-        self.writer.on_flushed()
-        self.deriver.on_flushed()
         durable_end = self.flusher.durable_end
+        self.copies.note_own(durable_end)
+        self._on_safe()
         for close in self._files.segments.let_go_of_sealed(durable_end):
             # to unmap 1 GiB takes a while
             self._runner.beside(Lane.PREPARE, close, lambda _: None, self.fail)
         self.preparer.on_flushed(durable_end)
+
+    def _on_safe(self) -> None:
+        """More of the log is on as many disks as must have it, or the own disk is free again."""
+        self.writer.on_flushed()
+        self.deriver.on_flushed()
+        safe_end = self.copies.safe_end
         if self._synced:
-            reached = [synced for offset, synced in self._synced if offset < durable_end]
+            reached = [synced for offset, synced in self._synced if offset < safe_end]
             self._synced = [
-                (offset, synced) for offset, synced in self._synced if offset >= durable_end
+                (offset, synced) for offset, synced in self._synced if offset >= safe_end
             ]
             for synced in reached:
                 resolve(synced, None)
@@ -312,7 +339,7 @@ class Engine:
             await self._drained
         with suppress(FlushFailed):
             # An end of a segment may be written behind the last unit.
-            await self.wait_synced(self.writer.written_end - 1)
+            await self.wait_synced(self.tail.written_end - 1)
         self._interval.stop()
         self.preparer.stop()
         is_kept = self._failure is None and await self._keep_derived()
@@ -324,8 +351,8 @@ class Engine:
         self.is_closed = True
         in_order = is_kept and self._failure is None
         end, stored_at_ms, epoch = (
-            self.writer.written_end,
-            self.writer.stored_at_ms,
+            self.tail.written_end,
+            self.tail.stored_at_ms,
             self._files.recovered.epoch,
         )
         await self.in_lane(

@@ -7,7 +7,7 @@ everything written is flushed.
 from storage.clock import Clock
 from storage.files.vfs import PAGE_BYTES
 from storage.local.flusher import Flusher
-from storage.local.log_writer import LogWriter
+from storage.local.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.runner import Runner, Timer
 
@@ -17,13 +17,13 @@ class IntervalFlush:
 
     def __init__(
         self,
-        writer: LogWriter,
+        tail: LogTail,
         flusher: Flusher,
         runner: Runner,
         clock: Clock,
         options: LocalStoreOptions,
     ) -> None:
-        self._writer = writer
+        self._tail = tail
         self._flusher = flusher
         self._runner = runner
         self._clock = clock
@@ -47,14 +47,14 @@ class IntervalFlush:
     def run_once(self, now_ms: int, *, is_awaited: bool = True) -> bool:
         """Flush if it is time to; says whether it was."""
         # Page indexes, not byte counts. Source: RocketMQ DefaultMappedFile#isAbleToFlush.
-        pages = self._writer.written_end // PAGE_BYTES - self._flusher.durable_end // PAGE_BYTES
+        pages = self._tail.written_end // PAGE_BYTES - self._flusher.durable_end // PAGE_BYTES
         is_thorough = now_ms - self._thorough_ms >= self._options.flush_thorough_interval_ms
         if is_thorough:
             self._thorough_ms = now_ms
         if not is_thorough and (pages < self._options.flush_least_pages):
             return False
         self._flusher.request(
-            self._writer.written_end, self._writer.stored_at_ms, is_awaited=is_awaited
+            self._tail.written_end, self._tail.stored_at_ms, is_awaited=is_awaited
         )
         return True
 

@@ -133,6 +133,8 @@ class LocalMessageStore:
         self._queues = engine.queues
         self._arrivals = engine.arrivals
         self._preparer = engine.preparer
+        self._tail = engine.tail
+        self._copies = engine.copies
         self._writer = engine.writer
         self.before_write = engine.writer.before_write
         self._flusher = engine.flusher
@@ -256,18 +258,18 @@ class LocalMessageStore:
     # durability
 
     def stored_offset(self) -> int:
-        return self._writer.written_end
+        return self._tail.written_end
 
     def synced_offset(self) -> int:
-        return self._flusher.durable_end
+        return self._copies.safe_end
 
     async def flush(self) -> int:
         self._check_readable()
-        await self._engine.wait_synced(self._writer.written_end - 1)
-        return self._flusher.durable_end
+        await self._engine.wait_synced(self._tail.written_end - 1)
+        return self._copies.safe_end
 
     def is_durable(self, log_offset: int | None) -> bool:
-        return log_offset is not None and log_offset < self._flusher.durable_end
+        return log_offset is not None and log_offset < self._copies.safe_end
 
     async def wait_durable(self, appended: Appended) -> None:
         if not appended.durable and appended.log_offset is not None:
@@ -417,7 +419,7 @@ class LocalMessageStore:
         max_bytes: int | None = None,
     ) -> list[StoredMessage]:
         self._check_readable()
-        visible_end = self._writer.visible_end
+        visible_end = self._tail.visible_end
         log_end = visible_end if older_than is None else min(older_than, visible_end)
         wanted = Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end, with_deleted)
         return await self._lookup.find(wanted, max_messages=max_messages, max_bytes=max_bytes)
@@ -518,9 +520,9 @@ class LocalMessageStore:
     def status(self) -> StoreStatus:
         return StoreStatus(
             first_offset=self._log.first_offset,
-            written_end=self._writer.written_end,
+            written_end=self._tail.written_end,
             durable_end=self._flusher.durable_end,
-            visible_end=self._writer.visible_end,
+            visible_end=self._tail.visible_end,
             queued_bytes=self._writer.queued_bytes,
             replay_backlog_bytes=self._deriver.backlog_bytes,
             last_flush_ms=self._flusher.last_flush_ms,
@@ -553,7 +555,7 @@ class LocalMessageStore:
 
     async def segments(self) -> list[SegmentInfo]:
         self._check_readable()
-        sealed_end = min(self._flusher.durable_end, self._writer.written_end)
+        sealed_end = min(self._copies.safe_end, self._tail.written_end)
         return await self._in_lane(Lane.READ, lambda: self._retention.segments(sealed_end))
 
     def disk_usage(self) -> DiskUsage:

@@ -31,15 +31,14 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StoreClosed
-from storage.files.write_pool import WritePool
 from storage.formats import record as records
 from storage.formats import unit
-from storage.local.commit_log import CommitLog
 from storage.local.committer import Committer
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues
+from storage.local.copies import Copies
 from storage.local.flusher import Flusher
+from storage.local.log_tail import LogTail
 from storage.local.options import FlushPolicy, LocalStoreOptions
-from storage.local.preparer import Preparer
 from storage.local.runner import Runner
 from storage.message import Durability, Placed, Row
 
@@ -130,31 +129,24 @@ class _Storing:
 class LogWriter:
     def __init__(
         self,
-        log: CommitLog,
+        tail: LogTail,
         queues: ConsumeQueues,
-        preparer: Preparer,
+        copies: Copies,
         runner: Runner,
         clock: Clock,
         options: LocalStoreOptions,
         *,
         epoch: int,
-        last_stored_at_ms: int,
         on_visible: Callable[[Iterable[ConsumeQueue]], None],
         is_awaited: Callable[[Iterable[ConsumeQueue]], bool],
-        on_failure: Callable[[Exception], None],
-        pool: WritePool | None = None,
     ) -> None:
         """`on_visible` is called with the queues that have new messages, each once.
 
         `is_awaited`: does a reader wait for messages in one of the queues?
-
-        `on_failure`: the log cannot be written.
-
-        `pool`: where appends go, instead of the log's files.
         """
-        self._log = log
+        self._tail = tail
         self._queues = queues
-        self._preparer = preparer
+        self._copies = copies
         self._runner = runner
         self._clock = clock
         self._options = options
@@ -162,12 +154,9 @@ class LogWriter:
         self._epoch = epoch
         self._on_visible = on_visible
         self._is_awaited = is_awaited
-        self._on_failure = on_failure
-        self._has_failed = False
         self.flusher: Flusher  # attach() gives them
         self.committer: Committer | None
-        self._pool = pool
-        self._put = log.segments.store if pool is None else pool.put
+        self._pool = pool = tail.pool
         # answered when appended
         self._at_once = (
             (Durability.MEMORY, Durability.BUFFERED) if pool is None else (Durability.MEMORY,)
@@ -176,12 +165,8 @@ class LogWriter:
         self._at_once_bytes = (
             _AT_ONCE_BYTES if pool is None else min(_AT_ONCE_BYTES, pool.capacity_bytes // 2)
         )
-        self.written_end = log.written_end  # of what is appended; in a pool, if there is one
         self._uncommitted: deque[_Unit] = deque()  # those in the pool
         self.pool_refusals = 0  # appends that found no room in the pool for too long
-        self.visible_end = log.written_end
-        self.visible_stored_at_ms = last_stored_at_ms
-        self._stored_at_ms = last_stored_at_ms
         self._is_ahead = False  # of the clock, by so much that it is logged
         self._calls: deque[_Call] = deque()
         self._units: deque[_Unit] = deque()
@@ -203,11 +188,6 @@ class LogWriter:
         self.committer = committer
 
     @property
-    def stored_at_ms(self) -> int:
-        """Of the newest record."""
-        return self._stored_at_ms
-
-    @property
     def queued_bytes(self) -> int:
         return self._queued_bytes
 
@@ -215,11 +195,6 @@ class LogWriter:
     def pressure(self) -> float:
         """How full the queue of waiting bytes is, 0 to 1."""
         return min(1.0, self._queued_bytes / self._options.max_queued_bytes)
-
-    @property
-    def is_full(self) -> bool:
-        """Does the disk refuse space for more?"""
-        return self._preparer.is_full
 
     @property
     def is_idle(self) -> bool:
@@ -280,7 +255,7 @@ class LogWriter:
         """Take nothing more; what was taken is still written and answered."""
         self._closed = self._closed or reason
         if self.committer is not None:
-            self.committer.request(self.written_end, is_awaited=True)
+            self.committer.request(self._tail.written_end, is_awaited=True)
 
     def fail(self, error: Exception) -> None:
         """The log cannot be made durable.
@@ -317,7 +292,7 @@ class LogWriter:
         committed_end = self._pool.committed_end
         while self._uncommitted and self._uncommitted[0].end <= committed_end:
             written = self._uncommitted.popleft()
-            self._log.written_end = written.end
+            self._tail.note_committed(written.end)
             self._answer_buffered(written)
         if self._storing is not None and self._storing.waits:
             self._storing.waits = False
@@ -332,7 +307,7 @@ class LogWriter:
         whom the reserve is for.
         """
         calls, self._calls = self._calls, deque([call for call in self._calls if call.from_reserve])
-        self._refuse([call for call in calls if not call.from_reserve], self._preparer.refusal())
+        self._refuse([call for call in calls if not call.from_reserve], self._tail.refusal())
         self._write_calls()
 
     def _schedule_turn(self) -> None:
@@ -352,7 +327,7 @@ class LogWriter:
 
     def _write_calls(self) -> bool:
         """True: the calls that are left wait for room in the log."""
-        while self._calls and self._storing is None and not self._has_failed:
+        while self._calls and self._storing is None and not self._tail.has_failed:
             if self._should_wait():
                 self._watch_sync(self._calls[0])
                 return False
@@ -360,7 +335,7 @@ class LogWriter:
             if not self._write(calls):
                 self._calls.extendleft(reversed(calls))
                 self._watch_sync(self._first_ordinary_call())
-                return self._storing is None and not self._has_failed
+                return self._storing is None and not self._tail.has_failed
         return False
 
     def _should_wait(self) -> bool:
@@ -397,7 +372,8 @@ class LogWriter:
             for call in calls:
                 rows += call.rows
                 queues += call.queues
-        begin = self.written_end
+        tail = self._tail
+        begin = tail.written_end
         now_ms = self._next_stored_at_ms()
         queue_offsets = _assign(queues)
         try:
@@ -412,14 +388,13 @@ class LogWriter:
         except InvalidMessage as error:
             _take_back(queues)
             return self._write_each(calls) if len(calls) > 1 else self._refuse(calls, error)
-        needed_end = begin + encoded.byte_count + records.END_OF_FILE_BYTES
-        segment_end = begin - begin % self._options.segment_bytes + self._options.segment_bytes
-        if needed_end > segment_end:
+        if not tail.fits(encoded.end):
             _take_back(queues)
             if len(calls) > 1:
                 return self._write_each(calls)
-            return self._write_in_next_segment(calls[0], encoded.byte_count, segment_end)
-        if needed_end > self._preparer.room_end and not self._may_go_to(needed_end, calls):
+            return self._write_in_next_segment(calls[0], encoded.byte_count)
+        needed_end = encoded.end + records.END_OF_FILE_BYTES
+        if not tail.has_room(needed_end) and not self._may_go_to(needed_end, calls):
             _take_back(queues)
             return self._wait_for_space(calls, needed_end)
         if self._lacks_pool(begin, min(encoded.byte_count, self._at_once_bytes)):
@@ -427,7 +402,7 @@ class LogWriter:
             return False
         written = _Unit(queues, queue_offsets, encoded, now_ms)
         if encoded.byte_count <= self._at_once_bytes:
-            if not self._store(begin, encoded.data):
+            if not tail.store(begin, encoded.data):
                 return False
             self._written(written, calls)
         else:
@@ -446,7 +421,7 @@ class LogWriter:
             return
         piece = next(storing.pieces, None)
         if piece is not None:
-            if self._store(storing.at, piece):
+            if self._tail.store(storing.at, piece):
                 storing.at += len(piece)
                 self._runner.soon(self._store_piece)
             return
@@ -454,31 +429,19 @@ class LogWriter:
         self._written(storing.written, storing.calls)
         self._write_calls()
 
-    def _store(self, at: int, data: bytes) -> bool:
-        """Write to the log.
-
-        False where that failed: no more is written, and who waits is refused in a moment.
-        """
-        try:
-            self._put(at, data)
-        except OSError as error:
-            self._has_failed = True
-            self._runner.soon(partial(self._on_failure, error))
-        return not self._has_failed
-
     def _next_stored_at_ms(self) -> int:
         """The clock's time, but never before that of the newest record: a search by time needs
         that.
         """
         wall_ms = self._clock.wall_ms()
-        ahead_ms = self._stored_at_ms - wall_ms
+        ahead_ms = self._tail.stored_at_ms - wall_ms
         if (ahead_ms > _AHEAD_TOLD_MS) != self._is_ahead:
             self._is_ahead = not self._is_ahead
             if self._is_ahead:
                 log.warning("clock_behind_log", log_ahead_ms=ahead_ms)
             else:
                 log.info("clock_caught_up_with_log")
-        return max(self._stored_at_ms, wall_ms)
+        return max(self._tail.stored_at_ms, wall_ms)
 
     def _write_each(self, calls: list[_Call]) -> bool:
         """Each call as a unit of its own."""
@@ -488,48 +451,41 @@ class LogWriter:
                 return False
         return True
 
-    def _write_in_next_segment(self, call: _Call, unit_bytes: int, segment_end: int) -> bool:
+    def _write_in_next_segment(self, call: _Call, unit_bytes: int) -> bool:
         """Close this segment with an end-of-file record and write into the next."""
-        begin = self.written_end
-        capacity = self._options.segment_bytes - records.END_OF_FILE_BYTES
-        if unit_bytes > capacity:
+        tail = self._tail
+        if unit_bytes > tail.unit_capacity:
             error = MessageTooLarge(
-                f"the messages take {unit_bytes} bytes of log, a segment {capacity}",
-                limit_bytes=capacity,
+                f"the messages take {unit_bytes} bytes of log, a segment {tail.unit_capacity}",
+                limit_bytes=tail.unit_capacity,
             )
             return self._refuse([call], error)
-        needed_end = segment_end + unit_bytes + records.END_OF_FILE_BYTES
+        needed_end = tail.segment_end + unit_bytes + records.END_OF_FILE_BYTES
         if not self._may_go_to(needed_end, [call]):
             return self._wait_for_space([call], needed_end)
-        if self._lacks_pool(begin, records.END_OF_FILE_BYTES) or not self._store(
-            begin, records.encode_end_of_file(segment_end - begin)
-        ):
+        if self._lacks_pool(tail.written_end, records.END_OF_FILE_BYTES):
             return False
-        self.written_end = segment_end
-        self._preparer.advance(segment_end)
-        return self._write([call])
+        return tail.close_segment() and self._write([call])
 
     def _may_go_to(self, end: int, calls: list[_Call]) -> bool:
         """Is there room for the calls, in front of the reserve or, where it is for all of them, in
         it?
         """
-        is_reserved = all(call.from_reserve for call in calls)
-        return end <= (self._preparer.prepared_end if is_reserved else self._preparer.room_end)
+        return self._tail.has_room(end, from_reserve=all(call.from_reserve for call in calls))
 
     def _wait_for_space(self, calls: list[_Call], end: int) -> bool:
         """False: the calls wait for the preparer.
 
         True: the disk is full; they are refused, or written in the reserve.
         """
-        self._preparer.require(end)
-        if not self._preparer.is_full:
+        tail = self._tail
+        tail.require(end)
+        if not tail.is_full:
             return False
         reserved = [call for call in calls if call.from_reserve]
         if len(reserved) == len(calls):
-            return not self._preparer.may_reach(end) and self._refuse(
-                calls, self._preparer.refusal()
-            )
-        self._refuse([call for call in calls if not call.from_reserve], self._preparer.refusal())
+            return not tail.may_reach(end) and self._refuse(calls, tail.refusal())
+        self._refuse([call for call in calls if not call.from_reserve], tail.refusal())
         calls[:] = reserved
         return not calls or self._write(calls)
 
@@ -538,7 +494,9 @@ class LogWriter:
         if self._pool is None or self._pool.has_room(at, byte_count):
             return False
         assert self.committer is not None, "a pool is committed"
-        self.committer.request(self.written_end if self._storing is None else at, is_awaited=True)
+        self.committer.request(
+            self._tail.written_end if self._storing is None else at, is_awaited=True
+        )
         return True
 
     def _written(self, written: _Unit, calls: list[_Call]) -> None:
@@ -547,14 +505,10 @@ class LogWriter:
 
         Readers that wait come first: theirs is the longer way.
         """
-        self.written_end = written.end
-        if self._pool is None:
-            self._log.written_end = written.end
-        else:
+        self._tail.advance(written.end, written.stored_at_ms)
+        if self._pool is not None:
             self._uncommitted.append(written)
             self._note_committed()  # a large unit may be in the file by now
-        self._stored_at_ms = written.stored_at_ms
-        self._preparer.advance(written.end)
         written.must_sync = self._options.flush is FlushPolicy.BEFORE_ACK
         cache_is_enough = self.flusher.busy_ms() < self._options.slow_sync_ms
         at = 0
@@ -587,7 +541,7 @@ class LogWriter:
         self._watch_sync()
 
     def _is_in_file(self, written: _Unit) -> bool:
-        return written.end <= self._log.written_end
+        return written.end <= self._tail.file_end
 
     def _is_commit_awaited(self, written: _Unit) -> bool:
         """Does an append or a reader wait for this unit in the file? What waits for a sync is
@@ -621,24 +575,24 @@ class LogWriter:
 
     def _publish(self) -> None:
         """Let readers see what is safe to see, and answer its calls."""
-        durable_end, written_end = self.flusher.durable_end, self._log.written_end
+        tail, safe_end = self._tail, self._copies.safe_end
+        file_end = tail.file_end
         is_slow = self.flusher.busy_ms() >= self._options.slow_sync_ms
         seen: list[_Unit] = []
         while self._units:
             first = self._units[0]
-            if first.end > durable_end and (
-                first.must_sync or first.end > written_end or (is_slow and first.waiting)
+            if first.end > safe_end and (
+                first.must_sync or first.end > file_end or (is_slow and first.waiting)
             ):
                 break
             seen.append(self._units.popleft())
             for queue, entry in zip(first.queues, first.entries, strict=True):
                 queue.append(entry)
-            self.visible_end = first.end
-            self.visible_stored_at_ms = first.stored_at_ms
+            tail.show(first.end, first.stored_at_ms)
         for visible in seen:
             self._on_visible(dict.fromkeys(visible.queues))
             for call, at in visible.waiting:
-                self._answer(call, visible.placed(call, at, durable=visible.end <= durable_end))
+                self._answer(call, visible.placed(call, at, durable=visible.end <= safe_end))
             visible.waiting = []
 
     def _watch_sync(self, unwritten: _Call | None = None) -> None:

@@ -25,7 +25,7 @@ from storage.local import group_offsets, queue_ends
 from storage.local.consume_queue import ConsumeQueue
 from storage.local.deriver import Deriver
 from storage.local.key_index import IndexFile
-from storage.local.log_writer import LogWriter
+from storage.local.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.retention_plan import (
     OnFull,
@@ -64,7 +64,7 @@ class Retention:
         self,
         files: StoreFiles,
         deriver: Deriver,
-        writer: LogWriter,
+        tail: LogTail,
         clock: Clock,
         options: LocalStoreOptions,
         *,
@@ -89,7 +89,7 @@ class Retention:
         self._queue_check = files.queue_check
         self._key_index = files.key_index
         self._deriver = deriver
-        self._writer = writer
+        self._tail = tail
         self._clock = clock
         self._policy = options.retention
         self._delete_pause_ms = options.delete_pause_ms
@@ -184,7 +184,7 @@ class Retention:
             clean_above=policy.clean_above,
             force_above=policy.force_above,
             refuse_above=policy.refuse_above,
-            is_writable=not self.refuses_new and not self._writer.is_full,
+            is_writable=not self.refuses_new and not self._tail.is_full,
             projected_full_at_ms=project_full(self._samples, limit_bytes=limit_bytes),
             growth_bytes_per_second=growth.bytes_per_second,
             growth_window_ms=growth.passed_ms,

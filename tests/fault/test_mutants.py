@@ -40,9 +40,9 @@ def test_acknowledging_before_the_sync_is_found_by_power_cuts(monkeypatch):
     publish = LogWriter._publish
 
     def too_early(self: LogWriter) -> None:
-        durable_end, self.flusher.durable_end = self.flusher.durable_end, self.written_end
+        safe_end, self._copies.safe_end = self._copies.safe_end, self._tail.written_end
         publish(self)
-        self.flusher.durable_end = durable_end
+        self._copies.safe_end = safe_end
 
     monkeypatch.setattr(LogWriter, "_publish", too_early)
 

@@ -1,0 +1,39 @@
+"""How many disks have how much of the log, and up to where that is enough.
+
+The own disk is one of them and always needed: what it has not synced is safe nowhere.
+"""
+
+
+class Copies:
+    """Plain numbers, log offsets; nothing here waits or asks."""
+
+    def __init__(self, own_end: int, *, needed: int = 1, safe_end: int = 0) -> None:
+        """`own_end`: of what the own disk has. `needed`: disks, the own one among them.
+
+        `safe_end`: of what is known to be safe already.
+        """
+        self._own_end = own_end
+        self._needed = needed
+        self._others: dict[str, int] = {}
+        # all before it is on enough disks: no loss of one takes it, and it is never cut
+        self.safe_end = own_end if needed == 1 else safe_end
+
+    def note_own(self, synced_end: int) -> None:
+        self._own_end = synced_end
+        self._move()
+
+    def note_other(self, node: str, synced_end: int) -> None:
+        self._others[node] = max(synced_end, self._others.get(node, 0))
+        self._move()
+
+    def forget(self, node: str) -> None:
+        """Its disk is gone, or was emptied. What was safe stays so."""
+        self._others.pop(node, None)
+
+    def _move(self) -> None:
+        end = self._own_end
+        if self._needed > 1:
+            others = sorted(self._others.values(), reverse=True)
+            enough = others[self._needed - 2] if len(others) >= self._needed - 1 else 0
+            end = min(end, enough)
+        self.safe_end = max(self.safe_end, end)

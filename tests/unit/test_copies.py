@@ -1,0 +1,59 @@
+"""Up to where enough disks have the log."""
+
+from storage.local.copies import Copies
+
+
+def test_alone_what_the_own_disk_has_is_safe():
+    copies = Copies(100)
+
+    copies.note_own(250)
+
+    assert copies.safe_end == 250
+
+
+def test_with_two_needed_it_is_safe_as_far_as_the_own_disk_and_the_best_other_one_have_it():
+    copies = Copies(100, needed=2, safe_end=100)
+
+    copies.note_own(500)
+    assert copies.safe_end == 100
+    copies.note_other("b", 300)
+    assert copies.safe_end == 300
+    copies.note_other("c", 400)
+    assert copies.safe_end == 400
+    copies.note_other("b", 900)
+    assert copies.safe_end == 500
+
+
+def test_with_three_needed_the_second_best_of_the_others_counts():
+    copies = Copies(0, needed=3)
+
+    copies.note_own(500)
+    copies.note_other("b", 400)
+    assert copies.safe_end == 0
+    copies.note_other("c", 200)
+
+    assert copies.safe_end == 200
+
+
+def test_an_acknowledgement_that_arrives_late_takes_nothing_back():
+    copies = Copies(0, needed=2)
+    copies.note_own(500)
+    copies.note_other("b", 400)
+
+    copies.note_other("b", 300)
+    copies.note_own(450)
+
+    assert copies.safe_end == 400
+
+
+def test_a_node_that_is_gone_does_not_count_for_what_comes_and_what_was_safe_stays_so():
+    copies = Copies(0, needed=2)
+    copies.note_own(500)
+    copies.note_other("b", 400)
+
+    copies.forget("b")
+    copies.note_own(900)
+    assert copies.safe_end == 400
+    copies.note_other("c", 600)
+
+    assert copies.safe_end == 600
