@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from storage.formats import properties, unit
 from storage.formats import record as records
+from storage.formats.epochs import EpochBegin
 from storage.formats.record import DamagedRecord, Record
 
 Ints = NDArray[np.int64]
@@ -39,7 +40,7 @@ class Scan(NamedTuple):
 
     `record_offsets` are log offsets. `end` is the log offset behind the last whole unit. `epoch`
     and `synced_offset` are what the last unit of ours stated (neither falls along a log); where
-    there is none, the epoch asked for, and 0.
+    there is none, the epoch asked for, and 0. `epoch_begins`: where it rises.
     """
 
     record_offsets: Ints
@@ -49,6 +50,7 @@ class Scan(NamedTuple):
     reason: str
     epoch: int
     synced_offset: int
+    epoch_begins: tuple[EpochBegin, ...]
 
 
 class Unit(NamedTuple):
@@ -80,11 +82,13 @@ def scan(
     found: list[tuple[Ints, Ints]] = []
     at = begin - window_offset
     synced_offset = 0
+    epoch_begins: list[EpochBegin] = []
     while True:
         run = _scan_units(window, at, window_offset, epoch)
         if run is not None:
             found.append((run.positions, run.sizes))
             at = run.end
+            epoch_begins += run.epoch_begins
             epoch, synced_offset = run.item.epoch, run.item.synced_offset
         step = judge(window, at, window_offset, segment_end=segment_end, epoch=epoch)
         if isinstance(step, Halt):
@@ -93,6 +97,8 @@ def scan(
         found.append((np.array(positions, np.int64), np.array(sizes, np.int64)))
         at = step.end
         if step.item is not None and step.item.first_offset == window_offset + positions[0]:
+            if step.item.epoch > epoch:
+                epoch_begins.append(EpochBegin(step.item.epoch, step.item.first_offset))
             epoch, synced_offset = step.item.epoch, step.item.synced_offset
     offsets = (
         np.concatenate([positions for positions, _ in found]) if found else np.empty(0, np.int64)
@@ -106,6 +112,7 @@ def scan(
         step.reason,
         epoch,
         synced_offset,
+        tuple(epoch_begins),
     )
 
 
@@ -296,6 +303,7 @@ class _Run(NamedTuple):
     sizes: Ints
     end: int
     item: unit.UnitItem
+    epoch_begins: list[EpochBegin]
 
 
 def _word(raw: bytes) -> np.uint64:
@@ -360,7 +368,8 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
     )
     epochs = _epoch_digits(words, ends[first], first == last)
     floor = _word(b"%08x" % epoch).byteswap()
-    good &= epochs >= np.maximum.accumulate(np.concatenate(([floor], epochs[:-1])))
+    before = np.concatenate(([floor], epochs[:-1]))
+    good &= epochs >= np.maximum.accumulate(before)
     count = len(good) if good.all() else int(np.argmin(good))
     if not count:
         return None
@@ -370,7 +379,11 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
     if item is None:
         return None
     kept = int(last[count - 1]) + 1
-    return _Run(positions[:kept], sizes[:kept], end, item)
+    epoch_begins = [
+        EpochBegin(_number_of(epochs[index]), int(starts[index]) + window_offset)
+        for index in np.flatnonzero(epochs[:count] > before[:count])
+    ]
+    return _Run(positions[:kept], sizes[:kept], end, item, epoch_begins)
 
 
 def _chain(positions: Ints, sizes: Ints) -> tuple[Ints, Ints]:
@@ -426,6 +439,10 @@ def _epoch_digits(
     """The eight epoch digits of each unit as one number; as their text sorts, so do they."""
     item_words = first_ends // 8 - np.where(is_sealed, 8, 6)
     return _digits_across(words, item_words + 3)
+
+
+def _number_of(digits: np.uint64) -> int:
+    return int(int(digits).to_bytes(8, "big"), 16)
 
 
 def _digits_across(words: NDArray[np.uint64], index: Ints) -> NDArray[np.uint64]:

@@ -70,6 +70,7 @@ class Deriver:
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._queues = files.recovered.queues
+        self._epochs = files.recovered.epochs
         self._queue_files = files.queue_files
         self._key_index = files.key_index
         self._due_index = files.due_index
@@ -212,6 +213,7 @@ class Deriver:
             self.thorough_begun += 1
             queues_snapshot = QueuesSnapshot.of(
                 self._queues,
+                self._epochs,
                 log_begin=self._segments.first_offset,
                 log_offset=log_end,
                 stored_at_ms=stored_at_ms,

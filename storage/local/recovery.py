@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import groupby
 from operator import itemgetter
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -22,6 +22,7 @@ from storage.files.vfs import is_disk_full
 from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.checkpoint import Fields
+from storage.formats.epochs import EpochHistory
 from storage.local import broker_census, log_walk
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueues, QueueFiles
@@ -43,6 +44,18 @@ _UNIT_REACH_BYTES = 32 << 20  # more than the largest request makes
 
 Progress = Callable[[int, int], None]
 """(bytes of log walked, bytes to walk)"""
+
+
+class NextEpoch(Protocol):
+    def __call__(self, last_epoch: int, *, was_clean: bool) -> int:
+        """The epoch of the units to come. `last_epoch`: the highest that is known."""
+
+
+def epoch_of_each_life(last_epoch: int, *, was_clean: bool) -> int:
+    """A new one after each crash: so no unit of a store is ever taken for what an earlier life left
+    behind its end.
+    """
+    return last_epoch if was_clean else last_epoch + 1
 
 
 class Ending(Enum):
@@ -81,10 +94,18 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
     # while the log begins there, the queues begin as stated, whatever their files say
     log_begin: int | None = None
     deleted: list[tuple[str, int, int]] = []  # topic, number, end; an earlier version deleted none
+    # (epoch, log offset of its first unit); an earlier version did not write them down
+    epochs: list[tuple[int, int]] | None = None
 
     @classmethod
     def of(
-        cls, queues: ConsumeQueues, *, log_begin: int, log_offset: int, stored_at_ms: int
+        cls,
+        queues: ConsumeQueues,
+        epochs: EpochHistory,
+        *,
+        log_begin: int,
+        log_offset: int,
+        stored_at_ms: int,
     ) -> "QueuesSnapshot":
         rows = [
             (queue.id.topic, queue.id.number, queue.first, queue.end)
@@ -92,7 +113,10 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
             if queue.end
         ]
         deleted = [(*queue, end) for queue, end in queues.deleted]
-        return cls(log_offset, stored_at_ms, rows, log_begin=log_begin, deleted=deleted)
+        begins = [(begin.epoch, begin.offset) for begin in epochs if begin.offset < log_offset]
+        return cls(
+            log_offset, stored_at_ms, rows, log_begin=log_begin, deleted=deleted, epochs=begins
+        )
 
     def wrap(self) -> Snapshot:
         return Snapshot((msgspec.msgpack.encode(self),), {})
@@ -105,7 +129,8 @@ class Recovered(NamedTuple):
     queues: ConsumeQueues
     walked_from: int  # everything behind was verified
     end: int
-    epoch: int
+    epoch: int  # of the units to come
+    epochs: EpochHistory  # of those that are there and of those to come
     last_stored_at_ms: int
     report: RecoveryReport
     indexed_end: int  # the key index has everything below
@@ -121,6 +146,8 @@ def recover(
     snapshots: SnapshotFiles,
     clock: Clock,
     progress: Progress,
+    *,
+    next_epoch: NextEpoch,
 ) -> Recovered:
     """Find the end of the log and give the queues back.
 
@@ -149,12 +176,14 @@ def recover(
         watch.note("sync")
 
     replay = Replay(queues, queue_files)
+    epochs = _Epochs((snapshot and snapshot.epochs) or (), begin)
 
     indexing = _Indexing(key_index, begin)
 
     def feed(window: bytes, window_offset: int, found: scan.Scan) -> None:
         replay.feed(window, window_offset, found)
         indexing.feed(window, window_offset, found)
+        epochs.feed(found)
 
     walk = _walk(segments, begin, feed, progress, epoch=0)
     if snapshot is None:
@@ -177,9 +206,9 @@ def recover(
         )
     wiped_bytes = behind.wipe() if verdict is Verdict.CUT else 0
 
-    # A new life of the store: units of this one can never be taken for what an earlier one left
-    # behind.
-    epoch = max(slot.epoch if slot is not None else 0, walk.epoch) + (0 if was_clean else 1)
+    last_epoch = max(slot.epoch if slot is not None else 0, walk.epoch, epochs.history.last_epoch)
+    epoch = next_epoch(last_epoch, was_clean=was_clean)
+    epochs.history.note(epoch, epochs.units_end)
     last_stored_at_ms = max(
         snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms
     )
@@ -216,11 +245,28 @@ def recover(
         begin,
         walk.end,
         epoch,
+        epochs.history,
         last_stored_at_ms,
         report,
         indexed_end,
         broker_census.ordered(replay.broker_records),
     )
+
+
+class _Epochs:
+    """Notes where epochs begin along a walk."""
+
+    def __init__(self, known: Iterable[tuple[int, int]], begin: int) -> None:
+        """`known`: of the log before `begin`, where the walk begins."""
+        self.history = EpochHistory(known)
+        self.units_end = begin  # behind the last whole unit
+
+    def feed(self, found: scan.Scan) -> None:
+        for begun in found.epoch_begins:
+            # the first one of a segment begins where the segment before it was closed
+            is_first = begun.offset == found.record_offsets[0]
+            self.history.note(begun.epoch, self.units_end if is_first else begun.offset)
+        self.units_end = found.end
 
 
 class _Indexing:

@@ -26,7 +26,7 @@ from storage.local.group_offsets import GroupOffsets
 from storage.local.key_index import KeyIndex
 from storage.local.options import LocalStoreOptions
 from storage.local.queue_check import QueueCheck
-from storage.local.recovery import Progress, Recovered, recover
+from storage.local.recovery import Progress, Recovered, epoch_of_each_life, recover
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.stop_watch import StopWatch
 from storage.local.timer_files import TimerFolder
@@ -185,6 +185,7 @@ class StoreFiles:
             self.snapshots,
             clock,
             progress,
+            next_epoch=epoch_of_each_life,
         )
         if recovered.broker_records:
             log.info("records_of_a_broker", **recovered.broker_records)

@@ -19,6 +19,7 @@ def walk_plainly(
 ) -> Scan:
     """What `scan.scan` promises, one judgement after another."""
     at, synced_offset, found = begin - window_offset, 0, []
+    epoch_begins = []
     while True:
         step = scan.judge(window, at, window_offset, segment_end=segment_end, epoch=epoch)
         if isinstance(step, Halt):
@@ -30,9 +31,12 @@ def walk_plainly(
                 step.reason,
                 epoch,
                 synced_offset,
+                tuple(epoch_begins),
             )
         found += step.records
         if step.item is not None and step.item.first_offset == window_offset + at:
+            if step.item.epoch > epoch:
+                epoch_begins.append((step.item.epoch, window_offset + at))
             epoch, synced_offset = step.item.epoch, step.item.synced_offset
         at = step.end
 

@@ -1,0 +1,86 @@
+"""The epochs of a log: where each one begins, and up to where two logs agree.
+
+Every unit of ours states its epoch. One process writes all units of an epoch, one behind another;
+so of two logs that know the same epoch one holds the beginning of what the other holds of it, and
+the shorter end of the newest common one is a border of units in both. Source: Kafka's leader
+epochs (KIP-101, KIP-279) and RocketMQ's EpochFile; a cut at the place that was last known to be
+safe instead has lost messages.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+
+class EpochBegin(NamedTuple):
+    """An epoch, and the log offset where the units before it end.
+
+    That is where its first unit begins, or the end-of-file record in front of it: the writer of a
+    segment's first unit closes the segment before.
+    """
+
+    epoch: int
+    offset: int
+
+
+_offset_of = attrgetter("offset")
+
+
+class EpochHistory:
+    """Epochs in the order of the log: their numbers rise, their offsets do not fall."""
+
+    def __init__(self, begins: Iterable[tuple[int, int]] = ()) -> None:
+        self._begins: list[EpochBegin] = []
+        for epoch, offset in begins:
+            self.note(epoch, offset)
+
+    def __iter__(self) -> Iterator[EpochBegin]:
+        return iter(self._begins)
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EpochHistory) and self._begins == other._begins
+
+    def __repr__(self) -> str:
+        return f"EpochHistory({[tuple(begin) for begin in self._begins]})"
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    @property
+    def last_epoch(self) -> int:
+        """0: no unit of ours."""
+        return self._begins[-1].epoch if self._begins else 0
+
+    def note(self, epoch: int, offset: int) -> None:
+        """Units of this epoch begin at `offset`, where all that were noted before end."""
+        if epoch > self.last_epoch:
+            self._begins.append(EpochBegin(epoch, offset))
+
+    def cut(self, end: int) -> None:
+        """The log ends here now."""
+        del self._begins[bisect_left(self._begins, end, key=_offset_of) :]
+
+    def end_of(self, epoch: int, log_end: int) -> int | None:
+        """Where the units of this epoch end in a log that ends at `log_end`; None without any."""
+        for index, begin in enumerate(self._begins):
+            if begin.epoch == epoch:
+                is_last = index + 1 == len(self._begins)
+                return log_end if is_last else self._begins[index + 1].offset
+        return None
+
+
+def common_end(own: EpochHistory, own_end: int, other: EpochHistory, other_end: int) -> int | None:
+    """Up to where two logs that end there may be equal; behind it they differ, or one of them ends.
+
+    None: they know no common epoch, so they are logs of two different groups, or one has dropped
+    what they had in common.
+    """
+    for begin in reversed(list(own)):
+        end = own.end_of(begin.epoch, own_end)
+        other_of_epoch = other.end_of(begin.epoch, other_end)
+        if end is not None and other_of_epoch is not None:
+            return min(end, other_of_epoch)
+    return None
