@@ -195,7 +195,7 @@ class ConsumeQueues:
         """The queue, of which recovery has found this message and none before."""
         self.grow(queue.topic, queue.number + 1)
         found = self._queues[queue]
-        if found.end == 0:
+        if found.end == 0 and queue_offset:
             # It begins here: what came before it has been dropped with its segments.
             self._queues[queue] = found = ConsumeQueue(queue, first=queue_offset, end=queue_offset)
         return found

@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 
 from storage.clock import Clock
-from storage.errors import FlushFailed, StoreClosed
+from storage.errors import CorruptRecord, FlushFailed, StoreClosed
 from storage.files.vfs import is_out_of_files
 from storage.files.write_pool import WritePool
 from storage.formats.row import rows_of
@@ -26,7 +26,7 @@ from storage.local.copies import Copies
 from storage.local.deriver import Deriver
 from storage.local.event_loop import EventLoopRunner
 from storage.local.flusher import Flusher
-from storage.local.futures import answering, failing, in_lane, resolve, waking
+from storage.local.futures import EndWaits, answering, failing, in_lane, resolve, waking
 from storage.local.interval_flush import IntervalFlush
 from storage.local.key_lookup import KeyLookup
 from storage.local.log_tail import LogTail
@@ -37,6 +37,7 @@ from storage.local.options import AppendMode, FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
 from storage.local.rate_limit import RateLimit
 from storage.local.reader import Reader
+from storage.local.received_units import ReceivedUnits
 from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
 from storage.local.scrub import Scrub
@@ -62,8 +63,12 @@ class Engine:
         *,
         own_runner: EventLoopRunner | None,
         on_failure: Callable[[Exception], None],
+        is_replica: bool = False,
     ) -> None:
-        """`own_runner`: to be closed at the end. `on_failure`: called once."""
+        """`own_runner`: to be closed at the end. `on_failure`: called once.
+
+        `is_replica`: units come from a primary, which also says what is safe; nothing is appended.
+        """
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._files = files
         self._options = options
@@ -75,7 +80,9 @@ class Engine:
         self.waits = True
         self._drained: asyncio.Future[None] | None = None
         self._kept: asyncio.Future[bool] | None = None
-        self._synced: list[tuple[int, asyncio.Future[None]]] = []
+        self._safe = EndWaits(self._loop)
+        self._on_disk = EndWaits(self._loop)  # the own one
+        self._progress: asyncio.Future[None] | None = None
         self.queues = files.recovered.queues
         self.arrivals = Arrivals()
         self.preparer = self._make_preparer(options)
@@ -89,7 +96,8 @@ class Engine:
             on_failure=self.fail,
             pool=self.pool,
         )
-        self.copies = Copies(files.recovered.end)
+        end = files.recovered.end  # what is there is shown, so it is taken for safe
+        self.copies = Copies(end, needed=2 if is_replica else 1, safe_end=end)
         self.writer = self._make_writer(clock, options)
         self.flusher = self._make_flusher(clock, options)
         self.writer.attach(self.flusher, self._make_committer(clock, options))
@@ -105,6 +113,9 @@ class Engine:
         self.scrub = self._make_scrub(clock, options)
         self.verify_limit = RateLimit(options.verify_bytes_per_second, clock)
         self._interval = IntervalFlush(self.tail, self.flusher, runner, clock, options)
+        self.received = self._make_received() if is_replica else None
+        if is_replica:
+            self.writer.close(StoreClosed("a replica takes no messages, its primary does"))
         self.preparer.advance(files.recovered.end)
         self.deriver.start()
         if options.flush is FlushPolicy.INTERVAL:
@@ -191,6 +202,18 @@ class Engine:
             on_failure=self.fail,
         )
 
+    def _make_received(self) -> ReceivedUnits:
+        return ReceivedUnits(
+            self.tail,
+            self.flusher,
+            self.queues,
+            self._files.offsets,
+            self._files.recovered.epochs,
+            copies=self.copies,
+            on_visible=self._on_visible,
+            on_deleted=self._on_deleted,
+        )
+
     def _make_lookup(self) -> KeyLookup:
         return KeyLookup(
             self._files.log,
@@ -251,10 +274,30 @@ class Engine:
             return
         if self._failure is not None:
             raise FlushFailed
-        synced: asyncio.Future[None] = self._loop.create_future()
-        self._synced.append((log_offset, synced))
+        safe = self._safe.wait(log_offset + 1)
         self.flusher.request(self.tail.written_end, self.tail.stored_at_ms)
-        await synced
+        await safe
+
+    async def wait_flushed(self) -> None:
+        """Return once the own disk has all that is written. Raises FlushFailed."""
+        if self._failure is not None:
+            raise FlushFailed
+        end = self.tail.written_end
+        if end > self.flusher.durable_end:
+            on_disk = self._on_disk.wait(end)
+            self.flusher.request(end, self.tail.stored_at_ms)
+            await on_disk
+
+    async def wait_progress(self) -> None:
+        """Return when there may be more room for what is received, or something ends the wait."""
+        if self._progress is None:
+            self._progress = self._loop.create_future()
+        await asyncio.shield(self._progress)
+
+    def _note_progress(self) -> None:
+        if self._progress is not None:
+            resolve(self._progress, None)
+            self._progress = None
 
     # -------------------------------------------------------------------------------------------
     # what the parts report
@@ -263,8 +306,19 @@ class Engine:
         self.deriver.note_visible(queues)
         self.arrivals.notify(queues)
 
+    def _show_received(self, received: ReceivedUnits) -> None:
+        try:
+            received.show_safe()
+        except CorruptRecord as damage:
+            self.fail(damage)  # whole units that do not follow one another: no log of a primary's
+
+    def _on_deleted(self, topic: str, queues: list[ConsumeQueue]) -> None:
+        self.retention.topic_deleted(topic)
+        self.arrivals.notify(queues)
+
     def _on_prepared(self) -> None:
         self.writer.on_prepared()
+        self._note_progress()
 
     def _on_full(self, error: Exception) -> None:
         event = "too_many_open_files" if is_out_of_files(error) else "disk_full"
@@ -291,19 +345,23 @@ class Engine:
             # to unmap 1 GiB takes a while
             self._runner.beside(Lane.PREPARE, close, lambda _: None, self.fail)
         self.preparer.on_flushed(durable_end)
+        self._on_disk.reach(durable_end)
+
+    def note_copy(self, node: str, synced_end: int) -> None:
+        """Another node has the log up to there on its disk; to a replica, its primary says so of
+        what is safe.
+        """
+        self.copies.note_other(node, synced_end)
+        self._on_safe()
 
     def _on_safe(self) -> None:
         """More of the log is on as many disks as must have it, or the own disk is free again."""
+        if self.received is not None:
+            self._show_received(self.received)
         self.writer.on_flushed()
         self.deriver.on_flushed()
-        safe_end = self.copies.safe_end
-        if self._synced:
-            reached = [synced for offset, synced in self._synced if offset < safe_end]
-            self._synced = [
-                (offset, synced) for offset, synced in self._synced if offset >= safe_end
-            ]
-            for synced in reached:
-                resolve(synced, None)
+        self._safe.reach(self.copies.safe_end)
+        self._note_progress()
         self._check_drained()
 
     def fail(self, error: Exception) -> None:
@@ -315,9 +373,9 @@ class Engine:
         self._failure = error
         self.writer.fail(error)
         self.preparer.stop()
-        synced, self._synced = self._synced, []
-        for _, waiting in synced:
-            failing(waiting)(FlushFailed())
+        self._safe.fail(FlushFailed())
+        self._on_disk.fail(FlushFailed())
+        self._note_progress()
         self.arrivals.wake_all()
         self._check_drained()
         if self._kept is not None:
@@ -331,6 +389,7 @@ class Engine:
         """Every reader that waits, or will, returns at once."""
         self.waits = False
         self.arrivals.wake_all()
+        self._note_progress()
 
     async def close(self) -> None:
         self.stop_waiting()
@@ -339,7 +398,7 @@ class Engine:
             await self._drained
         with suppress(FlushFailed):
             # An end of a segment may be written behind the last unit.
-            await self.wait_synced(self.tail.written_end - 1)
+            await self.wait_flushed()
         self._interval.stop()
         self.preparer.stop()
         is_kept = self._failure is None and await self._keep_derived()

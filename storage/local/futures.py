@@ -52,3 +52,32 @@ class Repairs:
             steps = begin()
             while not await in_lane(self._runner, Lane.DERIVE, lambda: next(steps, steps) is steps):
                 pass
+
+
+class EndWaits:
+    """Waits until the log has come so far. Owner's thread only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def wait(self, end: int) -> asyncio.Future[None]:
+        """A future with a result once `end` is reached."""
+        reached: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((end, reached))
+        return reached
+
+    def reach(self, end: int) -> None:
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        for wanted, reached in waiting:
+            if wanted <= end:
+                resolve(reached, None)
+            else:
+                self._waiting.append((wanted, reached))
+
+    def fail(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, []
+        for _, reached in waiting:
+            failing(reached)(error)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 from pathlib import PurePath
+from typing import ClassVar, Self
 
 from storage.clock import Clock
 from storage.errors import (
@@ -70,6 +71,8 @@ from storage.store_status import (
 class LocalMessageStore:
     """The store in local files, made by `open`."""
 
+    _is_replica: ClassVar[bool] = False
+
     @classmethod
     async def open(
         cls,
@@ -82,7 +85,7 @@ class LocalMessageStore:
         runner: Runner | None = None,
         progress: Progress = lambda walked, to_walk: None,
         on_failure: Callable[[Exception], None] = lambda error: None,
-    ) -> "LocalMessageStore":
+    ) -> Self:
         """Take the store's directory, recover what is there, get ready to append.
 
         `on_failure` is called once when the store can no longer be trusted to keep anything; the
@@ -93,7 +96,11 @@ class LocalMessageStore:
         assert used is not None
         try:
             files = await in_lane(
-                used, Lane.READ, lambda: StoreFiles.open(directory, options, vfs, clock, progress)
+                used,
+                Lane.READ,
+                lambda: StoreFiles.open(
+                    directory, options, vfs, clock, progress, begins_epoch=not cls._is_replica
+                ),
             )
         except BaseException:
             if own_runner is not None:
@@ -121,7 +128,14 @@ class LocalMessageStore:
         self._expiring = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._engine = engine = Engine(
-            options, files, clock, identifiers, runner, own_runner=own_runner, on_failure=on_failure
+            options,
+            files,
+            clock,
+            identifiers,
+            runner,
+            own_runner=own_runner,
+            on_failure=on_failure,
+            is_replica=self._is_replica,
         )
         self._check_readable = engine.check_readable
         self._in_lane = engine.in_lane

@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import groupby
 from operator import itemgetter
 from pathlib import PurePath
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,18 +44,6 @@ _UNIT_REACH_BYTES = 32 << 20  # more than the largest request makes
 
 Progress = Callable[[int, int], None]
 """(bytes of log walked, bytes to walk)"""
-
-
-class NextEpoch(Protocol):
-    def __call__(self, last_epoch: int, *, was_clean: bool) -> int:
-        """The epoch of the units to come. `last_epoch`: the highest that is known."""
-
-
-def epoch_of_each_life(last_epoch: int, *, was_clean: bool) -> int:
-    """A new one after each crash: so no unit of a store is ever taken for what an earlier life left
-    behind its end.
-    """
-    return last_epoch if was_clean else last_epoch + 1
 
 
 class Ending(Enum):
@@ -147,9 +135,12 @@ def recover(
     clock: Clock,
     progress: Progress,
     *,
-    next_epoch: NextEpoch,
+    begins_epoch: bool,
 ) -> Recovered:
     """Find the end of the log and give the queues back.
+
+    `begins_epoch`: a new one after a crash. A replica's units come from another machine, with the
+    epoch of that.
 
     Raises CorruptRecord where an operator must look.
     """
@@ -206,8 +197,10 @@ def recover(
         )
     wiped_bytes = behind.wipe() if verdict is Verdict.CUT else 0
 
-    last_epoch = max(slot.epoch if slot is not None else 0, walk.epoch, epochs.history.last_epoch)
-    epoch = next_epoch(last_epoch, was_clean=was_clean)
+    # A new life of the store: units of this one can never be taken for what an earlier one left
+    # behind.
+    epoch = max(slot.epoch if slot is not None else 0, walk.epoch, epochs.history.last_epoch)
+    epoch += 1 if begins_epoch and not was_clean else 0
     epochs.history.note(epoch, epochs.units_end)
     last_stored_at_ms = max(
         snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms

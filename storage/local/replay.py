@@ -3,7 +3,7 @@ became visible.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -32,12 +32,12 @@ _MOST_IN_MEMORY = 1_000_000  # entries; about 100 MB
 
 
 class Replay:
-    """Feeds records to the queues, in log order.
+    """Feeds records to the queues, in log order."""
 
-    What memory should not hold goes to their files meanwhile.
-    """
-
-    def __init__(self, queues: ConsumeQueues, files: QueueFiles) -> None:
+    def __init__(self, queues: ConsumeQueues, files: QueueFiles | None = None) -> None:
+        """`files`: what memory should not hold goes there meanwhile. A store that is open writes
+        its queues itself.
+        """
         self._queues = queues
         self._files = files
         # of one window, by topic and number: the queue, and what a record that only a broker writes
@@ -45,6 +45,8 @@ class Replay:
         self._found: dict[tuple[bytes, int], tuple[ConsumeQueue, bytes | None]] = {}
         self._signs: dict[bytes, bool] = {}  # is it in the window?
         self._in_memory = 0
+        self._fed: dict[ConsumeQueue, None] = {}
+        self._deleted: list[tuple[str, list[ConsumeQueue]]] = []
         self.record_count = 0
         self.queue_ids: set[QueueId] = set()  # that had records
         self.last_stored_at_ms = 0
@@ -67,9 +69,19 @@ class Replay:
         self._feed_each(window, window_offset, offsets[at:], lengths[at:])
         self.record_count += len(offsets)
         self._in_memory += len(offsets)
-        if self._in_memory >= _MOST_IN_MEMORY:
+        if self._files is not None and self._in_memory >= _MOST_IN_MEMORY:
             self._in_memory = 0
-            self._write_queues()
+            self._write_queues(self._files)
+
+    def take_fed(self) -> Iterable[ConsumeQueue]:
+        """The queues that had records since the last call, each once."""
+        fed, self._fed = self._fed, {}
+        return fed
+
+    def take_deleted(self) -> list[tuple[str, list[ConsumeQueue]]]:
+        """The topics that were deleted since the last call, and their queues."""
+        deleted, self._deleted = self._deleted, []
+        return deleted
 
     def _feed_run(self, window: bytes, window_offset: int, offsets: Ints, lengths: Ints) -> bool:
         """Replay records of a plain run together, in a third of the time that one after another
@@ -159,7 +171,7 @@ class Replay:
         self, topic: bytes, queue_number: int, queue_offset: int, window: bytes
     ) -> tuple[ConsumeQueue, bytes | None]:
         queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
-        self.queue_ids.add(queue.id)
+        self._note_fed(queue)
         sign = broker_records.of_topic(topic).sign
         if sign is not None:
             # One search of the window takes a fifth of the time of one in each record.
@@ -169,6 +181,10 @@ class Replay:
                 sign = None
         self._found[topic, queue_number] = queue, sign
         return queue, sign
+
+    def _note_fed(self, queue: ConsumeQueue) -> None:
+        self.queue_ids.add(queue.id)
+        self._fed[queue] = None
 
     def _note_kind(self, topic: bytes, sys_flag: int, own: bytes) -> None:
         kind = broker_records.kind_of(topic, sys_flag, own)
@@ -181,6 +197,7 @@ class Replay:
         ends = queue_ends.read_ends(record.body)
         if tag == queue_ends.DELETED:
             for topic in {queue.topic for queue, _ in ends}:
+                self._deleted.append((topic, self._queues.close(topic)))
                 self._queues.delete(topic)
             self._found.clear()
         for queue, end in ends:
@@ -196,16 +213,17 @@ class Replay:
         """
         for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
             queue = self._queues.found(queue_id, first)
+            self._fed[queue] = None
             entry = queue_entry.encode(offset, len(raw), 0)
             for queue_offset in range(max(first, queue.next_offset), end):
                 queue.replay(queue_offset, entry)
 
-    def _write_queues(self) -> None:
+    def _write_queues(self, files: QueueFiles) -> None:
         """The records are durable, or the log would not be walked: so may their entries be."""
         for queue in self._queues:
             if queue.has_unflushed:
                 unflushed = queue.take_unflushed()
-                self._files.write(unflushed)
+                files.write(unflushed)
                 queue.note_flushed(unflushed.end)
 
 

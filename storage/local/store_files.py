@@ -26,7 +26,7 @@ from storage.local.group_offsets import GroupOffsets
 from storage.local.key_index import KeyIndex
 from storage.local.options import LocalStoreOptions
 from storage.local.queue_check import QueueCheck
-from storage.local.recovery import Progress, Recovered, epoch_of_each_life, recover
+from storage.local.recovery import Progress, Recovered, recover
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.stop_watch import StopWatch
 from storage.local.timer_files import TimerFolder
@@ -105,10 +105,12 @@ class StoreFiles:
         vfs: Vfs,
         clock: Clock,
         progress: Progress,
+        *,
+        begins_epoch: bool = True,
     ) -> "StoreFiles":
         files = cls(directory, options, vfs, clock)
         try:
-            files._recover(clock, progress)
+            files._recover(clock, progress, begins_epoch=begins_epoch)
         except BaseException:
             files._close_all()
             raise
@@ -174,7 +176,7 @@ class StoreFiles:
             self.directory.unmark()
         self._close_all()
 
-    def _recover(self, clock: Clock, progress: Progress) -> None:
+    def _recover(self, clock: Clock, progress: Progress, *, begins_epoch: bool) -> None:
         broker_census.refuse_other_logs(self.directory, self.segments)
         recovered = self.recovered = recover(
             self.directory,
@@ -185,7 +187,7 @@ class StoreFiles:
             self.snapshots,
             clock,
             progress,
-            next_epoch=epoch_of_each_life,
+            begins_epoch=begins_epoch,
         )
         if recovered.broker_records:
             log.info("records_of_a_broker", **recovered.broker_records)
