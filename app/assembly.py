@@ -37,6 +37,7 @@ from app.registry.database import Database
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.registry.vault import Vault
+from app.replicas.listener import ReplicaListener
 from app.reports.service import AuditReports
 from app.schedules import occurrence
 from app.services import Services
@@ -189,6 +190,13 @@ def components_of(base: Base, services: Services) -> list[Component]:
         ),
         CallbackComponent(stop=services.body_thread.aclose),
         CallbackComponent(stop=services.store_tasks.stop),
+        ReplicaListener(
+            base.store,
+            settings.local.segment_bytes,
+            settings.data_dir,
+            clock,
+            settings.replica,
+        ),
     ]
 
 

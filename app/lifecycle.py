@@ -27,6 +27,7 @@ from app.problems import Refusal
 from app.registry import known_registry
 from app.registry.database import Database
 from app.registry.vault import CannotOpen
+from app.replicas.folder import read_note
 from app.services import Services
 from app.settings import ConfigurationError, Settings
 from app.spare_space import SpareSpace
@@ -237,6 +238,7 @@ class ServiceLifecycle:
             if reason := unfinished_in(folder):
                 raise ConfigurationError(reason)
         _refuse_store(settings)
+        _refuse_replica(settings)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         spare = SpareSpace(settings.data_dir)
         await asyncio.to_thread(spare.release_if_needed)
@@ -382,6 +384,16 @@ def _in_short(report: RecoveryReport) -> dict[str, object]:
 
 def _well_or_not(failing: list[str]) -> str:
     return f"the last run of {', '.join(failing)} failed, the log says why" if failing else "ok"
+
+
+def _refuse_replica(settings: Settings) -> None:
+    """Raise ConfigurationError where the data directory follows another service."""
+    note = read_note(settings.data_dir)
+    if note is not None:
+        raise ConfigurationError(
+            f"{settings.data_dir} is a replica of {note.primary}: when that is gone for good, "
+            f"`escrowmq replica promote --data-dir {settings.data_dir}` makes it a service's"
+        )
 
 
 def _refuse_store(settings: Settings) -> None:

@@ -6,7 +6,6 @@ over the environment, the environment over the file.
 """
 
 import difflib
-import ipaddress
 import json
 import os
 import re
@@ -30,7 +29,9 @@ from pydantic_settings import (
 from app import codec
 from app.browsers import BrowserRules
 from app.environment import from_json
+from app.loopback import is_loopback
 from app.registry.options import LimitOptions
+from app.replicas.options import ReplicaOptions
 from app.reports.options import AuditOptions
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
@@ -49,7 +50,8 @@ MOST_CONNECTIONS = 4_096  # unless the settings say more
 # The file that settings are being read from: pydantic makes the sources, and hands nothing to them.
 _file: ContextVar[Path | None] = ContextVar("settings_file", default=None)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL has a password in it
+# a database's URL has a password in it
+_SECRET = ("api_keys", "encryption_keys", "database_url", "secret")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,7 @@ class Settings(BaseSettings):
     member: MemberOptions = MemberOptions()
     webhook: WebhookOptions = WebhookOptions()
     audit: AuditOptions = AuditOptions()
+    replica: ReplicaOptions = ReplicaOptions()
     testing: ControlOptions = ControlOptions()
 
     @classmethod
@@ -166,12 +169,7 @@ class Settings(BaseSettings):
     @property
     def is_loopback(self) -> bool:
         """Does the service listen on the loopback interface only?"""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def masked(self) -> dict[str, Any]:
         """For the log: secrets hidden, and a database's password with them."""
@@ -243,6 +241,11 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
         )  # fmt: skip
     for number, secret in enumerate(settings.api_keys, 1):
         _check_key(secret.get_secret_value(), number)
+    if settings.replica.ha_host and settings.api_keys and not settings.replica.secret_text:
+        raise ConfigurationError(
+            f"{PREFIX}REPLICA__HA_HOST serves the whole log, so with {PREFIX}API_KEYS "
+            f"{PREFIX}REPLICA__SECRET must be set, too"
+        )
     if settings.testing.enabled and not settings.is_loopback:
         raise ConfigurationError(
             f"{PREFIX}TESTING__ENABLED is for loopback only: host {settings.host} can be reached "

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from app import exit_codes
-from cli import audit, compact, import_, reconcile, store, watch
+from cli import audit, compact, import_, reconcile, replica, store, watch
 
 app = typer.Typer(
     name="escrowmq",
@@ -27,6 +27,7 @@ audit.app.command()(watch.watch)
 app.add_typer(audit.app)
 app.add_typer(store.app)
 app.add_typer(import_.app)
+app.add_typer(replica.app)
 
 
 def _show_version(value: bool) -> None:

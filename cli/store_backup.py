@@ -14,6 +14,7 @@ from app.backup.manifest import BackupDamaged, BackupRefused
 from app.backup.point import Point, time_text
 from app.backup.restore import Restored, restore
 from app.observability import configure_logging
+from app.registry.registry_files import REGISTRY
 from app.settings import ConfigurationError, load
 from app.store_moves.disk_space import DiskFull, full_disk_is_named
 from app.store_moves.ownership import is_permission_error
@@ -83,7 +84,7 @@ def listed(where: str, *, json_file: Path | None, quiet: bool) -> int:
                 "first_offset": one.first_offset,
                 "end_offset": one.end_offset,
                 "last_stored_at": time_text(one.last_stored_ms) if one.last_stored_ms else None,
-                "has_registry": any(file.path == manifest.REGISTRY for file in one.files),
+                "has_registry": any(file.path == REGISTRY for file in one.files),
                 "damaged_at": one.damaged_at,
             }
             for name, one in manifest.read_all(folder_of(where)).items()

@@ -16,8 +16,6 @@ from app.backup.folder import Folder
 from app.backup.manifest import (
     FILES,
     LOG,
-    REGISTRY,
-    REGISTRY_ID,
     Backup,
     BackupRefused,
     Piece,
@@ -25,6 +23,8 @@ from app.backup.manifest import (
 )
 from app.backup.source import LogState, SegmentGone, SourceLog
 from app.backup.unit_walk import UnitWalk
+from app.registry import registry_files
+from app.registry.registry_files import REGISTRY, REGISTRY_ID
 from storage.errors import RegistryUnavailable
 
 PIECE_BYTES = 64 << 20
@@ -244,7 +244,7 @@ def borders(
 
 def _small_files(data_dir: Path) -> dict[str, bytes]:
     try:
-        return source.small_files(data_dir)
+        return registry_files.read_files(data_dir)
     except sqlite3.DatabaseError as error:
         raise RegistryUnavailable(f"{data_dir / REGISTRY}: {error}") from error
 

@@ -7,11 +7,11 @@ import msgspec
 from crc32c import crc32c
 
 from app.backup.folder import Folder
+from app.registry.registry_files import REGISTRY, REGISTRY_ID
 from app.store_moves.geometry import Geometry
 
 FORMAT = 1
 MANIFESTS, LOG, FILES = "backups", "log", "files"
-REGISTRY, REGISTRY_ID = "registry.db", "store/registry-id"
 _ENDING = ".json"
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

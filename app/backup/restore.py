@@ -12,7 +12,6 @@ from crc32c import crc32c
 from app.backup import manifest
 from app.backup.folder import Folder
 from app.backup.manifest import (
-    REGISTRY,
     Backup,
     BackupDamaged,
     BackupRefused,
@@ -20,6 +19,7 @@ from app.backup.manifest import (
 )
 from app.backup.point import Choice, Point, choose, time_text
 from app.backup.unit_walk import UnitWalk, Walked
+from app.registry.registry_files import REGISTRY
 from app.settings import Settings
 from app.store_moves.disk_space import DiskFull
 from app.store_moves.import_store import write_settings

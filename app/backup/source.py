@@ -5,14 +5,11 @@ synced no byte of the log changes any more, until retention removes its segment.
 """
 
 import os
-import sqlite3
-import tempfile
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from app.backup.manifest import REGISTRY, REGISTRY_ID, BackupRefused, Lengths
+from app.backup.manifest import BackupRefused, Lengths
 from app.store_moves.geometry import geometry_of
 from app.store_moves.opened_copy import read_file
 from app.store_moves.store_folder import COMMIT_LOG, list_files
@@ -112,30 +109,3 @@ class SourceLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def small_files(data_dir: Path) -> dict[str, bytes]:
-    """The registry, if it is a file, as of one moment; and the identity of the registry that the
-    store knows.
-
-    Raises sqlite3.DatabaseError, OSError.
-    """
-    found = {}
-    identity = durable.read_whole(ReadOnlyVfs(), data_dir / REGISTRY_ID)
-    if identity is not None:
-        found[REGISTRY_ID] = identity
-    if (data_dir / REGISTRY).is_file():
-        found[REGISTRY] = _registry(data_dir / REGISTRY)
-    return found
-
-
-def _registry(path: Path) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="escrowmq-backup-") as folder:
-        copy = Path(folder) / REGISTRY
-        # The copy is of one moment, and no writer waits for it.
-        with (
-            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(copy)) as target,
-        ):
-            source.backup(target)
-        return copy.read_bytes()

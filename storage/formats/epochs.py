@@ -64,23 +64,24 @@ class EpochHistory:
         del self._begins[bisect_left(self._begins, end, key=_offset_of) :]
 
     def end_of(self, epoch: int, log_end: int) -> int | None:
-        """Where the units of this epoch end in a log that ends at `log_end`; None without any."""
-        for index, begin in enumerate(self._begins):
+        """Where the units of this epoch end in a log that ends at `log_end`; None without any.
+
+        What lies before the first epoch is epoch 0: the records of a broker, or nothing.
+        """
+        begins = [EpochBegin(0, 0), *self._begins]
+        for index, begin in enumerate(begins):
             if begin.epoch == epoch:
-                is_last = index + 1 == len(self._begins)
-                return log_end if is_last else self._begins[index + 1].offset
+                is_last = index + 1 == len(begins)
+                return log_end if is_last else begins[index + 1].offset
         return None
 
 
-def common_end(own: EpochHistory, own_end: int, other: EpochHistory, other_end: int) -> int | None:
-    """Up to where two logs that end there may be equal; behind it they differ, or one of them ends.
-
-    None: they know no common epoch, so they are logs of two different groups, or one has dropped
-    what they had in common.
+def common_end(own: EpochHistory, own_end: int, other: EpochHistory, other_end: int) -> int:
+    """Up to where two logs that end there may be equal; behind it they differ, or one of them
+    ends.
     """
-    for begin in reversed(list(own)):
-        end = own.end_of(begin.epoch, own_end)
-        other_of_epoch = other.end_of(begin.epoch, other_end)
+    for epoch in (*[begin.epoch for begin in reversed(list(own))], 0):
+        end, other_of_epoch = own.end_of(epoch, own_end), other.end_of(epoch, other_end)
         if end is not None and other_of_epoch is not None:
             return min(end, other_of_epoch)
-    return None
+    raise AssertionError("every log has an epoch 0")

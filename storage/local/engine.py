@@ -77,6 +77,7 @@ class Engine:
         self._on_failure = on_failure
         self._failure: Exception | None = None
         self.is_closed = False
+        self.last_epoch = files.recovered.epoch  # which a start after an orderly end goes on with
         self.waits = True
         self._drained: asyncio.Future[None] | None = None
         self._kept: asyncio.Future[bool] | None = None
@@ -209,6 +210,7 @@ class Engine:
             self.queues,
             self._files.offsets,
             self._files.recovered.epochs,
+            units_end=self._files.recovered.units_end,
             copies=self.copies,
             on_visible=self._on_visible,
             on_deleted=self._on_deleted,
@@ -412,7 +414,7 @@ class Engine:
         end, stored_at_ms, epoch = (
             self.tail.written_end,
             self.tail.stored_at_ms,
-            self._files.recovered.epoch,
+            self.last_epoch,
         )
         await self.in_lane(
             Lane.FLUSH, lambda: self._files.close(end, stored_at_ms, epoch, in_order=in_order)

@@ -15,6 +15,7 @@ from storage.errors import (
     InvalidRequest,
     LogTakenAway,
     OffsetBeyondEnd,
+    OffsetExpired,
     RejectedError,
     StorageFull,
     StoreClosed,
@@ -22,6 +23,7 @@ from storage.errors import (
 )
 from storage.files.vfs import Vfs
 from storage.formats import unit
+from storage.formats.epochs import EpochHistory
 from storage.formats.record_block import RecordBlock
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
@@ -99,7 +101,7 @@ class LocalMessageStore:
                 used,
                 Lane.READ,
                 lambda: StoreFiles.open(
-                    directory, options, vfs, clock, progress, begins_epoch=not cls._is_replica
+                    directory, options, vfs, clock, progress, is_replica=cls._is_replica
                 ),
             )
         except BaseException:
@@ -166,6 +168,16 @@ class LocalMessageStore:
             self._writer.close(StoreClosed())
             self._closing = asyncio.ensure_future(self._engine.close())
         await asyncio.shield(self._closing)
+
+    @property
+    def first_offset(self) -> int:
+        """Of the log."""
+        return self._log.first_offset
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """Of the log, as far as it is stored."""
+        return self._files.recovered.epochs
 
     @property
     def admin(self) -> StoreAdmin:
@@ -281,6 +293,26 @@ class LocalMessageStore:
         self._check_readable()
         await self._engine.wait_synced(self._tail.written_end - 1)
         return self._copies.safe_end
+
+    async def read_log(self, begin: int, end: int) -> bytes:
+        """Bytes of the log as they are on disk, of the segment in which they begin, so they may end
+        before `end`; none behind what is synced.
+
+        Raises OffsetExpired where retention has dropped them.
+        """
+        self._check_readable()
+        length = min(end, self._copies.safe_end) - begin
+        if length <= 0:
+            return b""
+        try:
+            return await self._in_lane(Lane.READ, lambda: self._log.segments.read(begin, length))
+        except IndexError:
+            available = OffsetRange(self._log.first_offset, self._copies.safe_end)
+            raise OffsetExpired(requested=begin, available=available) from None
+
+    async def wait_progress(self) -> None:
+        """Return when more may be synced than was, or there is more space, or the store ends."""
+        await self._engine.wait_progress()
 
     def is_durable(self, log_offset: int | None) -> bool:
         return log_offset is not None and log_offset < self._copies.safe_end

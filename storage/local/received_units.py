@@ -24,6 +24,8 @@ from storage.local.group_offsets import GroupOffsets
 from storage.local.log_tail import LogTail
 from storage.local.replay import Replay
 
+MAX_UNIT_BYTES = 64 << 20  # more than any request makes
+
 
 class _Stored(NamedTuple):
     """Units that are stored and not yet shown."""
@@ -45,11 +47,13 @@ class ReceivedUnits:
         offsets: GroupOffsets,
         epochs: EpochHistory,
         *,
+        units_end: int,
         copies: Copies,
         on_visible: Callable[[Iterable[ConsumeQueue]], None],
         on_deleted: Callable[[str, list[ConsumeQueue]], None],
     ) -> None:
-        """`copies` says what is safe. `epochs`: of the log; they are added to.
+        """`copies` says what is safe. `epochs`: of the log; they are added to. `units_end`: of the
+        units that are there.
 
         `on_visible` is called with the queues that have new messages, `on_deleted` with each topic
         that a message deletes, and its queues.
@@ -64,12 +68,13 @@ class ReceivedUnits:
         self._on_deleted = on_deleted
         self._replay = Replay(queues)
         self._replay.last_stored_at_ms = tail.visible_stored_at_ms
-        self._units_end = tail.written_end  # an end-of-file record may lie behind
+        self.units_end = units_end  # an end-of-file record may lie behind
         self._hidden: deque[_Stored] = deque()
         self.hidden_bytes = 0  # stored and not yet shown; they are kept in memory
 
     def take(self, offset: int, data: bytes) -> bool:
-        """Store whole units of one segment, or the end-of-file record that closes it, or both.
+        """Store the whole units that these bytes of one segment begin with, and the end-of-file
+        record behind them; what is behind that, or ends within a unit, is left.
 
         False: the log has no room yet, nothing is stored. Raises CorruptRecord: they are not what
         may follow here, and nothing is stored. Raises StorageFull, Backpressure: as an append.
@@ -107,13 +112,10 @@ class ReceivedUnits:
             raise CorruptRecord(None, offset, f"more than the segment up to {segment_end}")
         epoch = self._epochs.last_epoch
         found = scan.scan(data, offset, begin=offset, segment_end=segment_end, epoch=epoch)
-        end = found.end
-        if found.stop is Stop.END_OF_FILE:
-            end += records.END_OF_FILE_BYTES
-        elif found.stop is not Stop.WINDOW_END:
+        if found.stop not in (Stop.END_OF_FILE, Stop.WINDOW_END):
             raise CorruptRecord(None, found.end, found.reason or "zeros where a unit must begin")
-        if end != offset + len(data):
-            raise CorruptRecord(None, end, "the bytes end within a unit")
+        if found.stop is Stop.WINDOW_END and offset + len(data) - found.end > MAX_UNIT_BYTES:
+            raise CorruptRecord(None, found.end, f"a unit of more than {MAX_UNIT_BYTES} bytes")
         return found
 
     def _store(self, units: bytes, offset: int, found: Scan) -> bool:
@@ -124,8 +126,8 @@ class ReceivedUnits:
         stored_at_ms = max(tail.stored_at_ms, records.skim(units, at, length)[4])
         for begun in found.epoch_begins:
             is_first = begun.offset == offset
-            self._epochs.note(begun.epoch, self._units_end if is_first else begun.offset)
-        self._units_end = found.end
+            self._epochs.note(begun.epoch, self.units_end if is_first else begun.offset)
+        self.units_end = found.end
         tail.advance(found.end, stored_at_ms)
         self._hidden.append(_Stored(units, offset, found, stored_at_ms))
         self.hidden_bytes += len(units)

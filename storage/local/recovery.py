@@ -117,6 +117,7 @@ class Recovered(NamedTuple):
     queues: ConsumeQueues
     walked_from: int  # everything behind was verified
     end: int
+    units_end: int  # an end-of-file record may lie behind
     epoch: int  # of the units to come
     epochs: EpochHistory  # of those that are there and of those to come
     last_stored_at_ms: int
@@ -135,12 +136,12 @@ def recover(
     clock: Clock,
     progress: Progress,
     *,
-    begins_epoch: bool,
+    is_replica: bool,
 ) -> Recovered:
     """Find the end of the log and give the queues back.
 
-    `begins_epoch`: a new one after a crash. A replica's units come from another machine, with the
-    epoch of that.
+    `is_replica`: its units come from another machine. They have the epoch of that, and how far its
+    disk was: of the disk here the checkpoint alone says it.
 
     Raises CorruptRecord where an operator must look.
     """
@@ -182,8 +183,10 @@ def recover(
     watch.note("walk")
     was_clean = was_closed and walk.end == synced_offset
     behind = _Behind([] if was_clean else segments, walk.end, walk.epoch)
-    known_synced = max(synced_offset, walk.synced_offset, behind.synced_offset)
-    if slot is None:
+    known_synced = synced_offset
+    if not is_replica:
+        known_synced = max(synced_offset, walk.synced_offset, behind.synced_offset)
+    if slot is None and not is_replica:
         known_synced = max(known_synced, behind.broker_synced_offset(checkpoint.fields.physic_ms))
     verdict = RECOVERY[walk.ending, walk.end < known_synced, behind.is_anything]
     if verdict is Verdict.REFUSE:
@@ -200,7 +203,7 @@ def recover(
     # A new life of the store: units of this one can never be taken for what an earlier one left
     # behind.
     epoch = max(slot.epoch if slot is not None else 0, walk.epoch, epochs.history.last_epoch)
-    epoch += 1 if begins_epoch and not was_clean else 0
+    epoch += 0 if is_replica or was_clean else 1
     epochs.history.note(epoch, epochs.units_end)
     last_stored_at_ms = max(
         snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms
@@ -237,6 +240,7 @@ def recover(
         queues,
         begin,
         walk.end,
+        epochs.units_end,
         epoch,
         epochs.history,
         last_stored_at_ms,

@@ -3,10 +3,10 @@
 from typing import ClassVar
 
 from storage.errors import StoreClosed
-from storage.formats.epochs import EpochHistory
 from storage.local.local_store import LocalMessageStore
 
 _PRIMARY = "primary"
+END_BYTES = 64  # fewer than any record has, and all of a unit's item and seal
 _MOST_HIDDEN_BYTES = 32 << 20  # of units that are stored and not safe yet: they wait in memory
 
 
@@ -19,14 +19,18 @@ class LocalReplica(LocalMessageStore):
     _is_replica: ClassVar[bool] = True
     _takes = True
 
-    @property
-    def epochs(self) -> EpochHistory:
-        """Of the log, as far as it is stored."""
-        return self._files.recovered.epochs
+    async def read_end(self) -> tuple[int, bytes]:
+        """Where the last unit ends, and its last bytes: two logs whose units end there and differ
+        before it are most unlikely to be equal in them. Empty where the log has no unit.
+        """
+        assert self._engine.received is not None, "the engine of a replica receives"
+        end = self._engine.received.units_end
+        return end, await self.read_log(max(end - END_BYTES, self._log.first_offset), end)
 
     async def take(self, offset: int, data: bytes) -> None:
-        """Store whole units of one segment at the end of the log, or the record that closes it, or
-        both; they are in the page cache on return.
+        """Store the whole units that these bytes of one segment begin with, at the end of the log,
+        and the record that closes it behind them; they are in the page cache on return, and the
+        log has its new end. Bytes that end within a unit are left.
 
         Waits for room. Raises CorruptRecord where they are not what may follow here: nothing is
         stored. Raises StorageFull, Backpressure: the same units can be taken later. Raises
@@ -39,6 +43,12 @@ class LocalReplica(LocalMessageStore):
         """The primary says that everything before this log offset is on enough disks."""
         self._engine.note_copy(_PRIMARY, safe_end)
 
+    async def drop_before(self, first_offset: int) -> int:
+        """Drop the segments that the primary has dropped; how many."""
+        self._check_readable()
+        async with self._expiring:
+            return await self._retention.drop_before(first_offset)
+
     async def wait_on_disk(self) -> int:
         """The log offset before which everything is on the own disk, once that is all that has been
         taken. Raises FlushFailed.
@@ -49,6 +59,13 @@ class LocalReplica(LocalMessageStore):
     async def aclose(self) -> None:
         self._takes = False
         await super().aclose()
+
+    async def promote(self) -> None:
+        """Close it; the next start is that of a store of its own, in an epoch of its own: so its
+        log and the one that it has followed can be compared.
+        """
+        self._engine.last_epoch = self.epochs.last_epoch + 1
+        await self.aclose()
 
     def _take(self, offset: int, data: bytes) -> bool:
         self._check_readable()

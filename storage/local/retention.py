@@ -153,7 +153,21 @@ class Retention:
             expired = sum(
                 has_expired(newest, policy, now_ms=now_ms) for newest in newest_ms[: len(going)]
             )
-            await self._drop(going, expired, now_ms, put_back)
+            first_kept = await self._first_kept_behind(going)
+            await put_back(first_kept)
+            await self._put_back_own(first_kept, now_ms)
+            await self._drop(going, expired, first_kept)
+        return len(going)
+
+    async def drop_before(self, first_offset: int) -> int:
+        """Drop the segments before this place; return how many. For a log that is another's: what
+        of them still counts was written again there.
+        """
+        await self._clean()
+        end = min(first_offset, self._deriver.thorough_end)
+        going = [segment for segment in list(self._segments)[:-1] if segment.end_offset <= end]
+        if going:
+            await self._drop(going, len(going), await self._first_kept_behind(going))
         return len(going)
 
     def topic_deleted(self, topic: str) -> None:
@@ -284,15 +298,19 @@ class Retention:
                 return head.stored_at_ms
         return None
 
-    async def _drop(
-        self, going: Sequence[Segment], expired: int, now_ms: int, put_back: PutBack
-    ) -> None:
-        """Drop these segments, of which the first `expired` have expired."""
+    async def _first_kept_behind(self, going: Sequence[Segment]) -> Mapping[QueueId, int]:
         border = going[-1].end_offset
         queues = list(self._queues)  # here: it may grow while the lane looks
-        first_kept = await self._in_read_lane(lambda: self._first_kept(queues, border))
-        await put_back(first_kept)
-        await self._put_back_own(first_kept, now_ms)
+        return await self._in_read_lane(lambda: self._first_kept(queues, border))
+
+    async def _drop(
+        self, going: Sequence[Segment], expired: int, first_kept: Mapping[QueueId, int]
+    ) -> None:
+        """Drop these segments, of which the first `expired` have expired.
+
+        `first_kept`: of each queue, behind them.
+        """
+        border = going[-1].end_offset
         await self._record_beginning(border)
         # No reader begins there any more; one that has begun keeps the file open, and ends with an
         # error at its end.

@@ -106,11 +106,11 @@ class StoreFiles:
         clock: Clock,
         progress: Progress,
         *,
-        begins_epoch: bool = True,
+        is_replica: bool = False,
     ) -> "StoreFiles":
         files = cls(directory, options, vfs, clock)
         try:
-            files._recover(clock, progress, begins_epoch=begins_epoch)
+            files._recover(clock, progress, is_replica=is_replica)
         except BaseException:
             files._close_all()
             raise
@@ -176,7 +176,7 @@ class StoreFiles:
             self.directory.unmark()
         self._close_all()
 
-    def _recover(self, clock: Clock, progress: Progress, *, begins_epoch: bool) -> None:
+    def _recover(self, clock: Clock, progress: Progress, *, is_replica: bool) -> None:
         broker_census.refuse_other_logs(self.directory, self.segments)
         recovered = self.recovered = recover(
             self.directory,
@@ -187,7 +187,7 @@ class StoreFiles:
             self.snapshots,
             clock,
             progress,
-            begins_epoch=begins_epoch,
+            is_replica=is_replica,
         )
         if recovered.broker_records:
             log.info("records_of_a_broker", **recovered.broker_records)

@@ -10,7 +10,7 @@ import pytest
 from storage.errors import CorruptRecord, StorageFull, StoreClosed, UnknownTopic
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
-from storage.local import replica_store
+from storage.local import received_units, replica_store
 from storage.local.local_store import LocalMessageStore
 from storage.local.runner import Lane
 from storage.local.verify.verification import StoreVerification
@@ -248,8 +248,6 @@ def wrong_pieces(pieces: list[Piece]) -> dict[str, tuple[int, bytes]]:
         "a gap": (third.offset, third.data),
         "a unit again": (first.offset, first.data),
         "a flipped bit": (second.offset, spoiled(second.data, in_middle)),
-        "half a unit": (second.offset, second.data[:in_middle]),
-        "a unit and half of one": (second.offset, second.data + third.data[: len(third.data) // 2]),
         "a unit of another place": (second.offset, third.data),
         "zeros": (second.offset, bytes(512)),
         "an end of file of another length": (second.offset, pieces_end(pieces).data),
@@ -264,8 +262,7 @@ def pieces_end(pieces: list[Piece]) -> Piece:
 @pytest.mark.parametrize(
     "what",
     [
-        "a gap", "a unit again", "a flipped bit", "half a unit", "a unit and half of one",
-        "a unit of another place", "zeros", "an end of file of another length",
+        "a gap", "a unit again", "a flipped bit", "a unit of another place", "zeros", "an end of file of another length",
         "more than a segment",
     ],
 )  # fmt: skip
@@ -282,6 +279,92 @@ def test_what_may_not_follow_is_refused_whole_and_the_right_units_are_taken_then
         assert await replica.wait_on_disk() == second.end
 
     in_world(follow)
+
+
+def test_of_bytes_that_end_within_a_unit_the_whole_units_are_taken(recorded):
+    async def follow(world: World) -> None:
+        replica = await open_replica(world)
+        first, second = recorded.pieces[:2]
+        half = second.data[: len(second.data) // 2]
+        await replica.take(first.offset, first.data + half)
+        assert replica.stored_offset() == first.end
+        await replica.take(second.offset, half)
+        assert replica.stored_offset() == first.end
+        await replica.take(second.offset, second.data)
+        assert await replica.wait_on_disk() == second.end
+
+    in_world(follow)
+
+
+def test_bytes_that_are_no_unit_however_many_follow_are_refused_at_a_limit(recorded, monkeypatch):
+    """A length that was damaged on the way may claim a unit of a whole segment."""
+    monkeypatch.setattr(received_units, "MAX_UNIT_BYTES", 1_000)
+
+    async def follow(world: World) -> None:
+        replica = await open_replica(world)
+        long = (12_000).to_bytes(4, "big") + recorded.pieces[0].data[4:]
+        await replica.take(0, (long * 20)[:900])
+        with pytest.raises(CorruptRecord, match="more than 1000 bytes"):
+            await replica.take(0, (long * 20)[:1_100])
+
+    in_world(follow)
+
+
+def test_segments_that_the_primary_has_dropped_are_dropped_and_no_others(recorded):
+    async def follow(world: World) -> None:
+        replica = await open_replica(world)
+        await take_all(replica, recorded.pieces)
+        await replica.wait_on_disk()
+        replica.note_safe(recorded.end)
+        await asyncio.sleep(5)
+        assert await replica.drop_before(3 * SEGMENT_BYTES + 100) == 3
+        assert replica.first_offset == 3 * SEGMENT_BYTES
+        assert await replica.drop_before(1 << 40) > 0
+        assert replica.first_offset <= recorded.end - recorded.end % SEGMENT_BYTES
+        bounds = replica.bounds(ORDERS)
+        assert 0 < bounds.first < bounds.end
+        await replica.aclose()
+
+    async def again(world: World) -> None:
+        replica = await open_replica(world)
+        assert replica.stored_offset() == recorded.end
+        assert replica.first_offset > 0
+
+    in_world(again, in_world(follow))
+
+
+def test_bytes_of_the_log_are_read_as_they_are_on_disk_and_no_further(recorded):
+    async def read(world: World) -> None:
+        store = await world.open_store(REPLICA_OPTIONS)
+        expected = log_bytes(recorded.disk, 1 << 40)
+        assert await store.read_log(100, 300) == expected[100:300]
+        # not across a segment
+        begin = SEGMENT_BYTES - 10
+        assert await store.read_log(begin, begin + 100) == expected[begin:SEGMENT_BYTES]
+        end = store.synced_offset()
+        assert await store.read_log(end - 10, end + 100) == expected[end - 10 : end]
+        assert await store.read_log(end, end + 100) == b""
+
+    in_world(read, recorded.disk.after_kill())
+
+
+def test_a_promoted_replica_begins_an_epoch_where_its_log_ends_though_it_ended_in_order(recorded):
+    async def follow(world: World) -> None:
+        replica = await open_replica(world)
+        await take_all(replica, recorded.pieces[:30])
+        replica.note_safe(recorded.end)
+        await replica.wait_on_disk()
+        await replica.promote()
+
+    async def begin(world: World) -> None:
+        store = await world.open_store(REPLICA_OPTIONS)
+        assert store.recovery.was_clean
+        last, before = list(store.epochs)[-1], list(store.epochs)[-2]
+        assert last == (before.epoch + 1, recorded.pieces[29].end)
+        await store.create_topic("orders", queue_count=2)
+        await store.append([message()])
+
+    in_world(begin, in_world(follow))
 
 
 def test_a_unit_of_an_older_epoch_is_refused(recorded):
@@ -350,7 +433,7 @@ def test_a_replica_that_is_cut_off_at_any_operation_goes_on_where_its_disk_ends(
         while (at := replica.stored_offset()) < recorded.end:
             pieces = block(recorded.pieces, starts[at], randomness.randrange(1, 12))
             offset, data, safe_end = joined(pieces)
-            await replica.take(offset, data)
+            await replica.take(offset, data[: randomness.randrange(1, 2 * len(data))])
             if randomness.random() < 0.5:
                 end = await replica.wait_on_disk()
                 replica.note_safe(randomness.choice((0, safe_end, recorded.end)))

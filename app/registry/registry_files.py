@@ -1,0 +1,52 @@
+"""The registry as files, for those who copy a data directory while its service runs."""
+
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
+
+from storage.files import durable
+from storage.files.vfs import ReadOnlyVfs
+
+REGISTRY, REGISTRY_ID = "registry.db", "store/registry-id"
+
+
+RegistryStamp = tuple[tuple[int, int, int], ...]
+"""Another one after each change of the registry's files."""
+
+
+def stamp_of(data_dir: Path) -> RegistryStamp:
+    """Raises OSError."""
+    found = []
+    for name in (REGISTRY_ID, REGISTRY, f"{REGISTRY}-wal"):
+        with suppress(FileNotFoundError):
+            file = (data_dir / name).stat()
+            found.append((file.st_ino, file.st_size, file.st_mtime_ns))
+    return tuple(found)
+
+
+def read_files(data_dir: Path) -> dict[str, bytes]:
+    """The registry, if it is a file, as of one moment; and the identity of the registry that the
+    store knows. By their names in the data directory.
+
+    Raises sqlite3.DatabaseError, OSError.
+    """
+    found = {}
+    identity = durable.read_whole(ReadOnlyVfs(), data_dir / REGISTRY_ID)
+    if identity is not None:
+        found[REGISTRY_ID] = identity
+    if (data_dir / REGISTRY).is_file():
+        found[REGISTRY] = _read_registry(data_dir / REGISTRY)
+    return found
+
+
+def _read_registry(path: Path) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="escrowmq-registry-") as folder:
+        copy = Path(folder) / REGISTRY
+        # The copy is of one moment, and no writer waits for it.
+        with (
+            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+        return copy.read_bytes()

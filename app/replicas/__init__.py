@@ -1,0 +1,1 @@
+"""Copies of the log on other machines: who sends it, who follows."""

@@ -1,0 +1,73 @@
+"""The data directory of a replica: a note in it says that it follows, and no service starts there
+before a person has promoted it.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from app.registry.registry_files import REGISTRY, REGISTRY_ID
+from storage.files import durable
+from storage.files.vfs import OsVfs
+from storage.formats import names
+
+_NOTE = "replica.json"
+_COMMIT_LOG = "commitlog"
+
+
+class ReplicaNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom it follows, and how far that was when it was last heard of."""
+
+    primary: str
+    primary_end: int = 0
+    end: int = 0
+    heard_at_ms: int = 0
+
+
+def read_note(data_dir: Path) -> ReplicaNote | None:
+    """None where the directory is no replica's. Raises msgspec.DecodeError, OSError."""
+    raw = durable.read_whole(OsVfs(), data_dir / _NOTE)
+    return None if raw is None else msgspec.json.decode(raw, type=ReplicaNote)
+
+
+def write_note(data_dir: Path, note: ReplicaNote) -> None:
+    """Durable on return."""
+    _replace(data_dir, data_dir / _NOTE, msgspec.json.encode(note))
+
+
+def remove_note(data_dir: Path) -> None:
+    """Durable on return."""
+    vfs = OsVfs()
+    vfs.remove(data_dir / _NOTE)
+    vfs.sync_directory(data_dir)
+
+
+def has_log(data_dir: Path) -> bool:
+    folder = data_dir / "store" / _COMMIT_LOG
+    return folder.is_dir() and any(
+        names.base_offset(path.name) is not None for path in folder.iterdir()
+    )
+
+
+def begin_log(data_dir: Path, first_offset: int, segment_bytes: int) -> None:
+    """Make the first segment of a log that begins there. Durable on return."""
+    vfs, folder = OsVfs(), data_dir / "store" / _COMMIT_LOG
+    vfs.make_directory(folder)
+    making = data_dir / "store" / "making"
+    vfs.make_directory(making)
+    durable.make_sized(vfs, folder / names.file_name(first_offset), segment_bytes, scratch=making)
+
+
+def write_registry(data_dir: Path, files: dict[str, bytes]) -> None:
+    """Durable on return. Names that are none of a registry's are left out."""
+    for beside in (f"{REGISTRY}-wal", f"{REGISTRY}-shm"):  # of a service that ran here before
+        (data_dir / beside).unlink(missing_ok=True)
+    for name in (REGISTRY_ID, REGISTRY):
+        if name in files:
+            _replace(data_dir, data_dir / name, files[name])
+
+
+def _replace(data_dir: Path, path: Path, data: bytes) -> None:
+    making = data_dir / "store" / "making"
+    OsVfs().make_directory(making)
+    durable.replace(OsVfs(), path, data, scratch=making)

@@ -1,0 +1,280 @@
+"""The replica's side: follows a primary into a data directory, and comes back to it whenever the
+connection ends.
+"""
+
+import asyncio
+import secrets
+import ssl
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from app.replicas import folder, frames
+from app.replicas.folder import ReplicaNote
+from app.replicas.frames import Accept, Ack, BadFrame, Challenge, Data, Hello, Kind, Refuse
+from app.replicas.options import ReplicaOptions, split_address
+from storage.clock import Clock
+from storage.errors import CorruptRecord, StorageFull, UnavailableError
+from storage.files.vfs import OsVfs
+from storage.identifiers import Identifiers
+from storage.local.options import LocalStoreOptions
+from storage.local.replica_store import LocalReplica
+
+_HANDSHAKE_TIMEOUT_S = 10.0
+_SILENCE_BEATS = 10  # without a word from the primary, and the connection is given up
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.2, 5.0
+_NOTE_MS = 5_000
+_DROP_MS = 10_000
+
+log = structlog.get_logger()
+
+
+class FollowRefused(Exception):
+    """The primary does not let this replica in, and will not later."""
+
+
+class Follower:
+    """Follows until it is stopped. Event loop only."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        options: ReplicaOptions,
+        store_options: LocalStoreOptions,
+        clock: Clock,
+        identifiers: Identifiers,
+        *,
+        node: str,
+    ) -> None:
+        self._data_dir = data_dir
+        self._options = options
+        self._store_options = store_options
+        self._clock = clock
+        self._identifiers = identifiers
+        self._node = node
+        self._store: LocalReplica | None = None
+        self._failure: Exception | None = None
+        self._runs: asyncio.Task[None] | None = None
+        self.primary_end = 0  # of what is safe there, as it was last heard
+        self.end = 0  # of what is on the disk here
+        self.is_connected = False
+        self._heard_at_ms = 0
+        self._noted_ms = self._dropped_ms = 0
+
+    @property
+    def behind_bytes(self) -> int:
+        return max(0, self.primary_end - self.end)
+
+    async def run(self) -> None:
+        """Return when it is stopped; what has arrived is on disk then.
+
+        Raises FollowRefused; StorageError, OSError where the directory cannot be used.
+        """
+        self._runs = asyncio.ensure_future(self._follow())
+        try:
+            with suppress(asyncio.CancelledError):  # by `stop`, or by a failure
+                await self._runs
+        finally:
+            if self._store is not None:
+                await self._store.aclose()
+        self._raise_failure()
+        if self._store is not None:
+            self.end = self._store.synced_offset()
+            await asyncio.to_thread(self._note)
+
+    def stop(self) -> None:
+        if self._runs is not None:
+            self._runs.cancel()
+
+    async def _follow(self) -> None:
+        await asyncio.to_thread(self._begin)
+        if folder.has_log(self._data_dir):
+            await self._open_store()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            begun_end = self.end
+            try:
+                await self._connect()
+            except (OSError, EOFError, TimeoutError, BadFrame) as error:
+                reason = str(error) or "no answer"
+                log.warning("primary_lost", primary=self._options.primary, reason=reason)
+            except (UnavailableError, StorageFull) as error:
+                log.warning("replica_waits", reason=str(error))
+            finally:
+                self.is_connected = False
+            pause_s = _FIRST_PAUSE_S if self.end > begun_end else min(2 * pause_s, _MOST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    def _begin(self) -> None:
+        """Say before there is a log that this is a replica: no service must start here.
+
+        A service's own directory becomes one when the primary has let it in.
+        """
+        if not folder.has_log(self._data_dir) and folder.read_note(self._data_dir) is None:
+            folder.write_note(self._data_dir, ReplicaNote(primary=self._options.primary))
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _open_store(self) -> None:
+        self._store = store = await LocalReplica.open(
+            self._data_dir / "store",
+            self._store_options,
+            OsVfs(),
+            self._clock,
+            self._identifiers,
+            on_failure=self._fail,
+        )
+        self.end = store.synced_offset()
+        log.info("replica_open", first_offset=store.first_offset, end=store.stored_offset())
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        if self._runs is not None:
+            self._runs.cancel()
+
+    async def _connect(self) -> None:
+        """One connection, to its end. Raises OSError, EOFError, TimeoutError, BadFrame,
+        FollowRefused.
+        """
+        host, port = split_address(self._options.primary)
+        async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port, ssl=self._tls())
+            try:
+                at = await self._shake_hands(reader, writer)
+            except BaseException:
+                writer.close()
+                raise
+        acknowledging = asyncio.ensure_future(self._acknowledge(writer))
+        try:
+            self.is_connected = True
+            log.info("follows", primary=self._options.primary, begin=at)
+            await self._receive(reader, at)
+        finally:
+            writer.close()
+            acknowledging.cancel()
+            # not awaited itself: what ends this task here must not be taken for its end
+            await asyncio.wait({acknowledging})
+            _ = acknowledging.cancelled() or acknowledging.exception()
+            with suppress(OSError, ssl.SSLError):
+                await writer.wait_closed()
+
+    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        """The log offset from which on bytes will come."""
+        store, secret = self._store, self._options.secret_text
+        writer.write(frames.GREETING)
+        challenge = await frames.expect(reader, Kind.CHALLENGE, Challenge)
+        nonce = secrets.token_bytes(frames.NONCE_BYTES)
+        units_end, last_bytes = (0, b"") if store is None else await store.read_end()
+        hello = Hello(
+            version=frames.VERSION,
+            node=self._node,
+            nonce=nonce,
+            proof=frames.replica_proof(secret, challenge.nonce, nonce),
+            segment_bytes=self._store_options.segment_bytes,
+            end=0 if store is None else store.stored_offset(),
+            units_end=units_end,
+            last_bytes=last_bytes,
+            epochs=[] if store is None else [(begin.epoch, begin.offset) for begin in store.epochs],
+        )
+        writer.write(frames.encode_message(Kind.HELLO, hello))
+        kind, payload = await frames.read(reader)
+        if kind is Kind.REFUSE:
+            refuse = frames.decode(payload, Refuse)
+            if refuse.is_final:
+                raise FollowRefused(refuse.reason)
+            raise BadFrame(refuse.reason)
+        if kind is not Kind.ACCEPT:
+            raise BadFrame(f"{kind.name} where ACCEPT must come")
+        accept = frames.decode(payload, Accept)
+        proof = frames.primary_proof(secret, challenge.nonce, nonce)
+        if not frames.is_proof(accept.proof, proof):
+            raise FollowRefused("what answers there does not know the secret")
+        if store is None:
+            segment_bytes = self._store_options.segment_bytes
+            await asyncio.to_thread(folder.begin_log, self._data_dir, accept.begin, segment_bytes)
+            await self._open_store()
+        await asyncio.to_thread(self._note)
+        return accept.begin
+
+    async def _receive(self, reader: asyncio.StreamReader, at: int) -> None:
+        """Raises as `_connect`; UnavailableError: there is no space for more now."""
+        store, rest = self._opened, b""
+        silence_s = _SILENCE_BEATS * self._options.heartbeat_ms / 1000
+        while True:
+            async with asyncio.timeout(silence_s):
+                kind, payload = await frames.read(reader)
+            if kind is Kind.REGISTRY:
+                files = frames.decode(payload, frames.Registry).files
+                await asyncio.to_thread(folder.write_registry, self._data_dir, files)
+                continue
+            if kind is not Kind.DATA:
+                raise BadFrame(f"{kind.name} where DATA must come")
+            data = frames.decode_data(payload)
+            if data.offset != at + len(rest):
+                raise BadFrame(f"bytes from {data.offset} on, where {at + len(rest)} must come")
+            rest = await self._take(store, at, rest + data.data)
+            at = data.offset + len(data.data) - len(rest)
+            self.primary_end = data.safe_end
+            store.note_safe(data.safe_end)
+            self._heard_at_ms = self._clock.wall_ms()
+            await self._keep_up(store, data)
+
+    async def _take(self, store: LocalReplica, at: int, data: bytes) -> bytes:
+        """Store whole units of the bytes, which begin at `at`; what is left: the beginning of one."""
+        begin = store.stored_offset()
+        data = data[begin - at :]  # without what lies behind the end-of-file record
+        if not data:
+            return b""
+        try:
+            await store.take(begin, data)
+        except CorruptRecord as damage:
+            raise BadFrame(f"the log that arrives is damaged: {damage}") from None
+        return data[store.stored_offset() - begin :]
+
+    async def _keep_up(self, store: LocalReplica, data: Data) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._noted_ms >= _NOTE_MS:
+            self._noted_ms = now_ms
+            await asyncio.to_thread(self._note)
+        if now_ms - self._dropped_ms >= _DROP_MS:
+            self._dropped_ms = now_ms
+            await store.drop_before(data.first_offset)
+
+    async def _acknowledge(self, writer: asyncio.StreamWriter) -> None:
+        """Raises OSError, FlushFailed."""
+        store = self._opened
+        while True:
+            self.end = await store.wait_on_disk()
+            writer.write(frames.encode_ack(Ack(store.stored_offset(), self.end)))
+            await writer.drain()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.heartbeat_ms / 1000):
+                    await self._more(store)
+
+    async def _more(self, store: LocalReplica) -> None:
+        while store.stored_offset() <= self.end:
+            await store.wait_progress()
+
+    def _note(self) -> None:
+        folder.write_note(
+            self._data_dir,
+            ReplicaNote(
+                primary=self._options.primary,
+                primary_end=self.primary_end,
+                end=self.end,
+                heard_at_ms=self._heard_at_ms,
+            ),
+        )
+
+    @property
+    def _opened(self) -> LocalReplica:
+        assert self._store is not None, "it is open once the primary has let us in"
+        return self._store
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if not self._options.tls_authority:
+            return None
+        return ssl.create_default_context(cafile=self._options.tls_authority)

@@ -1,0 +1,116 @@
+"""Where replicas connect to: one sender for each."""
+
+import asyncio
+import sqlite3
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from app.component import Component, Gauge
+from app.replicas.frames import BadFrame
+from app.replicas.options import ReplicaOptions
+from app.replicas.sender import Refused, Sender
+from storage.clock import Clock
+from storage.errors import MessagingError
+from storage.local.local_store import LocalMessageStore
+
+log = structlog.get_logger()
+
+
+class ReplicaListener(Component):
+    """Serves the log to replicas, where the settings say so. Event loop only."""
+
+    def __init__(
+        self,
+        store: LocalMessageStore,
+        segment_bytes: int,
+        data_dir: Path,
+        clock: Clock,
+        options: ReplicaOptions,
+    ) -> None:
+        self._store = store
+        self._segment_bytes = segment_bytes
+        self._data_dir = data_dir
+        self._clock = clock
+        self._options = options
+        self._server: asyncio.Server | None = None
+        self._senders: dict[asyncio.Task[None], Sender] = {}
+
+    async def start(self) -> None:
+        """Raises OSError where the address cannot be had."""
+        options = self._options
+        if not options.ha_host:
+            return
+        self._server = await asyncio.start_server(
+            self._serve, options.ha_host, options.ha_port, ssl=_tls_of(options)
+        )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        log.info("replicas_served", host=host, port=port, tls=bool(options.tls_certificate))
+
+    @property
+    def port(self) -> int | None:
+        """The one that it listens on; None where it does not."""
+        return None if self._server is None else int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        tasks = list(self._senders)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def gauges(self) -> Iterator[Gauge]:
+        if self._server is None:
+            return
+        senders = [sender for sender in self._senders.values() if sender.node]
+        yield Gauge("escrowmq_replicas", "Replicas that are connected", len(senders))
+        yield Gauge(
+            "escrowmq_replica_behind_bytes",
+            "Log that the connected replica that is furthest behind does not have on disk",
+            max((sender.behind_bytes for sender in senders), default=0),
+        )
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        peer = writer.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        if len(self._senders) >= self._options.max_replicas:
+            log.warning("replica_refused", address=address, reason="max_replicas are connected")
+            writer.close()
+            return
+        sender = Sender(
+            self._store,
+            self._segment_bytes,
+            self._options.secret_text,
+            self._data_dir,
+            self._clock,
+            heartbeat_ms=self._options.heartbeat_ms,
+        )
+        self._senders[task] = sender
+        try:
+            await sender.run(reader, writer)
+            log.info("replica_gone", address=address, node=sender.node)
+        except (Refused, BadFrame) as error:
+            log.warning("replica_refused", address=address, node=sender.node, reason=str(error))
+        except (OSError, EOFError, sqlite3.Error, MessagingError) as error:
+            log.warning("replica_lost", address=address, node=sender.node, reason=str(error))
+        finally:
+            del self._senders[task]
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+def _tls_of(options: ReplicaOptions) -> ssl.SSLContext | None:
+    if not options.tls_certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(options.tls_certificate, options.tls_key)
+    return context

@@ -1,0 +1,65 @@
+"""Settings of replication."""
+
+from dataclasses import dataclass, field
+
+from pydantic import SecretStr
+
+from app.loopback import is_loopback
+from storage.option_checks import require_at_least
+
+_SHORT_SECRET = 16  # characters; a shorter one can be guessed by trying
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOptions:
+    """Settings of the service that is followed, and of `escrowmq replica follow`."""
+
+    ha_host: str = ""  # where replicas connect to; empty: none is served
+    ha_port: int = 10_912
+    primary: str = ""  # of a replica: host:port of the service that it follows
+    node: str = ""  # the name of this machine to others; empty: its host name
+    # both sides must have the same; needed beyond loopback
+    secret: SecretStr = field(default_factory=lambda: SecretStr(""))
+    tls_certificate: str = ""  # files, PEM: of the service that is followed
+    tls_key: str = ""
+    tls_authority: str = ""  # of a replica: who must have signed the certificate
+    tls_off_beyond_loopback: bool = False  # the log goes over the network as it is
+    heartbeat_ms: int = 1_000
+    max_replicas: int = 4
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, ("heartbeat_ms", "max_replicas"))
+        if not 0 <= self.ha_port <= 65_535:
+            raise ValueError(f"ha_port must be from 0 to 65535, got {self.ha_port}")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("tls_certificate and tls_key are set together, or neither of them")
+        if self.primary:
+            split_address(self.primary)
+        if self.ha_host and not is_loopback(self.ha_host):
+            self._check_beyond_loopback(f"ha_host {self.ha_host}", bool(self.tls_certificate))
+        if self.primary and not is_loopback(split_address(self.primary)[0]):
+            self._check_beyond_loopback(f"primary {self.primary}", bool(self.tls_authority))
+
+    @property
+    def secret_text(self) -> str:
+        return self.secret.get_secret_value()
+
+    def _check_beyond_loopback(self, what: str, has_tls: bool) -> None:
+        if len(self.secret_text) < _SHORT_SECRET:
+            raise ValueError(
+                f"{what} is not loopback: secret must have at least {_SHORT_SECRET} characters"
+            )
+        if not has_tls and not self.tls_off_beyond_loopback:
+            raise ValueError(
+                f"{what} is not loopback: set tls_certificate and tls_key where replicas are "
+                "served and tls_authority where one follows, or tls_off_beyond_loopback"
+            )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port). Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is no host:port")
+    return host, int(port)

@@ -1,0 +1,62 @@
+"""Makes the directory of a replica one that a service starts in."""
+
+from pathlib import Path
+
+import msgspec
+
+from app.replicas import folder
+from storage.clock import SystemClock
+from storage.files.vfs import OsVfs
+from storage.identifiers import Identifiers, SystemRandom
+from storage.local.options import LocalStoreOptions
+from storage.local.replica_store import LocalReplica
+
+
+class NoReplica(Exception):
+    """The directory follows nothing."""
+
+
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a replica is, as it noted it. Log offsets; bytes; times in Unix milliseconds, 0: the
+    primary was never heard of.
+    """
+
+    report: str = "replica"
+    data_dir: str
+    primary: str
+    primary_end: int
+    end: int
+    behind_bytes: int
+    heard_at_ms: int
+
+
+def state_of(data_dir: Path) -> ReplicaState:
+    """Raises NoReplica, msgspec.DecodeError, OSError."""
+    note = folder.read_note(data_dir)
+    if note is None:
+        raise NoReplica(f"{data_dir} is no replica's: it has no replica.json")
+    return ReplicaState(
+        data_dir=str(data_dir),
+        primary=note.primary,
+        primary_end=note.primary_end,
+        end=note.end,
+        behind_bytes=max(0, note.primary_end - note.end),
+        heard_at_ms=note.heard_at_ms,
+    )
+
+
+async def promote(data_dir: Path, options: LocalStoreOptions) -> int:
+    """The log offset where its log ends. Durable on return.
+
+    Raises NoReplica, DirectoryInUse, StorageError, OSError.
+    """
+    if not folder.has_log(data_dir):
+        raise NoReplica(f"{data_dir} has no log yet: the primary never let it in")
+    clock = SystemClock()
+    replica = await LocalReplica.open(
+        data_dir / "store", options, OsVfs(), clock, Identifiers(clock, SystemRandom())
+    )
+    end = replica.stored_offset()
+    await replica.promote()
+    folder.remove_note(data_dir)
+    return end

@@ -1,0 +1,185 @@
+"""The primary's side of one connection: lets a replica in, sends it the log, hears how far it
+is.
+"""
+
+import asyncio
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from app.registry.registry_files import RegistryStamp, read_files, stamp_of
+from app.replicas import frames
+from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
+from storage.clock import Clock
+from storage.formats.epochs import EpochHistory, common_end
+from storage.local.local_store import LocalMessageStore
+
+BLOCK_BYTES = 1 << 20
+_HELLO_TIMEOUT_S = 10.0
+_HELLO_BYTES = 1 << 20
+_ACK_BYTES = 64
+_SILENCE_S = 30.0  # a replica says every second how far it is
+
+log = structlog.get_logger()
+
+
+class Refused(Exception):
+    """The replica is not let in."""
+
+    def __init__(self, reason: str, *, is_final: bool = True) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+class Sender:
+    """One replica, from its greeting to the end of its connection. Event loop only."""
+
+    def __init__(
+        self,
+        store: LocalMessageStore,
+        segment_bytes: int,
+        secret: str,
+        data_dir: Path,
+        clock: Clock,
+        *,
+        heartbeat_ms: int,
+    ) -> None:
+        """`data_dir`: of the service, with its registry if that is a file."""
+        self._store = store
+        self._segment_bytes = segment_bytes
+        self._secret = secret
+        self._data_dir = data_dir
+        self._clock = clock
+        self._heartbeat_s = heartbeat_ms / 1000
+        self.node = ""
+        self.ack = Ack(0, 0)
+        self.heard_ms = clock.monotonic_ms()
+        self._registry_stamp: RegistryStamp | None = None  # of what was sent
+        self._registry_ms = clock.monotonic_ms()  # when it was looked at
+
+    @property
+    def behind_bytes(self) -> int:
+        """Bytes of log on the disk here that the replica does not have on its own yet."""
+        return max(0, self._store.synced_offset() - self.ack.synced_end)
+
+    async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Return when the replica has gone. Raises Refused, BadFrame, OSError, TimeoutError."""
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            begin = await self._let_in(reader, writer)
+        sending = asyncio.ensure_future(self._send(writer, begin))
+        hearing = asyncio.ensure_future(self._hear(reader))
+        try:
+            await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, hearing):
+                task.cancel()
+            results = await asyncio.gather(sending, hearing, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        """The log offset from which on the replica needs bytes. Raises as `run`."""
+        greeting = await reader.readexactly(len(frames.GREETING))
+        if greeting != frames.GREETING:
+            raise frames.BadFrame("no greeting of a replica")
+        nonce = secrets.token_bytes(frames.NONCE_BYTES)
+        writer.write(frames.encode_message(Kind.CHALLENGE, Challenge(frames.VERSION, nonce)))
+        hello = await frames.expect(reader, Kind.HELLO, Hello, max_bytes=_HELLO_BYTES)
+        proof = frames.replica_proof(self._secret, nonce, hello.nonce)
+        try:
+            if not frames.is_proof(hello.proof, proof):
+                raise Refused("the secret is another one")
+            self.node = hello.node
+            begin = await self._begin_of(hello)
+        except Refused as refused:
+            refuse = Refuse(str(refused), refused.is_final)
+            writer.write(frames.encode_message(Kind.REFUSE, refuse))
+            with suppress(OSError):
+                await writer.drain()
+            raise
+        accept = Accept(
+            frames.primary_proof(self._secret, nonce, hello.nonce), self._store.first_offset, begin
+        )
+        writer.write(frames.encode_message(Kind.ACCEPT, accept))
+        self.ack = Ack(hello.end, hello.end)
+        return begin
+
+    async def _begin_of(self, hello: Hello) -> int:
+        """Raises Refused."""
+        store = self._store
+        if hello.version != frames.VERSION:
+            raise Refused(f"it speaks version {hello.version}, this service {frames.VERSION}")
+        if hello.segment_bytes != self._segment_bytes:
+            raise Refused(
+                f"its segments have {hello.segment_bytes} bytes, these {self._segment_bytes}: set "
+                "ESCROWMQ_LOCAL__SEGMENT_BYTES"
+            )
+        if not hello.end:
+            return store.first_offset  # it has nothing
+        own_end = store.synced_offset()
+        equal_end = common_end(store.epochs, own_end, EpochHistory(hello.epochs), hello.units_end)
+        if equal_end < hello.units_end:
+            raise Refused(
+                f"its log parts from this one at {equal_end} and goes on to {hello.units_end}: "
+                "move its store away, and follow with an empty directory"
+            )
+        if hello.end < store.first_offset:
+            raise Refused(
+                f"its log ends at {hello.end}, this one begins at {store.first_offset}: follow "
+                "with an empty directory"
+            )
+        begin = hello.units_end - len(hello.last_bytes)
+        if begin >= store.first_offset:
+            own = await store.read_log(begin, hello.units_end)
+            if own != hello.last_bytes:
+                raise Refused("its log is not a copy of this one")
+        return hello.end
+
+    async def _send(self, writer: asyncio.StreamWriter, begin: int) -> None:
+        """Raises OSError, OffsetExpired."""
+        store = self._store
+        at = begin
+        while True:
+            await self._send_registry(writer)
+            data = await store.read_log(at, at + BLOCK_BYTES)
+            frame = Data(at, store.synced_offset(), store.first_offset, data)
+            writer.write(frames.encode_data(frame))
+            await writer.drain()
+            at += len(data)
+            if at >= store.synced_offset():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._heartbeat_s):
+                        await self._more(at)
+
+    async def _more(self, at: int) -> None:
+        while at >= self._store.synced_offset():
+            await self._store.wait_progress()
+
+    async def _send_registry(self, writer: asyncio.StreamWriter) -> None:
+        """At the beginning, and within a heartbeat of a change. Raises OSError."""
+        now_ms, known = self._clock.monotonic_ms(), self._registry_stamp
+        if known is not None and now_ms - self._registry_ms < self._heartbeat_s * 1000:
+            return
+        self._registry_ms = now_ms
+        stamp = await asyncio.to_thread(stamp_of, self._data_dir)
+        if stamp != known:
+            self._registry_stamp = stamp
+            files = await asyncio.to_thread(read_files, self._data_dir)
+            writer.write(frames.encode_message(Kind.REGISTRY, Registry(files)))
+            await writer.drain()
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        """Return at the end of the connection. Raises BadFrame, OSError, TimeoutError."""
+        while True:
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    kind, payload = await frames.read(reader, max_bytes=_ACK_BYTES)
+            except asyncio.IncompleteReadError:
+                return
+            if kind is not Kind.ACK:
+                raise frames.BadFrame(f"{kind.name} where ACK must come")
+            self.ack = frames.decode_ack(payload)
+            self.heard_ms = self._clock.monotonic_ms()

@@ -1,0 +1,122 @@
+"""`escrowmq replica`: a copy of a running service on another machine, and what becomes of it when
+that machine is gone.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.audit_common import Exit, in_short, say
+from cli.json_report import STDOUT, check_json, write_json
+
+app = typer.Typer(
+    name="replica",
+    help="Follow a running service, and take its place.",
+    no_args_is_help=True,
+)
+
+DataDir = Annotated[Path, typer.Option(help="The data directory of the replica.", metavar="DIR")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write the report to this file; -: to the standard output alone."),
+]
+
+
+@app.callback()
+def replica() -> None:
+    """Follow a running service, and take its place."""
+
+
+@app.command()
+def follow(
+    primary: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT where the service serves replicas; else ESCROWMQ_REPLICA__PRIMARY.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the copy; created if it is missing.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
+        ),
+    ] = None,
+) -> None:
+    """Follow a running service: its log, byte for byte, and its registry, until it is stopped.
+
+    Runs without end, and comes back to the service whenever the connection ends. No service starts
+    in the directory before `escrowmq replica promote`.
+
+    Exit status: 0 stopped; 65 the copy is damaged; 73 the directory is in use; 74 the disk failed;
+    78 the settings are wrong, or the service refuses this copy: the reason is in the log.
+    """
+    from cli import replica_follow
+
+    raise typer.Exit(replica_follow.run(primary=primary, data_dir=data_dir, config=config))
+
+
+@app.command()
+def status(data_dir: DataDir, json_file: Json = None) -> None:
+    """Show how far a replica is, as it noted it five seconds ago at most.
+
+    Exit status: 0 shown; 2 wrong usage; 3 the directory is no replica's.
+    """
+    check_json(json_file)
+    from cli import replica_promote
+
+    state = replica_promote.state(data_dir)
+    if json_file != STDOUT:
+        replica_promote.show(state, sys.stdout)
+    write_json(json_file, replica_promote.as_json(state))
+
+
+@app.command()
+def promote(
+    data_dir: DataDir,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only tell.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
+        ),
+    ] = None,
+) -> None:
+    """Make a replica a service's: its service can be started then.
+
+    Tells what may be missing. The service that it has followed must not be started again: both
+    would take messages. Its directory may follow the promoted one only if it has nothing more.
+
+    Exit status: 0 done, or told; 2 wrong usage; 3 not carried out; 65 the copy is damaged; 73 the
+    replica still runs; 78 the settings are wrong.
+    """
+    from app import exit_codes
+    from app.settings import ConfigurationError
+    from cli import replica_promote
+    from storage.errors import DirectoryInUse, StorageError
+
+    state = replica_promote.state(data_dir)
+    replica_promote.show(state, sys.stderr)
+    if not yes:
+        say(f"Nothing is changed. Do it with: escrowmq replica promote --data-dir {data_dir} --yes")
+        return
+    try:
+        end = replica_promote.carry_out(data_dir, config)
+    except ConfigurationError as error:
+        say(str(error))
+        raise typer.Exit(exit_codes.CONFIGURATION) from None
+    except DirectoryInUse as error:
+        say(f"The replica still runs, stop it first: {in_short(error)}")
+        raise typer.Exit(exit_codes.DIRECTORY_IN_USE) from None
+    except StorageError as error:
+        say(f"The copy is damaged: {in_short(error)}")
+        raise typer.Exit(exit_codes.DATA_DAMAGED) from None
+    except OSError as error:
+        say(f"The replica could not be promoted: {in_short(error)}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    say(f"Promoted: the log ends at {end:,}. Start it: escrowmq serve --data-dir {data_dir}")

@@ -1,0 +1,300 @@
+"""A service, a replica that follows it, and what becomes of it when the service is gone."""
+
+import socket
+
+import pytest
+
+from tests.support.certificates import self_signed
+from tests.support.http import ok, until
+from tests.support.replica import Primary, Replica, note_of, of, promote
+from tests.support.server import Server
+
+DATA_DAMAGED, CONFIGURATION, DIRECTORY_IN_USE = 65, 78, 73
+
+
+def send(service: Server, count: int, *, topic: str = "orders") -> list[str]:
+    """Message ids, in the order of the log."""
+    with service.client() as api:
+        return [
+            ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": str(n)}), 201)[
+                "message_id"
+            ]
+            for n in range(count)
+        ]
+
+
+def read_ids(service: Server, topic: str = "orders") -> set[str]:
+    """Ids of all messages of a topic."""
+    found: set[str] = set()
+    with service.client() as api:
+        for queue in ok(api.get(f"/v1/topics/{topic}/queues"))["items"]:
+            path = f"/v1/topics/{topic}/queues/{queue['queue_id']}/messages"
+            at = queue["min_offset"]
+            while at < queue["max_offset"]:
+                page = ok(api.get(path, params={"offset": at, "max_messages": 100}))
+                found.update(message["message_id"] for message in page["messages"])
+                at = page["next_offset"]
+    return found
+
+
+@pytest.fixture
+def primary(tmp_path):
+    with Primary(tmp_path / "a") as running:
+        yield running
+
+
+def test_a_promoted_replica_has_every_message_transaction_group_and_offset_that_it_was_sent(
+    primary, tmp_path
+):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        with primary.client() as api:
+            sent = send(primary, 30)
+            ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+            begun = ok(
+                api.post(
+                    "/v1/transactions",
+                    json={
+                        "producer_group": "shop",
+                        "transaction_id": "order-1",
+                        "messages": [{"topic": "orders", "message": {"payload": "paid"}}],
+                    },
+                ),
+                201,
+            )
+            leased = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 10}))
+            entries = [{"receipt_handle": one["receipt_handle"]} for one in leased["messages"]]
+            ok(api.post("/v1/groups/billing/ack", json={"entries": entries}))
+        acknowledged = {one["message_id"] for one in leased["messages"]}
+        primary.wait_until_copied()
+        replica.wait_until_registry_is(primary)
+        primary.kill()
+        assert replica.terminate() == 0
+        promoted = promote(replica.data_dir, "--yes")
+        assert promoted.returncode == 0, promoted.stderr
+        assert "Promoted" in promoted.stderr
+        with replica.service() as service, service.client() as api:
+            assert read_ids(service) == set(sent)
+            state = ok(api.get(f"/v1/transactions/{begun['transaction_id']}"))["state"]
+            assert state == "prepared"
+            ok(api.post(f"/v1/transactions/{begun['transaction_id']}/commit"))
+            assert len(read_ids(service)) == 31
+            rest = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 40}))
+            received = {one["message_id"] for one in rest["messages"]}
+            assert received | acknowledged == read_ids(service)
+            assert not received & acknowledged
+
+
+def test_a_replica_that_is_killed_goes_on_where_it_was(primary, tmp_path):
+    replica = Replica(tmp_path / "b", of(primary.ha_port))
+    sent: list[str] = []
+    for _ in range(3):
+        with replica:
+            sent += send(primary, 20)
+            primary.wait_until_copied()
+            replica.kill()
+        sent += send(primary, 20)
+    with replica:
+        primary.wait_until_copied()
+        primary.kill()
+        assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as service:
+        assert read_ids(service) == set(sent)
+
+
+def test_a_replica_follows_a_service_again_that_was_killed_and_started(primary, tmp_path):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        sent = send(primary, 10)
+        primary.wait_until_copied()
+        primary.kill()
+        primary.start()
+        sent += send(primary, 10)
+        primary.wait_until_copied()
+        assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as service:
+        assert read_ids(service) == set(sent)
+
+
+def test_no_service_starts_in_the_directory_of_a_replica_before_it_is_promoted(primary, tmp_path):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        send(primary, 3)
+        primary.wait_until_copied()
+        refused = promote(replica.data_dir, "--yes")
+        assert refused.returncode == DIRECTORY_IN_USE
+        assert "stop it first" in refused.stderr
+        replica.terminate()
+    service = replica.service()
+    service.start(until_ready=False)
+    assert service.wait() == CONFIGURATION
+    assert "escrowmq replica promote" in service.log()
+    told = promote(replica.data_dir)
+    assert told.returncode == 0
+    assert "Nothing is changed" in told.stderr
+    assert note_of(replica.data_dir) is not None
+
+
+def test_a_service_that_has_more_than_its_promoted_replica_is_refused_and_stays_a_service(
+    primary, tmp_path
+):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        send(primary, 5)
+        primary.wait_until_copied()
+        replica.kill()
+    send(primary, 5)
+    primary.kill()
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as promoted:
+        send(promoted, 1)
+        returned = Replica(primary.data_dir, of(promoted.ha_port))
+        returned.start(until_ready=False)
+        assert returned.wait() == CONFIGURATION
+        assert "parts from this one" in returned.log()
+    assert note_of(primary.data_dir) is None
+
+
+def test_a_service_that_has_nothing_more_follows_its_promoted_replica(primary, tmp_path):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        sent = send(primary, 5)
+        assert primary.terminate() == 0
+        until(lambda: "primary_lost" in replica.log(), "the replica knows it")
+        assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as promoted, Replica(primary.data_dir, of(promoted.ha_port)) as returned:
+        sent += send(promoted, 5)
+        promoted.wait_until_copied()
+        promoted.kill()
+        assert returned.terminate() == 0
+    assert promote(returned.data_dir, "--yes").returncode == 0
+    with returned.service() as service:
+        assert read_ids(service) == set(sent)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"ESCROWMQ_REPLICA__SECRET": "not the one of the service"}, "the secret is another one"),
+        ({"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20)}, "ESCROWMQ_LOCAL__SEGMENT_BYTES"),
+    ],
+)
+def test_a_replica_with_another_secret_or_other_segments_is_refused_with_the_reason(
+    primary, tmp_path, environment, reason
+):
+    replica = Replica(tmp_path / "b", of(primary.ha_port), environment=environment)
+    replica.start(until_ready=False)
+    assert replica.wait() == CONFIGURATION
+    assert reason in replica.log()
+
+
+def test_a_replica_refuses_a_service_that_does_not_know_its_secret(tmp_path):
+    secret = {"ESCROWMQ_REPLICA__SECRET": "a secret of enough characters"}
+    with (
+        Primary(tmp_path / "a", environment=secret) as primary,
+        Replica(tmp_path / "b", of(primary.ha_port), environment=secret) as replica,
+    ):
+        send(primary, 3)
+        primary.wait_until_copied()
+        replica.terminate()
+    # another service at its place, which lets anyone in
+    with Primary(tmp_path / "c") as other:
+        returned = Replica(tmp_path / "b", of(other.ha_port), environment=secret)
+        returned.start(until_ready=False)
+        assert returned.wait() == CONFIGURATION
+
+
+def test_the_log_goes_over_tls_where_there_is_a_certificate(tmp_path):
+    certificate, key = self_signed(tmp_path)
+    served = {
+        "ESCROWMQ_REPLICA__TLS_CERTIFICATE": str(certificate),
+        "ESCROWMQ_REPLICA__TLS_KEY": str(key),
+    }
+    trusts = {"ESCROWMQ_REPLICA__TLS_AUTHORITY": str(certificate)}
+    with Primary(tmp_path / "a", environment=served) as primary:
+        address = f"localhost:{primary.ha_port}"
+        with Replica(tmp_path / "b", address, environment=trusts) as replica:
+            send(primary, 3)
+            primary.wait_until_copied()
+            assert replica.terminate() == 0
+        with Replica(tmp_path / "c", of(primary.ha_port)) as plain:
+            until(lambda: "primary_lost" in plain.log(), "it is not let in")
+            assert note_of(plain.data_dir)["end"] == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"HA_HOST": "0.0.0.0"}, "secret must have at least 16 characters"),
+        ({"HA_HOST": "0.0.0.0", "SECRET": "x" * 16}, "tls_certificate"),
+        ({"PRIMARY": "shop.example.com:10912", "SECRET": "x" * 16}, "tls_authority"),
+        ({"PRIMARY": "shop.example.com"}, "is no host:port"),
+        ({"TLS_KEY": "key.pem"}, "tls_certificate and tls_key are set together"),
+        ({"HEARTBEAT_MS": "0"}, "heartbeat_ms"),
+    ],
+)
+def test_settings_that_would_show_the_log_to_others_or_make_no_sense_are_refused(
+    tmp_path, environment, reason
+):
+    given = {f"ESCROWMQ_REPLICA__{name}": value for name, value in environment.items()}
+    service = Server(tmp_path / "a", environment=given)
+    service.start(until_ready=False)
+    assert service.wait() == CONFIGURATION
+    assert reason in service.log()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"\xffEMQHA01" + b"\xff" * 64, b"\xffEMQHA01"]
+)
+def test_whatever_else_connects_is_sent_no_log_and_the_service_goes_on(primary, sent):
+    send(primary, 3)
+    with socket.create_connection(("127.0.0.1", primary.ha_port), timeout=60) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        received = b""
+        while some := stranger.recv(65_536):
+            received += some
+    assert len(received) < 200, "a challenge at most"
+    assert send(primary, 1)
+
+
+def test_no_more_replicas_than_allowed_are_served(tmp_path):
+    environment = {"ESCROWMQ_REPLICA__MAX_REPLICAS": "1"}
+    with Primary(tmp_path / "a", environment=environment) as primary:
+        with Replica(tmp_path / "b", of(primary.ha_port)):
+            send(primary, 3)
+            primary.wait_until_copied()
+            with socket.create_connection(("127.0.0.1", primary.ha_port), timeout=60) as second:
+                assert second.recv(1) == b""
+        assert "max_replicas" in primary.log()
+
+
+def test_a_replica_can_begin_where_the_log_of_its_service_begins(tmp_path):
+    """Retention has dropped the first segments."""
+    environment = {
+        "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(64 << 10),
+        "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(32 << 10),
+        "ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "100",
+        "ESCROWMQ_LOCAL__QUEUE_FLUSH_INTERVAL_MS": "50",
+        "ESCROWMQ_LOCAL__RETENTION_MS": "300",
+    }
+    with Primary(tmp_path / "a", environment=environment) as primary, primary.client() as api:
+        for _ in range(40):
+            ok(api.post("/v1/topics/orders/messages/raw", content=b"x" * 10_000), 201)
+
+        def has_dropped() -> bool:
+            ok(api.post("/v1/admin/retention/run"), 202)
+            return bool(ok(api.get("/v1/admin/store"))["log"]["min_offset"])
+
+        until(has_dropped, "the first segments are dropped")
+        sent = ok(api.post("/v1/topics/orders/messages", json={"payload": "last"}), 201)
+        with Replica(tmp_path / "b", of(primary.ha_port), environment=environment) as replica:
+            primary.wait_until_copied()
+            queues = ok(api.get("/v1/topics/orders/queues"))
+            primary.kill()
+            assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes", segment_bytes=64 << 10).returncode == 0
+    with replica.service() as service, service.client() as api:
+        assert sent["message_id"] in read_ids(service)
+        for now, before in zip(
+            ok(api.get("/v1/topics/orders/queues"))["items"], queues["items"], strict=True
+        ):
+            assert now["max_offset"] == before["max_offset"]

@@ -1,0 +1,119 @@
+"""C28: a replica follows over a link that cuts and spoils; both sides are killed. What it has is the
+log of its service, byte for byte, and in the end all of it.
+"""
+
+import json
+import random
+import subprocess
+import threading
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from tests.fault.campaign_size import sized
+from tests.support.bad_link import BadLink
+from tests.support.http import ok, until
+from tests.support.replica import Primary, Replica, of, promote
+from tests.support.server import Server
+
+pytestmark = pytest.mark.faults
+
+ROUNDS = sized(ci=8, full=250)
+SEGMENT_BYTES = 256 << 10
+ENVIRONMENT = {
+    "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(SEGMENT_BYTES),
+    "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(128 << 10),
+}
+
+
+class Sending(threading.Thread):
+    """Sends without end. `acknowledged`: what is durable, as the service said."""
+
+    def __init__(self, service: Server, seed: int) -> None:
+        super().__init__()
+        self._service = service
+        self._randomness = random.Random(seed)
+        self._ends = threading.Event()
+        self.acknowledged: list[str] = []
+
+    def run(self) -> None:
+        with self._service.client() as api:
+            while not self._ends.is_set():
+                body = {"payload": "x" * self._randomness.choice((10, 300, 5_000, 60_000))}
+                with suppress(httpx.HTTPError):
+                    answer = api.post("/v1/topics/orders/messages", json=body)
+                    if answer.status_code == 201:
+                        self.acknowledged.append(answer.json()["message_id"])
+
+    def end(self) -> list[str]:
+        self._ends.set()
+        self.join()
+        return self.acknowledged
+
+
+def log_of(service: Server) -> bytes:
+    """Without the zeros behind its end."""
+    folder = service.data_dir / "store" / "commitlog"
+    return b"".join(path.read_bytes() for path in sorted(folder.iterdir())).rstrip(b"\0")
+
+
+def ids_in(service: Server) -> set[str]:
+    with service.client() as api:
+        lines = api.get("/v1/topics/orders/queues").json()["items"]
+        found: set[str] = set()
+        for queue in lines:
+            path = f"/v1/topics/orders/queues/{queue['queue_id']}/messages"
+            at = queue["min_offset"]
+            while at < queue["max_offset"]:
+                page = ok(api.get(path, params={"offset": at, "max_messages": 100}))
+                found.update(message["message_id"] for message in page["messages"])
+                at = page["next_offset"]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_replica_ends_with_the_log_of_its_service_whatever_is_cut_spoiled_or_killed(
+    seed, tmp_path
+):
+    chance = random.Random(seed)
+    with (
+        Primary(tmp_path / "a", environment=ENVIRONMENT) as primary,
+        BadLink(primary.ha_port, seed) as link,
+        Replica(tmp_path / "b", of(link.port), environment=ENVIRONMENT) as replica,
+    ):
+        sending = Sending(primary, seed)
+        sending.start()
+        try:
+            for _ in range(ROUNDS):
+                before = len(sending.acknowledged)
+                wanted = before + chance.randrange(5, 40)
+                until(lambda wanted=wanted: len(sending.acknowledged) >= wanted, "it sends")
+                victim = chance.choice(("primary", "replica", "link"))
+                if victim == "primary":
+                    primary.kill()
+                    primary.start()
+                elif victim == "replica":
+                    replica.kill()
+                    replica.start(until_ready=False)
+                else:
+                    link.cut()
+        finally:
+            acknowledged = sending.end()
+        link.is_good = True
+        link.cut()
+        primary.wait_until_copied()
+        primary.kill()
+        assert replica.terminate() == 0
+        assert link.counts["connections"] > ROUNDS / 2
+        assert log_of(replica) == log_of(primary)
+        verified = subprocess.run(
+            [replica.command[0], "store", "verify", str(replica.data_dir), "--json", "-"],
+            capture_output=True,
+            check=False,
+        )
+        assert json.loads(verified.stdout)["findings"] == []
+        promoted = promote(replica.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
+        assert promoted.returncode == 0, promoted.stderr
+        with replica.service() as service:
+            assert set(acknowledged) <= ids_in(service)

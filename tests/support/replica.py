@@ -1,0 +1,102 @@
+"""A replica in a process of its own, which follows a service."""
+
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app.registry.registry_files import read_files
+from app.replicas.folder import read_note
+from tests.support.http import until
+from tests.support.server import Server, clean_environment, reserved_port
+
+_PROGRAM = Path(sys.executable).with_name("escrowmq")
+
+
+class Primary(Server):
+    """A service that serves replicas at `ha_port`."""
+
+    def __init__(self, data_dir: Path, *, environment: dict[str, str] | None = None) -> None:
+        reserved = reserved_port()
+        weakref.finalize(self, reserved.close)
+        self.ha_port = int(reserved.getsockname()[1])
+        served = {
+            "ESCROWMQ_REPLICA__HA_HOST": "127.0.0.1",
+            "ESCROWMQ_REPLICA__HA_PORT": str(self.ha_port),
+            "ESCROWMQ_REPLICA__HEARTBEAT_MS": "100",
+        }
+        super().__init__(data_dir, environment={**served, **(environment or {})})
+
+    def figures(self) -> dict[str, float]:
+        """The gauges of replicas."""
+        with self.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+        found = [line.split(" ") for line in lines if line.startswith("escrowmq_replica")]
+        return {name: float(value) for name, value in found}
+
+    def wait_until_copied(self) -> None:
+        """Until a replica is connected that has all of the log on its disk."""
+        copied = {"escrowmq_replicas": 1, "escrowmq_replica_behind_bytes": 0}
+        until(lambda: self.figures() == copied, "a replica has all of it")
+
+
+class Replica(Server):
+    """`escrowmq replica follow`; `url` is that of the service after its promotion."""
+
+    def __init__(
+        self, data_dir: Path, primary: str, *, environment: dict[str, str] | None = None
+    ) -> None:
+        quick = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "100"}
+        super().__init__(data_dir, environment={**quick, **(environment or {})})
+        self.primary = primary
+
+    @property
+    def command(self) -> list[str]:
+        arguments = ["--primary", self.primary, "--data-dir", str(self.data_dir)]
+        return [str(_PROGRAM), "replica", "follow", *arguments]
+
+    def __enter__(self) -> "Replica":
+        self.start(until_ready=False)
+        return self
+
+    def wait_until_registry_is(self, of: Server) -> None:
+        """Until it has the registry that the service has now."""
+        expected = read_files(of.data_dir)
+        names = list(expected)
+        until(
+            lambda: [read_whole(self.data_dir / name) for name in names] == [*expected.values()],
+            "the replica has the registry",
+        )
+
+    def service(self) -> Server:
+        """The service in the same directory, not started."""
+        return Primary(self.data_dir, environment=self._environment)
+
+
+def read_whole(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def of(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+def note_of(data_dir: Path) -> Any:
+    """None where the directory is no replica's."""
+    note = read_note(data_dir)
+    return None if note is None else msgspec.to_builtins(note)
+
+
+def promote(
+    data_dir: Path, *arguments: str, segment_bytes: int = 1 << 24
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(_PROGRAM), "replica", "promote", "--data-dir", str(data_dir), *arguments],
+        env={**clean_environment(), "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(segment_bytes)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
