@@ -156,6 +156,13 @@ def components_of(base: Base, services: Services) -> list[Component]:
     """The components above the store, in the order of their start; they stop in reverse."""
     clock, settings = base.clock, base.settings
     return [
+        ReplicaListener(
+            base.store,
+            settings.local.segment_bytes,
+            settings.data_dir,
+            clock,
+            settings.replica,
+        ),
         RetentionComponent(services, base.store),
         DiskComponent(services.disk, base.metrics),
         BrokerFilesComponent(
@@ -190,13 +197,6 @@ def components_of(base: Base, services: Services) -> list[Component]:
         ),
         CallbackComponent(stop=services.body_thread.aclose),
         CallbackComponent(stop=services.store_tasks.stop),
-        ReplicaListener(
-            base.store,
-            settings.local.segment_bytes,
-            settings.data_dir,
-            clock,
-            settings.replica,
-        ),
     ]
 
 

@@ -28,6 +28,7 @@ from app.registry import known_registry
 from app.registry.database import Database
 from app.registry.vault import CannotOpen
 from app.replicas.folder import read_note
+from app.replicas.listener import CannotServeReplicas
 from app.services import Services
 from app.settings import ConfigurationError, Settings
 from app.spare_space import SpareSpace
@@ -191,6 +192,8 @@ class ServiceLifecycle:
     def _store_check(self) -> str:
         if self._store is not None and not self._store.disk_usage().is_writable:
             return "new messages are refused: the disk is full"
+        if self._store is not None and self._store.lacks_copies:
+            return "new messages are refused: too few replicas are connected"
         return _well_or_not(self._loops.failing("store"))
 
     def _scrub_check(self) -> str:
@@ -221,6 +224,7 @@ class ServiceLifecycle:
             NotADirectoryError,
             FileExistsError,
             CannotOpen,
+            CannotServeReplicas,
         ) as error:
             self._fail(exit_codes.CONFIGURATION, error)
         except OSError as error:
@@ -292,6 +296,7 @@ class ServiceLifecycle:
             OsVfs(),
             self._clock if self._controls is None else self._controls.engine_clock,
             identifiers,
+            copies=settings.replica.copies,
             progress=self._note_progress,
             on_failure=self._on_store_failure,
         )

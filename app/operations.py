@@ -25,7 +25,7 @@ ALWAYS = (
     "recovering", "shutting_down",
 )  # fmt: skip
 READING = ("unsupported_media_type", "body_too_large", "overloaded")
-WRITING = ("overloaded", "storage_failed", "storage_full")
+WRITING = ("overloaded", "not_enough_copies", "storage_failed", "storage_full")
 
 PRESSURE = "Store-Pressure"
 

@@ -148,6 +148,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.UnreadableConfig: "internal_error",
     errors.DirectoryInUse: "internal_error",
     errors.StorageFull: "storage_full",
+    errors.NotEnoughCopies: "not_enough_copies",
     errors.FlushFailed: "storage_failed",
     errors.LogTakenAway: "storage_failed",
 }

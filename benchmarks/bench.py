@@ -4,7 +4,7 @@ load on another.
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +111,13 @@ class Bench:
 
 
 @contextmanager
-def opened(**environment: str) -> Iterator[Bench]:
-    """`environment`: of the service. Raises NotOffered where there is nothing to make load with."""
+def opened(
+    when_started: Callable[[httpx.Client], None] = lambda api: None, **environment: str
+) -> Iterator[Bench]:
+    """`environment`: of the service. `when_started` is called before it is filled.
+
+    Raises NotOffered where there is nothing to make load with.
+    """
     with (
         tempfile.TemporaryDirectory(dir=".") as directory,
         closing(load_generator()) as load,
@@ -120,6 +125,7 @@ def opened(**environment: str) -> Iterator[Bench]:
         _service(Path(directory) / "data", **environment) as server,
         server.client() as api,
     ):
+        when_started(api)
         bench = Bench(Path(directory), load, server, api, floor_pid, floor_port)
         bench.prepare()
         yield bench

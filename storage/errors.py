@@ -37,6 +37,7 @@
     │   ├── Backpressure            too much is waiting; nothing was stored
     │   ├── TooManyWaiting          too many long polls are parked
     │   ├── TooManyOpenTransactions
+    │   ├── NotEnoughCopies         fewer machines than are to have each message
     │   ├── StoreRecovering         the store is not open yet
     │   ├── RegistryUnavailable     the database of names cannot be reached
     │   └── StoreClosed             the store takes nothing new
@@ -338,6 +339,10 @@ class IdempotencyInProgress(RejectedError):
 
 class Backpressure(UnavailableError):
     """Too much is waiting to be written; nothing was stored."""
+
+
+class NotEnoughCopies(UnavailableError):
+    """Fewer replicas are connected than are to have each message; nothing was stored."""
 
 
 class TooManyWaiting(UnavailableError):

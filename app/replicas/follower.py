@@ -201,7 +201,7 @@ class Follower:
 
     async def _receive(self, reader: asyncio.StreamReader, at: int) -> None:
         """Raises as `_connect`; UnavailableError: there is no space for more now."""
-        store, rest = self._opened, b""
+        store, rest, has_caught_up = self._opened, b"", False
         silence_s = _SILENCE_BEATS * self._options.heartbeat_ms / 1000
         while True:
             async with asyncio.timeout(silence_s):
@@ -220,10 +220,13 @@ class Follower:
             self.primary_end = data.safe_end
             store.note_safe(data.safe_end)
             self._heard_at_ms = self._clock.wall_ms()
+            if not has_caught_up and store.stored_offset() >= data.safe_end:
+                has_caught_up = True
+                log.info("replica_caught_up", end=store.stored_offset())
             await self._keep_up(store, data)
 
     async def _take(self, store: LocalReplica, at: int, data: bytes) -> bytes:
-        """Store whole units of the bytes, which begin at `at`; what is left: the beginning of one."""
+        """Store whole units of the bytes from `at` on; what is left is the beginning of one."""
         begin = store.stored_offset()
         data = data[begin - at :]  # without what lies behind the end-of-file record
         if not data:

@@ -20,6 +20,10 @@ from storage.local.local_store import LocalMessageStore
 log = structlog.get_logger()
 
 
+class CannotServeReplicas(Exception):
+    """The address cannot be had, or the certificate cannot be used."""
+
+
 class ReplicaListener(Component):
     """Serves the log to replicas, where the settings say so. Event loop only."""
 
@@ -40,13 +44,17 @@ class ReplicaListener(Component):
         self._senders: dict[asyncio.Task[None], Sender] = {}
 
     async def start(self) -> None:
-        """Raises OSError where the address cannot be had."""
+        """Raises CannotServeReplicas."""
         options = self._options
         if not options.ha_host:
             return
-        self._server = await asyncio.start_server(
-            self._serve, options.ha_host, options.ha_port, ssl=_tls_of(options)
-        )
+        try:
+            self._server = await asyncio.start_server(
+                self._serve, options.ha_host, options.ha_port, ssl=_tls_of(options)
+            )
+        except OSError as error:  # of the certificate, too
+            where = f"{options.ha_host}:{options.ha_port}"
+            raise CannotServeReplicas(f"replicas cannot be served at {where}: {error}") from None
         host, port = self._server.sockets[0].getsockname()[:2]
         log.info("replicas_served", host=host, port=port, tls=bool(options.tls_certificate))
 
@@ -92,6 +100,7 @@ class ReplicaListener(Component):
             self._data_dir,
             self._clock,
             heartbeat_ms=self._options.heartbeat_ms,
+            on_let_in=self._end_others_of_node,
         )
         self._senders[task] = sender
         try:
@@ -103,9 +112,18 @@ class ReplicaListener(Component):
             log.warning("replica_lost", address=address, node=sender.node, reason=str(error))
         finally:
             del self._senders[task]
+            if sender.node and all(other.node != sender.node for other in self._senders.values()):
+                self._store.forget_copy(sender.node)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
+
+    def _end_others_of_node(self, let_in: Sender) -> None:
+        """A node has one disk, so it has one connection: the one before is a dead one."""
+        log.info("replica_follows", node=let_in.node)
+        for task, sender in self._senders.items():
+            if sender is not let_in and sender.node == let_in.node:
+                task.cancel()
 
 
 def _tls_of(options: ReplicaOptions) -> ssl.SSLContext | None:

@@ -24,11 +24,17 @@ class ReplicaOptions:
     tls_key: str = ""
     tls_authority: str = ""  # of a replica: who must have signed the certificate
     tls_off_beyond_loopback: bool = False  # the log goes over the network as it is
+    # machines that have a message on disk before it is acknowledged, the service's among them
+    copies: int = 1
     heartbeat_ms: int = 1_000
     max_replicas: int = 4
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, ("heartbeat_ms", "max_replicas"))
+        require_at_least(1, self, ("copies", "heartbeat_ms", "max_replicas"))
+        if self.copies > 1 and not self.ha_host:
+            raise ValueError(f"copies is {self.copies}, so ha_host must be set: replicas have them")
+        if self.copies > self.max_replicas + 1:
+            raise ValueError(f"copies is {self.copies}, max_replicas allows {self.max_replicas}")
         if not 0 <= self.ha_port <= 65_535:
             raise ValueError(f"ha_port must be from 0 to 65535, got {self.ha_port}")
         if bool(self.tls_certificate) != bool(self.tls_key):

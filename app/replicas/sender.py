@@ -4,6 +4,7 @@ is.
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ BLOCK_BYTES = 1 << 20
 _HELLO_TIMEOUT_S = 10.0
 _HELLO_BYTES = 1 << 20
 _ACK_BYTES = 64
-_SILENCE_S = 30.0  # a replica says every second how far it is
+_SILENCE_BEATS = 10  # without a word from the replica, and it is taken for gone
 
 log = structlog.get_logger()
 
@@ -45,6 +46,7 @@ class Sender:
         clock: Clock,
         *,
         heartbeat_ms: int,
+        on_let_in: Callable[["Sender"], None],
     ) -> None:
         """`data_dir`: of the service, with its registry if that is a file."""
         self._store = store
@@ -53,7 +55,8 @@ class Sender:
         self._data_dir = data_dir
         self._clock = clock
         self._heartbeat_s = heartbeat_ms / 1000
-        self.node = ""
+        self._on_let_in = on_let_in
+        self.node = ""  # until it is let in
         self.ack = Ack(0, 0)
         self.heard_ms = clock.monotonic_ms()
         self._registry_stamp: RegistryStamp | None = None  # of what was sent
@@ -62,7 +65,7 @@ class Sender:
     @property
     def behind_bytes(self) -> int:
         """Bytes of log on the disk here that the replica does not have on its own yet."""
-        return max(0, self._store.synced_offset() - self.ack.synced_end)
+        return max(0, self._store.on_disk_end() - self.ack.synced_end)
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Return when the replica has gone. Raises Refused, BadFrame, OSError, TimeoutError."""
@@ -92,7 +95,8 @@ class Sender:
         try:
             if not frames.is_proof(hello.proof, proof):
                 raise Refused("the secret is another one")
-            self.node = hello.node
+            if not hello.node:
+                raise Refused("it has no name: set ESCROWMQ_REPLICA__NODE")
             begin = await self._begin_of(hello)
         except Refused as refused:
             refuse = Refuse(str(refused), refused.is_final)
@@ -104,7 +108,8 @@ class Sender:
             frames.primary_proof(self._secret, nonce, hello.nonce), self._store.first_offset, begin
         )
         writer.write(frames.encode_message(Kind.ACCEPT, accept))
-        self.ack = Ack(hello.end, hello.end)
+        self.node = hello.node
+        self._on_let_in(self)
         return begin
 
     async def _begin_of(self, hello: Hello) -> int:
@@ -119,7 +124,7 @@ class Sender:
             )
         if not hello.end:
             return store.first_offset  # it has nothing
-        own_end = store.synced_offset()
+        own_end = store.on_disk_end()
         equal_end = common_end(store.epochs, own_end, EpochHistory(hello.epochs), hello.units_end)
         if equal_end < hello.units_end:
             raise Refused(
@@ -149,13 +154,14 @@ class Sender:
             writer.write(frames.encode_data(frame))
             await writer.drain()
             at += len(data)
-            if at >= store.synced_offset():
+            if at >= store.on_disk_end():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._heartbeat_s):
                         await self._more(at)
 
     async def _more(self, at: int) -> None:
-        while at >= self._store.synced_offset():
+        safe_end = self._store.synced_offset()
+        while at >= self._store.on_disk_end() and safe_end == self._store.synced_offset():
             await self._store.wait_progress()
 
     async def _send_registry(self, writer: asyncio.StreamWriter) -> None:
@@ -175,11 +181,12 @@ class Sender:
         """Return at the end of the connection. Raises BadFrame, OSError, TimeoutError."""
         while True:
             try:
-                async with asyncio.timeout(_SILENCE_S):
+                async with asyncio.timeout(_SILENCE_BEATS * self._heartbeat_s):
                     kind, payload = await frames.read(reader, max_bytes=_ACK_BYTES)
             except asyncio.IncompleteReadError:
                 return
             if kind is not Kind.ACK:
                 raise frames.BadFrame(f"{kind.name} where ACK must come")
             self.ack = frames.decode_ack(payload)
+            self._store.note_copy(self.node, self.ack.synced_end)
             self.heard_ms = self._clock.monotonic_ms()

@@ -13,10 +13,11 @@ class Copies:
         `safe_end`: of what is known to be safe already.
         """
         self._own_end = own_end
-        self._needed = needed
+        self.needed = needed
         self._others: dict[str, int] = {}
         # all before it is on enough disks: no loss of one takes it, and it is never cut
         self.safe_end = own_end if needed == 1 else safe_end
+        self.is_short = needed > 1  # too few disks are there for anything new to become safe
 
     def note_own(self, synced_end: int) -> None:
         self._own_end = synced_end
@@ -24,16 +25,17 @@ class Copies:
 
     def note_other(self, node: str, synced_end: int) -> None:
         self._others[node] = max(synced_end, self._others.get(node, 0))
+        self.is_short = len(self._others) < self.needed - 1
         self._move()
 
     def forget(self, node: str) -> None:
-        """Its disk is gone, or was emptied. What was safe stays so."""
+        """It is not connected any more. What was safe stays so."""
         self._others.pop(node, None)
+        self.is_short = len(self._others) < self.needed - 1
 
     def _move(self) -> None:
         end = self._own_end
-        if self._needed > 1:
+        if self.needed > 1:
             others = sorted(self._others.values(), reverse=True)
-            enough = others[self._needed - 2] if len(others) >= self._needed - 1 else 0
-            end = min(end, enough)
+            end = 0 if self.is_short else min(end, others[self.needed - 2])
         self.safe_end = max(self.safe_end, end)

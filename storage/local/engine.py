@@ -63,11 +63,13 @@ class Engine:
         *,
         own_runner: EventLoopRunner | None,
         on_failure: Callable[[Exception], None],
+        copies: int = 1,
         is_replica: bool = False,
     ) -> None:
         """`own_runner`: to be closed at the end. `on_failure`: called once.
 
-        `is_replica`: units come from a primary, which also says what is safe; nothing is appended.
+        `copies`: disks that must have what is safe, the own one among them. `is_replica`: units
+        come from a primary, which also says what is safe; nothing is appended.
         """
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._files = files
@@ -87,7 +89,7 @@ class Engine:
         self.queues = files.recovered.queues
         self.arrivals = Arrivals()
         self.preparer = self._make_preparer(options)
-        self.pool = self._make_pool(options)
+        self.pool = None if is_replica else self._make_pool(options)
         self.tail = LogTail(
             files.log,
             self.preparer,
@@ -98,7 +100,7 @@ class Engine:
             pool=self.pool,
         )
         end = files.recovered.end  # what is there is shown, so it is taken for safe
-        self.copies = Copies(end, needed=2 if is_replica else 1, safe_end=end)
+        self.copies = Copies(end, needed=2 if is_replica else copies, safe_end=end)
         self.writer = self._make_writer(clock, options)
         self.flusher = self._make_flusher(clock, options)
         self.writer.attach(self.flusher, self._make_committer(clock, options))
@@ -356,6 +358,10 @@ class Engine:
         self.copies.note_other(node, synced_end)
         self._on_safe()
 
+    def forget_copy(self, node: str) -> None:
+        """Leave out a node that is not connected any more."""
+        self.copies.forget(node)
+
     def _on_safe(self) -> None:
         """More of the log is on as many disks as must have it, or the own disk is free again."""
         if self.received is not None:
@@ -397,7 +403,10 @@ class Engine:
         self.stop_waiting()
         if not self.writer.is_idle and self._failure is None:
             self._drained = self._loop.create_future()
+            # what other disks do not have by then is answered as what it is
+            timer = self._runner.later(self._options.sync_timeout_ms, self._give_up_copies)
             await self._drained
+            timer.cancel()
         with suppress(FlushFailed):
             # An end of a segment may be written behind the last unit.
             await self.wait_flushed()
@@ -427,6 +436,13 @@ class Engine:
         self._kept = kept
         self.deriver.run_thorough(lambda succeeded: resolve(kept, succeeded))
         return await kept
+
+    def _give_up_copies(self) -> None:
+        if self.copies.needed > 1 and self.flusher.durable_end >= self.tail.written_end:
+            self.writer.give_up_waiting()
+            self._check_drained()
+        elif self._drained is not None and not self._drained.done():
+            self._runner.later(self._options.sync_timeout_ms, self._give_up_copies)
 
     def _check_drained(self) -> None:
         if self._drained is not None and (self.writer.is_idle or self._failure is not None):

@@ -14,6 +14,7 @@ from storage.errors import (
     CorruptRecord,
     InvalidRequest,
     LogTakenAway,
+    NotEnoughCopies,
     OffsetBeyondEnd,
     OffsetExpired,
     RejectedError,
@@ -85,10 +86,14 @@ class LocalMessageStore:
         identifiers: Identifiers,
         *,
         runner: Runner | None = None,
+        copies: int = 1,
         progress: Progress = lambda walked, to_walk: None,
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> Self:
         """Take the store's directory, recover what is there, get ready to append.
+
+        `copies`: disks that must have a message before it is safe, this machine's and those of the
+        nodes of `note_copy`.
 
         `on_failure` is called once when the store can no longer be trusted to keep anything; the
         process should end then. Raises DirectoryInUse, UnknownFormat, CorruptRecord.
@@ -109,7 +114,14 @@ class LocalMessageStore:
                 own_runner.close()
             raise
         return cls(
-            options, files, clock, identifiers, used, own_runner=own_runner, on_failure=on_failure
+            options,
+            files,
+            clock,
+            identifiers,
+            used,
+            own_runner=own_runner,
+            copies=copies,
+            on_failure=on_failure,
         )
 
     def __init__(
@@ -121,6 +133,7 @@ class LocalMessageStore:
         runner: Runner,
         *,
         own_runner: EventLoopRunner | None,
+        copies: int,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
@@ -137,6 +150,7 @@ class LocalMessageStore:
             runner,
             own_runner=own_runner,
             on_failure=on_failure,
+            copies=copies,
             is_replica=self._is_replica,
         )
         self._check_readable = engine.check_readable
@@ -263,6 +277,8 @@ class LocalMessageStore:
     ) -> None:
         if self._retention.refuses_new and not from_reserve:
             raise StorageFull
+        if self._copies.is_short and not from_reserve:
+            raise NotEnoughCopies
         if not 0 < len(rows) <= unit.MAX_RECORDS:
             raise InvalidRequest(f"{len(rows)} messages in one append, not 1 to {unit.MAX_RECORDS}")
         self._writer.add(
@@ -301,14 +317,31 @@ class LocalMessageStore:
         Raises OffsetExpired where retention has dropped them.
         """
         self._check_readable()
-        length = min(end, self._copies.safe_end) - begin
+        length = min(end, self._flusher.durable_end) - begin
         if length <= 0:
             return b""
         try:
             return await self._in_lane(Lane.READ, lambda: self._log.segments.read(begin, length))
         except IndexError:
-            available = OffsetRange(self._log.first_offset, self._copies.safe_end)
+            available = OffsetRange(self._log.first_offset, self._flusher.durable_end)
             raise OffsetExpired(requested=begin, available=available) from None
+
+    def on_disk_end(self) -> int:
+        """Everything before this log offset is on the disk of this machine."""
+        return self._flusher.durable_end
+
+    def note_copy(self, node: str, synced_end: int) -> None:
+        """The disk of a connected node has everything before this log offset."""
+        self._engine.note_copy(node, synced_end)
+
+    def forget_copy(self, node: str) -> None:
+        """The node is not connected any more: what comes is not safe by its disk."""
+        self._engine.forget_copy(node)
+
+    @property
+    def lacks_copies(self) -> bool:
+        """Are new messages refused because too few nodes are connected?"""
+        return self._copies.is_short
 
     async def wait_progress(self) -> None:
         """Return when more may be synced than was, or there is more space, or the store ends."""

@@ -230,6 +230,10 @@ class LogWriter:
             raise Backpressure(
                 f"{self._queued_bytes} bytes wait to be written, the limit is {limit_bytes}"
             )
+        if self._copies.needed > 1:
+            unsafe_bytes = self._tail.written_end - self._copies.safe_end
+            if unsafe_bytes > limit_bytes:  # each unit that is not safe takes memory
+                raise Backpressure(f"{unsafe_bytes} bytes of log wait for a replica")
         self._queued_bytes += cost_bytes
         self._schedule_turn()
         self._calls.append(
@@ -256,6 +260,16 @@ class LogWriter:
         self._closed = self._closed or reason
         if self.committer is not None:
             self.committer.request(self._tail.written_end, is_awaited=True)
+
+    def give_up_waiting(self) -> None:
+        """Answer those who wait as stored and not safe, and show nothing of it: the store closes
+        while other disks do not have it.
+        """
+        for written in self._units:
+            for call, at in written.waiting:
+                self._answer(call, written.placed(call, at, durable=False))
+            written.waiting = []
+        self._units.clear()
 
     def fail(self, error: Exception) -> None:
         """The log cannot be made durable.

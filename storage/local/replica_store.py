@@ -54,7 +54,7 @@ class LocalReplica(LocalMessageStore):
         taken. Raises FlushFailed.
         """
         await self._engine.wait_flushed()
-        return self._flusher.durable_end
+        return self.on_disk_end()
 
     async def aclose(self) -> None:
         self._takes = False

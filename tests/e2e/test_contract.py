@@ -202,6 +202,7 @@ def test_a_buffered_message_becomes_durable_when_it_is_waited_for(tmp_path):
 def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(tmp_path):
     environment = {
         "ESCROWMQ_API_KEYS": '["a-secret-key"]',
+        "ESCROWMQ_REPLICA__SECRET": "c2VjcmV0LXNlY3JldA",
         "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": json.dumps(
             ["c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3I="]
         ),
@@ -253,7 +254,8 @@ def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(t
         "(set)",
         "(set)",
     )
-    assert "secret" not in config.text.lower().replace("secret_overlap_ms", "")
+    assert "secret" not in re.sub("replica__secret|secret_overlap_ms", "", config.text.lower())
+    assert settings["ESCROWMQ_REPLICA__SECRET"] == "(set)"
     assert "c2VjcmV0" not in config.text
     assert (whoami["authenticated"], whoami["namespace"], len(whoami["scopes"])) == (
         True,

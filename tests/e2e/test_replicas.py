@@ -2,14 +2,16 @@
 
 import socket
 
+import httpx
 import pytest
 
 from tests.support.certificates import self_signed
-from tests.support.http import ok, until
+from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, note_of, of, promote
 from tests.support.server import Server
 
-DATA_DAMAGED, CONFIGURATION, DIRECTORY_IN_USE = 65, 78, 73
+CONFIGURATION, DIRECTORY_IN_USE = 78, 73
+TWO_COPIES = {"ESCROWMQ_REPLICA__COPIES": "2"}
 
 
 def send(service: Server, count: int, *, topic: str = "orders") -> list[str]:
@@ -170,6 +172,20 @@ def test_a_service_that_has_nothing_more_follows_its_promoted_replica(primary, t
         assert read_ids(service) == set(sent)
 
 
+def test_a_replica_of_another_service_is_refused(primary, tmp_path):
+    """Both logs begin with the same epoch, and the replica has less."""
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        send(primary, 3)
+        primary.wait_until_copied()
+        replica.terminate()
+    with Primary(tmp_path / "c") as other:
+        send(other, 10)
+        stranger = Replica(replica.data_dir, of(other.ha_port))
+        stranger.start(until_ready=False)
+        assert stranger.wait() == CONFIGURATION
+        assert "is not a copy of this one" in stranger.log()
+
+
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
@@ -220,9 +236,59 @@ def test_the_log_goes_over_tls_where_there_is_a_certificate(tmp_path):
             assert note_of(plain.data_dir)["end"] == 0
 
 
+def takes_messages(api: httpx.Client) -> bool:
+    return bool(ok(api.get("/readyz"))["checks"]["store_writable"] == "ok")
+
+
+def test_with_two_copies_sends_are_refused_without_a_replica_and_taken_with_one(tmp_path):
+    with Primary(tmp_path / "a", environment=TWO_COPIES) as primary, primary.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        body = {"payload": "order"}
+        refused = api.post("/v1/topics/orders/messages", json=body)
+        assert_problem(refused, 503, "not_enough_copies")
+        ready = ok(api.get("/readyz"))
+        assert "too few replicas" in ready["checks"]["store_writable"]
+        with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+            until(lambda: takes_messages(api), "the replica counts")
+            sent = ok(api.post("/v1/topics/orders/messages", json=body), 201)
+            assert sent["durability"] == "synced"
+            primary.kill()
+            assert replica.terminate() == 0
+        assert promote(replica.data_dir, "--yes").returncode == 0
+        with replica.service() as service:
+            assert read_ids(service) == {sent["message_id"]}
+
+
+def test_with_two_copies_a_service_without_its_replica_stops_in_order(tmp_path):
+    with Primary(tmp_path / "a", environment=TWO_COPIES) as primary, primary.client() as api:
+        with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+            until(lambda: takes_messages(api), "the replica counts")
+            send(primary, 3)
+            replica.kill()
+        until(lambda: not takes_messages(api), "it is known to be gone")
+        assert primary.terminate() == 0
+
+
+def test_two_replicas_of_one_name_count_as_one(tmp_path):
+    three = {"ESCROWMQ_REPLICA__COPIES": "3"}
+
+    def replica(name: str, node: str) -> Replica:
+        named = {"ESCROWMQ_REPLICA__NODE": node}
+        return Replica(tmp_path / name, of(primary.ha_port), environment=named)
+
+    with Primary(tmp_path / "a", environment=three) as primary, primary.client() as api:
+        with replica("b", "one"), replica("c", "one") as second:
+            until(lambda: "follows" in second.log(), "both were let in")
+            assert not takes_messages(api)
+        with replica("b", "one"), replica("c", "two"):
+            until(lambda: takes_messages(api), "both count")
+
+
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
+        ({"COPIES": "2"}, "ha_host must be set"),
+        ({"HA_HOST": "127.0.0.1", "COPIES": "6"}, "max_replicas allows 4"),
         ({"HA_HOST": "0.0.0.0"}, "secret must have at least 16 characters"),
         ({"HA_HOST": "0.0.0.0", "SECRET": "x" * 16}, "tls_certificate"),
         ({"PRIMARY": "shop.example.com:10912", "SECRET": "x" * 16}, "tls_authority"),

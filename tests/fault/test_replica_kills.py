@@ -117,3 +117,70 @@ def test_a_replica_ends_with_the_log_of_its_service_whatever_is_cut_spoiled_or_k
         assert promoted.returncode == 0, promoted.stderr
         with replica.service() as service:
             assert set(acknowledged) <= ids_in(service)
+
+
+FAILOVERS = sized(ci=4, full=60)
+
+
+class Reading(threading.Thread):
+    """Reads the only queue from its beginning, again and again. `seen`: ids of all it has seen."""
+
+    def __init__(self, service: Server) -> None:
+        super().__init__()
+        self._service = service
+        self._ends = threading.Event()
+        self.seen: set[str] = set()
+
+    def run(self) -> None:
+        at = 0
+        with self._service.client() as api, suppress(httpx.HTTPError):
+            while not self._ends.is_set():
+                query = {"offset": at, "max_messages": 100, "wait_ms": 100}
+                page = api.get("/v1/topics/orders/queues/0/messages", params=query).json()
+                if "messages" in page:
+                    self.seen.update(message["message_id"] for message in page["messages"])
+                    at = page["next_offset"]
+
+    def end(self) -> set[str]:
+        self._ends.set()
+        self.join()
+        return self.seen
+
+
+@pytest.mark.parametrize("seed", range(FAILOVERS))
+def test_with_two_copies_no_message_that_was_acknowledged_or_read_is_lost_with_its_machine(
+    seed, tmp_path
+):
+    chance = random.Random(seed)
+    environment = {**ENVIRONMENT, "ESCROWMQ_REPLICA__COPIES": "2"}
+    with (
+        Primary(tmp_path / "a", environment=environment) as primary,
+        BadLink(primary.ha_port, seed) as link,
+        Replica(tmp_path / "b", of(link.port), environment=ENVIRONMENT) as replica,
+    ):
+        link.is_good = seed % 2 == 0
+        with primary.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        workers = [Sending(primary, seed), Sending(primary, seed + 1_000), Reading(primary)]
+        for worker in workers:
+            worker.start()
+        # a link that is cut in the middle of a greeting lets few through
+        wanted = chance.randrange(*((20, 150) if link.is_good else (1, 12)))
+        try:
+            until(
+                lambda: sum(len(sending.acknowledged) for sending in workers[:2]) >= wanted,
+                "they send",
+                seconds=120,
+            )
+            primary.kill()  # in the middle of it
+        finally:
+            known = set().union(*[worker.end() for worker in workers])
+        if chance.random() < 0.5:
+            replica.kill()
+        else:
+            assert replica.terminate() == 0
+        promoted = promote(replica.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
+        assert promoted.returncode == 0, promoted.stderr
+        with replica.service() as service:
+            assert known <= ids_in(service)
+        assert len(known) >= wanted

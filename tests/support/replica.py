@@ -47,10 +47,15 @@ class Replica(Server):
     """`escrowmq replica follow`; `url` is that of the service after its promotion."""
 
     def __init__(
-        self, data_dir: Path, primary: str, *, environment: dict[str, str] | None = None
+        self,
+        data_dir: Path,
+        primary: str,
+        *,
+        environment: dict[str, str] | None = None,
+        forked: bool = True,
     ) -> None:
         quick = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "100"}
-        super().__init__(data_dir, environment={**quick, **(environment or {})})
+        super().__init__(data_dir, environment={**quick, **(environment or {})}, forked=forked)
         self.primary = primary
 
     @property

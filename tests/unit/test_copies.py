@@ -57,3 +57,24 @@ def test_a_node_that_is_gone_does_not_count_for_what_comes_and_what_was_safe_sta
     copies.note_other("c", 600)
 
     assert copies.safe_end == 600
+
+
+def test_it_is_short_while_fewer_disks_are_there_than_are_needed():
+    copies = Copies(0, needed=3)
+
+    assert copies.is_short
+    copies.note_other("b", 0)
+    assert copies.is_short
+    copies.note_other("c", 0)
+    assert not copies.is_short
+    copies.forget("b")
+    assert copies.is_short
+
+
+def test_alone_it_is_never_short():
+    copies = Copies(0)
+
+    copies.note_other("b", 10)
+    copies.forget("b")
+
+    assert not copies.is_short

@@ -1,6 +1,7 @@
 """A store whose log is a copy of another one's."""
 
 import asyncio
+import dataclasses
 import errno
 from pathlib import PurePath
 from random import Random
@@ -12,9 +13,11 @@ from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.local import received_units, replica_store
 from storage.local.local_store import LocalMessageStore
+from storage.local.options import AppendMode
 from storage.local.runner import Lane
 from storage.local.verify.verification import StoreVerification
 from storage.message import QueueId
+from tests.support import replicated
 from tests.support.builders import message, messages
 from tests.support.lives import in_world, run_lives
 from tests.support.replicated import OPTIONS as REPLICA_OPTIONS
@@ -73,6 +76,18 @@ def test_a_replica_that_took_all_of_it_has_the_log_byte_for_byte_and_shows_the_s
 
     assert log_bytes(disk, 1 << 40) == log_bytes(recorded.disk, 1 << 40)
     assert seen_of(disk) == expected
+
+
+def test_a_replica_needs_no_write_pool_whatever_the_settings(recorded, monkeypatch):
+    pooled = dataclasses.replace(REPLICA_OPTIONS, append=AppendMode.POOL)
+    monkeypatch.setattr(replicated, "OPTIONS", pooled)
+
+    async def follow(world: World) -> None:
+        replica = await open_replica(world)
+        await take_all(replica, recorded.pieces)
+        assert await replica.wait_on_disk() == recorded.end
+
+    in_world(follow)
 
 
 def test_its_files_have_no_finding(recorded):

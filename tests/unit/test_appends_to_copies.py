@@ -1,0 +1,182 @@
+"""Appends to a store whose messages must be on the disks of two machines."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from storage.errors import Backpressure, NotEnoughCopies
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.message import Durability, QueueId
+from tests.support.builders import message
+from tests.support.lives import in_world
+from tests.support.replicated import EVERYTHING, OPTIONS
+from tests.support.simulation import ROOT, World
+
+QUEUE = QueueId("orders", 0)
+
+
+async def opened(
+    world: World, *, copies: int = 2, options: LocalStoreOptions = OPTIONS
+) -> LocalMessageStore:
+    store = await LocalMessageStore.open(
+        ROOT,
+        options,
+        world.vfs,
+        world.clock,
+        world.identifiers,
+        runner=world.runner,
+        copies=copies,
+        on_failure=world.failures.append,
+    )
+    await store.create_topic("orders", queue_count=1)
+    return store
+
+
+async def count(store: LocalMessageStore) -> int:
+    return len(await store.read(QUEUE, 0, **EVERYTHING)) if store.bounds(QUEUE).end else 0
+
+
+def test_a_message_is_acknowledged_and_seen_when_the_other_disk_has_it_too():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        sending = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(1)
+        end = store.on_disk_end()
+        assert end == store.stored_offset()
+        assert store.synced_offset() < end
+        assert not sending.done()
+        assert await count(store) == 0
+        store.note_copy("b", end - 1)
+        await asyncio.sleep(0)
+        assert not sending.done()
+        store.note_copy("b", end)
+        (sent,) = await sending
+        assert sent.durable
+        assert await count(store) == 1
+
+    in_world(main)
+
+
+def test_what_the_other_disk_has_first_is_acknowledged_by_the_own_sync():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 1 << 30)
+        (sent,) = await store.append([message()])
+        assert sent.durable
+        assert store.on_disk_end() == store.stored_offset()
+
+    in_world(main)
+
+
+def test_without_a_replica_new_messages_are_refused_and_nothing_is_stored():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        before = store.stored_offset()
+        with pytest.raises(NotEnoughCopies):
+            await store.append([message()])
+        assert store.stored_offset() == before
+        assert store.lacks_copies
+        store.note_copy("b", before)
+        assert not store.lacks_copies
+        store.forget_copy("b")
+        with pytest.raises(NotEnoughCopies):
+            await store.append([message()])
+
+    in_world(main)
+
+
+def test_a_message_that_no_replica_takes_in_time_is_answered_as_what_it_is_and_seen_later():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        begun = world.loop.now
+        (sent,) = await store.append([message()])
+        assert not sent.durable
+        assert 0.9 < (world.loop.now - begun) * 1000 / OPTIONS.sync_timeout_ms < 1.1
+        assert await count(store) == 0
+        waiting = asyncio.ensure_future(store.wait_durable(sent))
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        store.note_copy("b", store.stored_offset())
+        await waiting
+        assert await count(store) == 1
+
+    in_world(main)
+
+
+def test_a_buffered_message_is_acknowledged_at_once_and_seen_when_it_is_safe():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        (sent,) = await store.append([message()], durability=Durability.BUFFERED)
+        assert not sent.durable
+        assert world.loop.now < 1
+        assert await count(store) == 0
+        await asyncio.sleep(1)
+        store.note_copy("b", store.stored_offset())
+        assert await count(store) == 1
+
+    in_world(main)
+
+
+def test_what_settles_something_is_stored_without_a_replica_and_waits_for_one():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        committing = asyncio.ensure_future(store.commit_offset("billing", QUEUE, 0))
+        await asyncio.sleep(1)
+        assert not committing.done()
+        store.note_copy("b", store.stored_offset())
+        await asyncio.sleep(10)
+        await committing
+
+    in_world(main)
+
+
+def test_no_more_waits_for_a_replica_than_may_wait_for_the_disk():
+    """What settles something is taken without a replica, up to a limit."""
+    limited = dataclasses.replace(OPTIONS, max_queued_bytes=4_000, reserved_queue_bytes=2_000)
+
+    async def main(world: World) -> None:
+        store = await opened(world, options=limited)
+        refusal, taken = None, 0
+        while refusal is None:
+            try:
+                await store.append([message(b"x" * 500)], from_reserve=True)
+            except Backpressure as error:
+                refusal = error.detail
+            else:
+                taken += 1
+        assert "wait for a replica" in refusal
+        assert 5 <= taken <= 20
+        store.note_copy("b", store.stored_offset())
+        sending = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(1)
+        store.note_copy("b", store.stored_offset())
+        assert (await sending)[0].durable
+
+    in_world(main)
+
+
+def test_a_store_that_is_closed_while_its_replica_is_away_ends_and_has_everything_at_its_next_start():
+    sent = []
+
+    async def close(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        sending = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(0)
+        await store.aclose()
+        sent.extend(await sending)
+        assert world.loop.now < 60
+        assert world.failures == []
+
+    async def again(world: World) -> None:
+        store = await opened(world, copies=1)
+        assert store.recovery.was_clean
+        assert await count(store) == 1
+
+    in_world(again, in_world(close))
+    assert [one.durable for one in sent] == [False]
