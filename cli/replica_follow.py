@@ -14,7 +14,7 @@ from app import exit_codes
 from app.observability import configure_logging
 from app.open_files import raise_limit
 from app.replicas.follower import Follower, FollowRefused
-from app.settings import ConfigurationError, Settings, load
+from app.settings import ConfigurationError, Settings, load, settings_file_of
 from storage.clock import SystemClock
 from storage.errors import DirectoryInUse, FlushFailed, StorageError
 from storage.identifiers import Identifiers, SystemRandom
@@ -26,7 +26,7 @@ def run(*, primary: str | None, data_dir: Path | None, config: Path | None) -> i
     """Follow until told to stop; the exit status."""
     os.umask(0o077)
     try:
-        settings = load(config, data_dir=data_dir)
+        settings = load(config or settings_file_of(data_dir), data_dir=data_dir)
         if primary is not None:
             try:
                 options = dataclasses.replace(settings.replica, primary=primary)

@@ -10,7 +10,7 @@ import typer
 
 from app.observability import configure_logging
 from app.replicas.promotion import NoReplica, ReplicaState, promote, state_of
-from app.settings import load
+from app.settings import load, settings_file_of
 from cli.audit_common import Exit, in_short, say
 
 
@@ -43,7 +43,7 @@ def show(found: ReplicaState, out: TextIO) -> None:
 def carry_out(data_dir: Path, config: Path | None) -> int:
     """Where the log ends. Raises ConfigurationError, StorageError, OSError; typer.Exit."""
     configure_logging(level="error", readable=True, is_final=False)
-    settings = load(config, data_dir=data_dir)
+    settings = load(config or settings_file_of(data_dir), data_dir=data_dir)
     try:
         return asyncio.run(promote(data_dir, settings.local))
     except NoReplica as error:

@@ -11,6 +11,7 @@ from tests.support.replica import Primary, Replica, note_of, of, promote
 from tests.support.server import Server
 
 CONFIGURATION, DIRECTORY_IN_USE = 78, 73
+SEGMENT_BYTES = "ESCROWMQ_LOCAL__SEGMENT_BYTES"
 TWO_COPIES = {"ESCROWMQ_REPLICA__COPIES": "2"}
 
 
@@ -320,6 +321,19 @@ def test_whatever_else_connects_is_sent_no_log_and_the_service_goes_on(primary, 
             received += some
     assert len(received) < 200, "a challenge at most"
     assert send(primary, 1)
+
+
+def test_settings_are_read_from_the_file_in_the_directory_of_the_replica_too(tmp_path):
+    small = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20)}
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "escrowmq.toml").write_text("[local]\nsegment_bytes = 1048576\n")
+    with Primary(tmp_path / "a", environment=small) as primary:
+        replica = Replica(tmp_path / "b", of(primary.ha_port), environment={SEGMENT_BYTES: None})
+        with replica:
+            send(primary, 3)
+            primary.wait_until_copied()
+            assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes", segment_bytes=None).returncode == 0
 
 
 def test_no_more_replicas_than_allowed_are_served(tmp_path):

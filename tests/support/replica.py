@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ _PROGRAM = Path(sys.executable).with_name("escrowmq")
 class Primary(Server):
     """A service that serves replicas at `ha_port`."""
 
-    def __init__(self, data_dir: Path, *, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, *, environment: Mapping[str, str | None] | None = None
+    ) -> None:
         reserved = reserved_port()
         weakref.finalize(self, reserved.close)
         self.ha_port = int(reserved.getsockname()[1])
@@ -51,7 +54,7 @@ class Replica(Server):
         data_dir: Path,
         primary: str,
         *,
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         forked: bool = True,
     ) -> None:
         quick = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "100"}
@@ -96,11 +99,12 @@ def note_of(data_dir: Path) -> Any:
 
 
 def promote(
-    data_dir: Path, *arguments: str, segment_bytes: int = 1 << 24
+    data_dir: Path, *arguments: str, segment_bytes: int | None = 1 << 24
 ) -> subprocess.CompletedProcess[str]:
+    given = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(segment_bytes)} if segment_bytes else {}
     return subprocess.run(
         [str(_PROGRAM), "replica", "promote", "--data-dir", str(data_dir), *arguments],
-        env={**clean_environment(), "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(segment_bytes)},
+        env={**clean_environment(), **given},
         capture_output=True,
         text=True,
         check=False,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -51,11 +52,13 @@ class Server:
         data_dir: Path,
         *arguments: str,
         dev: bool = True,
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         open_files: tuple[int, int] | None = None,
         forked: bool = True,
     ) -> None:
-        """`open_files`: limits of open files of the process, soft and hard.
+        """`environment`: None leaves out what is usual.
+
+        `open_files`: limits of open files of the process, soft and hard.
 
         `forked`: see loaded_command.py.
         """
@@ -94,7 +97,8 @@ class Server:
 
         Raises RuntimeError when it ends instead.
         """
-        environment = {**clean_environment(), **_SMALL_AND_QUICK, **self._environment}
+        given = {**clean_environment(), **_SMALL_AND_QUICK, **self._environment}
+        environment = {name: value for name, value in given.items() if value is not None}
         with self.log_path.open("ab") as log:
             if self._forked:
                 module, *arguments = (
