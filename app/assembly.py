@@ -136,6 +136,9 @@ def services_of(base: Base) -> Services:
         reports=_reports(base),
         store_tasks=StoreTasks(clock, lambda: identifiers.new("task")),
         disk=_disk(base),
+        replicas=ReplicaListener(
+            store, settings.local.segment_bytes, settings.data_dir, clock, settings.replica
+        ),
         tester=CheckProbe(sender, webhooks, clock, identifiers),
         clock=clock,
         identifiers=identifiers,
@@ -156,13 +159,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
     """The components above the store, in the order of their start; they stop in reverse."""
     clock, settings = base.clock, base.settings
     return [
-        ReplicaListener(
-            base.store,
-            settings.local.segment_bytes,
-            settings.data_dir,
-            clock,
-            settings.replica,
-        ),
+        services.replicas,
         RetentionComponent(services, base.store),
         DiskComponent(services.disk, base.metrics),
         BrokerFilesComponent(

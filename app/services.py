@@ -17,6 +17,7 @@ from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
+from app.replicas.listener import ReplicaListener
 from app.reports.service import AuditReports
 from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
@@ -66,6 +67,7 @@ class Services:
     reports: AuditReports
     store_tasks: StoreTasks
     disk: DiskWatch
+    replicas: ReplicaListener
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

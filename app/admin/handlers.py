@@ -19,6 +19,8 @@ from app.admin.schemas import (
     Loop,
     LoopList,
     RecoveryView,
+    Replica,
+    ReplicaList,
     RetentionInput,
     RetentionPreview,
     Scrub,
@@ -210,6 +212,21 @@ async def get_recovery_report(services: Services, _: Call) -> Reply:
     start = msgspec.structs.asdict(StartView.of(admin.recovery))
     earlier = [StartView.of(report) for report in admin.earlier_recoveries]
     return reply(200, RecoveryView(**start, earlier=earlier))
+
+
+@operation("GET", "/v1/admin/replicas", "listReplicas", tag="admin", answers={200: ReplicaList})
+async def list_replicas(services: Services, _: Call) -> Reply:
+    """List the replicas that are connected: how far each is."""
+    store, replicas = services.store, services.replicas
+    return reply(
+        200,
+        ReplicaList(
+            copies=replicas.copies,
+            safe_offset=store.synced_offset(),
+            lacks_copies=replicas.lacks_copies,
+            items=[Replica(**found._asdict()) for found in replicas.list()],
+        ),
+    )
 
 
 @operation("GET", "/v1/admin/config", "getConfig", tag="admin", answers={200: Config})

@@ -355,6 +355,42 @@ class RecoveryView(StartView, kw_only=True):
     ]
 
 
+class Replica(msgspec.Struct, kw_only=True):
+    """A replica that is connected."""
+
+    node: Annotated[str, Meta(description="Its name.")]
+    address: Annotated[str, Meta(description="The address and port that it connected from.")]
+    stored_offset: Offset
+    synced_offset: Annotated[
+        Offset, Meta(description="It has every message before this log offset on its disk.")
+    ]
+    behind_bytes: Annotated[
+        int,
+        Meta(
+            description="Bytes of log that the service has on disk, and the replica does not.",
+            extra_json_schema={"format": "int64"},
+        ),
+    ]
+    silent_ms: Annotated[int, Meta(description="Time since it was last heard of.")]
+
+
+class ReplicaList(msgspec.Struct, kw_only=True):
+    """The replicas that are connected, and how many copies there must be."""
+
+    copies: Annotated[
+        Int32,
+        Meta(description="Machines that must have a message before it is acknowledged."),
+    ]
+    safe_offset: Annotated[
+        Offset, Meta(description="So many have every message before this log offset.")
+    ]
+    lacks_copies: Annotated[
+        bool,
+        Meta(description="True: too few replicas are connected, and new messages are refused."),
+    ]
+    items: list[Replica]
+
+
 class Config(msgspec.Struct, kw_only=True):
     """Effective settings of the service."""
 

@@ -5,17 +5,19 @@ import sqlite3
 import ssl
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
 from app.component import Component, Gauge
 from app.replicas.frames import BadFrame
 from app.replicas.options import ReplicaOptions
+from app.replicas.replicated_log import ReplicatedLog
 from app.replicas.sender import Refused, Sender
 from storage.clock import Clock
 from storage.errors import MessagingError
-from storage.local.local_store import LocalMessageStore
 
 log = structlog.get_logger()
 
@@ -24,12 +26,23 @@ class CannotServeReplicas(Exception):
     """The address cannot be had, or the certificate cannot be used."""
 
 
+class ConnectedReplica(NamedTuple):
+    """Log offsets; bytes; milliseconds since it was last heard of."""
+
+    node: str
+    address: str
+    stored_offset: int
+    synced_offset: int
+    behind_bytes: int
+    silent_ms: int
+
+
 class ReplicaListener(Component):
     """Serves the log to replicas, where the settings say so. Event loop only."""
 
     def __init__(
         self,
-        store: LocalMessageStore,
+        store: ReplicatedLog,
         segment_bytes: int,
         data_dir: Path,
         clock: Clock,
@@ -73,6 +86,35 @@ class ReplicaListener(Component):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
 
+    @property
+    def copies(self) -> int:
+        """Machines that must have a message before it is acknowledged."""
+        return self._options.copies
+
+    @property
+    def lacks_copies(self) -> bool:
+        """Are new messages refused because too few replicas are connected?"""
+        return self._store.lacks_copies
+
+    def list(self) -> list[ConnectedReplica]:
+        """Those that are connected, by their names."""
+        now_ms = self._clock.monotonic_ms()
+        let_in = sorted(
+            (sender for sender in self._senders.values() if sender.node),
+            key=attrgetter("node"),
+        )
+        return [
+            ConnectedReplica(
+                sender.node,
+                sender.address,
+                sender.ack.stored_end,
+                sender.ack.synced_end,
+                sender.behind_bytes,
+                now_ms - sender.heard_ms,
+            )
+            for sender in let_in
+        ]
+
     def gauges(self) -> Iterator[Gauge]:
         if self._server is None:
             return
@@ -99,6 +141,7 @@ class ReplicaListener(Component):
             self._options.secret_text,
             self._data_dir,
             self._clock,
+            address=address,
             heartbeat_ms=self._options.heartbeat_ms,
             on_let_in=self._end_others_of_node,
         )

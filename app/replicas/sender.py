@@ -13,9 +13,9 @@ import structlog
 from app.registry.registry_files import RegistryStamp, read_files, stamp_of
 from app.replicas import frames
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
+from app.replicas.replicated_log import ReplicatedLog
 from storage.clock import Clock
 from storage.formats.epochs import EpochHistory, common_end
-from storage.local.local_store import LocalMessageStore
 
 BLOCK_BYTES = 1 << 20
 _HELLO_TIMEOUT_S = 10.0
@@ -39,12 +39,13 @@ class Sender:
 
     def __init__(
         self,
-        store: LocalMessageStore,
+        store: ReplicatedLog,
         segment_bytes: int,
         secret: str,
         data_dir: Path,
         clock: Clock,
         *,
+        address: str,
         heartbeat_ms: int,
         on_let_in: Callable[["Sender"], None],
     ) -> None:
@@ -56,6 +57,7 @@ class Sender:
         self._clock = clock
         self._heartbeat_s = heartbeat_ms / 1000
         self._on_let_in = on_let_in
+        self.address = address  # of the replica, with its port
         self.node = ""  # until it is let in
         self.ack = Ack(0, 0)
         self.heard_ms = clock.monotonic_ms()

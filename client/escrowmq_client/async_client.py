@@ -370,6 +370,7 @@ class AsyncClient:
     run_retention = async_method(admin.run_retention)
     preview_retention = async_method(admin.preview_retention)
     get_recovery_report = async_method(admin.get_recovery_report)
+    list_replicas = async_method(admin.list_replicas)
     get_config = async_method(admin.get_config)
     get_durability = async_method(admin.get_durability)
     get_whoami = async_method(admin.get_whoami)

@@ -454,6 +454,7 @@ def look_at_the_disk(generated: Generated) -> None:
     flushed = generated.call("flushStore", status=200)
     assert generated.call("getDurability", offset=flushed.synced_offset - 1, status=200).synced
     assert generated.call("getRecoveryReport", status=200).took_ms >= 0
+    assert generated.call("listReplicas", status=200).items == []
     assert generated.call("getConfig", status=200).settings["ESCROWMQ_API_KEYS"] == "(set)"
     assert generated.call("getWhoami", status=200).authenticated
     assert generated.call("getVersion", status=200).name == "EscrowMQ"

@@ -355,6 +355,34 @@ class RecoveryView(StartView, frozen=True, kw_only=True):
     """Reports of up to 19 earlier starts, newest first."""
 
 
+class Replica(Output, frozen=True, kw_only=True):
+    """A replica that is connected."""
+
+    node: str
+    """Its name."""
+    address: str
+    """The address and port that it connected from."""
+    stored_offset: int
+    synced_offset: int
+    """It has every message before this log offset on its disk."""
+    behind_bytes: int
+    """Bytes of log that the service has on disk, and the replica does not."""
+    silent_ms: int
+    """Time since it was last heard of."""
+
+
+class ReplicaList(Output, frozen=True, kw_only=True):
+    """The replicas that are connected, and how many copies there must be."""
+
+    copies: int
+    """Machines that must have a message before it is acknowledged."""
+    safe_offset: int
+    """So many have every message before this log offset."""
+    lacks_copies: bool
+    """True: too few replicas are connected, and new messages are refused."""
+    items: list[Replica]
+
+
 class Config(Output, frozen=True, kw_only=True):
     """Effective settings of the service."""
 

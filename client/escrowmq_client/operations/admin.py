@@ -7,6 +7,7 @@ from escrowmq_client.models.admin import (
     Flushed,
     LoopList,
     RecoveryView,
+    ReplicaList,
     RetentionPreview,
     Store,
     SyncedState,
@@ -68,6 +69,11 @@ def preview_retention() -> Call[RetentionPreview]:
 def get_recovery_report() -> Call[RecoveryView]:
     """Get the recovery report of the last start, and those of earlier starts."""
     return Call("getRecoveryReport", "GET", "/v1/admin/recovery", decoded(RecoveryView))
+
+
+def list_replicas() -> Call[ReplicaList]:
+    """List the replicas that are connected: how far each is."""
+    return Call("listReplicas", "GET", "/v1/admin/replicas", decoded(ReplicaList))
 
 
 def get_config() -> Call[Config]:

@@ -1,0 +1,37 @@
+"""The part of a store that serving replicas needs."""
+
+from typing import Protocol
+
+from storage.formats.epochs import EpochHistory
+
+
+class ReplicatedLog(Protocol):
+    """A log that is read as bytes and counts its copies. Log offsets. Event loop only."""
+
+    @property
+    def first_offset(self) -> int: ...
+
+    @property
+    def epochs(self) -> EpochHistory: ...
+
+    def on_disk_end(self) -> int:
+        """Everything before it is on the disk of this machine."""
+
+    def synced_offset(self) -> int:
+        """Everything before it is on as many disks as must have it."""
+
+    async def read_log(self, begin: int, end: int) -> bytes:
+        """Bytes of one segment, none behind `on_disk_end`. Raises OffsetExpired."""
+
+    async def wait_progress(self) -> None:
+        """Return when one of the ends may have moved."""
+
+    def note_copy(self, node: str, synced_end: int) -> None:
+        """The disk of a connected node has everything before this log offset."""
+
+    def forget_copy(self, node: str) -> None:
+        """Leave out a node that is not connected any more."""
+
+    @property
+    def lacks_copies(self) -> bool:
+        """Are new messages refused because too few nodes are connected?"""
