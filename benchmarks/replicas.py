@@ -111,7 +111,10 @@ def _followed(*, copies: int) -> Iterator[tuple[Bench, int]]:
 
 
 def _replica(directory: Path, port: int) -> Replica:
-    environment = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": _SEGMENT_BYTES}
+    environment = {
+        "ESCROWMQ_LOCAL__SEGMENT_BYTES": _SEGMENT_BYTES,
+        "ESCROWMQ_REPLICA__HEARTBEAT_MS": "1000",
+    }
     return Replica(directory, of(port), environment=environment, forked=False)
 
 

@@ -22,7 +22,6 @@ from storage.local.options import LocalStoreOptions
 from storage.local.replica_store import LocalReplica
 
 _HANDSHAKE_TIMEOUT_S = 10.0
-_SILENCE_BEATS = 10  # without a word from the primary, and the connection is given up
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.2, 5.0
 _NOTE_MS = 5_000
 _DROP_MS = 10_000
@@ -143,15 +142,15 @@ class Follower:
         async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls())
             try:
-                at = await self._shake_hands(reader, writer)
+                accept = await self._shake_hands(reader, writer)
             except BaseException:
                 writer.close()
                 raise
         acknowledging = asyncio.ensure_future(self._acknowledge(writer))
         try:
             self.is_connected = True
-            log.info("follows", primary=self._options.primary, begin=at)
-            await self._receive(reader, at)
+            log.info("follows", primary=self._options.primary, begin=accept.begin)
+            await self._receive(reader, accept.begin, frames.silence_s(accept.heartbeat_ms))
         finally:
             writer.close()
             acknowledging.cancel()
@@ -161,8 +160,10 @@ class Follower:
             with suppress(OSError, ssl.SSLError):
                 await writer.wait_closed()
 
-    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        """The log offset from which on bytes will come."""
+    async def _shake_hands(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Accept:
+        """Be let in; the log is open then."""
         store, secret = self._store, self._options.secret_text
         writer.write(frames.GREETING)
         challenge = await frames.expect(reader, Kind.CHALLENGE, Challenge)
@@ -178,6 +179,7 @@ class Follower:
             units_end=units_end,
             last_bytes=last_bytes,
             epochs=[] if store is None else [(begin.epoch, begin.offset) for begin in store.epochs],
+            heartbeat_ms=self._options.heartbeat_ms,
         )
         writer.write(frames.encode_message(Kind.HELLO, hello))
         kind, payload = await frames.read(reader)
@@ -197,12 +199,11 @@ class Follower:
             await asyncio.to_thread(folder.begin_log, self._data_dir, accept.begin, segment_bytes)
             await self._open_store()
         await asyncio.to_thread(self._note)
-        return accept.begin
+        return accept
 
-    async def _receive(self, reader: asyncio.StreamReader, at: int) -> None:
+    async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
         """Raises as `_connect`; UnavailableError: there is no space for more now."""
         store, rest, has_caught_up = self._opened, b"", False
-        silence_s = _SILENCE_BEATS * self._options.heartbeat_ms / 1000
         while True:
             async with asyncio.timeout(silence_s):
                 kind, payload = await frames.read(reader)

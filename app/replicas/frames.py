@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import struct
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -35,6 +35,10 @@ _ACK = struct.Struct(">QQ")
 _OF_REPLICA, _OF_PRIMARY = b"replica", b"primary"
 
 M = TypeVar("M", bound=msgspec.Struct)
+
+
+MAX_HEARTBEAT_MS = 60_000
+Beat = Annotated[int, msgspec.Meta(ge=1, le=MAX_HEARTBEAT_MS)]
 
 
 class Kind(IntEnum):
@@ -62,7 +66,7 @@ class Hello(msgspec.Struct, frozen=True):
     """A replica, and its log.
 
     `end`: where it goes on. `units_end`: where its last unit ends, with the bytes `last_bytes`.
-    `epochs`: (epoch, where it begins), in their order.
+    `epochs`: (epoch, where it begins), in their order. It says something every `heartbeat_ms`.
     """
 
     version: int
@@ -74,14 +78,18 @@ class Hello(msgspec.Struct, frozen=True):
     units_end: int
     last_bytes: bytes
     epochs: list[tuple[int, int]]
+    heartbeat_ms: Beat
 
 
 class Accept(msgspec.Struct, frozen=True):
-    """The log of the primary begins at `first_offset`; its bytes are sent from `begin` on."""
+    """The log of the primary begins at `first_offset`; its bytes are sent from `begin` on, or
+    nothing but where it is, every `heartbeat_ms`.
+    """
 
     proof: bytes
     first_offset: int
     begin: int
+    heartbeat_ms: Beat
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -190,6 +198,13 @@ def replica_proof(secret: str, nonce: bytes, hello_nonce: bytes) -> bytes:
 def primary_proof(secret: str, nonce: bytes, hello_nonce: bytes) -> bytes:
     """Proof that the primary knows it, too."""
     return _proof(secret, _OF_PRIMARY, nonce, hello_nonce)
+
+
+def silence_s(heartbeat_ms: int) -> float:
+    """Seconds without a word from a side that says something so often, after which it is taken for
+    gone.
+    """
+    return 10 * heartbeat_ms / 1000
 
 
 def is_proof(given: bytes, expected: bytes) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pydantic import SecretStr
 
 from app.loopback import is_loopback
+from app.replicas.frames import MAX_HEARTBEAT_MS
 from storage.option_checks import require_at_least
 
 _SHORT_SECRET = 16  # characters; a shorter one can be guessed by trying
@@ -35,6 +36,8 @@ class ReplicaOptions:
             raise ValueError(f"copies is {self.copies}, so ha_host must be set: replicas have them")
         if self.copies > self.max_replicas + 1:
             raise ValueError(f"copies is {self.copies}, max_replicas allows {self.max_replicas}")
+        if self.heartbeat_ms > MAX_HEARTBEAT_MS:
+            raise ValueError(f"heartbeat_ms must be at most {MAX_HEARTBEAT_MS}")
         if not 0 <= self.ha_port <= 65_535:
             raise ValueError(f"ha_port must be from 0 to 65535, got {self.ha_port}")
         if bool(self.tls_certificate) != bool(self.tls_key):

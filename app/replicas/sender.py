@@ -21,7 +21,6 @@ BLOCK_BYTES = 1 << 20
 _HELLO_TIMEOUT_S = 10.0
 _HELLO_BYTES = 1 << 20
 _ACK_BYTES = 64
-_SILENCE_BEATS = 10  # without a word from the replica, and it is taken for gone
 
 log = structlog.get_logger()
 
@@ -72,9 +71,9 @@ class Sender:
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Return when the replica has gone. Raises Refused, BadFrame, OSError, TimeoutError."""
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            begin = await self._let_in(reader, writer)
+            begin, heartbeat_ms = await self._let_in(reader, writer)
         sending = asyncio.ensure_future(self._send(writer, begin))
-        hearing = asyncio.ensure_future(self._hear(reader))
+        hearing = asyncio.ensure_future(self._hear(reader, frames.silence_s(heartbeat_ms)))
         try:
             await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -85,8 +84,13 @@ class Sender:
             if isinstance(result, Exception):
                 raise result
 
-    async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        """The log offset from which on the replica needs bytes. Raises as `run`."""
+    async def _let_in(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[int, int]:
+        """The log offset from which on the replica needs bytes, and its heartbeat in milliseconds.
+
+        Raises as `run`.
+        """
         greeting = await reader.readexactly(len(frames.GREETING))
         if greeting != frames.GREETING:
             raise frames.BadFrame("no greeting of a replica")
@@ -107,12 +111,15 @@ class Sender:
                 await writer.drain()
             raise
         accept = Accept(
-            frames.primary_proof(self._secret, nonce, hello.nonce), self._store.first_offset, begin
+            frames.primary_proof(self._secret, nonce, hello.nonce),
+            self._store.first_offset,
+            begin,
+            int(self._heartbeat_s * 1000),
         )
         writer.write(frames.encode_message(Kind.ACCEPT, accept))
         self.node = hello.node
         self._on_let_in(self)
-        return begin
+        return begin, hello.heartbeat_ms
 
     async def _begin_of(self, hello: Hello) -> int:
         """Raises Refused."""
@@ -179,11 +186,11 @@ class Sender:
             writer.write(frames.encode_message(Kind.REGISTRY, Registry(files)))
             await writer.drain()
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _hear(self, reader: asyncio.StreamReader, silence_s: float) -> None:
         """Return at the end of the connection. Raises BadFrame, OSError, TimeoutError."""
         while True:
             try:
-                async with asyncio.timeout(_SILENCE_BEATS * self._heartbeat_s):
+                async with asyncio.timeout(silence_s):
                     kind, payload = await frames.read(reader, max_bytes=_ACK_BYTES)
             except asyncio.IncompleteReadError:
                 return

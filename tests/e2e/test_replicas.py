@@ -1,6 +1,8 @@
 """A service, a replica that follows it, and what becomes of it when the service is gone."""
 
+import json
 import socket
+from datetime import datetime
 
 import httpx
 import pytest
@@ -334,6 +336,26 @@ def test_settings_are_read_from_the_file_in_the_directory_of_the_replica_too(tmp
             primary.wait_until_copied()
             assert replica.terminate() == 0
     assert promote(replica.data_dir, "--yes", segment_bytes=None).returncode == 0
+
+
+def test_a_replica_and_a_service_of_different_heartbeats_stay_connected(tmp_path):
+    slow = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "2500"}
+    with Primary(tmp_path / "a", environment=slow) as primary:
+        quick = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "100"}
+        with Replica(tmp_path / "b", of(primary.ha_port), environment=quick) as replica:
+            until(lambda: "follows" in replica.log(), "it was let in")
+            # ten beats of the one are less than one of the other
+            until(lambda: heard_ms(replica) > begun_ms(replica) + 5_000, "beats of the service")
+            assert "primary_lost" not in replica.log()
+
+
+def heard_ms(replica: Replica) -> int:
+    return int(note_of(replica.data_dir)["heard_at_ms"])
+
+
+def begun_ms(replica: Replica) -> int:
+    first = json.loads(replica.log().splitlines()[0])["timestamp"]
+    return int(datetime.fromisoformat(first).timestamp() * 1000)
 
 
 def test_no_more_replicas_than_allowed_are_served(tmp_path):
