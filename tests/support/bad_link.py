@@ -72,7 +72,7 @@ class BadLink:
         """From the second to the first; after `left` bytes it ends, or one bit is changed."""
         target, source = ends
         with suppress(OSError):
-            while data := source.recv(min(_PIECE, max(1, left))):
+            while data := source.recv(min(_PIECE, left) if left > 0 else _PIECE):
                 left -= len(data)
                 if left <= 0 and not self.is_good:
                     if not spoils:
