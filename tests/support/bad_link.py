@@ -38,6 +38,11 @@ class BadLink:
         for thread in self._threads:
             thread.join()
 
+    @property
+    def faults(self) -> int:
+        """Connections that it has ended or spoiled by itself."""
+        return self.counts["cut"] + self.counts["spoiled"]
+
     def cut(self) -> None:
         """End all connections."""
         for end in list(self._open):
@@ -61,7 +66,7 @@ class BadLink:
                 near.close()
                 continue
             self.counts["connections"] += 1
-            left = self._randomness.choice((50, 300, 3_000, 30_000, 300_000, 3_000_000))
+            left = self._randomness.choice((300, 3_000, 30_000, 300_000, 1_000_000))
             left = self._randomness.randrange(1, left)
             ends = (near, far)
             self._open.update(ends)
