@@ -19,6 +19,9 @@ from app.replicas.sender import Refused, Sender
 from storage.clock import Clock
 from storage.errors import MessagingError
 
+# connections that have not shown yet that they know the secret; they have ten seconds
+_MOST_STRANGERS = 16
+
 log = structlog.get_logger()
 
 
@@ -131,8 +134,8 @@ class ReplicaListener(Component):
         assert task is not None
         peer = writer.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        if len(self._senders) >= self._options.max_replicas:
-            log.warning("replica_refused", address=address, reason="max_replicas are connected")
+        if sum(not sender.node for sender in self._senders.values()) >= _MOST_STRANGERS:
+            log.warning("replica_refused", address=address, reason="too many connect at once")
             writer.close()
             return
         sender = Sender(
@@ -143,7 +146,7 @@ class ReplicaListener(Component):
             self._clock,
             address=address,
             heartbeat_ms=self._options.heartbeat_ms,
-            on_let_in=self._end_others_of_node,
+            let_in=self._let_in,
         )
         self._senders[task] = sender
         try:
@@ -161,11 +164,17 @@ class ReplicaListener(Component):
             with suppress(OSError):
                 await writer.wait_closed()
 
-    def _end_others_of_node(self, let_in: Sender) -> None:
-        """A node has one disk, so it has one connection: the one before is a dead one."""
-        log.info("replica_follows", node=let_in.node)
+    def _let_in(self, node: str) -> None:
+        """A node has one disk, so it has one connection: the one before is a dead one.
+
+        Raises Refused.
+        """
+        others = {sender.node for sender in self._senders.values()} - {node, ""}
+        if len(others) >= self._options.max_replicas:
+            raise Refused("max_replicas are connected", is_final=False)
+        log.info("replica_follows", node=node)
         for task, sender in self._senders.items():
-            if sender is not let_in and sender.node == let_in.node:
+            if sender.node == node:
                 task.cancel()
 
 

@@ -15,6 +15,7 @@ from app.replicas import frames
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
 from app.replicas.replicated_log import ReplicatedLog
 from storage.clock import Clock
+from storage.formats import record as records
 from storage.formats.epochs import EpochHistory, common_end
 
 BLOCK_BYTES = 1 << 20
@@ -46,16 +47,19 @@ class Sender:
         *,
         address: str,
         heartbeat_ms: int,
-        on_let_in: Callable[["Sender"], None],
+        let_in: Callable[[str], None],
     ) -> None:
-        """`data_dir`: of the service, with its registry if that is a file."""
+        """`data_dir`: of the service, with its registry if that is a file.
+
+        `let_in` is called with the name of the replica before it is accepted. Raises Refused.
+        """
         self._store = store
         self._segment_bytes = segment_bytes
         self._secret = secret
         self._data_dir = data_dir
         self._clock = clock
         self._heartbeat_s = heartbeat_ms / 1000
-        self._on_let_in = on_let_in
+        self._note_let_in = let_in
         self.address = address  # of the replica, with its port
         self.node = ""  # until it is let in
         self.ack = Ack(0, 0)
@@ -104,6 +108,7 @@ class Sender:
             if not hello.node:
                 raise Refused("it has no name: set ESCROWMQ_REPLICA__NODE")
             begin = await self._begin_of(hello)
+            self._note_let_in(hello.node)
         except Refused as refused:
             refuse = Refuse(str(refused), refused.is_final)
             writer.write(frames.encode_message(Kind.REFUSE, refuse))
@@ -118,7 +123,6 @@ class Sender:
         )
         writer.write(frames.encode_message(Kind.ACCEPT, accept))
         self.node = hello.node
-        self._on_let_in(self)
         return begin, hello.heartbeat_ms
 
     async def _begin_of(self, hello: Hello) -> int:
@@ -135,9 +139,9 @@ class Sender:
             return store.first_offset  # it has nothing
         own_end = store.on_disk_end()
         equal_end = common_end(store.epochs, own_end, EpochHistory(hello.epochs), hello.units_end)
-        if equal_end < hello.units_end:
+        if equal_end < hello.units_end or not await self._ends_as(hello):
             raise Refused(
-                f"its log parts from this one at {equal_end} and goes on to {hello.units_end}: "
+                f"its log parts from this one at {equal_end} and goes on to {hello.end}: "
                 "move its store away, and follow with an empty directory"
             )
         if hello.end < store.first_offset:
@@ -151,6 +155,16 @@ class Sender:
             if own != hello.last_bytes:
                 raise Refused("its log is not a copy of this one")
         return hello.end
+
+    async def _ends_as(self, hello: Hello) -> bool:
+        """Is the segment here closed behind the last unit of the replica, if that one is there?
+
+        It can be closed there alone: by a primary that died before its next unit.
+        """
+        if hello.end == hello.units_end or hello.units_end < self._store.first_offset:
+            return True
+        behind = hello.units_end + records.END_OF_FILE_BYTES
+        return records.is_end_of_file(await self._store.read_log(hello.units_end, behind), 0)
 
     async def _send(self, writer: asyncio.StreamWriter, begin: int) -> None:
         """Raises OSError, OffsetExpired."""

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from contextlib import ExitStack
 from datetime import datetime
 
 import httpx
@@ -360,13 +361,25 @@ def begun_ms(replica: Replica) -> int:
 
 def test_no_more_replicas_than_allowed_are_served(tmp_path):
     environment = {"ESCROWMQ_REPLICA__MAX_REPLICAS": "1"}
-    with Primary(tmp_path / "a", environment=environment) as primary:
-        with Replica(tmp_path / "b", of(primary.ha_port)):
-            send(primary, 3)
-            primary.wait_until_copied()
-            with socket.create_connection(("127.0.0.1", primary.ha_port), timeout=60) as second:
-                assert second.recv(1) == b""
-        assert "max_replicas" in primary.log()
+    other = {"ESCROWMQ_REPLICA__NODE": "another"}
+    with (
+        Primary(tmp_path / "a", environment=environment) as primary,
+        Replica(tmp_path / "b", of(primary.ha_port)),
+    ):
+        send(primary, 3)
+        primary.wait_until_copied()
+        with Replica(tmp_path / "c", of(primary.ha_port), environment=other) as second:
+            until(lambda: "max_replicas are connected" in second.log(), "it is told why")
+            assert primary.figures()["escrowmq_replicas"] == 1
+
+
+def test_strangers_that_say_nothing_keep_no_replica_out(primary, tmp_path):
+    send(primary, 3)
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(socket.create_connection(("127.0.0.1", primary.ha_port)))
+        stack.enter_context(Replica(tmp_path / "b", of(primary.ha_port)))
+        primary.wait_until_copied()
 
 
 def test_a_replica_can_begin_where_the_log_of_its_service_begins(tmp_path):
