@@ -18,6 +18,7 @@ from app.components.hand_over import BrokerFilesComponent, take_over_component
 from app.components.members import MembersComponent
 from app.components.push import PushComponent
 from app.components.registry import RegistryComponent
+from app.components.replicas import ReplicasComponent
 from app.components.retention import RetentionComponent
 from app.components.schedules import CronComponent, SchedulesComponent
 from app.components.transactions import CheckSenderComponent, TransactionsComponent
@@ -159,7 +160,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
     """The components above the store, in the order of their start; they stop in reverse."""
     clock, settings = base.clock, base.settings
     return [
-        services.replicas,
+        ReplicasComponent(services.replicas),
         RetentionComponent(services, base.store),
         DiskComponent(services.disk, base.metrics),
         BrokerFilesComponent(

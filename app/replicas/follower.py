@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from app.replicas import folder, frames
+from app.replicas.closing import close
 from app.replicas.folder import ReplicaNote
 from app.replicas.frames import Accept, Ack, BadFrame, Challenge, Data, Hello, Kind, Refuse
 from app.replicas.options import ReplicaOptions, split_address
@@ -144,7 +145,7 @@ class Follower:
             try:
                 accept = await self._shake_hands(reader, writer)
             except BaseException:
-                writer.close()
+                writer.transport.abort()
                 raise
         acknowledging = asyncio.ensure_future(self._acknowledge(writer))
         try:
@@ -152,13 +153,11 @@ class Follower:
             log.info("follows", primary=self._options.primary, begin=accept.begin)
             await self._receive(reader, accept.begin, frames.silence_s(accept.heartbeat_ms))
         finally:
-            writer.close()
             acknowledging.cancel()
             # not awaited itself: what ends this task here must not be taken for its end
             await asyncio.wait({acknowledging})
             _ = acknowledging.cancelled() or acknowledging.exception()
-            with suppress(OSError, ssl.SSLError):
-                await writer.wait_closed()
+            await close(writer)
 
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -229,7 +228,7 @@ class Follower:
     async def _take(self, store: LocalReplica, at: int, data: bytes) -> bytes:
         """Store whole units of the bytes from `at` on; what is left is the beginning of one."""
         begin = store.stored_offset()
-        data = data[begin - at :]  # without what lies behind the end-of-file record
+        data = data[begin - at :]  # without the zeros behind an end-of-file record
         if not data:
             return b""
         try:

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import struct
 from enum import IntEnum
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -211,5 +211,5 @@ def is_proof(given: bytes, expected: bytes) -> bool:
     return hmac.compare_digest(given, expected)
 
 
-def _proof(secret: str, *parts: Any) -> bytes:
+def _proof(secret: str, *parts: bytes) -> bytes:
     return hmac.digest(secret.encode(), b"".join(parts), hashlib.sha256)

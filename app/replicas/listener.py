@@ -3,15 +3,13 @@
 import asyncio
 import sqlite3
 import ssl
-from collections.abc import Iterator
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
-from app.component import Component, Gauge
+from app.replicas.closing import close
 from app.replicas.frames import BadFrame
 from app.replicas.options import ReplicaOptions
 from app.replicas.replicated_log import ReplicatedLog
@@ -40,7 +38,7 @@ class ConnectedReplica(NamedTuple):
     silent_ms: int
 
 
-class ReplicaListener(Component):
+class ReplicaListener:
     """Serves the log to replicas, where the settings say so. Event loop only."""
 
     def __init__(
@@ -75,9 +73,9 @@ class ReplicaListener(Component):
         log.info("replicas_served", host=host, port=port, tls=bool(options.tls_certificate))
 
     @property
-    def port(self) -> int | None:
-        """The one that it listens on; None where it does not."""
-        return None if self._server is None else int(self._server.sockets[0].getsockname()[1])
+    def is_open(self) -> bool:
+        """Does it listen for replicas?"""
+        return self._server is not None
 
     async def stop(self) -> None:
         if self._server is None:
@@ -118,17 +116,6 @@ class ReplicaListener(Component):
             for sender in let_in
         ]
 
-    def gauges(self) -> Iterator[Gauge]:
-        if self._server is None:
-            return
-        senders = [sender for sender in self._senders.values() if sender.node]
-        yield Gauge("escrowmq_replicas", "Replicas that are connected", len(senders))
-        yield Gauge(
-            "escrowmq_replica_behind_bytes",
-            "Log that the connected replica that is furthest behind does not have on disk",
-            max((sender.behind_bytes for sender in senders), default=0),
-        )
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -160,9 +147,7 @@ class ReplicaListener(Component):
             del self._senders[task]
             if sender.node and all(other.node != sender.node for other in self._senders.values()):
                 self._store.forget_copy(sender.node)
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+            await close(writer)
 
     def _let_in(self, node: str) -> None:
         """A node has one disk, so it has one connection: the one before is a dead one.

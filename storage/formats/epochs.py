@@ -7,9 +7,7 @@ epochs (KIP-101, KIP-279) and RocketMQ's EpochFile; a cut at the place that was 
 safe instead has lost messages.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -24,9 +22,6 @@ class EpochBegin(NamedTuple):
     offset: int
 
 
-_offset_of = attrgetter("offset")
-
-
 class EpochHistory:
     """Epochs in the order of the log: their numbers rise, their offsets do not fall."""
 
@@ -38,16 +33,11 @@ class EpochHistory:
     def __iter__(self) -> Iterator[EpochBegin]:
         return iter(self._begins)
 
-    def __len__(self) -> int:
-        return len(self._begins)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EpochHistory) and self._begins == other._begins
 
     def __repr__(self) -> str:
         return f"EpochHistory({[tuple(begin) for begin in self._begins]})"
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
 
     @property
     def last_epoch(self) -> int:
@@ -58,10 +48,6 @@ class EpochHistory:
         """Units of this epoch begin at `offset`, where all that were noted before end."""
         if epoch > self.last_epoch:
             self._begins.append(EpochBegin(epoch, offset))
-
-    def cut(self, end: int) -> None:
-        """The log ends here now."""
-        del self._begins[bisect_left(self._begins, end, key=_offset_of) :]
 
     def end_of(self, epoch: int, log_end: int) -> int | None:
         """Where the units of this epoch end in a log that ends at `log_end`; None without any.

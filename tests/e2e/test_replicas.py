@@ -1,6 +1,8 @@
 """A service, a replica that follows it, and what becomes of it when the service is gone."""
 
 import json
+import os
+import signal
 import socket
 from contextlib import ExitStack
 from datetime import datetime
@@ -10,7 +12,7 @@ import pytest
 
 from tests.support.certificates import self_signed
 from tests.support.http import assert_problem, ok, until
-from tests.support.replica import Primary, Replica, note_of, of, promote
+from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids
 from tests.support.server import Server
 
 CONFIGURATION, DIRECTORY_IN_USE = 78, 73
@@ -27,20 +29,6 @@ def send(service: Server, count: int, *, topic: str = "orders") -> list[str]:
             ]
             for n in range(count)
         ]
-
-
-def read_ids(service: Server, topic: str = "orders") -> set[str]:
-    """Ids of all messages of a topic."""
-    found: set[str] = set()
-    with service.client() as api:
-        for queue in ok(api.get(f"/v1/topics/{topic}/queues"))["items"]:
-            path = f"/v1/topics/{topic}/queues/{queue['queue_id']}/messages"
-            at = queue["min_offset"]
-            while at < queue["max_offset"]:
-                page = ok(api.get(path, params={"offset": at, "max_messages": 100}))
-                found.update(message["message_id"] for message in page["messages"])
-                at = page["next_offset"]
-    return found
 
 
 @pytest.fixture
@@ -273,6 +261,31 @@ def test_with_two_copies_a_service_without_its_replica_stops_in_order(tmp_path):
         assert primary.terminate() == 0
 
 
+def test_with_two_copies_a_replica_that_stands_still_is_left_out_and_counts_again_later(tmp_path):
+    with (
+        Primary(tmp_path / "a", environment=TWO_COPIES) as primary,
+        primary.client() as api,
+        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+    ):
+        until(lambda: takes_messages(api), "the replica counts")
+        send(primary, 3)
+        os.kill(replica.pid, signal.SIGSTOP)
+        large = {"payload": "x" * 1_000_000, "require_durability": "buffered"}
+        until(
+            lambda: api.post("/v1/topics/orders/messages", json=large).status_code == 503,
+            "it is known to stand still",
+        )
+        assert ok(api.get("/v1/admin/replicas"))["items"] == []
+        os.kill(replica.pid, signal.SIGCONT)
+        until(lambda: takes_messages(api), "it counts again")
+        sent = send(primary, 1)
+        primary.kill()
+        assert replica.terminate() == 0
+        assert promote(replica.data_dir, "--yes").returncode == 0
+        with replica.service() as service:
+            assert set(sent) <= read_ids(service)
+
+
 def test_two_replicas_of_one_name_count_as_one(tmp_path):
     three = {"ESCROWMQ_REPLICA__COPIES": "3"}
 
@@ -369,7 +382,7 @@ def test_no_more_replicas_than_allowed_are_served(tmp_path):
         send(primary, 3)
         primary.wait_until_copied()
         with Replica(tmp_path / "c", of(primary.ha_port), environment=other) as second:
-            until(lambda: "max_replicas are connected" in second.log(), "it is told why")
+            until(lambda: "max_replicas are connected" in second.log(), "the reason is logged")
             assert primary.figures()["escrowmq_replicas"] == 1
 
 

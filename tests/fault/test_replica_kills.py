@@ -14,7 +14,7 @@ import pytest
 from tests.fault.campaign_size import sized
 from tests.support.bad_link import BadLink
 from tests.support.http import ok, until
-from tests.support.replica import Primary, Replica, of, promote
+from tests.support.replica import Primary, Replica, of, promote, read_ids
 from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
@@ -62,20 +62,6 @@ def log_of(service: Server) -> bytes:
     """Without the zeros behind its end."""
     folder = service.data_dir / "store" / "commitlog"
     return b"".join(path.read_bytes() for path in sorted(folder.iterdir())).rstrip(b"\0")
-
-
-def ids_in(service: Server) -> set[str]:
-    with service.client() as api:
-        lines = api.get("/v1/topics/orders/queues").json()["items"]
-        found: set[str] = set()
-        for queue in lines:
-            path = f"/v1/topics/orders/queues/{queue['queue_id']}/messages"
-            at = queue["min_offset"]
-            while at < queue["max_offset"]:
-                page = ok(api.get(path, params={"offset": at, "max_messages": 100}))
-                found.update(message["message_id"] for message in page["messages"])
-                at = page["next_offset"]
-    return found
 
 
 def until_it_fails(link: BadLink, sending: Sending) -> None:
@@ -133,7 +119,7 @@ def test_a_replica_ends_with_the_log_of_its_service_whatever_is_cut_spoiled_or_k
         promoted = promote(replica.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
         assert promoted.returncode == 0, promoted.stderr
         with replica.service() as service:
-            assert set(acknowledged) <= ids_in(service)
+            assert set(acknowledged) <= read_ids(service)
 
 
 FAILOVERS = sized(ci=4, full=60)
@@ -203,5 +189,5 @@ def test_with_two_copies_no_message_that_was_acknowledged_or_read_is_lost_with_i
         promoted = promote(replica.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
         assert promoted.returncode == 0, promoted.stderr
         with replica.service() as service:
-            assert known <= ids_in(service)
+            assert known <= read_ids(service)
         assert len(known) >= wanted

@@ -11,7 +11,7 @@ import msgspec
 
 from app.registry.registry_files import read_files
 from app.replicas.folder import read_note
-from tests.support.http import until
+from tests.support.http import ok, until
 from tests.support.server import Server, clean_environment, reserved_port
 
 _PROGRAM = Path(sys.executable).with_name("escrowmq")
@@ -96,6 +96,20 @@ def note_of(data_dir: Path) -> Any:
     """None where the directory is no replica's."""
     note = read_note(data_dir)
     return None if note is None else msgspec.to_builtins(note)
+
+
+def read_ids(service: Server, topic: str = "orders") -> set[str]:
+    """Ids of all messages of a topic."""
+    found: set[str] = set()
+    with service.client() as api:
+        for queue in ok(api.get(f"/v1/topics/{topic}/queues"))["items"]:
+            path = f"/v1/topics/{topic}/queues/{queue['queue_id']}/messages"
+            at = queue["min_offset"]
+            while at < queue["max_offset"]:
+                page = ok(api.get(path, params={"offset": at, "max_messages": 100}))
+                found.update(message["message_id"] for message in page["messages"])
+                at = page["next_offset"]
+    return found
 
 
 def promote(

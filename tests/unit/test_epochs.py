@@ -31,14 +31,6 @@ def test_an_epoch_is_noted_once_and_never_a_lower_one():
     assert history.last_epoch == 3
 
 
-def test_a_log_that_is_cut_forgets_the_epochs_that_begin_behind_its_end():
-    history = EpochHistory([(1, 0), (3, 200), (4, 300)])
-
-    history.cut(300)
-
-    assert history == EpochHistory([(1, 0), (3, 200)])
-
-
 @pytest.mark.parametrize(
     ("own", "own_end", "other", "other_end", "expected"),
     [
