@@ -13,9 +13,10 @@ readers, and its calls are answered, when the policy says it is safe:
     interval     BUFFERED           same                                       when written
     interval     SYNCED             when durable                               when durable
 
-Written is what is in the log's file. Where appends go into a write pool, that is when it is
-committed, and a call that asks for MEMORY is answered before, once the pool has it; where they go
-into the file, MEMORY is as BUFFERED.
+Durable is what is on as many disks as must have it (`copies.py`): the own one, unless there are
+replicas to wait for. Written is what is in the log's file. Where appends go into a write pool, that
+is when it is committed, and a call that asks for MEMORY is answered before, once the pool has it;
+where they go into the file, MEMORY is as BUFFERED.
 
 Units become visible in order. So behind a unit that must be durable first nothing is seen either:
 else a power cut could undo a decision that a client has already read.

@@ -251,13 +251,18 @@ def test_with_two_copies_sends_are_refused_without_a_replica_and_taken_with_one(
             assert read_ids(service) == {sent["message_id"]}
 
 
-def test_with_two_copies_a_service_without_its_replica_stops_in_order(tmp_path):
+def test_with_two_copies_a_service_without_a_replica_gives_what_it_has_and_stops_in_order(
+    tmp_path,
+):
     with Primary(tmp_path / "a", environment=TWO_COPIES) as primary, primary.client() as api:
         with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
             until(lambda: takes_messages(api), "the replica counts")
-            send(primary, 3)
+            sent = send(primary, 3)
+            ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
             replica.kill()
         until(lambda: not takes_messages(api), "it is known to be gone")
+        received = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 10}))
+        assert {one["message_id"] for one in received["messages"]} == set(sent)
         assert primary.terminate() == 0
 
 
