@@ -2,6 +2,7 @@
 before a person has promoted it.
 """
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -47,6 +48,11 @@ def has_log(data_dir: Path) -> bool:
     return folder.is_dir() and any(
         names.base_offset(path.name) is not None for path in folder.iterdir()
     )
+
+
+def remove_empty_store(data_dir: Path) -> None:
+    """Remove the files of a store without any unit, that is closed."""
+    shutil.rmtree(data_dir / "store")
 
 
 def begin_log(data_dir: Path, first_offset: int, segment_bytes: int) -> None:

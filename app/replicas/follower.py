@@ -168,14 +168,15 @@ class Follower:
         challenge = await frames.expect(reader, Kind.CHALLENGE, Challenge)
         nonce = secrets.token_bytes(frames.NONCE_BYTES)
         units_end, last_bytes = (0, b"") if store is None else await store.read_end()
+        end = store.stored_offset() if store is not None and last_bytes else 0  # 0: it has nothing
         hello = Hello(
             version=frames.VERSION,
             node=self._node,
             nonce=nonce,
             proof=frames.replica_proof(secret, challenge.nonce, nonce),
             segment_bytes=self._store_options.segment_bytes,
-            end=0 if store is None else store.stored_offset(),
-            units_end=units_end,
+            end=end,
+            units_end=min(units_end, end),
             last_bytes=last_bytes,
             epochs=[] if store is None else [(begin.epoch, begin.offset) for begin in store.epochs],
             heartbeat_ms=self._options.heartbeat_ms,
@@ -193,12 +194,24 @@ class Follower:
         proof = frames.primary_proof(secret, challenge.nonce, nonce)
         if not frames.is_proof(accept.proof, proof):
             raise FollowRefused("what answers there does not know the secret")
-        if store is None:
-            segment_bytes = self._store_options.segment_bytes
-            await asyncio.to_thread(folder.begin_log, self._data_dir, accept.begin, segment_bytes)
-            await self._open_store()
+        if end and accept.begin != end:
+            raise BadFrame(f"bytes from {accept.begin} on, where {end} must come")
+        if store is None or store.stored_offset() != accept.begin:
+            await self._begin_log(accept.begin)
         await asyncio.to_thread(self._note)
         return accept
+
+    async def _begin_log(self, begin: int) -> None:
+        """Open a log that begins there, in place of one without any unit: retention can have moved
+        the beginning of the primary's since that was made.
+        """
+        store, self._store = self._store, None
+        if store is not None:
+            await store.aclose()
+            await asyncio.to_thread(folder.remove_empty_store, self._data_dir)
+        segment_bytes = self._store_options.segment_bytes
+        await asyncio.to_thread(folder.begin_log, self._data_dir, begin, segment_bytes)
+        await self._open_store()
 
     async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
         """Raises as `_connect`; UnavailableError: there is no space for more now."""

@@ -10,6 +10,8 @@ from datetime import datetime
 import httpx
 import pytest
 
+from app.replicas import folder
+from app.replicas.folder import ReplicaNote
 from tests.support.certificates import self_signed
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids
@@ -230,6 +232,22 @@ def test_the_log_goes_over_tls_where_there_is_a_certificate(tmp_path):
 
 def takes_messages(api: httpx.Client) -> bool:
     return bool(ok(api.get("/readyz"))["checks"]["store_writable"] == "ok")
+
+
+def test_a_replica_that_has_nothing_yet_begins_where_the_log_of_its_service_begins_by_now(
+    primary, tmp_path
+):
+    """Retention dropped a segment between its being let in and its first byte."""
+    folder.write_note(tmp_path / "b", ReplicaNote(primary=of(primary.ha_port)))
+    folder.begin_log(tmp_path / "b", 5 << 24, 1 << 24)
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        sent = send(primary, 3)
+        primary.wait_until_copied()
+        primary.kill()
+        assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as service:
+        assert read_ids(service) == set(sent)
 
 
 def test_with_two_copies_sends_are_refused_without_a_replica_and_taken_with_one(tmp_path):
