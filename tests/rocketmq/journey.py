@@ -187,7 +187,7 @@ class Journey:
         broker.ask_soon()
         asked = keys(broker.checks(lambda found: asks <= set(keys(found)), self._checks))
         self._checks += len(asked)
-        broker.run("configure", settings={"transactionTimeOut": 3_600_000})
+        broker.ask_no_more()
         self.ledger.note("asked", *asked)
         decided = {*asked} - asks
         assert decided == set(), f"it asks about what is decided: {self.ledger.of(decided)}"

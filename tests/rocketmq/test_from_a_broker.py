@@ -77,10 +77,10 @@ def write(broker: Broker, told: SimpleNamespace) -> None:
             sent = broker.begin("shop-2", "orders", b"x", keys=[name])
             told.halves[name] = sent["transaction_id"]
     broker.run("answer_checks", group="shop-2", answer="unknown", topics=["orders"])
-    broker.ask_soon()
+    broker.ask_soon(again_ms=700)
     asked = broker.checks(lambda found: len(found) >= 20)
     told.asked_at_first = {key: keys(asked).count(key) for key in keys(asked)}
-    broker.run("configure", settings={"transactionTimeOut": 3_600_000})
+    broker.ask_no_more()
     for how in COMPRESSIONS:
         compress = None if how == "none" else how
         broker.send(message("orders", body(how), **fields(f"plain-{how}")), compress=compress)

@@ -124,8 +124,9 @@ def transact(broker: Broker, told: SimpleNamespace) -> None:
     for name in asked:
         begin(name)
     broker.run("answer_checks", group="shop", answer="unknown", topics=["orders"])
-    broker.ask_soon()
+    broker.ask_soon(again_ms=700)
     found = broker.checks(lambda found: all(keys(found).count(name) >= 2 for name in asked))
+    broker.ask_soon()
     broker.run(
         "answer_checks", group="shop", answer="unknown", by_key=AT_A_CHECK, topics=["orders"]
     )
@@ -138,7 +139,7 @@ def transact(broker: Broker, told: SimpleNamespace) -> None:
         len(found),
     )
     until(lambda: "checked-commit" in keys(broker.pull("orders")), "the check is answered")
-    broker.run("configure", settings={"transactionTimeOut": 3_600_000})
+    broker.ask_no_more()
     begin("commit", "commit")
     begin("commit-zstd", "commit", compress="zstd")
     begin("rollback", "rollback")

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from storage.files.vfs import ReadOnlyVfs
 from storage.formats import consumer_offsets
 from storage.formats.consumer_offsets import GroupQueue
+from storage.local import config_files
 from tests.rocketmq.broker import Broker
 from tests.rocketmq.driver import Json, keys, message
 from tests.rocketmq.service import Service
@@ -78,8 +80,10 @@ def consume(broker: Broker, group: str, last: str) -> None:
 
 def offset_of(store: Path, group: str, topic: str) -> int | None:
     """The offset in the broker's file."""
-    raw = (store / "config" / consumer_offsets.FILE).read_bytes()
-    return consumer_offsets.read(raw).by_queue().get(GroupQueue(group, topic, 0))
+    file = store / "config" / consumer_offsets.FILE
+    # The broker may be writing it: then its copy is read.
+    found, _ = config_files.find(ReadOnlyVfs(), file, consumer_offsets.read)
+    return None if found is None else found.by_queue().get(GroupQueue(group, topic, 0))
 
 
 def receive_popped(service: Service, told: SimpleNamespace) -> None:
