@@ -160,7 +160,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
     """The components above the store, in the order of their start; they stop in reverse."""
     clock, settings = base.clock, base.settings
     return [
-        ReplicasComponent(services.replicas),
+        ReplicasComponent(services.replicas, services.stopping),
         RetentionComponent(services, base.store),
         DiskComponent(services.disk, base.metrics),
         BrokerFilesComponent(

@@ -165,8 +165,7 @@ class ServiceLifecycle:
             walked, to_walk = self.progress
             context |= {"walked_bytes": str(walked), "bytes_to_walk": str(to_walk)}
         if self.phase is not Phase.READY:
-            detail = _OTHER_REGISTRY if self.phase is Phase.WITHOUT_REGISTRY else None
-            raise Refusal(_NOT_READY[self.phase], detail, context=context)
+            raise Refusal(_NOT_READY[self.phase], self._why_not_ready(), context=context)
         if self._database is not None and self._database.lost is not None:
             raise Refusal("registry_unavailable", self._database.lost, context=context)
         checks = {
@@ -188,6 +187,18 @@ class ServiceLifecycle:
             "store_intact": self._scrub_check(),
             **checks,
         }
+
+    def _why_not_ready(self) -> str | None:
+        if self.phase is Phase.WITHOUT_REGISTRY:
+            return _OTHER_REGISTRY
+        if self.phase is Phase.STARTING and self._store is not None and self._store.unsafe_bytes:
+            copies = self.settings.replica.copies
+            return (
+                f"the last {self._store.unsafe_bytes} bytes of the log are not known to be on "
+                f"{copies} machines: it waits until replicas that follow have them. Where none "
+                "will, start it with ESCROWMQ_REPLICA__COPIES=1"
+            )
+        return None
 
     def _store_check(self) -> str:
         if self._store is not None and not self._store.disk_usage().is_writable:
@@ -263,10 +274,11 @@ class ServiceLifecycle:
             connections=self.connections,
             controls=self._controls,
         )
-        services = services_of(base)
+        services = self._services = services_of(base)
         for component in components_of(base, services):
             await self._start(component)
-        self._services = services
+            if self.phase is not Phase.STARTING:
+                return  # it ends
         for component in self._components:
             for loop in component.loops():
                 self._loops.add(loop)

@@ -1,5 +1,6 @@
 """The service of replicas as a component."""
 
+import asyncio
 from collections.abc import Iterator
 
 from app.component import Component, Gauge
@@ -9,12 +10,26 @@ from app.replicas.listener import ReplicaListener
 class ReplicasComponent(Component):
     """Serves the log to replicas, where the settings say so."""
 
-    def __init__(self, listener: ReplicaListener) -> None:
+    def __init__(self, listener: ReplicaListener, stopping: asyncio.Event) -> None:
+        """`stopping` is set when the service is to end, also while it starts."""
         self._listener = listener
+        self._stopping = stopping
 
     async def start(self) -> None:
-        """Raises CannotServeReplicas."""
+        """Return once as many disks have the log as must have it, or the service is to end.
+
+        Until then no reader may see the end of the log: it could be lost with this machine.
+
+        Raises CannotServeReplicas, FlushFailed.
+        """
         await self._listener.start()
+        safe = asyncio.ensure_future(self._listener.wait_safe())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((safe, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if safe.done():
+            safe.result()
+        safe.cancel()
 
     async def stop(self) -> None:
         await self._listener.stop()

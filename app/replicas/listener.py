@@ -87,6 +87,14 @@ class ReplicaListener:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
 
+    async def wait_safe(self) -> None:
+        """Return once as many disks as must have the log have all of it. Raises FlushFailed."""
+        if self._store.unsafe_bytes:
+            log.warning(
+                "waits_for_replicas", bytes=self._store.unsafe_bytes, copies=self._options.copies
+            )
+            await self._store.flush()
+
     @property
     def copies(self) -> int:
         """Machines that must have a message before it is acknowledged."""

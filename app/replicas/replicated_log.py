@@ -26,6 +26,15 @@ class ReplicatedLog(Protocol):
     async def wait_progress(self) -> None:
         """Return when one of the ends may have moved."""
 
+    @property
+    def unsafe_bytes(self) -> int:
+        """Log that is not on as many disks as must have it, or is not known to be."""
+
+    async def flush(self) -> int:
+        """Return once everything is on as many disks as must have it: up to where that is. Raises
+        FlushFailed.
+        """
+
     def note_copy(self, node: str, synced_end: int) -> None:
         """The disk of a connected node has everything before this log offset."""
 

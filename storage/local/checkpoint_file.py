@@ -30,19 +30,27 @@ class CheckpointFile:
         stored_at_ms: int,
         is_clean: bool = False,
         first_offset: int | None = None,
+        confirm_offset: int | None = None,
     ) -> None:
         """Write how far the log is known to be on disk; in the page cache on return.
 
         `stored_at_ms`: of the newest record below synced_offset; 0 keeps what was noted before.
-        `first_offset`: where the log begins; None keeps what was noted before.
+        `first_offset`: where the log begins; None keeps what was noted before. `confirm_offset`:
+        what is on as many disks as must have it; None where this one is enough.
         """
         if first_offset is None and self.slot is not None:
             first_offset = self.slot.first_offset
         self._set_slot(synced_offset, epoch, first_offset, is_clean=is_clean)
         physic_ms, logics_ms, index_ms, master_flushed, _ = self.fields
+        confirmed = synced_offset if confirm_offset is None else confirm_offset
         self._set_fields(
-            Fields(stored_at_ms or physic_ms, logics_ms, index_ms, master_flushed, synced_offset)
+            Fields(stored_at_ms or physic_ms, logics_ms, index_ms, master_flushed, confirmed)
         )
+        self._write()
+
+    def confirm(self, confirm_offset: int) -> None:
+        """Other disks have what the own one has had; in the page cache on return."""
+        self._set_fields(self.fields._replace(confirm_offset=confirm_offset))
         self._write()
 
     def is_cached(self) -> bool:

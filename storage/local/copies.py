@@ -33,9 +33,13 @@ class Copies:
         self._others.pop(node, None)
         self.is_short = len(self._others) < self.needed - 1
 
-    def _move(self) -> None:
-        end = self._own_end
+    def safe_with(self, own_end: int) -> int:
+        """The end of what is safe once the own disk has everything before `own_end`."""
+        end = own_end
         if self.needed > 1:
             others = sorted(self._others.values(), reverse=True)
             end = 0 if self.is_short else min(end, others[self.needed - 2])
-        self.safe_end = max(self.safe_end, end)
+        return max(self.safe_end, end)
+
+    def _move(self) -> None:
+        self.safe_end = self.safe_with(self._own_end)

@@ -17,7 +17,6 @@ from storage.errors import CorruptRecord
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.local import log_walk
 from storage.local.consume_queue import ConsumeQueue, Unflushed
-from storage.local.copies import Copies
 from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import Made, Pending
 from storage.local.flusher import Flusher
@@ -66,7 +65,6 @@ class Deriver:
         clock: Clock,
         options: LocalStoreOptions,
         *,
-        copies: Copies,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._queues = files.recovered.queues
@@ -81,7 +79,6 @@ class Deriver:
         self._offsets = files.offsets
         self._checkpoint = files.checkpoint
         self._tail = tail
-        self._copies = copies
         self._flusher = flusher
         self._runner = runner
         self._clock = clock
@@ -177,7 +174,7 @@ class Deriver:
         if (
             self._round is not None
             and not self._is_writing
-            and self._copies.safe_end >= self._round.log_end
+            and self._flusher.durable_end >= self._round.log_end
         ):
             self._write(self._round)
 

@@ -8,6 +8,7 @@ makes the engine owns it.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -45,6 +46,8 @@ from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
 from storage.message import Durability, Message, Placed
 from storage.store_status import PoolStatus
+
+_CONFIRM_MS = 100
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -99,8 +102,13 @@ class Engine:
             on_failure=self.fail,
             pool=self.pool,
         )
-        end = files.recovered.end  # what is there is shown, so it is taken for safe
-        self.copies = Copies(end, needed=2 if is_replica else copies, safe_end=end)
+        self.copies = Copies(
+            files.recovered.end,
+            needed=2 if is_replica else copies,
+            safe_end=files.recovered.confirmed_end,
+        )
+        self._confirmed_end = self.copies.safe_end  # what the checkpoint says of it
+        self._confirms = False  # will it say more in a moment?
         self.writer = self._make_writer(clock, options)
         self.flusher = self._make_flusher(clock, options)
         self.writer.attach(self.flusher, self._make_committer(clock, options))
@@ -184,6 +192,7 @@ class Engine:
         return Flusher(
             self._flush_log,
             self._files.checkpoint,
+            self.copies,
             self._runner,
             clock,
             durable_end=self._files.recovered.end,
@@ -201,7 +210,6 @@ class Engine:
             self._runner,
             clock,
             options,
-            copies=self.copies,
             on_failure=self.fail,
         )
 
@@ -371,6 +379,18 @@ class Engine:
         self._safe.reach(self.copies.safe_end)
         self._note_progress()
         self._check_drained()
+        if self.copies.needed > 1 and not self._confirms:
+            self._confirms = True
+            self._runner.later(_CONFIRM_MS, self._confirm)
+
+    def _confirm(self) -> None:
+        """Note what is safe: a flush does, but what it has synced is safe only after it."""
+        self._confirms = False
+        safe_end = self.copies.safe_end
+        if safe_end > self._confirmed_end and not self.is_closed and self._failure is None:
+            self._confirmed_end = safe_end
+            confirm = partial(self._files.checkpoint.confirm, safe_end)
+            self._runner.beside(Lane.FLUSH, confirm, lambda _: None, self.fail)
 
     def fail(self, error: Exception) -> None:
         """The log, or what belongs to it, could not be written: nothing is acknowledged any
@@ -420,14 +440,15 @@ class Engine:
             await self.in_lane(lane, lambda: None)
         self.is_closed = True
         in_order = is_kept and self._failure is None
-        end, stored_at_ms, epoch = (
+        close = partial(
+            self._files.close,
             self.tail.written_end,
             self.tail.stored_at_ms,
             self.last_epoch,
+            safe_end=self.copies.safe_end,
+            in_order=in_order,
         )
-        await self.in_lane(
-            Lane.FLUSH, lambda: self._files.close(end, stored_at_ms, epoch, in_order=in_order)
-        )
+        await self.in_lane(Lane.FLUSH, close)
         if self._own_runner is not None:
             self._own_runner.close()
 

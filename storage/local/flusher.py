@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from storage.clock import Clock
 from storage.local.checkpoint_file import CheckpointFile
+from storage.local.copies import Copies
 from storage.local.runner import Lane, Runner
 from storage.local.sync_times import SyncTimes
 
@@ -22,6 +23,7 @@ class Flusher:
         self,
         flush_log: Callable[[int, int], None],
         checkpoint: CheckpointFile,
+        copies: Copies,
         runner: Runner,
         clock: Clock,
         *,
@@ -40,6 +42,7 @@ class Flusher:
         """
         self._flush_log = flush_log
         self._checkpoint = checkpoint
+        self._copies = copies
         self._runner = runner
         self._clock = clock
         self._epoch = epoch
@@ -85,13 +88,19 @@ class Flusher:
         begin, end, stored_at_ms = self.durable_end, self._wanted_end, self._wanted_stored_at_ms
         self.is_busy, self._is_awaited, self._begun_ms = True, False, now_ms
         self.times.begin(end - begin, now_ms)
+        confirm_offset = self._copies.safe_with(end)
         force = now_ms - self._forced_ms >= _FORCE_CHECKPOINT_MS
         if force:
             self._forced_ms = now_ms
 
         def flush() -> int:
             self._flush_log(begin, end)
-            self._checkpoint.note(synced_offset=end, epoch=self._epoch, stored_at_ms=stored_at_ms)
+            self._checkpoint.note(
+                synced_offset=end,
+                epoch=self._epoch,
+                stored_at_ms=stored_at_ms,
+                confirm_offset=confirm_offset,
+            )
             if force:
                 self._checkpoint.force()
             return end

@@ -343,6 +343,11 @@ class LocalMessageStore:
         """Are new messages refused because too few nodes are connected?"""
         return self._copies.is_short
 
+    @property
+    def unsafe_bytes(self) -> int:
+        """Log that is not on as many disks as must have it, or is not known to be."""
+        return self._tail.written_end - self._copies.safe_end
+
     async def wait_progress(self) -> None:
         """Return when more may be synced than was, or there is more space, or the store ends."""
         await self._engine.wait_progress()

@@ -118,6 +118,7 @@ class Recovered(NamedTuple):
     walked_from: int  # everything behind was verified
     end: int
     units_end: int  # an end-of-file record may lie behind
+    confirmed_end: int  # of what is known to be on as many disks as had to have it
     epoch: int  # of the units to come
     epochs: EpochHistory  # of those that are there and of those to come
     last_stored_at_ms: int
@@ -235,12 +236,14 @@ def recover(
         indexed_keys=indexing.key_count,
         steps=watch.steps,
     )
+    confirmed = checkpoint.fields.confirm_offset
     indexed_end = walk.end if indexing.stopped_at is None else indexing.stopped_at
     return Recovered(
         queues,
         begin,
         walk.end,
         epochs.units_end,
+        walk.end if confirmed >= epochs.units_end else confirmed,
         epoch,
         epochs.history,
         last_stored_at_ms,

@@ -166,11 +166,17 @@ class StoreFiles:
         )
         recovery_reports.keep(self.directory, self.report, self.earlier_recoveries)
 
-    def close(self, end: int, stored_at_ms: int, epoch: int, *, in_order: bool) -> None:
+    def close(
+        self, end: int, stored_at_ms: int, epoch: int, *, safe_end: int, in_order: bool
+    ) -> None:
         """In order: the next start has nothing to recover."""
         if in_order:
             self.checkpoint.note(
-                synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, is_clean=True
+                synced_offset=end,
+                epoch=epoch,
+                stored_at_ms=stored_at_ms,
+                is_clean=True,
+                confirm_offset=safe_end,
             )
             self.checkpoint.force()
             self.directory.unmark()
@@ -203,7 +209,11 @@ class StoreFiles:
         end, epoch, stored_at_ms = recovered.end, recovered.epoch, recovered.last_stored_at_ms
         first_offset = self.segments.first_offset
         self.checkpoint.note(
-            synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, first_offset=first_offset
+            synced_offset=end,
+            epoch=epoch,
+            stored_at_ms=stored_at_ms,
+            first_offset=first_offset,
+            confirm_offset=recovered.confirmed_end,
         )
         self.tells_cached = self.checkpoint.is_cached()
         self.checkpoint.force()

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 
 import httpx
@@ -282,6 +282,41 @@ def test_with_two_copies_a_service_without_a_replica_gives_what_it_has_and_stops
         received = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 10}))
         assert {one["message_id"] for one in received["messages"]} == set(sent)
         assert primary.terminate() == 0
+
+
+def test_with_two_copies_a_service_that_was_killed_shows_nothing_that_it_may_have_alone(tmp_path):
+    """It starts when a replica has what it has, and ends at once when it is stopped before."""
+    alone = {"payload": "alone", "require_durability": "buffered"}
+    with Primary(tmp_path / "a", environment=TWO_COPIES) as primary:
+        replica = Replica(tmp_path / "b", of(primary.ha_port))
+        with primary.client() as api:
+            with replica:
+                until(lambda: takes_messages(api), "the replica counts")
+                sent = send(primary, 5)
+                os.kill(replica.pid, signal.SIGSTOP)
+                last = ok(api.post("/v1/topics/orders/messages", json=alone), 201)["message_id"]
+                replica.kill()
+            primary.kill()
+            primary.start(until_ready=False)
+            refused = until(lambda: waiting(primary), "it listens")
+            assert_problem(refused, 503, "recovering")
+            assert_problem(api.get("/v1/topics/orders/queues"), 503, "recovering")
+            assert primary.terminate() == 0
+            primary.start(until_ready=False)
+            with replica:
+                primary.wait_until_ready()
+                assert read_ids(primary) >= {*sent, last}
+            life = primary.log().rpartition("waits_for_replicas")[2]
+            assert life.index("replica_follows") < life.index(" ready")
+
+
+def waiting(service: Server) -> httpx.Response | None:
+    """The answer of a service that waits for a replica, once it gives one."""
+    with service.client() as api, suppress(httpx.TransportError):
+        answer = api.get("/readyz")
+        if "not known to be on 2 machines" in answer.json().get("detail", ""):
+            return answer
+    return None
 
 
 def test_with_two_copies_a_replica_that_stands_still_is_left_out_and_counts_again_later(tmp_path):

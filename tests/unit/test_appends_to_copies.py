@@ -6,8 +6,9 @@ import dataclasses
 import pytest
 
 from storage.errors import Backpressure, NotEnoughCopies
+from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
-from storage.local.options import LocalStoreOptions
+from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Durability, QueueId
 from tests.support.builders import message
 from tests.support.lives import in_world
@@ -180,3 +181,91 @@ def test_a_store_that_is_closed_while_its_replica_is_away_ends_and_has_everythin
 
     in_world(again, in_world(close))
     assert [one.durable for one in sent] == [False]
+
+
+def killed_with(copied: int) -> SimulatedDisk:
+    """A disk with ten messages on it, of which another disk had so many; the store was killed a
+    second after that.
+    """
+
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        for number in range(10):
+            await store.append([message()], durability=Durability.BUFFERED)
+            await asyncio.sleep(0.1)
+            if number < copied:
+                store.note_copy("b", store.stored_offset())
+        await asyncio.sleep(1)
+
+    return in_world(main)
+
+
+@pytest.mark.parametrize("copied", [0, 3, 9])
+def test_what_no_other_disk_had_is_not_safe_after_a_kill_until_one_has_it(copied):
+    async def main(world: World) -> None:
+        store = await opened(world)
+        end = store.stored_offset()
+        assert store.unsafe_bytes == end // 10 * (10 - copied)
+        flushing = asyncio.ensure_future(store.flush())
+        store.note_copy("b", end - 1)
+        await asyncio.sleep(1)
+        assert not flushing.done()
+        store.note_copy("b", end)
+        assert await flushing == end
+        assert store.unsafe_bytes == 0
+
+    in_world(main, killed_with(copied))
+
+
+def test_what_another_disk_had_is_known_to_be_safe_after_a_kill():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        assert store.unsafe_bytes == 0
+        assert await count(store) == 10
+
+    in_world(main, killed_with(10))
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_of_two_starts_without_a_replica_the_second_knows_as_little_to_be_safe(is_closed):
+    async def look(world: World) -> None:
+        store = await opened(world)
+        assert store.unsafe_bytes > 0
+        if is_closed:
+            await store.aclose()
+
+    in_world(look, in_world(look, killed_with(3)))
+
+
+def test_what_one_disk_was_enough_for_stays_safe_when_two_must_have_what_comes():
+    async def alone(world: World) -> None:
+        store = await opened(world, copies=1)
+        assert store.unsafe_bytes == 0
+        await store.append([message()])
+
+    async def with_two_again(world: World) -> None:
+        assert (await opened(world)).unsafe_bytes == 0
+
+    in_world(with_two_again, in_world(alone, killed_with(3)))
+
+
+def test_a_store_that_shows_what_is_not_safe_ends_without_a_replica():
+    """With `flush=interval` messages are seen before any disk has them."""
+    at_once = dataclasses.replace(OPTIONS, flush=FlushPolicy.INTERVAL)
+
+    async def main(world: World) -> None:
+        store = await opened(world, options=at_once)
+        store.note_copy("b", 0)
+        await store.append([message()])
+        assert await count(store) == 1
+        store.forget_copy("b")
+        await store.aclose()
+        assert world.loop.now < 60
+
+    async def again(world: World) -> None:
+        store = await opened(world)
+        assert store.recovery.was_clean
+        assert store.unsafe_bytes == store.stored_offset()
+
+    in_world(again, in_world(main))
