@@ -122,7 +122,7 @@ def _not_json(body: bytes) -> bytes:
 @given(
     body=st.binary(max_size=40).map(_not_json) | st.just(b'{"a":[1,2]}'),
     content_type=st.sampled_from([None, "application/json", "text/plain", "image/png"]),
-    subject=TEXTS,
+    subject=TEXTS.filter(lambda text: text.strip(" ")),  # spaces alone are no key
 )
 def test_an_event_that_was_written_is_read_with_the_same_attributes_and_data(
     body, content_type, subject
