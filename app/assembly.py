@@ -64,7 +64,7 @@ from storage.clock import Clock, SystemClock
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy
-from storage.message import Durability
+from storage.message import Durability, safe_on
 from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
 from txn.producer import ProducerClient
@@ -390,5 +390,6 @@ def _long_polls(base: Base) -> LongPolls:
 
 def _durability(settings: Settings) -> Durability:
     """The durability of an append that asks for none."""
-    is_synced = settings.local.flush is FlushPolicy.BEFORE_ACK
-    return Durability.SYNCED if is_synced else Durability.BUFFERED
+    if settings.local.flush is not FlushPolicy.BEFORE_ACK:
+        return Durability.BUFFERED
+    return safe_on(settings.replica.copies).durability

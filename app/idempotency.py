@@ -161,9 +161,12 @@ class IdempotencyKeys:
                 raise IdempotencyInProgress(
                     f"message {message.message_id} is stored, but cannot be read yet"
                 )
-            durable = self._store.is_durable(stored.log_offset)
             place = Appended(
-                queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable
+                queue,
+                stored.queue_offset,
+                stored.log_offset,
+                stored.stored_at_ms,
+                self._store.sureness_of(stored.log_offset),
             )
             found.append((stored, place))
         return found

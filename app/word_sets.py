@@ -11,13 +11,14 @@ from app.named_schemas import closed_set, open_set
 # --------------------------------------------------------------------------------------------------
 # messages
 
-_Durability = Literal["memory", "buffered", "synced"]
+_Durability = Literal["memory", "buffered", "synced", "replicated"]
 DURABILITY = open_set(
     "Durability",
     get_args(_Durability),
     "memory: in the write pool, and lost with a crash of the process; only where the service has "
     "one and the request asks for it. buffered: survives a crash of the process. synced: survives "
-    "a power loss.",
+    "a power loss. replicated: survives the loss of a machine; only where the service waits for "
+    "replicas.",
 )
 Durability = Annotated[_Durability, DURABILITY]
 

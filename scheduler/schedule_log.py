@@ -152,7 +152,7 @@ class ScheduleLog:
         if not await self._store.wait_for_arrival(
             MARK_QUEUE, place.queue_offset, timeout_ms=_MARK_WAIT_MS
         ):
-            await self._store.wait_durable(place)
+            await self._store.wait_durable(place.log_offset)
         if self._positions[MARK_QUEUE] <= place.queue_offset:
             await self.follow()
 

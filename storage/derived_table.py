@@ -109,7 +109,7 @@ class DerivedTable:
         if durability is Durability.SYNCED and not appended[-1].durable:
             # The sync takes longer than the engine's limit, and a decision is not answered before
             # it is on disk.
-            await self.store.wait_durable(appended[-1])
+            await self.store.wait_durable(appended[-1].log_offset)
         return appended
 
     def count(self, appended: Iterable[Appended]) -> None:

@@ -33,6 +33,8 @@ from storage.message import (
     QueueId,
     Row,
     StoredMessage,
+    Sureness,
+    safe_on,
 )
 from storage.store import (
     ANY_LABEL,
@@ -44,6 +46,8 @@ from storage.store import (
     Snapshot,
     WaitingTimers,
 )
+
+_SURE = safe_on(1)
 
 
 class MemoryMessageStore:
@@ -127,9 +131,10 @@ class MemoryMessageStore:
         durability: Durability | None = None,
         from_reserve: bool = False,
     ) -> list[Appended]:
+        _check(durability)
         placed = self._store(messages)
         return [
-            Appended(message.queue, queue_offset, log_offset, placed.stored_at_ms, placed.durable)
+            Appended(message.queue, queue_offset, log_offset, placed.stored_at_ms, placed.sureness)
             for message, queue_offset, log_offset in zip(
                 messages, placed.queue_offsets, placed.log_offsets, strict=True
             )
@@ -148,6 +153,7 @@ class MemoryMessageStore:
         """They become messages as they do for a reader of the log."""
         if not rows:
             raise InvalidRequest("no messages in one append")
+        _check(durability)
         units = [
             unit.encode([row], [0], first_offset=0, synced_offset=0, epoch=0, stored_at_ms=0)
             for row in rows
@@ -178,10 +184,10 @@ class MemoryMessageStore:
         self._check_open()
         return self._log_end
 
-    def is_durable(self, log_offset: int | None) -> bool:
-        return True
+    def sureness_of(self, log_offset: int | None) -> Sureness:
+        return _SURE
 
-    async def wait_durable(self, appended: Appended) -> None:
+    async def wait_durable(self, log_offset: int | None) -> None:
         """Return at once: everything is as durable as it will be."""
 
     # ----------------------------------------------------------------------------------------------
@@ -451,7 +457,7 @@ class MemoryMessageStore:
             )
         self._log_end = log_offsets.stop
         self._wake()
-        return Placed(queue_offsets, log_offsets, self._stored_at_ms, durable=True)
+        return Placed(queue_offsets, log_offsets, self._stored_at_ms, _SURE)
 
     def _readable(self, queue: QueueId, queue_offset: int) -> list[StoredMessage]:
         """All messages of the queue, which can be read from this offset on. Raises as `read`."""
@@ -514,3 +520,9 @@ class MemoryMessageStore:
 def _place(message: StoredMessage) -> int:
     assert message.log_offset is not None
     return message.log_offset
+
+
+def _check(durability: Durability | None) -> None:
+    """Raises InvalidRequest."""
+    if durability is Durability.REPLICATED:
+        raise InvalidRequest("replicated cannot be had: one machine has each message")

@@ -45,13 +45,30 @@ class Durability(Enum):
     BUFFERED = "buffered"  # survives a killed process
     # survives a power loss; neither the message nor one behind it is read before that
     SYNCED = "synced"
+    REPLICATED = "replicated"  # and the loss of any machine that has it, but not of all of them
 
 
-def durability_of(durable: bool, in_file: bool) -> Durability:
-    """How sure a message is that was stored."""
-    if durable:
-        return Durability.SYNCED
-    return Durability.BUFFERED if in_file else Durability.MEMORY
+class Sureness(NamedTuple):
+    """How sure a stored message is.
+
+    `durable`: as sure as the store promises where nothing else is asked for. `copies`: disks that
+    are known to have it.
+    """
+
+    durability: Durability
+    durable: bool
+    copies: int
+
+
+IN_MEMORY = Sureness(Durability.MEMORY, durable=False, copies=0)
+IN_FILE = Sureness(Durability.BUFFERED, durable=False, copies=0)
+ON_OWN_DISK = Sureness(Durability.SYNCED, durable=False, copies=1)  # and others are to have it, too
+
+
+def safe_on(copies: int) -> Sureness:
+    """Make the sureness of what is on as many disks as must have it."""
+    durability = Durability.REPLICATED if copies > 1 else Durability.SYNCED
+    return Sureness(durability, durable=True, copies=copies)
 
 
 class RecordHeader(msgspec.Struct, frozen=True, gc=False):
@@ -170,12 +187,11 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     queue_offset: int
     log_offset: int | None
     stored_at_ms: int
-    durable: bool
-    in_file: bool = True  # as in Placed
+    sureness: Sureness
 
     @property
-    def durability(self) -> Durability:
-        return durability_of(self.durable, self.in_file)
+    def durable(self) -> bool:
+        return self.sureness.durable
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -186,12 +202,11 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     queue_offsets: Sequence[int]
     log_offsets: Sequence[int]
     stored_at_ms: int
-    durable: bool
-    in_file: bool = True  # else it is in memory, and survives no killed process
+    sureness: Sureness
 
     @property
-    def durability(self) -> Durability:
-        return durability_of(self.durable, self.in_file)
+    def durable(self) -> bool:
+        return self.sureness.durable
 
 
 class OffsetRange(NamedTuple):

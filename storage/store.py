@@ -22,6 +22,7 @@ from storage.message import (
     QueueId,
     Row,
     StoredMessage,
+    Sureness,
 )
 from storage.store_admin import StoreAdmin
 
@@ -149,6 +150,7 @@ class MessageStore(Protocol):
         durable.
 
         One call is one unit: after a crash all of it exists or nothing. Order holds within a queue.
+        REPLICATED can be had where other machines copy the log; else it is an InvalidRequest.
         Without `durability` the engine's flush policy decides when to answer; a sync that takes
         longer than the engine's limit is answered with `durable` false. A stored message can be
         read at once, unless the append is BUFFERED while the policy is to sync: then it can be read
@@ -205,11 +207,11 @@ class MessageStore(Protocol):
         Raises FlushFailed, StoreClosed.
         """
 
-    def is_durable(self, log_offset: int | None) -> bool:
-        """Is the message at this log offset on disk?"""
+    def sureness_of(self, log_offset: int | None) -> Sureness:
+        """How sure the message at this log offset is by now."""
 
-    async def wait_durable(self, appended: Appended) -> None:
-        """Return once this message is durable. Raises FlushFailed."""
+    async def wait_durable(self, log_offset: int | None) -> None:
+        """Return once the message at this log offset is durable. Raises FlushFailed."""
 
     # ----------------------------------------------------------------------------------------------
     # reads

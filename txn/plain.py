@@ -17,7 +17,7 @@ from storage.errors import MessagingError
 from storage.formats import properties, queue_entry
 from storage.formats.op_message import OP_TAG
 from storage.keyed_locks import KeyedLocks
-from storage.message import Appended, Durability, Placed, QueueId, Row, TransactionBits
+from storage.message import Durability, Placed, QueueId, Row, TransactionBits
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import (
     DECIDED_BY,
@@ -266,15 +266,8 @@ class PlainTransactions:
                 self._locks.start(wait(placed))
 
         async def wait(placed: Placed) -> None:
-            last = Appended(
-                OP_QUEUE,
-                placed.queue_offsets[-1],
-                placed.log_offsets[-1],
-                placed.stored_at_ms,
-                durable=False,
-            )
             try:
-                await self._store.wait_durable(last)
+                await self._store.wait_durable(placed.log_offsets[-1])
             except MessagingError as error:
                 refused(error)
             else:

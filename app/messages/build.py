@@ -42,10 +42,11 @@ def build(
     depth: int = 1,
     transactional: bool = False,
     traceparent: str | None = None,
+    copies: int = 1,
 ) -> Message:
     """`raw_body`: the body, where it does not stand in a field. `depth`: how deep in the request
     the message stands. `traceparent`: of the request; it goes with the message as a property,
-    unless the sender set that himself.
+    unless the sender set that himself. `copies`: the machines that are to have each message.
 
     A delay is noted on the message (`scheduler/scheduled_message.py`), which is still one for its
     real queue. Raises Refusal (its pointers are within the message), MessageTooLarge,
@@ -58,6 +59,12 @@ def build(
     if topic.payload_schema is not None:
         place = "/body" if raw_body is not None else place_of(given)
         topic.payload_schema.check(body, pointer=place)
+    if given.require_durability == "replicated" and copies == 1:
+        raise invalid_field(
+            "/require_durability",
+            "not_allowed",
+            "no replica has to have a message of this service (ESCROWMQ_REPLICA__COPIES is 1)",
+        )
     system = {}
     if given.ordering_key is not UNSET:
         system[ORDERING_KEY] = check_text(given.ordering_key, "/ordering_key")

@@ -12,7 +12,7 @@ from app.body_thread import LOOP_BYTES
 from app.messages import plain_rows
 from app.messages.payload import BATCH_DEPTH
 from app.messages.plain_rows import PlainBatch
-from app.messages.send import ENTRY_COST_BYTES, is_late, strongest_of
+from app.messages.send import ENTRY_COST_BYTES, can_have, is_late, strongest_of
 from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services
 from storage.errors import MessagingError
@@ -69,11 +69,11 @@ class HotBatches:
             depth=BATCH_DEPTH,
             traceparent=None,
         )
-        if rows is None:
+        durability = strongest_of(messages)
+        if rows is None or not can_have(services, durability):
             return False
         self._turn.add(
-            services,
-            _Taken(connection, asked, data, entry_ids, message_ids, rows, strongest_of(messages)),
+            services, _Taken(connection, asked, data, entry_ids, message_ids, rows, durability)
         )
         return True
 
@@ -91,7 +91,7 @@ class HotBatches:
                 refuse(error)
 
     def _answer(self, services: Services, one: _Taken, begun: float, placed: Placed) -> None:
-        status = 202 if is_late(services, placed.durability, one.durability) else 201
+        status = 202 if is_late(services, placed.sureness, one.durability) else 201
         body = plain_rows.answer_of(one.entry_ids, one.message_ids, one.rows, placed, status=status)
         self._turn.answer(
             [one], 201, [f"store-pressure: {services.pressure():.2f}\r\n"], [body], begun

@@ -8,7 +8,7 @@ from msgspec import UnsetType
 from app import codec
 from app.messages import plain_rows
 from app.messages.plain import PlainSend
-from app.messages.send import DURABILITY, is_late
+from app.messages.send import DURABILITY, can_have, is_late
 from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services
 from storage.errors import MessagingError
@@ -78,7 +78,7 @@ class HotSends:
                 depth=_DEPTH,
                 traceparent=None,
             )
-            if rows is None:
+            if rows is None or not can_have(services, durability):
                 self._append_each(services, taken, begun)
                 return
             answers = _Answers(services, self._turn, taken, ids, rows, durability, begun)
@@ -121,7 +121,7 @@ class _Answers(msgspec.Struct, gc=False):
         self.made = list(self._of(placed, _CREATED))
 
     def send(self, placed: Placed) -> None:
-        status = 202 if is_late(self.services, placed.durability, self.durability) else _CREATED
+        status = 202 if is_late(self.services, placed.sureness, self.durability) else _CREATED
         made = self.made if placed.durable else None
         self.turn.send(self.taken, status, made or self._of(placed, status), self.begun)
         self.services.metrics.messages_in.inc(len(self.taken))
@@ -135,10 +135,9 @@ class _Answers(msgspec.Struct, gc=False):
 
 def _receipts(rows: Sequence[Row], ids: Sequence[str], placed: Placed) -> list[str]:
     """The JSON of a `Receipt` for each row. The rows are of one topic."""
-    durability = placed.durability.value
     topic = f'","topic":"{rows[0][0].topic}","queue_id":'
     stored_at = codec.rfc3339(placed.stored_at_ms)
-    end = f'"stored_at":"{stored_at}","durability":"{durability}","deduplicated":false}}'
+    end = f'"stored_at":"{stored_at}",{plain_rows.durability_of(placed)},"deduplicated":false}}'
     return [
         f'{{"message_id":"{message_id}{topic}{row[0][1]},"queue_offset":{queue_offset},'
         f'"log_offset":{log_offset},{end}'

@@ -169,7 +169,7 @@ def results_of(
     queues = [row[0] for row in rows]
     topic = f'","topic":"{queues[0].topic}","queue_id":'
     end = (
-        f'"stored_at":"{codec.rfc3339(placed.stored_at_ms)}","durability":"{placed.durability.value}",'
+        f'"stored_at":"{codec.rfc3339(placed.stored_at_ms)}",{durability_of(placed)},'
         f'"deduplicated":false}}}}'
     )
     return [
@@ -184,6 +184,13 @@ def results_of(
             strict=True,
         )
     ]
+
+
+def durability_of(placed: Placed) -> str:
+    """The members of a `Receipt` that say how sure a message is."""
+    durability, _, copies = placed.sureness
+    known = f'"durability":"{durability.value}"'
+    return known if copies < 2 else f'{known},"copies":{copies}'
 
 
 def _id_fields(entry_ids: Sequence[str | UnsetType]) -> list[str]:

@@ -182,6 +182,17 @@ class Receipt(msgspec.Struct, kw_only=True, gc=False):
     log_offset: Offset | UnsetType = UNSET
     stored_at: Timestamp
     durability: Annotated[str, DURABILITY]
+    copies: (
+        Annotated[
+            int,
+            Meta(
+                ge=2,
+                description="Where it is replicated: the machines that are known to have it on "
+                "disk, this one among them.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     deduplicated: bool = False
 
 

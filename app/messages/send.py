@@ -38,7 +38,7 @@ from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.idempotency import fingerprint_of
-from storage.message import KEY_SEPARATOR, Appended, Durability, Message
+from storage.message import KEY_SEPARATOR, Appended, Durability, Message, Sureness
 
 _SEND_PROBLEMS = (
     "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large",
@@ -222,7 +222,14 @@ async def send_batch(
     now_ms = services.clock.wall_ms()
 
     def make() -> tuple[dict[int, Message], dict[int, Problem]]:
-        messages, refusals = _build_entries(entries, message_ids, topic, now_ms, traceparent)
+        messages, refusals = _build_entries(
+            entries,
+            message_ids,
+            topic,
+            now_ms,
+            traceparent=traceparent,
+            copies=services.replicas.copies,
+        )
         if is_atomic and refusals:
             raise _one_refusal(refusals.values())
         return messages, {index: document(refusal) for index, refusal in refusals.items()}
@@ -235,9 +242,8 @@ async def send_batch(
     if before is not None:
         return await _batch_again(services, entries, before)
     messages, refused = make()
-    durability = strongest_of(
-        [entry.message for entry in entries if isinstance(entry.message, MessageInput)]
-    )
+    taken = [entries[index].message for index in messages]
+    durability = strongest_of([given for given in taken if isinstance(given, MessageInput)])
     places = await append_all(
         services, request, topic, messages, durability, status=207 if refused else 201,
         refused=refused
@@ -285,7 +291,9 @@ def _build_entries(
     message_ids: Sequence[str],
     topic: Topic,
     now_ms: int,
+    *,
     traceparent: str | None,
+    copies: int,
 ) -> tuple[dict[int, Message], dict[int, Refusal]]:
     """The messages of a batch and the refusals of the entries of which none can be made, by
     index.
@@ -305,6 +313,7 @@ def _build_entries(
                 now_ms=now_ms,
                 depth=BATCH_DEPTH,
                 traceparent=traceparent,
+                copies=copies,
             )
             messages[index] = scheduled_message.delay(built, now_ms)
         except ChecksPending as one:
@@ -427,6 +436,7 @@ async def _send_one(
             now_ms=now_ms,
             raw_body=raw_body,
             traceparent=traceparent,
+            copies=services.replicas.copies,
         )
         return scheduled_message.delay(built, now_ms)
 
@@ -459,23 +469,30 @@ def _send_headers(services: Services, *, replayed: bool) -> dict[str, str]:
 
 
 def status_of(services: Services, place: Appended, durability: Durability | None) -> int:
-    return 202 if is_late(services, place.durability, durability) else 201
+    return 202 if is_late(services, place.sureness, durability) else 201
 
 
-def is_late(services: Services, reached: Durability, durability: Durability | None) -> bool:
+def can_have(services: Services, durability: Durability | None) -> bool:
+    """Can the service give that much?"""
+    return durability is not Durability.REPLICATED or services.replicas.copies > 1
+
+
+def is_late(services: Services, sureness: Sureness, durability: Durability | None) -> bool:
     """It is stored, but to make it as sure as was asked for takes longer than the limit."""
-    if reached is Durability.SYNCED:
-        return False
-    return _STRENGTH[reached] < _STRENGTH[durability or services.default_durability]
+    asked = durability or services.default_durability
+    reached = sureness.durability
+    return reached is not asked and _STRENGTH[reached] < _STRENGTH[asked]
 
 
 def receipt_of(message: Message, place: Appended, *, deduplicated: bool = False) -> Receipt:
+    durability, _, copies = place.sureness
     receipt = Receipt(
         message_id=message.message_id,
         topic=place.queue.topic,
         log_offset=UNSET if place.log_offset is None else place.log_offset,
         stored_at=codec.rfc3339(place.stored_at_ms),
-        durability=place.durability.value,
+        durability=durability.value,
+        copies=copies if copies > 1 else UNSET,
         deduplicated=deduplicated,
     )
     if scheduled_message.is_delayed(message):
@@ -531,9 +548,11 @@ def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:
 def strongest_of(given: Iterable[MessageInput | PlainSend]) -> Durability | None:
     """The durability of one append that gives every message at least its own."""
     asked = {message.require_durability for message in given}
+    if "replicated" in asked:
+        return Durability.REPLICATED
     if "synced" in asked:
         return Durability.SYNCED
-    if UNSET in asked:
+    if UNSET in asked or not asked:
         return None
     return Durability.BUFFERED if "buffered" in asked else Durability.MEMORY
 
@@ -569,9 +588,11 @@ async def _send_plain_batch(
     if rows is None:
         return None
     durability = strongest_of(messages)
+    if not can_have(services, durability):
+        return None
     placed = await plain_rows.append_rows(services.store, rows, durability=durability)
     services.metrics.messages_in.inc(len(rows))
-    status = 202 if is_late(services, placed.durability, durability) else 201
+    status = 202 if is_late(services, placed.sureness, durability) else 201
     body = plain_rows.answer_of(entry_ids, message_ids, rows, placed, status=status)
     return Reply(201, body.encode(), _send_headers(services, replayed=False))
 

@@ -22,7 +22,15 @@ from app.messages.forms import OF_STREAM, Form, form_of
 from app.messages.payload import LINE_DEPTH
 from app.messages.plain_rows import PlainEntry
 from app.messages.schemas import BatchResult, MessageInput
-from app.messages.send import append_all, begin_keyed, is_late, receipt_of, status_of, strongest_of
+from app.messages.send import (
+    append_all,
+    begin_keyed,
+    can_have,
+    is_late,
+    receipt_of,
+    status_of,
+    strongest_of,
+)
 from app.operations import IDEMPOTENCY_KEY, Lines, operation
 from app.problems import Refusal, document, invalid_field, is_malformed, too_large, under
 from app.registry.payload_schema import ChecksPending, until_checked
@@ -257,6 +265,7 @@ class _Stream:
                 now_ms=now_ms,
                 depth=LINE_DEPTH,
                 traceparent=self._traceparent,
+                copies=self._services.replicas.copies,
             )
         except MessagingError as error:
             # What is no JSON shows only here when it stands in a `json` field; it is the line's,
@@ -293,7 +302,10 @@ class _Stream:
         )
         if rows is None:
             return None
-        return _Plain([entry.id for entry in entries], message_ids, rows, strongest_of(messages))
+        durability = strongest_of(messages)
+        if not can_have(self._services, durability):
+            return None
+        return _Plain([entry.id for entry in entries], message_ids, rows, durability)
 
     async def _append_plain(self, plain: _Plain, lines: Sequence[bytes | None], size: int) -> bytes:
         """As `_append_together`; what the engine refuses goes that way."""
@@ -308,7 +320,7 @@ class _Stream:
                 [codec.encode(_refused(entry_id, error)) + b"\n" for entry_id in entry_ids]
             )
         services.metrics.messages_in.inc(len(rows))
-        status = 202 if is_late(services, placed.durability, durability) else 201
+        status = 202 if is_late(services, placed.sureness, durability) else 201
         return (
             "\n".join(plain_rows.results_of(entry_ids, message_ids, rows, placed, status=status))
             + "\n"

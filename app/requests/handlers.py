@@ -189,6 +189,7 @@ def _message(services: Services, call: Call, topic: Topic, given: MessageInput) 
             now_ms=services.clock.wall_ms(),
             depth=_MESSAGE_DEPTH,
             traceparent=call.traceparent,
+            copies=services.replicas.copies,
         )
     except Refusal as refusal:
         if is_malformed(refusal):

@@ -514,6 +514,7 @@ def _build(
             depth=_MESSAGE_DEPTH,
             transactional=True,
             traceparent=call.traceparent,
+            copies=services.replicas.copies,
         )
     except MessagingError as error:
         raise under(error, f"{place}/message") from error

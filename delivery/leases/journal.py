@@ -93,15 +93,7 @@ class LeaseJournal:
 
         async def wait(placed: Placed) -> None:
             try:
-                await self.store.wait_durable(
-                    Appended(
-                        LEASE_QUEUE,
-                        placed.queue_offsets[-1],
-                        placed.log_offsets[-1],
-                        placed.stored_at_ms,
-                        durable=False,
-                    )
-                )
+                await self.store.wait_durable(placed.log_offsets[-1])
             except MessagingError as error:
                 refuse(error)
             else:

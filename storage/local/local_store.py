@@ -49,6 +49,7 @@ from storage.message import (
     QueueId,
     Row,
     StoredMessage,
+    Sureness,
 )
 from storage.store import (
     ANY_LABEL,
@@ -260,8 +261,7 @@ class LocalMessageStore:
                 placed.queue_offsets,
                 placed.log_offsets,
                 repeat(placed.stored_at_ms),
-                repeat(placed.durable),
-                repeat(placed.in_file),
+                repeat(placed.sureness),
             )
         )
 
@@ -275,6 +275,10 @@ class LocalMessageStore:
         written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
+        if durability is Durability.REPLICATED:
+            if self._copies.needed == 1:
+                raise InvalidRequest("replicated cannot be had: one machine has each message")
+            durability = Durability.SYNCED
         if self._retention.refuses_new and not from_reserve:
             raise StorageFull
         if self._copies.is_short and not from_reserve:
@@ -352,12 +356,13 @@ class LocalMessageStore:
         """Return when more may be synced than was, or there is more space, or the store ends."""
         await self._engine.wait_progress()
 
-    def is_durable(self, log_offset: int | None) -> bool:
-        return log_offset is not None and log_offset < self._copies.safe_end
+    def sureness_of(self, log_offset: int | None) -> Sureness:
+        assert log_offset is not None, "the store has a log"
+        return self._writer.sureness_of(log_offset + 1)
 
-    async def wait_durable(self, appended: Appended) -> None:
-        if not appended.durable and appended.log_offset is not None:
-            await self._engine.wait_synced(appended.log_offset)
+    async def wait_durable(self, log_offset: int | None) -> None:
+        assert log_offset is not None, "the store has a log"
+        await self._engine.wait_synced(log_offset)
 
     # ----------------------------------------------------------------------------------------------
     # reads

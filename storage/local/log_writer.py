@@ -41,7 +41,16 @@ from storage.local.flusher import Flusher
 from storage.local.log_tail import LogTail
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.runner import Runner
-from storage.message import Durability, Placed, Row
+from storage.message import (
+    IN_FILE,
+    IN_MEMORY,
+    ON_OWN_DISK,
+    Durability,
+    Placed,
+    Row,
+    Sureness,
+    safe_on,
+)
 
 _AHEAD_TOLD_MS = 60_000
 _AT_ONCE_BYTES = 1 << 20  # of a unit are stored in one turn of the loop: a millisecond
@@ -95,14 +104,13 @@ class _Unit:
         # calls not yet answered, and where their rows begin in the lists
         self.waiting: list[tuple[_Call, int]] = []
 
-    def placed(self, call: _Call, at: int, *, durable: bool, in_file: bool = True) -> Placed:
+    def placed(self, call: _Call, at: int, sureness: Sureness) -> Placed:
         until = at + len(call.rows)
         return Placed(
             self.queue_offsets[at:until],
             self.places[at:until],
             self.stored_at_ms,
-            durable,
-            in_file,
+            sureness,
         )
 
 
@@ -148,6 +156,7 @@ class LogWriter:
         self._tail = tail
         self._queues = queues
         self._copies = copies
+        self._safe = safe_on(copies.needed)
         self._runner = runner
         self._clock = clock
         self._options = options
@@ -262,13 +271,21 @@ class LogWriter:
         if self.committer is not None:
             self.committer.request(self._tail.written_end, is_awaited=True)
 
+    def sureness_of(self, end: int) -> Sureness:
+        """How sure everything before this log offset is."""
+        if end <= self._copies.safe_end:
+            return self._safe
+        if end <= self.flusher.durable_end:
+            return ON_OWN_DISK
+        return IN_FILE if end <= self._tail.file_end else IN_MEMORY
+
     def give_up_waiting(self) -> None:
         """Answer those who wait as stored and not safe, and show nothing of it: the store closes
         while other disks do not have it.
         """
         for written in self._units:
             for call, at in written.waiting:
-                self._answer(call, written.placed(call, at, durable=False))
+                self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
             written.waiting = []
         self._units.clear()
 
@@ -549,8 +566,8 @@ class LogWriter:
             self.committer.request(written.end, is_awaited=self._is_commit_awaited(written))
         self._publish()
         for call, at in answered:
-            in_file = self._is_in_file(written)
-            self._answer(call, written.placed(call, at, durable=False, in_file=in_file))
+            sureness = IN_FILE if self._is_in_file(written) else IN_MEMORY
+            self._answer(call, written.placed(call, at, sureness))
         if any(call.written is not None for call, _ in written.waiting):
             self._runner.soon(partial(self._report_places, written))
         self._watch_sync()
@@ -577,13 +594,13 @@ class LogWriter:
             (answered if is_enough else kept).append((call, at))
         written.waiting = kept
         for call, at in answered:
-            self._answer(call, written.placed(call, at, durable=False))
+            self._answer(call, written.placed(call, at, IN_FILE))
 
     def _report_places(self, written: _Unit) -> None:
         """Report the places to callers that wait for the sync: they make answers meanwhile."""
         for call, at in written.waiting:
             if call.written is not None:
-                call.written(written.placed(call, at, durable=True))
+                call.written(written.placed(call, at, self._safe))
 
     # -------------------------------------------------------------------------------------------
     # visible, and answered
@@ -607,7 +624,8 @@ class LogWriter:
         for visible in seen:
             self._on_visible(dict.fromkeys(visible.queues))
             for call, at in visible.waiting:
-                self._answer(call, visible.placed(call, at, durable=visible.end <= safe_end))
+                sureness = self._safe if visible.end <= safe_end else self.sureness_of(visible.end)
+                self._answer(call, visible.placed(call, at, sureness))
             visible.waiting = []
 
     def _watch_sync(self, unwritten: _Call | None = None) -> None:
@@ -641,8 +659,7 @@ class LogWriter:
                 (call, at) for call, at in written.waiting if call.added_ms > limit_ms
             ]
             for call, at in overdue:
-                in_file = self._is_in_file(written)
-                self._answer(call, written.placed(call, at, durable=False, in_file=in_file))
+                self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
             self.flusher.times.note_answered_before(len(overdue))
         # The clock goes on: those that had to wait above may not need to now.
         if self._write_calls():

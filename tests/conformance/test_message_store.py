@@ -83,7 +83,9 @@ async def append_rows(
     return await answer
 
 
-@pytest.mark.parametrize("durability", [None, *Durability])
+@pytest.mark.parametrize(
+    "durability", [None, Durability.MEMORY, Durability.BUFFERED, Durability.SYNCED]
+)
 async def test_messages_appended_as_rows_are_stored_as_messages_are(store, durability):
     given = [
         message(b"1", message_id="m1", key="k", tag="t", queue=SECOND),
@@ -180,6 +182,15 @@ async def test_appends_at_the_same_time_are_all_stored_once(store):
 async def test_appending_nothing_is_nothing(store):
     assert await store.append([]) == []
     assert await store.offsets(FIRST) == OffsetRange(0, 0)
+
+
+async def test_what_other_machines_are_to_have_is_refused_where_there_are_none(store):
+    with pytest.raises(InvalidRequest):
+        await store.append([message()], durability=Durability.REPLICATED)
+    with pytest.raises(InvalidRequest):
+        await append_rows(store, rows_of([message()]), durability=Durability.REPLICATED)
+
+    assert store.stored_offset() == 0
 
 
 @pytest.mark.parametrize("durability", [Durability.BUFFERED, Durability.SYNCED])
@@ -556,9 +567,9 @@ async def test_topics_with_messages_are_listed_and_others_are_not(store):
 async def test_a_buffered_message_is_durable_after_a_wait_for_it(store):
     (appended,) = await store.append([message()], durability=Durability.BUFFERED)
 
-    await store.wait_durable(appended)
+    await store.wait_durable(appended.log_offset)
 
-    assert store.is_durable(appended.log_offset)
+    assert store.sureness_of(appended.log_offset).durable
 
 
 async def test_after_a_flush_all_that_was_stored_before_is_durable(store):
@@ -567,7 +578,7 @@ async def test_after_a_flush_all_that_was_stored_before_is_durable(store):
     synced_offset = await store.flush()
 
     assert appended.log_offset < synced_offset == store.synced_offset() <= store.stored_offset()
-    assert store.is_durable(appended.log_offset)
+    assert store.sureness_of(appended.log_offset).durable
 
 
 async def test_the_last_snapshot_of_a_name_is_given_back(store):

@@ -1047,7 +1047,7 @@ def test_an_encoding_of_no_body_changes_nothing(api):
         (
             "/v1/topics/{topic}/messages",
             {"payload": "x", "require_durability": "sure"},
-            "buffered, memory, synced",
+            "buffered, memory, replicated, synced",
         ),
         (
             "/v1/topics/{topic}/messages/batch",

@@ -6,6 +6,7 @@ import signal
 import socket
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from typing import Any
 
 import httpx
 import pytest
@@ -261,12 +262,88 @@ def test_with_two_copies_sends_are_refused_without_a_replica_and_taken_with_one(
         with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
             until(lambda: takes_messages(api), "the replica counts")
             sent = ok(api.post("/v1/topics/orders/messages", json=body), 201)
-            assert sent["durability"] == "synced"
+            assert (sent["durability"], sent["copies"]) == ("replicated", 2)
             primary.kill()
             assert replica.terminate() == 0
         assert promote(replica.data_dir, "--yes").returncode == 0
         with replica.service() as service:
             assert read_ids(service) == {sent["message_id"]}
+
+
+REPLICATED = {"payload": "x", "require_durability": "replicated"}
+SYNCED = {"payload": "x", "require_durability": "synced"}
+SEND, BATCH = "/v1/topics/orders/messages", "/v1/topics/orders/messages/batch"
+
+
+def test_with_two_copies_every_receipt_says_on_how_many_disks_its_message_is(tmp_path):
+    with (
+        Primary(tmp_path / "a", environment=TWO_COPIES) as primary,
+        primary.client() as api,
+        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+    ):
+        until(lambda: takes_messages(api), "the replica counts")
+        keyed = {"headers": {"Idempotency-Key": "once"}}
+        batch = {"entries": [{"message": one} for one in (REPLICATED, SYNCED, {"payload": "x"})]}
+        delayed = {**REPLICATED, "delay_ms": 60_000}
+        receipts = [
+            ok(api.post(SEND, json=SYNCED), 201),
+            ok(api.post(SEND, json=REPLICATED), 201),
+            ok(api.post(SEND, json=delayed), 201),
+            *[one["receipt"] for one in ok(api.post(BATCH, json=batch), 201)["results"]],
+            *[ok(api.post(SEND, json=REPLICATED, **keyed), 201) for _ in range(2)],
+            *[line["receipt"] for line in lines_of(api, REPLICATED, SYNCED)],
+        ]
+        assert {(one["durability"], one.get("copies")) for one in receipts} == {("replicated", 2)}
+
+        buffered = ok(api.post(SEND, json={"payload": "x", "require_durability": "buffered"}), 201)
+        assert (buffered["durability"], "copies" in buffered) == ("buffered", False)
+        assert replica.terminate() == 0
+
+
+def test_what_no_replica_has_in_time_is_said_to_be_on_one_disk(tmp_path):
+    slow = {**TWO_COPIES, "ESCROWMQ_LOCAL__SYNC_TIMEOUT_MS": "200"}
+    slow |= {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "10000"}
+    with (
+        Primary(tmp_path / "a", environment=slow) as primary,
+        primary.client() as api,
+        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+    ):
+        until(lambda: takes_messages(api), "the replica counts")
+        os.kill(replica.pid, signal.SIGSTOP)
+        late = [ok(api.post(SEND, json=one), 202) for one in ({"payload": "x"}, REPLICATED)]
+        enough = ok(api.post(SEND, json=SYNCED), 201)
+        os.kill(replica.pid, signal.SIGCONT)
+        said = [(one["durability"], "copies" in one) for one in (*late, enough)]
+        assert said == [("synced", False)] * 3
+
+
+def test_without_replicas_a_message_that_asks_for_one_is_refused_alone(primary):
+    refusal = {"pointer": "/message/require_durability", "code": "not_allowed"}
+    with primary.client() as api:
+        problem = assert_problem(api.post(SEND, json=REPLICATED), 422, "validation_failed")
+        assert problem["errors"][0]["pointer"] == "/require_durability"
+        assert_problem(api.get("/v1/topics/orders"), 404, "topic_not_found")
+        raw = {"Message-Require-Durability": "replicated"}
+        refused = api.post("/v1/topics/orders/messages/raw", content=b"x", headers=raw)
+        assert_problem(refused, 422, "validation_failed")
+        asked = api.post("/v1/topics/orders/requests", json={"message": REPLICATED})
+        assert_problem(asked, 422, "validation_failed", "/message/require_durability")
+        for batch in ([REPLICATED, SYNCED], [REPLICATED, {**SYNCED, "properties": {"a": "b"}}]):
+            body = {"atomic": False, "entries": [{"message": one} for one in batch]}
+            first, second = ok(api.post(BATCH, json=body), 207)["results"]
+            assert first["problem"]["errors"][0]["pointer"].endswith(refusal["pointer"])
+            assert second["receipt"]["durability"] == "synced"
+        first, second = lines_of(api, REPLICATED, SYNCED)
+        assert first["problem"]["errors"][0] | refusal == first["problem"]["errors"][0]
+        assert second["receipt"]["durability"] == "synced"
+
+
+def lines_of(api: httpx.Client, *messages: dict[str, str]) -> list[Any]:
+    """The results of a stream of these messages."""
+    body = "".join(json.dumps({"message": one}) + "\n" for one in messages)
+    kind = {"Content-Type": "application/x-ndjson"}
+    answer = api.post("/v1/topics/orders/messages/stream", content=body, headers=kind)
+    return [json.loads(line) for line in answer.text.splitlines() if "status" in line]
 
 
 def test_with_two_copies_a_service_without_a_replica_gives_what_it_has_and_stops_in_order(

@@ -16,7 +16,7 @@ from app.problems import Refusal
 from app.registry.topics import ALL_TYPES, Topic, TopicSettings
 from storage.errors import MessagingError
 from storage.formats import row
-from storage.message import Appended, Placed, Row
+from storage.message import Appended, Placed, Row, safe_on
 
 NOW_MS = 1_700_000_000_123
 DEPTH = 4
@@ -98,7 +98,9 @@ def plain_way(raw: bytes, where: Topic, traceparent: str | None) -> tuple[list[R
     if rows is None:
         return None
     numbers = range(len(rows))
-    placed = Placed([7 + n for n in numbers], [4_096 + 400 * n for n in numbers], NOW_MS + 1, True)
+    placed = Placed(
+        [7 + n for n in numbers], [4_096 + 400 * n for n in numbers], NOW_MS + 1, safe_on(1)
+    )
     entry_ids = [entry.id for entry in batch.entries]
     return rows, b"[" + ",".join(
         plain_rows.results_of(entry_ids, ids, rows, placed, status=201)
@@ -127,7 +129,9 @@ def ordinary_way(
         BatchResult(
             id=entry.id,
             status=201,
-            receipt=receipt_of(one, Appended(one.queue, 7 + n, 4_096 + 400 * n, NOW_MS + 1, True)),
+            receipt=receipt_of(
+                one, Appended(one.queue, 7 + n, 4_096 + 400 * n, NOW_MS + 1, safe_on(1))
+            ),
         )
         for n, (entry, one) in enumerate(zip(batch.entries, messages, strict=True))
     ]

@@ -98,7 +98,7 @@ def test_a_message_that_no_replica_takes_in_time_is_answered_as_what_it_is_and_s
         assert not sent.durable
         assert 0.9 < (world.loop.now - begun) * 1000 / OPTIONS.sync_timeout_ms < 1.1
         assert await count(store) == 0
-        waiting = asyncio.ensure_future(store.wait_durable(sent))
+        waiting = asyncio.ensure_future(store.wait_durable(sent.log_offset))
         await asyncio.sleep(60)
         assert not waiting.done()
         store.note_copy("b", store.stored_offset())

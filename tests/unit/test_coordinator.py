@@ -287,7 +287,7 @@ async def test_by_interval_a_decision_is_durable_when_it_is_answered(house):
     await house.coordinator.commit(transaction_id)
 
     (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-    assert house.store.is_durable(final.log_offset)
+    assert house.store.sureness_of(final.log_offset).durable
 
 
 # --------------------------------------------------------------------------------------------------

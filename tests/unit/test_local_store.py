@@ -242,7 +242,7 @@ async def test_flushes_for_which_nothing_waits_begin_five_milliseconds_apart_and
     for _ in range(100):
         newest = await append_buffered(store)
         await asyncio.sleep(0.001)
-    await store.wait_durable(newest)
+    await store.wait_durable(newest.log_offset)
 
     gaps = [later - earlier for earlier, later in pairwise(flushes.begun[:-1])]
     assert min(gaps) > 0.0039, "clocks of whole milliseconds"
@@ -268,7 +268,7 @@ async def test_a_flush_begins_at_once_only_where_something_waits_for_it(world, w
     if waits == "an append":
         waiting.append(asyncio.ensure_future(store.append([message()])))
     elif waits == "a caller":
-        waiting.append(asyncio.ensure_future(store.wait_durable(appended)))
+        waiting.append(asyncio.ensure_future(store.wait_durable(appended.log_offset)))
     elif waits == "much":
         await append_buffered(store, b"x" * 4_096)
     await asyncio.sleep(0.0001)
@@ -276,7 +276,7 @@ async def test_a_flush_begins_at_once_only_where_something_waits_for_it(world, w
     is_at_once = flushes.begun[-1] == asked_at
     assert is_at_once == (waits != "nothing")
     await asyncio.sleep(0.02)
-    assert store.is_durable(appended.log_offset)
+    assert store.sureness_of(appended.log_offset).durable
     assert all(one.done() for one in waiting)
 
 
@@ -394,7 +394,7 @@ async def test_before_ack_nobody_sees_a_message_before_it_is_durable(world):
     assert not appended.durable
     assert (await store.offsets(QUEUE)).end == 0
 
-    await store.wait_durable(appended)
+    await store.wait_durable(appended.log_offset)
 
     assert (await store.offsets(QUEUE)).end == 1
 
@@ -408,11 +408,11 @@ async def test_by_interval_a_message_is_seen_and_answered_at_once_and_synced_lat
     (appended,) = await store.append([message()])
     assert not appended.durable
     assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 1
-    assert not store.is_durable(appended.log_offset)
+    assert not store.sureness_of(appended.log_offset).durable
 
     await asyncio.sleep(0.3)
 
-    assert store.is_durable(appended.log_offset)
+    assert store.sureness_of(appended.log_offset).durable
 
 
 @with_world()
@@ -471,13 +471,13 @@ async def test_by_interval_few_pages_wait_for_the_thorough_flush_and_many_for_th
     store = await open_with_orders(world, given)
     (few,) = await store.append([message()])
     await asyncio.sleep(5)
-    assert not store.is_durable(few.log_offset)
+    assert not store.sureness_of(few.log_offset).durable
 
     (many,) = await store.append([message(b"x" * 17_000)])
     await asyncio.sleep(0.2)
 
-    assert store.is_durable(many.log_offset)
-    assert store.is_durable(few.log_offset)
+    assert store.sureness_of(many.log_offset).durable
+    assert store.sureness_of(few.log_offset).durable
 
 
 @with_world()

@@ -72,7 +72,7 @@ def test_a_send_that_asks_for_memory_is_answered_first_and_seen_once_it_is_in_th
         store = await opened(world, options())
         (sent,) = await store.append([message(b"one")], durability=Durability.MEMORY)
 
-        assert sent.durability is Durability.MEMORY
+        assert sent.sureness.durability is Durability.MEMORY
         assert store.status().pool.committed_end < store.status().written_end
         assert await bodies(store) == []
 
@@ -111,7 +111,7 @@ def test_what_is_answered_as_buffered_survives_a_kill(flush, asked):
     async def main() -> Durability:
         store = await opened(world, chosen)
         (sent,) = await store.append([message(b"one")], durability=asked)
-        return sent.durability
+        return sent.sureness.durability
 
     world = World(SimulatedDisk(), 1)
     assert world.call(main()) is Durability.BUFFERED

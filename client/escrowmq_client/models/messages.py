@@ -40,7 +40,7 @@ class MessageInput(Input, frozen=True, kw_only=True):
     deliver_at: datetime | None = None
     delay_level: int | None = None
     """Delay as a level of RocketMQ: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, ... 2 h."""
-    require_durability: Literal["memory", "buffered", "synced"] | None = None
+    require_durability: Literal["memory", "buffered", "synced", "replicated"] | None = None
     """Minimum durability before the response is sent."""
 
 
@@ -69,8 +69,10 @@ class Receipt(Output, frozen=True, kw_only=True):
     stored_at: datetime
     durability: str
     """memory: lost with a crash of the process. buffered: survives it. synced: survives a power
-    loss, too.
+    loss, too. replicated: survives the loss of a machine.
     """
+    copies: int | None = None
+    """Where it is replicated: the machines that are known to have it on disk."""
     deduplicated: bool
 
 

@@ -73,7 +73,7 @@ def send(
     content_type: str | None = None,
     delay_ms: int | None = None,
     deliver_at: datetime | None = None,
-    require_durability: Literal["memory", "buffered", "synced"] | None = None,
+    require_durability: Literal["memory", "buffered", "synced", "replicated"] | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Receipt]:
     """Send a message with these fields: `json` or `payload` is its body.
@@ -142,7 +142,7 @@ def send_message_raw(
     delay_ms: int | None = None,
     deliver_at: datetime | None = None,
     delay_level: int | None = None,
-    require_durability: Literal["memory", "buffered", "synced"] | None = None,
+    require_durability: Literal["memory", "buffered", "synced", "replicated"] | None = None,
     properties: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Receipt]:
