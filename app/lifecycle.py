@@ -20,6 +20,7 @@ from app.assembly import Base, components_of, services_of, time_travel
 from app.component import Component, Gauge
 from app.components.local_store import LocalStoreComponent
 from app.connections import Connections
+from app.life import Role
 from app.loop_watch import LoopWatch
 from app.observability import Metrics
 from app.open_files import count_open, open_limit
@@ -84,6 +85,8 @@ _OTHER_REGISTRY = (
 
 class ServiceLifecycle:
     """One service, from its settings to its end."""
+
+    role: Role = "primary"
 
     def __init__(
         self,
@@ -199,6 +202,10 @@ class ServiceLifecycle:
                 "will, start it with ESCROWMQ_REPLICA__COPIES=1"
             )
         return None
+
+    def refuse_role(self, role: Role) -> None:
+        if role != self.role:
+            raise Refusal("not_replica")
 
     def _store_check(self) -> str:
         if self._store is not None and not self._store.disk_usage().is_writable:

@@ -27,6 +27,7 @@ from app.events import handlers as events
 from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
+from app.life import Life
 from app.lifecycle import ServiceLifecycle
 from app.members import handlers as members
 from app.messages import lookup, pull, send, stream
@@ -38,6 +39,7 @@ from app.observability import Metrics
 from app.operations import operations_of
 from app.problems import FieldError, Refusal
 from app.producer_groups import handlers as producer_groups
+from app.replica_life import ReplicaLife
 from app.requests import handlers as requests
 from app.routes import OperationRoute
 from app.schedules import cron_handlers as cron_schedules
@@ -146,6 +148,18 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     metrics = Metrics()
     controls = Controls(settings.testing) if settings.testing.enabled else None
     lifecycle = ServiceLifecycle(settings, metrics, clock=clock, controls=controls)
+    return _app_of(settings, lifecycle, metrics, controls)
+
+
+def create_replica_app(settings: Settings) -> FastAPI:
+    """The replica for these settings, in the place of a service."""
+    metrics = Metrics()
+    return _app_of(settings, ReplicaLife(settings, metrics), metrics, None)
+
+
+def _app_of(
+    settings: Settings, lifecycle: Life, metrics: Metrics, controls: Controls | None
+) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -170,9 +184,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         routes=[*map(OperationRoute, operations), *health.router.routes],
     )
     app.state.lifecycle = lifecycle
+    app.state.settings = settings
     app.state.metrics = metrics
     app.state.get_services = lifecycle.get_services
-    app.state.get_readiness = lifecycle.get_readiness
     app.mount("/docs/assets", health.ASSETS)
     # What the routes raise passes through to the middleware, which answers; the framework's own
     # errors become refusals here.
@@ -214,9 +228,9 @@ def http_server(app: FastAPI) -> HttpServer:
 
     Called on the event loop.
     """
-    lifecycle: ServiceLifecycle = app.state.lifecycle
+    lifecycle: Life = app.state.lifecycle
     lane: OperationLane = app.state.lane
-    settings = lifecycle.settings
+    settings: Settings = app.state.settings
 
     def answer(request: Request) -> Awaitable[None]:
         asked = lane.take(request)

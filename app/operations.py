@@ -20,7 +20,7 @@ from app.long_polls import Waiting
 from app.services import Services
 
 ALWAYS = (
-    "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed",
+    "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed", "not_primary",
     "validation_failed", "internal_error",
     "recovering", "shutting_down",
 )  # fmt: skip

@@ -38,6 +38,16 @@ def follow(
             metavar="HOST:PORT",
         ),
     ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address to answer HTTP on; beyond loopback only with ESCROWMQ_API_KEYS."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to answer HTTP on, 8080 unless set.", min=0, max=65_535),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Directory of the copy; created if it is missing.")
     ] = None,
@@ -51,14 +61,18 @@ def follow(
     """Follow a running service: its log, byte for byte, and its registry, until it is stopped.
 
     Runs without end, and comes back to the service whenever the connection ends. No service starts
-    in the directory before `escrowmq replica promote`.
+    in the directory before `escrowmq replica promote`. Over HTTP it answers probes and metrics, and
+    all other requests with 421 not_primary and the URL of the service.
 
-    Exit status: 0 stopped; 65 the copy is damaged; 73 the directory is in use; 74 the disk failed;
-    78 the settings are wrong, or the service refuses this copy: the reason is in the log.
+    Exit status: 0 stopped; 65 the copy is damaged; 69 the address is not available; 73 the
+    directory is in use; 74 the disk failed; 78 the settings are wrong, or the service refuses this
+    copy: the reason is in the log.
     """
     from cli import replica_follow
 
-    raise typer.Exit(replica_follow.run(primary=primary, data_dir=data_dir, config=config))
+    raise typer.Exit(
+        replica_follow.run(primary=primary, host=host, port=port, data_dir=data_dir, config=config)
+    )
 
 
 @app.command()

@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
@@ -13,7 +14,7 @@ from fastapi import FastAPI
 
 from app import exit_codes, file_budget
 from app.acceptor import Acceptor
-from app.lifecycle import ServiceLifecycle
+from app.life import Life
 from app.main import create_app, http_server
 from app.observability import configure_logging
 from app.open_files import raise_limit
@@ -46,7 +47,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
-        self._wiring: ServiceLifecycle = app.state.lifecycle
+        self._wiring: Life = app.state.lifecycle
         self._http: HttpServer | None = None
         self._acceptor: Acceptor | None = None
         self._wiring.on_fatal = self._end
@@ -86,8 +87,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def run(settings: Settings) -> int:
-    """Serve until told to stop; the exit status."""
+def run(settings: Settings, create: Callable[[Settings], FastAPI] = create_app) -> int:
+    """Serve until told to stop; the exit status. `create` makes what serves."""
     os.umask(0o077)
     _give_memory_back()
     readable = settings.log_format == "console" or (settings.dev and not settings.log_format)
@@ -117,8 +118,8 @@ def run(settings: Settings) -> int:
             for name, count in file_budget.plan(settings, limit).needs.items()
         },
     )
-    app = create_app(settings)
-    lifecycle: ServiceLifecycle = app.state.lifecycle
+    app = create(settings)
+    lifecycle: Life = app.state.lifecycle
     config = uvicorn.Config(
         app,
         http=Connection,  # made by the acceptor

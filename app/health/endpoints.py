@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.staticfiles import StaticFiles
 
 from app import codec, openapi
+from app.life import Life, role_of
 from app.problems import PROBLEMS, Refusal
 
 router = APIRouter(include_in_schema=False)
@@ -39,10 +40,12 @@ async def livez() -> Response:
 
 
 @router.get("/readyz")
-async def readyz(request: Request) -> Response:
-    """Can it serve? If not, why, and how far it has come."""
-    checks = request.app.state.get_readiness()
-    return _json(200, {"ready": True, "checks": checks})
+async def readyz(request: Request, role: str | None = None) -> Response:
+    """Can it serve, in this role if one is given? If not, why, and how far it has come."""
+    life: Life = request.app.state.lifecycle
+    if role is not None:
+        life.refuse_role(role_of(role))
+    return _json(200, {"ready": True, "role": life.role, "checks": life.get_readiness()})
 
 
 @router.get("/metrics")

@@ -17,12 +17,13 @@ _COMMIT_LOG = "commitlog"
 
 
 class ReplicaNote(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom it follows, and how far that was when it was last heard of."""
+    """Whom it follows, where clients reach that, and how far it was when it was last heard of."""
 
     primary: str
     primary_end: int = 0
     end: int = 0
     heard_at_ms: int = 0
+    api_url: str = ""
 
 
 def read_note(data_dir: Path) -> ReplicaNote | None:

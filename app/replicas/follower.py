@@ -58,7 +58,10 @@ class Follower:
         self._runs: asyncio.Task[None] | None = None
         self.primary_end = 0  # of what is safe there, as it was last heard
         self.end = 0  # of what is on the disk here
+        self.primary_url = ""  # where clients reach it, as far as it has said so
         self.is_connected = False
+        self.has_caught_up = False  # since it was connected
+        self._is_stopped = False
         self._heard_at_ms = 0
         self._noted_ms = self._dropped_ms = 0
 
@@ -71,6 +74,8 @@ class Follower:
 
         Raises FollowRefused; StorageError, OSError where the directory cannot be used.
         """
+        if self._is_stopped:
+            return
         self._runs = asyncio.ensure_future(self._follow())
         try:
             with suppress(asyncio.CancelledError):  # by `stop`, or by a failure
@@ -84,6 +89,7 @@ class Follower:
             await asyncio.to_thread(self._note)
 
     def stop(self) -> None:
+        self._is_stopped = True
         if self._runs is not None:
             self._runs.cancel()
 
@@ -102,7 +108,7 @@ class Follower:
             except (UnavailableError, StorageFull) as error:
                 log.warning("replica_waits", reason=str(error))
             finally:
-                self.is_connected = False
+                self.is_connected = self.has_caught_up = False
             pause_s = _FIRST_PAUSE_S if self.end > begun_end else min(2 * pause_s, _MOST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
@@ -111,7 +117,10 @@ class Follower:
 
         A service's own directory becomes one when the primary has let it in.
         """
-        if not folder.has_log(self._data_dir) and folder.read_note(self._data_dir) is None:
+        note = folder.read_note(self._data_dir)
+        if note is not None:
+            self.primary_url = note.api_url
+        elif not folder.has_log(self._data_dir):
             folder.write_note(self._data_dir, ReplicaNote(primary=self._options.primary))
 
     def _raise_failure(self) -> None:
@@ -150,6 +159,7 @@ class Follower:
         acknowledging = asyncio.ensure_future(self._acknowledge(writer))
         try:
             self.is_connected = True
+            self.primary_url = accept.api_url
             log.info("follows", primary=self._options.primary, begin=accept.begin)
             await self._receive(reader, accept.begin, frames.silence_s(accept.heartbeat_ms))
         finally:
@@ -215,7 +225,7 @@ class Follower:
 
     async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
         """Raises as `_connect`; UnavailableError: there is no space for more now."""
-        store, rest, has_caught_up = self._opened, b"", False
+        store, rest = self._opened, b""
         while True:
             async with asyncio.timeout(silence_s):
                 kind, payload = await frames.read(reader)
@@ -233,8 +243,8 @@ class Follower:
             self.primary_end = data.safe_end
             store.note_safe(data.safe_end)
             self._heard_at_ms = self._clock.wall_ms()
-            if not has_caught_up and store.stored_offset() >= data.safe_end:
-                has_caught_up = True
+            if not self.has_caught_up and store.stored_offset() >= data.safe_end:
+                self.has_caught_up = True
                 log.info("replica_caught_up", end=store.stored_offset())
             await self._keep_up(store, data)
 
@@ -282,6 +292,7 @@ class Follower:
                 primary_end=self.primary_end,
                 end=self.end,
                 heard_at_ms=self._heard_at_ms,
+                api_url=self.primary_url,
             ),
         )
 

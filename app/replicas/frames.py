@@ -83,13 +83,14 @@ class Hello(msgspec.Struct, frozen=True):
 
 class Accept(msgspec.Struct, frozen=True):
     """The log of the primary begins at `first_offset`; its bytes are sent from `begin` on, or
-    nothing but where it is, every `heartbeat_ms`.
+    nothing but where it is, every `heartbeat_ms`. `api_url`: where clients reach it, if it says so.
     """
 
     proof: bytes
     first_offset: int
     begin: int
     heartbeat_ms: Beat
+    api_url: str = ""
 
 
 class Refuse(msgspec.Struct, frozen=True):

@@ -136,11 +136,10 @@ class ReplicaListener:
         sender = Sender(
             self._store,
             self._segment_bytes,
-            self._options.secret_text,
             self._data_dir,
             self._clock,
+            self._options,
             address=address,
-            heartbeat_ms=self._options.heartbeat_ms,
             let_in=self._let_in,
         )
         self._senders[task] = sender

@@ -18,6 +18,7 @@ class ReplicaOptions:
     ha_host: str = ""  # where replicas connect to; empty: none is served
     ha_port: int = 10_912
     primary: str = ""  # of a replica: host:port of the service that it follows
+    advertise: str = ""  # URL at which clients reach this service; replicas send them there
     node: str = ""  # the name of this machine to others; empty: its host name
     # both sides must have the same; needed beyond loopback
     secret: SecretStr = field(default_factory=lambda: SecretStr(""))
@@ -44,6 +45,8 @@ class ReplicaOptions:
             raise ValueError("tls_certificate and tls_key are set together, or neither of them")
         if self.primary:
             split_address(self.primary)
+        if self.advertise and not self.advertise.startswith(("http://", "https://")):
+            raise ValueError(f"advertise begins with http:// or https://, got {self.advertise!r}")
         if self.ha_host and not is_loopback(self.ha_host):
             self._check_beyond_loopback(f"ha_host {self.ha_host}", bool(self.tls_certificate))
         if self.primary and not is_loopback(split_address(self.primary)[0]):

@@ -13,6 +13,7 @@ import structlog
 from app.registry.registry_files import RegistryStamp, read_files, stamp_of
 from app.replicas import frames
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
+from app.replicas.options import ReplicaOptions
 from app.replicas.replicated_log import ReplicatedLog
 from storage.clock import Clock
 from storage.formats import record as records
@@ -41,12 +42,11 @@ class Sender:
         self,
         store: ReplicatedLog,
         segment_bytes: int,
-        secret: str,
         data_dir: Path,
         clock: Clock,
+        options: ReplicaOptions,
         *,
         address: str,
-        heartbeat_ms: int,
         let_in: Callable[[str], None],
     ) -> None:
         """`data_dir`: of the service, with its registry if that is a file.
@@ -55,10 +55,11 @@ class Sender:
         """
         self._store = store
         self._segment_bytes = segment_bytes
-        self._secret = secret
+        self._secret = options.secret_text
+        self._api_url = options.advertise
         self._data_dir = data_dir
         self._clock = clock
-        self._heartbeat_s = heartbeat_ms / 1000
+        self._heartbeat_s = options.heartbeat_ms / 1000
         self._note_let_in = let_in
         self.address = address  # of the replica, with its port
         self.node = ""  # until it is let in
@@ -120,6 +121,7 @@ class Sender:
             self._store.first_offset,
             begin,
             int(self._heartbeat_s * 1000),
+            self._api_url,
         )
         writer.write(frames.encode_message(Kind.ACCEPT, accept))
         self.node = hello.node

@@ -32,6 +32,7 @@ class Primary(Server):
             "ESCROWMQ_REPLICA__HEARTBEAT_MS": "100",
         }
         super().__init__(data_dir, environment={**served, **(environment or {})})
+        self._environment = {"ESCROWMQ_REPLICA__ADVERTISE": self.url, **self._environment}
 
     def figures(self) -> dict[str, float]:
         """The gauges of replicas."""
@@ -64,6 +65,7 @@ class Replica(Server):
     @property
     def command(self) -> list[str]:
         arguments = ["--primary", self.primary, "--data-dir", str(self.data_dir)]
+        arguments += ["--port", str(self.port)]
         return [str(_PROGRAM), "replica", "follow", *arguments]
 
     def __enter__(self) -> "Replica":

@@ -1,0 +1,126 @@
+"""A replica in the place of the service: it follows, answers probes, and sends clients to the
+service that it follows.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Mapping
+
+import structlog
+
+from app import exit_codes
+from app.component import Gauge
+from app.connections import Connections
+from app.life import Role
+from app.observability import Metrics
+from app.problems import Refusal
+from app.replicas.follower import Follower, FollowRefused
+from app.services import Services
+from app.settings import Settings
+from storage.clock import SystemClock
+from storage.errors import DirectoryInUse, FlushFailed, StorageError
+from storage.identifiers import Identifiers, SystemRandom
+
+log = structlog.get_logger()
+
+
+class ReplicaLife:
+    """Follows from its start to its end."""
+
+    role: Role = "replica"
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._primary = settings.replica.primary
+        self.connections = Connections(settings.http.connection_limit)
+        self.exit_code = 0
+        self.on_fatal: Callable[[], None] = lambda: None
+        self.on_loaded: Callable[[], None] = lambda: None
+        clock = SystemClock()
+        self._follower = Follower(
+            settings.data_dir,
+            settings.replica,
+            settings.local,
+            clock,
+            Identifiers(clock, SystemRandom()),
+            node=settings.replica.node or socket.gethostname(),
+        )
+        self._following: asyncio.Task[None] | None = None
+        metrics.watch(self._gauges)
+
+    def start(self) -> None:
+        self._following = asyncio.create_task(self._follow(), name="following")
+
+    def begin_stop(self) -> None:
+        self._follower.stop()
+
+    async def close(self) -> None:
+        self.begin_stop()
+        if self._following is not None:
+            await asyncio.wait({self._following})
+            self._following = None
+            follower = self._follower
+            log.info("stopped", end=follower.end, behind_bytes=follower.behind_bytes)
+
+    def get_services(self) -> Services:
+        """Raises Refusal: the service has them."""
+        raise self._not_primary()
+
+    def get_readiness(self) -> Mapping[str, str]:
+        follower = self._follower
+        if not follower.is_connected:
+            detail = f"it is not connected to {self._primary}: the log has the reason"
+            raise Refusal("recovering", detail)
+        if not follower.has_caught_up:
+            behind = str(follower.behind_bytes)
+            context = {"behind_bytes": behind}
+            raise Refusal("recovering", f"{behind} bytes of log are to come", context=context)
+        return {"follows": "ok"}
+
+    def refuse_role(self, role: Role) -> None:
+        if role != self.role:
+            raise self._not_primary()
+
+    def _not_primary(self) -> Refusal:
+        url = self._follower.primary_url
+        if url:
+            return Refusal("not_primary", f"This is a replica of {url}.", context={"primary": url})
+        return Refusal(
+            "not_primary",
+            "This is a replica. Its service does not say where clients reach it: "
+            "ESCROWMQ_REPLICA__ADVERTISE is not set there.",
+        )
+
+    async def _follow(self) -> None:
+        try:
+            await self._follower.run()
+        except FollowRefused as error:
+            log.critical("replica_refused", primary=self._primary, reason=str(error))
+            self._end(exit_codes.CONFIGURATION)
+        except DirectoryInUse as error:
+            self._fail(exit_codes.DIRECTORY_IN_USE, error)
+        except FlushFailed as error:
+            self._fail(exit_codes.STORAGE_FAILED, error)
+        except StorageError as error:
+            self._fail(exit_codes.DATA_DAMAGED, error)
+        except OSError as error:
+            self._fail(exit_codes.STORAGE_FAILED, error)
+        except Exception:
+            log.exception("replica_failed")
+            self._end(exit_codes.BUG)
+
+    def _fail(self, exit_code: int, error: Exception) -> None:
+        log.critical("replica_failed", error=str(error))
+        self._end(exit_code)
+
+    def _end(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.on_fatal()
+
+    def _gauges(self) -> Iterator[Gauge]:
+        follower = self._follower
+        yield Gauge("escrowmq_replica_follows", "Is it connected? 0 or 1", follower.is_connected)
+        yield Gauge(
+            "escrowmq_replica_behind_bytes",
+            "Log of the service that is not on the disk here",
+            follower.behind_bytes,
+        )
