@@ -1,5 +1,5 @@
-"""What answers behind an address, as the application and the process see it: the service, or a
-replica in its place.
+"""The part that answers behind an address, as the application and the process see it: a service, or
+a replica in its place.
 """
 
 from collections.abc import Callable, Mapping

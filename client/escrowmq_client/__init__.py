@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         InvalidAnswer,
         LeaseLost,
         NotFound,
+        NotPrimary,
         Overloaded,
         ProblemError,
         Refused,
@@ -126,6 +127,7 @@ __all__ = [
     "NotCommitted",
     "NotFound",
     "NotMarked",
+    "NotPrimary",
     "OffsetInput",
     "Outbox",
     "Outcome",
@@ -164,7 +166,7 @@ _HOMES = {
     "checker": "AsyncChecker Checker",
     "client": "Client",
     "errors": (
-        "AlreadyResolved Conflict EscrowMQError InvalidAnswer LeaseLost NotFound "
+        "AlreadyResolved Conflict EscrowMQError InvalidAnswer LeaseLost NotFound NotPrimary "
         "Overloaded ProblemError Refused Unreachable"
     ),
     "markers.base": "FencedError MarkerCommitsAlone Markers Outcome OutcomeUnknown",

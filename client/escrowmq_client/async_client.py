@@ -10,6 +10,7 @@ from collections.abc import (
     Callable,
     Iterable,
     Mapping,
+    Sequence,
 )
 from contextlib import nullcontext
 from types import TracebackType
@@ -64,7 +65,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         api_key: str | None = None,
         retry: Retry | None = None,
@@ -80,7 +81,7 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
-        """The address of the service."""
+        """The address of the service; of several, the one that calls go to now."""
         return self._connection.url
 
     @property
@@ -111,12 +112,13 @@ class AsyncClient:
         """
         headers: dict[str, str] = {}
         with self._hooks.on_call(call, headers) if self._hooks else nullcontext():
-            request = self._connection.request(call, headers)
             attempts = Attempts(self._retry, repeatable=call.repeatable)
             while True:
+                url = self._connection.url
                 try:
-                    return await self._try(request, call)
+                    return await self._try(self._connection.request(call, headers, url), call)
                 except EscrowMQError as error:
+                    self._connection.addresses.note(error, url)
                     now_ms = time.monotonic() * 1_000
                     chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
                     wait_ms = attempts.wait_ms(error, now_ms=now_ms, chance=chance)
@@ -128,7 +130,7 @@ class AsyncClient:
         try:
             response = await self._request(request)
         except LOST as error:
-            raise error_from(error, self.url) from error
+            raise error_from(error, request["url"].removesuffix(call.path)) from error
         return read(response, call.parse)
 
     async def _request(self, request: Mapping[str, Any]) -> httpx.Response:
@@ -192,8 +194,9 @@ class AsyncClient:
         events, attempts = EventStream(), Attempts(self._retry, repeatable=True)
         while True:
             events.connect()
+            url = self._connection.url
             try:
-                async with self._http.stream(**self._connection.request(call, {})) as response:
+                async with self._http.stream(**self._connection.request(call, {}, url)) as response:
                     if not response.is_success:
                         await response.aread()
                         read(response, nothing)
@@ -203,9 +206,10 @@ class AsyncClient:
                             yield message
                 failure = events.end()
             except LOST as error:
-                failure = error_from(error, self.url)
+                failure = error_from(error, url)
             except EscrowMQError as error:
                 failure = error
+            self._connection.addresses.note(failure, url)
             now_ms = time.monotonic() * 1_000
             chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
             wait_ms = attempts.wait_ms(failure, now_ms=now_ms, chance=chance)

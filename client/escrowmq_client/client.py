@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -52,7 +52,9 @@ class Client:
             client.send("orders", json={"id": 1}, key="o1")
 
     `url` and `api_key`: those of the environment, `ESCROWMQ_URL` and `ESCROWMQ_API_KEY`, unless
-    given; without either the URL is http://127.0.0.1:8080. `timeout_ms` limits each try of a call,
+    given; without either the URL is http://127.0.0.1:8080. Several URLs, in a list or with commas
+    between them, are the machines of one service: calls go on at the next one when the service is
+    not reached at one, and where a replica says that it is. `timeout_ms` limits each try of a call,
     beside the time that the service was asked to wait; `retry` says how long tries go on. `http`:
     an `httpx.Client` of your own, which `close()` leaves open. `hooks`: observers, for example of
     OpenTelemetry. Threads may share a client.
@@ -60,7 +62,7 @@ class Client:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         api_key: str | None = None,
         retry: Retry | None = None,
@@ -76,7 +78,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """The address of the service."""
+        """The address of the service; of several, the one that calls go to now."""
         return self._connection.url
 
     @property
@@ -107,12 +109,13 @@ class Client:
         """
         headers: dict[str, str] = {}
         with self._hooks.on_call(call, headers) if self._hooks else nullcontext():
-            request = self._connection.request(call, headers)
             attempts = Attempts(self._retry, repeatable=call.repeatable)
             while True:
+                url = self._connection.url
                 try:
-                    return self._try(request, call)
+                    return self._try(self._connection.request(call, headers, url), call)
                 except EscrowMQError as error:
+                    self._connection.addresses.note(error, url)
                     now_ms = time.monotonic() * 1_000
                     chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
                     wait_ms = attempts.wait_ms(error, now_ms=now_ms, chance=chance)
@@ -124,7 +127,7 @@ class Client:
         try:
             response = self._request(request)
         except LOST as error:
-            raise error_from(error, self.url) from error
+            raise error_from(error, request["url"].removesuffix(call.path)) from error
         return read(response, call.parse)
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:
@@ -186,8 +189,9 @@ class Client:
         events, attempts = EventStream(), Attempts(self._retry, repeatable=True)
         while True:
             events.connect()
+            url = self._connection.url
             try:
-                with self._http.stream(**self._connection.request(call, {})) as response:
+                with self._http.stream(**self._connection.request(call, {}, url)) as response:
                     if not response.is_success:
                         response.read()
                         read(response, nothing)
@@ -197,9 +201,10 @@ class Client:
                             yield message
                 failure = events.end()
             except LOST as error:
-                failure = error_from(error, self.url)
+                failure = error_from(error, url)
             except EscrowMQError as error:
                 failure = error
+            self._connection.addresses.note(failure, url)
             now_ms = time.monotonic() * 1_000
             chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
             wait_ms = attempts.wait_ms(failure, now_ms=now_ms, chance=chance)

@@ -7,6 +7,7 @@ EscrowMQError
 │   ├── Conflict         409
 │   │   ├── AlreadyResolved   the transaction has the other decision
 │   │   └── LeaseLost         the receipt handle is not valid any more
+│   ├── NotPrimary       421: a replica, whose service takes requests
 │   └── Overloaded       429 or 503: the service cannot do it now
 ├── Refused              some entries of a request with several were refused
 ├── InvalidAnswer        an answer that cannot be read
@@ -123,6 +124,15 @@ class LeaseLost(Conflict):
     """A lease that has ended: the message may be with another consumer by now."""
 
 
+class NotPrimary(ProblemError):
+    """A replica was asked, in place of the service that it follows."""
+
+    @property
+    def primary(self) -> str:
+        """URL of the service; empty where the replica does not know it."""
+        return self.context.get("primary", "")
+
+
 class Overloaded(ProblemError):
     """A service that cannot do it now: too much at once, starting, stopping or read-only."""
 
@@ -148,6 +158,7 @@ class Refused(EscrowMQError):
 _BY_CODE: dict[str, type[ProblemError]] = {
     LEASE_EXPIRED: LeaseLost,
     "transaction_already_resolved": AlreadyResolved,
+    "not_primary": NotPrimary,
 }
 _BY_STATUS: dict[int, type[ProblemError]] = {
     404: NotFound,

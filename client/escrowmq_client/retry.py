@@ -2,17 +2,19 @@
 arguments.
 
 A call that failed is repeated if it was never sent, if its answer was lost and a second execution
-has no further effect, or if the service says that it may succeed later. The wait grows from try to
+has no further effect, if the service says that it may succeed later, or if a replica got it. To the
+service that a replica names it is sent at once, a few times. The wait grows from try to
 try, with full jitter, and is never shorter than the service asks for. The client gives up
 `total_ms` after the first failure.
 """
 
 from dataclasses import dataclass
 
-from escrowmq_client.errors import EscrowMQError, ProblemError, Unreachable
+from escrowmq_client.errors import EscrowMQError, NotPrimary, ProblemError, Unreachable
 
 _NEVER = "reply_timeout"  # sent again, it would ask the question a second time
 _LATER = (429, 503)
+_MOST_HOPS = 3  # from one machine to the next that it names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class Attempts:
         self._retry = retry
         self._repeatable = repeatable
         self._failures = 0
+        self._hops = 0  # in a row
         self._first_failed_ms = 0.0
 
     def wait_ms(self, error: EscrowMQError, *, now_ms: float, chance: float) -> float | None:
@@ -66,6 +69,10 @@ class Attempts:
 
         `now_ms`: by a clock that is never set. `chance`: a random number, 0 <= chance < 1.
         """
+        if isinstance(error, NotPrimary) and error.primary and self._hops < _MOST_HOPS:
+            self._hops += 1
+            return 0.0
+        self._hops = 0
         if self._failures == 0:
             self._first_failed_ms = now_ms
         self._failures += 1
@@ -84,6 +91,8 @@ def may_repeat(error: EscrowMQError, *, repeatable: bool) -> bool:
         return repeatable or not error.outcome_unknown
     if not isinstance(error, ProblemError) or error.code == _NEVER:
         return False
+    if isinstance(error, NotPrimary):
+        return True
     return error.retryable or (repeatable and error.status in _LATER)
 
 

@@ -1,7 +1,7 @@
 """Connection settings, requests and answers over HTTP, for both clients."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeVar
@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import msgspec
 
+from escrowmq_client.addresses import Addresses
 from escrowmq_client.call import Answer, Call
 from escrowmq_client.errors import EscrowMQError, InvalidAnswer, Unreachable, error_of
 from escrowmq_client.models.consume import ReceivedMessage
@@ -41,12 +42,14 @@ class Hooks(Protocol):
 
 
 class Connection:
-    """Address, key and timeouts of a service."""
+    """Addresses, key and timeouts of a service."""
 
-    def __init__(self, url: str | None, api_key: str | None, timeout_ms: int) -> None:
-        self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"the URL begins with http:// or https://, not {self.url!r}")
+    def __init__(
+        self, url: str | Sequence[str] | None, api_key: str | None, timeout_ms: int
+    ) -> None:
+        """`url`: several are separated by commas, or a sequence."""
+        given = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        self.addresses = Addresses(given.split(",") if isinstance(given, str) else given)
         if timeout_ms < 1:
             raise ValueError(f"timeout_ms must be 1 or more, not {timeout_ms}")
         self._timeout_ms = timeout_ms
@@ -55,12 +58,17 @@ class Connection:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
-    def request(self, call: Call[Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return the arguments of `httpx.Client.request` for a call."""
+    @property
+    def url(self) -> str:
+        """The address that requests go to now."""
+        return self.addresses.url
+
+    def request(self, call: Call[Any], headers: Mapping[str, str], url: str) -> dict[str, Any]:
+        """Return the arguments of `httpx.Client.request` for a call at this address."""
         patience = (self._timeout_ms + call.wait_ms) / 1_000
         return {
             "method": call.method,
-            "url": self.url + call.path,
+            "url": url + call.path,
             "params": call.query or None,
             "headers": {**self._headers, **call.headers, **headers},
             "content": call.body or None,

@@ -109,12 +109,15 @@ def answers(api: httpx.Client) -> bool:
 
 def test_a_replica_of_a_service_that_does_not_say_where_it_is_says_so(tmp_path):
     silent = {"ESCROWMQ_REPLICA__ADVERTISE": ""}
-    with Primary(tmp_path / "a", environment=silent) as primary:
-        with Replica(tmp_path / "b", of(primary.ha_port)) as replica, replica.client() as api:
-            until(lambda: is_ready(replica), "it has caught up")
-            problem = assert_problem(api.get("/v1/topics"), 421, "not_primary")
-            assert problem["context"] == {}
-            assert "ESCROWMQ_REPLICA__ADVERTISE" in problem["detail"]
+    with (
+        Primary(tmp_path / "a", environment=silent) as primary,
+        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+        replica.client() as api,
+    ):
+        until(lambda: is_ready(replica), "it has caught up")
+        problem = assert_problem(api.get("/v1/topics"), 421, "not_primary")
+        assert problem["context"] == {}
+        assert "ESCROWMQ_REPLICA__ADVERTISE" in problem["detail"]
 
 
 def test_a_replica_with_keys_tells_strangers_nothing(tmp_path):

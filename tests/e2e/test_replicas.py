@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from app.replicas import folder
 from app.replicas.folder import ReplicaNote
+from escrowmq_client import Client, MessageInput, Retry, TransactionMessageInput
 from tests.support.certificates import self_signed
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids
@@ -79,6 +81,32 @@ def test_a_promoted_replica_has_every_message_transaction_group_and_offset_that_
             received = {one["message_id"] for one in rest["messages"]}
             assert received | acknowledged == read_ids(service)
             assert not received & acknowledged
+
+
+def test_a_client_that_knows_both_machines_goes_on_when_the_replica_is_promoted(tmp_path):
+    with ExitStack() as stack:
+        primary = stack.enter_context(Primary(tmp_path / "a", environment=TWO_COPIES))
+        replica = stack.enter_context(Replica(tmp_path / "b", of(primary.ha_port)))
+        retry = Retry(total_ms=60_000, longest_ms=100)
+        client = stack.enter_context(Client([replica.url, primary.url], retry=retry))
+        until(lambda: primary.figures().get("escrowmq_replicas") == 1, "a replica follows")
+        sent = [client.send("orders", payload=str(n)) for n in range(20)]
+        assert client.url == primary.url
+        assert {(one.durability, one.copies) for one in sent} == {("replicated", 2)}
+        paid = TransactionMessageInput("orders", MessageInput(payload="paid"))
+        begun = client.begin_transaction("shop", [paid])
+
+        primary.kill()
+        assert replica.terminate() == 0
+        assert promote(replica.data_dir, "--yes").returncode == 0
+        with ThreadPoolExecutor() as pool:
+            committing = pool.submit(client.commit_transaction, begun.transaction_id)
+            service = stack.enter_context(replica.service())
+            assert committing.result().state == "committed"
+
+        assert client.url == replica.url
+        assert len(read_ids(service)) == 21
+        assert {one.message_id for one in sent} < read_ids(service)
 
 
 def test_a_replica_that_is_killed_goes_on_where_it_was(primary, tmp_path):

@@ -21,8 +21,13 @@ class Primary(Server):
     """A service that serves replicas at `ha_port`."""
 
     def __init__(
-        self, data_dir: Path, *, environment: Mapping[str, str | None] | None = None
+        self,
+        data_dir: Path,
+        *,
+        environment: Mapping[str, str | None] | None = None,
+        at: Server | None = None,
     ) -> None:
+        """`at`: has the address; it is not running."""
         reserved = reserved_port()
         weakref.finalize(self, reserved.close)
         self.ha_port = int(reserved.getsockname()[1])
@@ -32,6 +37,8 @@ class Primary(Server):
             "ESCROWMQ_REPLICA__HEARTBEAT_MS": "100",
         }
         super().__init__(data_dir, environment={**served, **(environment or {})})
+        if at is not None:
+            self._at, self.port, self.url = at, at.port, at.url
         self._environment = {"ESCROWMQ_REPLICA__ADVERTISE": self.url, **self._environment}
 
     def figures(self) -> dict[str, float]:
@@ -82,8 +89,8 @@ class Replica(Server):
         )
 
     def service(self) -> Server:
-        """The service in the same directory, not started."""
-        return Primary(self.data_dir, environment=self._environment)
+        """The service in the same directory and at the same address, not started."""
+        return Primary(self.data_dir, environment=self._environment, at=self)
 
 
 def read_whole(path: Path) -> bytes:

@@ -8,6 +8,7 @@ from escrowmq_client.errors import (
     LEASE_EXPIRED,
     EscrowMQError,
     InvalidAnswer,
+    NotPrimary,
     ProblemError,
     Unreachable,
 )
@@ -31,7 +32,10 @@ def is_passing(error: EscrowMQError) -> bool:
     """Tell whether a worker goes on: the service may answer otherwise later."""
     if isinstance(error, ProblemError):
         status = error.status
-        return error.retryable or status >= _NOT_THE_CALLERS_FAULT or status == _TOO_MANY
+        is_replica = isinstance(error, NotPrimary)  # until a person has promoted one
+        return (
+            error.retryable or is_replica or status >= _NOT_THE_CALLERS_FAULT or status == _TOO_MANY
+        )
     return isinstance(error, Unreachable | InvalidAnswer)
 
 

@@ -1,0 +1,55 @@
+"""Addresses of one service: a machine that takes requests, and its replicas.
+
+A client stays at one address until it fails there, then goes on at the next one; a replica that
+names its service leads there. Pure, and shared by threads.
+"""
+
+from collections.abc import Sequence
+
+from escrowmq_client.errors import EscrowMQError, NotPrimary, Overloaded, Unreachable
+
+_BEGINNINGS = ("http://", "https://")
+
+
+class Addresses:
+    """Base URLs, and the one that requests go to now."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        """Raises ValueError."""
+        self._urls = [url.strip().rstrip("/") for url in urls if url.strip()]
+        if not self._urls:
+            raise ValueError("the URL of the service is empty")
+        for url in self._urls:
+            if not url.startswith(_BEGINNINGS):
+                raise ValueError(f"the URL begins with http:// or https://, not {url!r}")
+        self.url = self._urls[0]
+        self._at = 0  # the last one of the list that was taken
+
+    def note(self, error: EscrowMQError, url: str) -> None:
+        """Take another address, where a request that went to `url` failed so that it may help."""
+        if url != self.url:
+            return  # another thread has seen it
+        if isinstance(error, NotPrimary):
+            self.url = _allowed(error.primary, url) or self._next()
+        elif isinstance(error, Unreachable) or _starts_or_stops(error):
+            self.url = self._next()
+
+    def _next(self) -> str:
+        """The next one of the list that is not asked now; the same one where it has no other."""
+        for _ in self._urls:
+            self._at = (self._at + 1) % len(self._urls)
+            if self._urls[self._at] != self.url:
+                break
+        return self._urls[self._at]
+
+
+def _starts_or_stops(error: EscrowMQError) -> bool:
+    """Tell whether another machine may be the service by now."""
+    return isinstance(error, Overloaded) and error.code in ("recovering", "shutting_down")
+
+
+def _allowed(primary: str, url: str) -> str:
+    """The URL that a replica at `url` has named; empty where a key must not be sent there."""
+    primary = primary.rstrip("/")
+    is_secret = url.startswith("https://")
+    return primary if primary.startswith(_BEGINNINGS[is_secret:]) else ""
