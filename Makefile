@@ -11,7 +11,7 @@ PEERS ?=
 CLIENTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check clients rocketmq test-faults bench bench-peers audit openapi migration demo lock wheels clean
+.PHONY: help setup run test check clients rocketmq test-faults bench bench-peers audit openapi migration demo demo-failover lock wheels clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -85,6 +85,9 @@ audit: .venv/.audit  ## prove what became of every transaction of `make run`: ma
 
 demo: .venv/.demo $(if $(AUDIT),.venv/.audit)  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000, SEED=7, AUDIT=1)
 	$(BIN)/python -m examples.flights $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED)) $(if $(AUDIT),--audit)
+
+demo-failover: .venv/.demo  ## flights on two machines; that of the service is lost with its disk, ten times (ROWS=20000, SEED=7)
+	$(BIN)/python -m examples.flights --failover --rows $(or $(ROWS),20000) --server-kills 10 $(if $(SEED),--seed $(SEED))
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 

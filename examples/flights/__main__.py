@@ -23,8 +23,10 @@ from examples.flights.consumer import pull_everything
 from examples.flights.data import WHOLE_FILE, DataMissing, read_flights
 from examples.flights.display import Display, Incidents
 from examples.flights.ledger import Ledger
+from examples.flights.pair import Pair
+from examples.flights.process import ServerFailed
 from examples.flights.producers import ProducerFailed, Producers
-from examples.flights.server import Server, ServerFailed
+from examples.flights.server import Server
 from examples.flights.service import QUEUES, TOPIC, connected
 
 EXIT_FAILED = 1
@@ -100,7 +102,7 @@ class Demo:
         with ExitStack() as stack:
             self._ledger = Ledger.create(ledger_path)
             stack.callback(self._ledger.close)
-            self._server = Server(self._directory)
+            self._server = (Pair if options.failover else Server)(self._directory)
             stack.callback(self._server.stop)
             self._server.start()
             self._client = stack.enter_context(connected(self._server.url))
@@ -178,7 +180,7 @@ class Demo:
     def _audit(self, books: Books) -> list[str]:
         """The log alone, while the service runs."""
         begun = time.monotonic()
-        verdicts = audit.audit(self._directory)
+        verdicts = audit.audit(self._server.store, self._directory / "audit.json")
         self._say(f"The log was audited in {time.monotonic() - begun:,.0f} s.")
         self._console.print(audit.table(verdicts))
         return audit.find_differences(verdicts, books.states.values())
@@ -196,7 +198,7 @@ class Demo:
         table.columns[1].justify = "right"
         for what, count in {
             "producers killed with -9": self._producers.kill_count,
-            "service killed with -9": self._server.kill_count,
+            self._what_is_killed: self._server.kill_count,
             "transactions decided by their producer": resolved_by["producer"],
             "transactions decided by a check": resolved_by["check"],
             "transactions fenced: rolled back unwritten": self._ledger.fence_count(),
@@ -208,6 +210,12 @@ class Demo:
         }.items():
             table.add_row(what, f"{count:,}")
         return table
+
+    @property
+    def _what_is_killed(self) -> str:
+        if self._options.failover:
+            return "machines of the service lost with their disk"
+        return "service killed with -9"
 
     def _incidents(self) -> Incidents:
         return Incidents(
@@ -240,6 +248,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--server-kills", type=int, metavar="N", help="default: one in 40,000 flights, at least 2"
+    )
+    parser.add_argument(
+        "--failover",
+        action="store_true",
+        help="two machines, the service and its replica: the service is not started again, its "
+        "machine is lost and the replica takes its place",
     )
     parser.add_argument(
         "--stalls",

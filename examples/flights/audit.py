@@ -4,12 +4,13 @@ answers or the consumer.
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.table import Table
+
+from examples.flights.process import PROGRAM
 
 _CLEAN = 0
 _STATES = {"committed_once": "committed", "rolled_back_clean": "rolled_back"}
@@ -19,12 +20,12 @@ class AuditFailed(Exception):
     """It could not be carried out, or it found something."""
 
 
-def audit(directory: Path) -> dict[str, int]:
-    """How many transactions have each verdict. Raises AuditFailed."""
-    report = directory / "audit.json"
-    program = Path(sys.executable).with_name("escrowmq")
-    store = directory / "service" / "store"
-    command = [str(program), "audit", "run", "--log", str(store), "--json", str(report), "--quiet"]
+def audit(store: Path, report: Path) -> dict[str, int]:
+    """How many transactions have each verdict. Raises AuditFailed.
+
+    `report`: a file that the command writes.
+    """
+    command = [str(PROGRAM), "audit", "run", "--log", str(store), "--json", str(report), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != _CLEAN:
         raise AuditFailed(

@@ -64,6 +64,27 @@ def test_three_hundred_flights_balance_although_producers_and_the_service_are_ki
 
 
 @needs_the_data
+def test_three_hundred_flights_balance_although_the_machine_of_the_service_is_lost_twice(tmp_path):
+    with started_demo(
+        tmp_path,
+        "--failover",
+        "--rows=300",
+        "--producers=4",
+        "--producer-kills=2",
+        "--server-kills=2",
+        "--stalls=0",
+    ) as demo:
+        output, _ = demo.communicate(timeout=300)
+
+    assert demo.returncode == 0, output
+    assert "It balances" in output
+    departed = totals(read_flights(300)).departed
+    assert cells(output, "consumer: flights delivered") == [departed, 0, departed]
+    assert cells(output, "machines of the service lost with their disk") == [2]
+    assert_nothing_is_left(demo, tmp_path)
+
+
+@needs_the_data
 @pytest.mark.faults
 def test_the_audit_of_the_demo_proves_from_the_log_what_the_service_says(tmp_path):
     with started_demo(
