@@ -15,6 +15,7 @@ from app.replicas.closing import close
 from app.replicas.folder import ReplicaNote
 from app.replicas.frames import Accept, Ack, BadFrame, Challenge, Data, Hello, Kind, Refuse
 from app.replicas.options import ReplicaOptions, split_address
+from app.replicas.snapshots import IncomingSnapshots
 from storage.clock import Clock
 from storage.errors import CorruptRecord, StorageFull, UnavailableError
 from storage.files.vfs import OsVfs
@@ -226,12 +227,19 @@ class Follower:
     async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
         """Raises as `_connect`; UnavailableError: there is no space for more now."""
         store, rest = self._opened, b""
+        snapshots = IncomingSnapshots(self._data_dir)
         while True:
             async with asyncio.timeout(silence_s):
                 kind, payload = await frames.read(reader)
             if kind is Kind.REGISTRY:
                 files = frames.decode(payload, frames.Registry).files
                 await asyncio.to_thread(folder.write_registry, self._data_dir, files)
+                continue
+            if kind is Kind.SNAPSHOT:
+                piece = frames.decode(payload, frames.Piece)
+                if await asyncio.to_thread(snapshots.add, piece):
+                    await store.wait_on_disk()  # what it reflects, before it
+                    await asyncio.to_thread(snapshots.keep)
                 continue
             if kind is not Kind.DATA:
                 raise BadFrame(f"{kind.name} where DATA must come")

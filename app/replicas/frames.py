@@ -49,6 +49,7 @@ class Kind(IntEnum):
     REGISTRY = 5
     DATA = 6
     ACK = 7
+    SNAPSHOT = 8
 
 
 class BadFrame(Exception):
@@ -104,6 +105,15 @@ class Registry(msgspec.Struct, frozen=True):
     """Files by name: of the registry, and the identity that the store knows it by."""
 
     files: dict[str, bytes]
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Of a snapshot of `size` bytes, from `offset` on."""
+
+    name: str
+    size: int
+    offset: int
+    data: bytes
 
 
 class Data(NamedTuple):

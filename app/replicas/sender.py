@@ -15,6 +15,7 @@ from app.replicas import frames
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
 from app.replicas.options import ReplicaOptions
 from app.replicas.replicated_log import ReplicatedLog
+from app.replicas.snapshots import OutgoingSnapshots
 from storage.clock import Clock
 from storage.formats import record as records
 from storage.formats.epochs import EpochHistory, common_end
@@ -67,6 +68,7 @@ class Sender:
         self.heard_ms = clock.monotonic_ms()
         self._registry_stamp: RegistryStamp | None = None  # of what was sent
         self._registry_ms = clock.monotonic_ms()  # when it was looked at
+        self._snapshots = OutgoingSnapshots(data_dir, clock)
 
     @property
     def behind_bytes(self) -> int:
@@ -85,6 +87,7 @@ class Sender:
             for task in (sending, hearing):
                 task.cancel()
             results = await asyncio.gather(sending, hearing, return_exceptions=True)
+            self._snapshots.close()
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -179,9 +182,11 @@ class Sender:
             writer.write(frames.encode_data(frame))
             await writer.drain()
             at += len(data)
+            await self._send_snapshot(writer, at)
             if at >= store.on_disk_end():
+                wait_s = min(self._heartbeat_s, self._snapshots.wait_ms() / 1000)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._heartbeat_s):
+                    async with asyncio.timeout(wait_s):
                         await self._more(at)
 
     async def _more(self, at: int) -> None:
@@ -200,6 +205,17 @@ class Sender:
             self._registry_stamp = stamp
             files = await asyncio.to_thread(read_files, self._data_dir)
             writer.write(frames.encode_message(Kind.REGISTRY, Registry(files)))
+            await writer.drain()
+
+    async def _send_snapshot(self, writer: asyncio.StreamWriter, sent_end: int) -> None:
+        """A piece, where one is due. Raises OSError."""
+        if self._snapshots.wait_ms():
+            return
+        piece = await asyncio.to_thread(
+            self._snapshots.next_piece, on_disk_end=self._store.on_disk_end(), sent_end=sent_end
+        )
+        if piece is not None:
+            writer.write(frames.encode_message(Kind.SNAPSHOT, piece))
             await writer.drain()
 
     async def _hear(self, reader: asyncio.StreamReader, silence_s: float) -> None:

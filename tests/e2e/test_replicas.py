@@ -17,7 +17,7 @@ from app.replicas.folder import ReplicaNote
 from escrowmq_client import Client, MessageInput, Retry, TransactionMessageInput
 from tests.support.certificates import self_signed
 from tests.support.http import assert_problem, ok, until
-from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids
+from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids, read_whole
 from tests.support.server import Server
 
 CONFIGURATION, DIRECTORY_IN_USE = 78, 73
@@ -107,6 +107,44 @@ def test_a_client_that_knows_both_machines_goes_on_when_the_replica_is_promoted(
         assert client.url == replica.url
         assert len(read_ids(service)) == 21
         assert {one.message_id for one in sent} < read_ids(service)
+
+
+def test_the_first_start_of_a_promoted_replica_reads_the_tables_of_its_service(tmp_path):
+    often = {
+        "ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "200",
+        "ESCROWMQ_TXN__SNAPSHOT_INTERVAL_MS": "200",
+    }
+    with (
+        Primary(tmp_path / "a", environment=often) as primary,
+        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+        Client(primary.url) as client,
+    ):
+        paid = TransactionMessageInput("orders", MessageInput(payload="paid"))
+        begun = [client.begin_transaction("shop", [paid]) for _ in range(20)]
+        for one in begun[:10]:
+            client.commit_transaction(one.transaction_id)
+        until(lambda: has_the_table(primary, replica), "the snapshot is copied")
+        primary.wait_until_copied()
+        primary.kill()
+        assert replica.terminate() == 0
+        assert promote(replica.data_dir, "--yes").returncode == 0
+        with replica.service() as service, service.client() as api:
+            tables = ok(api.get("/v1/admin/recovery"))["tables"]
+            (table,) = [one for one in tables if one["table"] == "transactions"]
+            assert table["has_snapshot"]
+            states = [
+                ok(api.get(f"/v1/transactions/{one.transaction_id}"))["state"] for one in begun
+            ]
+            assert states == ["committed"] * 10 + ["prepared"] * 10
+
+
+def has_the_table(primary: Primary, replica: Replica) -> bool:
+    """Has the replica the snapshot of transactions that the service has now?"""
+    own, copied = (
+        read_whole(one.data_dir / "store" / "snapshots" / "transactions")
+        for one in (primary, replica)
+    )
+    return bool(own) and own == copied
 
 
 def test_a_replica_that_is_killed_goes_on_where_it_was(primary, tmp_path):
