@@ -28,7 +28,7 @@ from app.problems import Refusal
 from app.registry import known_registry
 from app.registry.database import Database
 from app.registry.vault import CannotOpen
-from app.replicas.folder import read_note
+from app.replicas.folder import NoteDamaged, read_note
 from app.replicas.listener import CannotServeReplicas
 from app.services import Services
 from app.settings import ConfigurationError, Settings
@@ -412,7 +412,10 @@ def _well_or_not(failing: list[str]) -> str:
 
 def _refuse_replica(settings: Settings) -> None:
     """Raise ConfigurationError where the data directory follows another service."""
-    note = read_note(settings.data_dir)
+    try:
+        note = read_note(settings.data_dir)
+    except NoteDamaged as error:
+        raise ConfigurationError(str(error)) from None
     if note is not None:
         raise ConfigurationError(
             f"{settings.data_dir} is a replica of {note.primary}: when that is gone for good, "

@@ -14,6 +14,7 @@ from app.connections import Connections
 from app.life import Role
 from app.observability import Metrics
 from app.problems import Refusal
+from app.replicas.folder import NoteDamaged
 from app.replicas.follower import Follower, FollowRefused
 from app.services import Services
 from app.settings import Settings
@@ -96,6 +97,8 @@ class ReplicaLife:
         except FollowRefused as error:
             log.critical("replica_refused", primary=self._primary, reason=str(error))
             self._end(exit_codes.CONFIGURATION)
+        except NoteDamaged as error:
+            self._fail(exit_codes.CONFIGURATION, error)
         except DirectoryInUse as error:
             self._fail(exit_codes.DIRECTORY_IN_USE, error)
         except FlushFailed as error:

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from app.observability import configure_logging
+from app.replicas.folder import NoteDamaged
 from app.replicas.promotion import NoReplica, ReplicaState, promote, state_of
 from app.settings import load, settings_file_of
 from cli.audit_common import Exit, in_short, say
@@ -18,7 +19,7 @@ def state(data_dir: Path) -> ReplicaState:
     """Raises typer.Exit where there is none, which is said."""
     try:
         return state_of(data_dir)
-    except (NoReplica, OSError, msgspec.DecodeError) as error:
+    except (NoReplica, OSError, NoteDamaged) as error:
         say(in_short(error))
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
 

@@ -26,10 +26,21 @@ class ReplicaNote(msgspec.Struct, frozen=True, kw_only=True):
     api_url: str = ""
 
 
+class NoteDamaged(Exception):
+    """Whom the directory follows cannot be read."""
+
+
 def read_note(data_dir: Path) -> ReplicaNote | None:
-    """None where the directory is no replica's. Raises msgspec.DecodeError, OSError."""
-    raw = durable.read_whole(OsVfs(), data_dir / _NOTE)
-    return None if raw is None else msgspec.json.decode(raw, type=ReplicaNote)
+    """None where the directory is no replica's. Raises NoteDamaged, OSError."""
+    path = data_dir / _NOTE
+    raw = durable.read_whole(OsVfs(), path)
+    try:
+        return None if raw is None else msgspec.json.decode(raw, type=ReplicaNote)
+    except msgspec.DecodeError as error:
+        raise NoteDamaged(
+            f"{path} is damaged ({error}). It says that the directory is a replica: write "
+            '{"primary":"HOST:PORT"} into it, with the address of the service that is followed'
+        ) from None
 
 
 def write_note(data_dir: Path, note: ReplicaNote) -> None:

@@ -31,7 +31,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_of(data_dir: Path) -> ReplicaState:
-    """Raises NoReplica, msgspec.DecodeError, OSError."""
+    """Raises NoReplica, NoteDamaged, OSError."""
     note = folder.read_note(data_dir)
     if note is None:
         raise NoReplica(f"{data_dir} is no replica's: it has no replica.json")

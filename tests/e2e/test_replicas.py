@@ -197,6 +197,21 @@ def test_no_service_starts_in_the_directory_of_a_replica_before_it_is_promoted(p
     assert note_of(replica.data_dir) is not None
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b'{"primary":1}', b"\xff"])
+def test_a_directory_whose_note_is_damaged_is_neither_started_nor_followed_nor_promoted(
+    tmp_path, content
+):
+    data_dir = tmp_path / "b"
+    data_dir.mkdir()
+    (data_dir / "replica.json").write_bytes(content)
+    for process in (Primary(data_dir), Replica(data_dir, "127.0.0.1:1")):
+        process.start(until_ready=False)
+        assert process.wait() == CONFIGURATION
+        assert "replica.json is damaged" in process.log()
+    assert "replica.json is damaged" in promote(data_dir, "--yes").stderr
+    assert (data_dir / "replica.json").read_bytes() == content
+
+
 def test_a_service_that_has_more_than_its_promoted_replica_is_refused_and_stays_a_service(
     primary, tmp_path
 ):
