@@ -45,7 +45,9 @@ async def readyz(request: Request, role: str | None = None) -> Response:
     life: Life = request.app.state.lifecycle
     if role is not None:
         life.refuse_role(role_of(role))
-    return _json(200, {"ready": True, "role": life.role, "checks": life.get_readiness()})
+    answer = _json(200, {"ready": True, "checks": life.get_readiness()})
+    answer.headers["Store-Role"] = life.role
+    return answer
 
 
 @router.get("/metrics")

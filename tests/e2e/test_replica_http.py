@@ -62,11 +62,13 @@ def test_a_request_that_no_operation_takes_is_refused_as_the_service_does(replic
 def test_a_probe_asks_for_a_role(primary, replica):
     with primary.client() as service, replica.client() as api:
         assert ok(api.get("/livez")) == {"live": True}
-        ready = {"ready": True, "role": "replica", "checks": {"follows": "ok"}}
+        ready = {"ready": True, "checks": {"follows": "ok"}}
         assert ok(api.get("/readyz")) == ok(api.get("/readyz?role=replica")) == ready
+        assert api.get("/readyz").headers["Store-Role"] == "replica"
         problem = assert_problem(api.get("/readyz?role=primary"), 421, "not_primary")
         assert problem["context"] == {"primary": primary.url}
-        assert ok(service.get("/readyz?role=primary"))["role"] == "primary"
+        assert ok(service.get("/readyz?role=primary"))["ready"]
+        assert service.get("/readyz").headers["Store-Role"] == "primary"
         assert_problem(service.get("/readyz?role=replica"), 421, "not_replica")
         for one in (service, api):
             asked = one.get("/readyz?role=leader")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.replicas.frames import Hello
+from app.replicas.options import ReplicaOptions
 from app.replicas.sender import Refused, Sender
 from storage.local.local_store import LocalMessageStore
 from tests.support.builders import message, messages
@@ -23,11 +24,10 @@ def sender_of(world: World, store: LocalMessageStore) -> Sender:
     return Sender(
         store,
         SEGMENT_BYTES,
-        "",
         Path("data"),
         world.clock,
+        ReplicaOptions(),
         address="",
-        heartbeat_ms=1_000,
         let_in=lambda node: None,
     )
 
