@@ -51,6 +51,14 @@ def follow(
     data_dir: Annotated[
         Path | None, typer.Option(help="Directory of the copy; created if it is missing.")
     ] = None,
+    set_aside: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside",
+            help="Where its log has something that the service's has not, move that into a folder "
+            "of the store; else such a copy is refused.",
+        ),
+    ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +79,14 @@ def follow(
     from cli import replica_follow
 
     raise typer.Exit(
-        replica_follow.run(primary=primary, host=host, port=port, data_dir=data_dir, config=config)
+        replica_follow.run(
+            primary=primary,
+            set_aside=set_aside,
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            config=config,
+        )
     )
 
 

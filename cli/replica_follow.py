@@ -13,6 +13,7 @@ from cli import serve
 def run(
     *,
     primary: str | None,
+    set_aside: bool,
     host: str | None,
     port: int | None,
     data_dir: Path | None,
@@ -23,12 +24,14 @@ def run(
         settings = load(
             config or settings_file_of(data_dir), host=host, port=port, data_dir=data_dir
         )
+        options = settings.replica
         if primary is not None:
             try:
-                options = dataclasses.replace(settings.replica, primary=primary)
+                options = dataclasses.replace(options, primary=primary)
             except ValueError as error:
                 raise ConfigurationError(f"--primary: {error}") from None
-            settings = settings.model_copy(update={"replica": options})
+        options = dataclasses.replace(options, set_aside=set_aside or options.set_aside)
+        settings = settings.model_copy(update={"replica": options})
         if not settings.replica.primary:
             raise ConfigurationError("--primary or ESCROWMQ_REPLICA__PRIMARY names the service")
     except ConfigurationError as error:

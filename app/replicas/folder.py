@@ -11,6 +11,8 @@ from app.registry.registry_files import REGISTRY, REGISTRY_ID
 from storage.files import durable
 from storage.files.vfs import OsVfs
 from storage.formats import names
+from storage.local.repair import Repair
+from storage.local.repair_report import Done
 
 _NOTE = "replica.json"
 _COMMIT_LOG = "commitlog"
@@ -65,6 +67,19 @@ def has_log(data_dir: Path) -> bool:
 def remove_empty_store(data_dir: Path) -> None:
     """Remove the files of a store without any unit, that is closed."""
     shutil.rmtree(data_dir / "store")
+
+
+def cut_log(data_dir: Path, offset: int, *, folder: str, segment_bytes: int) -> Done:
+    """Move what the log has from this offset on, and what is derived from it, into a folder of the
+    store, which is closed. Durable on return.
+    """
+    repair = Repair(
+        OsVfs(), data_dir / "store", folder=folder, now_ms=0, segment_bytes=segment_bytes
+    )
+    try:
+        return repair.cut_to_follow(offset)
+    finally:
+        repair.close()
 
 
 def begin_log(data_dir: Path, first_offset: int, segment_bytes: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import ssl
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -33,6 +34,14 @@ log = structlog.get_logger()
 
 class FollowRefused(Exception):
     """The primary does not let this replica in, and will not later."""
+
+
+class _LogParts(Exception):
+    """From this log offset on, the log here is another one than that of the primary."""
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(reason)
+        self.at = at
 
 
 class Follower:
@@ -103,6 +112,8 @@ class Follower:
             begun_end = self.end
             try:
                 await self._connect()
+            except _LogParts as parts:
+                await self._set_aside(parts)
             except (OSError, EOFError, TimeoutError, BadFrame) as error:
                 reason = str(error) or "no answer"
                 log.warning("primary_lost", primary=self._options.primary, reason=reason)
@@ -196,6 +207,10 @@ class Follower:
         kind, payload = await frames.read(reader)
         if kind is Kind.REFUSE:
             refuse = frames.decode(payload, Refuse)
+            if refuse.parts_at is not None:
+                proof = frames.primary_proof(secret, challenge.nonce, nonce)
+                if frames.is_proof(refuse.proof, proof):
+                    raise _LogParts(refuse.parts_at, refuse.reason)
             if refuse.is_final:
                 raise FollowRefused(refuse.reason)
             raise BadFrame(refuse.reason)
@@ -211,6 +226,36 @@ class Follower:
             await self._begin_log(accept.begin)
         await asyncio.to_thread(self._note)
         return accept
+
+    async def _set_aside(self, parts: _LogParts) -> None:
+        """Cut the log where it parts from that of the primary.
+
+        Raises FollowRefused where that is not allowed.
+        """
+        if not self._options.set_aside:
+            raise FollowRefused(
+                f"{parts}: with --set-aside that is moved into a folder of its store first; or "
+                "move the store away, and follow with an empty directory"
+            )
+        store, self._store = self._opened, None
+        end = store.stored_offset()
+        await store.aclose()
+        await asyncio.to_thread(self._note)  # from here on it is a replica
+        name = f"set-aside-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        done = await asyncio.to_thread(
+            folder.cut_log,
+            self._data_dir,
+            parts.at,
+            folder=name,
+            segment_bytes=self._store_options.segment_bytes,
+        )
+        log.warning(
+            "log_set_aside",
+            offset=parts.at,
+            end=end,
+            folder=done.folder,
+        )
+        await self._open_store()
 
     async def _begin_log(self, begin: int) -> None:
         """Open a log that begins there, in place of one without any unit: retention can have moved

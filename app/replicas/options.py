@@ -30,6 +30,8 @@ class ReplicaOptions:
     copies: int = 1
     heartbeat_ms: int = 1_000
     max_replicas: int = 4
+    # of a replica: move aside what its log has and that of the service does not
+    set_aside: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, ("copies", "heartbeat_ms", "max_replicas"))

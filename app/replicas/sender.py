@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from app.registry.registry_files import RegistryStamp, read_files, stamp_of
@@ -29,11 +30,15 @@ log = structlog.get_logger()
 
 
 class Refused(Exception):
-    """The replica is not let in."""
+    """The replica is not let in.
 
-    def __init__(self, reason: str, *, is_final: bool = True) -> None:
+    `parts_at`: it can be once its log has been cut there.
+    """
+
+    def __init__(self, reason: str, *, is_final: bool = True, parts_at: int | None = None) -> None:
         super().__init__(reason)
         self.is_final = is_final
+        self.parts_at = parts_at
 
 
 class Sender:
@@ -115,6 +120,9 @@ class Sender:
             self._note_let_in(hello.node)
         except Refused as refused:
             refuse = Refuse(str(refused), refused.is_final)
+            if refused.parts_at is not None:
+                own = frames.primary_proof(self._secret, nonce, hello.nonce)
+                refuse = msgspec.structs.replace(refuse, parts_at=refused.parts_at, proof=own)
             writer.write(frames.encode_message(Kind.REFUSE, refuse))
             with suppress(OSError):
                 await writer.drain()
@@ -145,10 +153,7 @@ class Sender:
         own_end = store.on_disk_end()
         equal_end = common_end(store.epochs, own_end, EpochHistory(hello.epochs), hello.units_end)
         if equal_end < hello.units_end or not await self._ends_as(hello):
-            raise Refused(
-                f"its log parts from this one at {equal_end} and goes on to {hello.end}: "
-                "move its store away, and follow with an empty directory"
-            )
+            raise self._parts(hello, equal_end)
         if hello.end < store.first_offset:
             raise Refused(
                 f"its log ends at {hello.end}, this one begins at {store.first_offset}: follow "
@@ -160,6 +165,17 @@ class Sender:
             if own != hello.last_bytes:
                 raise Refused("its log is not a copy of this one")
         return hello.end
+
+    def _parts(self, hello: Hello, equal_end: int) -> Refused:
+        """The newer log is the one whose last epoch is later: the other one can be cut."""
+        reason = f"its log parts from this one at {equal_end} and goes on to {hello.end}"
+        own, its = self._store.epochs.last_epoch, EpochHistory(hello.epochs).last_epoch
+        if own <= its or equal_end < self._store.first_offset:
+            return Refused(
+                f"{reason}, and its last epoch is {its}, that of this one {own}: which of them is "
+                "the service is for a person to say. To follow, move its store away"
+            )
+        return Refused(reason, parts_at=equal_end)
 
     async def _ends_as(self, hello: Hello) -> bool:
         """Is the segment here closed behind the last unit of the replica, if that one is there?

@@ -192,6 +192,26 @@ class Repair:
         self._finish(lost, seen.at_place._replace(epoch=epoch))
         return self._done(f"cut-log-at {offset}", lost, found)
 
+    def cut_to_follow(self, offset: int) -> Done:
+        """Move aside what the log of a replica has from this offset on: that of its primary goes on
+        differently there, and uses the queue offsets again.
+
+        What says that it was on disk is changed first here: a process that is killed in between
+        leaves a log that ends there, or later.
+        """
+        segments = self._open_segments()
+        try:
+            seen = survey(segments, offset, self._progress)
+            if seen.at_place is None:
+                raise RepairRefused(f"{offset} is no border of units of the log")
+            found = _readable_behind(segments, offset)
+            self._note_checkpoint(offset, seen.at_place.epoch)
+            self._folder.move_derived()
+            self._wipe(segments, offset)
+        finally:
+            segments.close()
+        return self._done(f"cut-to-follow {offset}", [], found)
+
     def accept_beginning(self) -> Done:
         """Accept that the log begins where its first segment does: what came before is lost."""
         segments = self._open_segments()

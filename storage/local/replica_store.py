@@ -7,6 +7,7 @@ from storage.local.local_store import LocalMessageStore
 
 _PRIMARY = "primary"
 END_BYTES = 64  # fewer than any record has, and all of a unit's item and seal
+_EPOCHS_OF_A_PROMOTION = 1_000  # a start after a crash takes one
 _MOST_HIDDEN_BYTES = 32 << 20  # of units that are stored and not safe yet: they wait in memory
 
 
@@ -61,10 +62,11 @@ class LocalReplica(LocalMessageStore):
         await super().aclose()
 
     async def promote(self) -> None:
-        """Close it; the next start is that of a store of its own, in an epoch of its own: so its
-        log and the one that it has followed can be compared.
+        """Close it; the next start is that of a store of its own, in an epoch of its own, later
+        than any that the store it has followed comes to by starting again: so the two logs can be
+        compared, and this one is the newer.
         """
-        self._engine.last_epoch = self.epochs.last_epoch + 1
+        self._engine.last_epoch = self.epochs.last_epoch + _EPOCHS_OF_A_PROMOTION
         await self.aclose()
 
     def _take(self, offset: int, data: bytes) -> bool:

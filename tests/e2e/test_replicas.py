@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -12,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.replicas import folder
+from app.replicas import folder, frames
 from app.replicas.folder import ReplicaNote
 from escrowmq_client import Client, MessageInput, Retry, TransactionMessageInput
 from tests.support.certificates import self_signed
@@ -22,6 +24,7 @@ from tests.support.server import Server
 
 CONFIGURATION, DIRECTORY_IN_USE = 78, 73
 SEGMENT_BYTES = "ESCROWMQ_LOCAL__SEGMENT_BYTES"
+SET_ASIDE = {"ESCROWMQ_REPLICA__SET_ASIDE": "true"}
 TWO_COPIES = {"ESCROWMQ_REPLICA__COPIES": "2"}
 
 
@@ -228,7 +231,61 @@ def test_a_service_that_has_more_than_its_promoted_replica_is_refused_and_stays_
         returned.start(until_ready=False)
         assert returned.wait() == CONFIGURATION
         assert "parts from this one" in returned.log()
+        assert "--set-aside" in returned.log()
     assert note_of(primary.data_dir) is None
+
+
+def test_a_service_that_has_more_than_its_promoted_replica_sets_that_aside_where_it_is_told_to(
+    primary, tmp_path
+):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        sent = send(primary, 5)
+        primary.wait_until_copied()
+        replica.kill()
+    only_here = send(primary, 5)
+    primary.kill()
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as promoted:
+        sent += send(promoted, 5)
+        returned = Replica(primary.data_dir, of(promoted.ha_port), environment=SET_ASIDE)
+        with returned:
+            promoted.wait_until_copied()
+            promoted.kill()
+            assert returned.terminate() == 0
+    (aside,) = (returned.data_dir / "store").glob("set-aside-*")
+    segment = min((aside / "commitlog").iterdir())
+    dumped = subprocess.run(
+        [returned.command[0], "dump", str(segment)], capture_output=True, text=True, check=True
+    )
+    assert [one in dumped.stdout for one in only_here] == [True] * 5
+    assert promote(returned.data_dir, "--yes").returncode == 0
+    with returned.service() as service:
+        assert read_ids(service) == set(sent)
+        assert send(service, 1)
+
+
+def test_a_promoted_log_is_not_cut_for_that_of_the_service_it_has_followed(primary, tmp_path):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        send(primary, 5)
+        primary.wait_until_copied()
+        primary.kill()
+        assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as promoted:
+        send(promoted, 3)
+        sent = read_ids(promoted)
+        promoted.kill()
+    for _ in range(3):  # the lost machine runs after all, and takes messages
+        primary.start()
+        send(primary, 1)
+        primary.kill()
+    primary.start()
+    wrong_way = Replica(replica.data_dir, of(primary.ha_port), environment=SET_ASIDE)
+    wrong_way.start(until_ready=False)
+    assert wrong_way.wait() == CONFIGURATION
+    assert "for a person to say" in wrong_way.log()
+    with replica.service() as promoted:
+        assert read_ids(promoted) == sent
 
 
 def test_a_service_that_has_nothing_more_follows_its_promoted_replica(primary, tmp_path):
@@ -292,6 +349,38 @@ def test_a_replica_refuses_a_service_that_does_not_know_its_secret(tmp_path):
         returned = Replica(tmp_path / "b", of(other.ha_port), environment=secret)
         returned.start(until_ready=False)
         assert returned.wait() == CONFIGURATION
+
+
+def test_a_refusal_of_a_stranger_cuts_no_log(primary, tmp_path):
+    secret = {"ESCROWMQ_REPLICA__SECRET": "a secret of enough characters", **SET_ASIDE}
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        sent = send(primary, 3)
+        primary.wait_until_copied()
+        replica.terminate()
+    primary.kill()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stranger = threading.Thread(target=refuse_without_proof, args=(listener,))
+        stranger.start()
+        returned = Replica(replica.data_dir, of(listener.getsockname()[1]), environment=secret)
+        returned.start(until_ready=False)
+        assert returned.wait() == CONFIGURATION
+        stranger.join()
+    assert not list((replica.data_dir / "store").glob("set-aside-*"))
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as service:
+        assert read_ids(service) == set(sent)
+
+
+def refuse_without_proof(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(len(frames.GREETING))
+        challenge = frames.Challenge(frames.VERSION, bytes(frames.NONCE_BYTES))
+        connection.sendall(frames.encode_message(frames.Kind.CHALLENGE, challenge))
+        connection.recv(1 << 16)
+        refuse = frames.Refuse("cut it", is_final=True, parts_at=0, proof=bytes(32))
+        connection.sendall(frames.encode_message(frames.Kind.REFUSE, refuse))
+        connection.recv(1)
 
 
 def test_the_log_goes_over_tls_where_there_is_a_certificate(tmp_path):

@@ -88,7 +88,7 @@ class Replica(Server):
             "the replica has the registry",
         )
 
-    def service(self) -> Server:
+    def service(self) -> Primary:
         """The service in the same directory and at the same address, not started."""
         return Primary(self.data_dir, environment=self._environment, at=self)
 
