@@ -18,10 +18,11 @@ from app.replicas.frames import Accept, Ack, BadFrame, Challenge, Data, Hello, K
 from app.replicas.options import ReplicaOptions, split_address
 from app.replicas.snapshots import IncomingSnapshots
 from storage.clock import Clock
-from storage.errors import CorruptRecord, StorageFull, UnavailableError
+from storage.errors import CorruptRecord, OffsetExpired, StorageFull, UnavailableError
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers
 from storage.local.options import LocalStoreOptions
+from storage.local.repair_report import RepairRefused
 from storage.local.replica_store import LocalReplica
 
 _HANDSHAKE_TIMEOUT_S = 10.0
@@ -37,11 +38,14 @@ class FollowRefused(Exception):
 
 
 class _LogParts(Exception):
-    """From this log offset on, the log here is another one than that of the primary."""
+    """From this log offset on, the log here is another one than that of the primary, which has
+    these bytes before it.
+    """
 
-    def __init__(self, at: int, reason: str) -> None:
+    def __init__(self, at: int, last_bytes: bytes, reason: str) -> None:
         super().__init__(reason)
         self.at = at
+        self.last_bytes = last_bytes
 
 
 class Follower:
@@ -210,7 +214,7 @@ class Follower:
             if refuse.parts_at is not None:
                 proof = frames.primary_proof(secret, challenge.nonce, nonce)
                 if frames.is_proof(refuse.proof, proof):
-                    raise _LogParts(refuse.parts_at, refuse.reason)
+                    raise _LogParts(refuse.parts_at, refuse.last_bytes, refuse.reason)
             if refuse.is_final:
                 raise FollowRefused(refuse.reason)
             raise BadFrame(refuse.reason)
@@ -237,18 +241,24 @@ class Follower:
                 f"{parts}: with --set-aside that is moved into a folder of its store first; or "
                 "move the store away, and follow with an empty directory"
             )
-        store, self._store = self._opened, None
+        store = self._opened
+        if not await self._is_equal_before(parts):
+            raise FollowRefused(f"{parts}, and they are not equal before: it is another service's")
+        self._store = None
         end = store.stored_offset()
         await store.aclose()
         await asyncio.to_thread(self._note)  # from here on it is a replica
         name = f"set-aside-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-        done = await asyncio.to_thread(
-            folder.cut_log,
-            self._data_dir,
-            parts.at,
-            folder=name,
-            segment_bytes=self._store_options.segment_bytes,
-        )
+        try:
+            done = await asyncio.to_thread(
+                folder.cut_log,
+                self._data_dir,
+                parts.at,
+                folder=name,
+                segment_bytes=self._store_options.segment_bytes,
+            )
+        except RepairRefused as refused:
+            raise FollowRefused(f"{parts}, and it cannot be cut there: {refused}") from None
         log.warning(
             "log_set_aside",
             offset=parts.at,
@@ -256,6 +266,15 @@ class Follower:
             folder=done.folder,
         )
         await self._open_store()
+
+    async def _is_equal_before(self, parts: _LogParts) -> bool:
+        """Two logs that were ever one have the same unit there, with its checksum."""
+        begin = parts.at - len(parts.last_bytes)
+        try:
+            own = await self._opened.read_log(begin, parts.at)
+        except OffsetExpired:
+            return False
+        return own == parts.last_bytes != b""
 
     async def _begin_log(self, begin: int) -> None:
         """Open a log that begins there, in place of one without any unit: retention can have moved

@@ -97,13 +97,14 @@ class Accept(msgspec.Struct, frozen=True):
 class Refuse(msgspec.Struct, frozen=True):
     """Why a replica is refused. `is_final`: it will be again.
 
-    `parts_at`: where its log parts from that of the primary, which is the newer one. It has a proof
-    then.
+    `parts_at`: where its log parts from that of the primary, which is the newer one; `last_bytes`
+    are those before it. It has a proof then.
     """
 
     reason: str
     is_final: bool
     parts_at: int | None = None
+    last_bytes: bytes = b""
     proof: bytes = b""
 
 

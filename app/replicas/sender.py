@@ -39,6 +39,7 @@ class Refused(Exception):
         super().__init__(reason)
         self.is_final = is_final
         self.parts_at = parts_at
+        self.last_bytes = b""  # before that
 
 
 class Sender:
@@ -122,7 +123,12 @@ class Sender:
             refuse = Refuse(str(refused), refused.is_final)
             if refused.parts_at is not None:
                 own = frames.primary_proof(self._secret, nonce, hello.nonce)
-                refuse = msgspec.structs.replace(refuse, parts_at=refused.parts_at, proof=own)
+                refuse = msgspec.structs.replace(
+                    refuse,
+                    parts_at=refused.parts_at,
+                    last_bytes=refused.last_bytes,
+                    proof=own,
+                )
             writer.write(frames.encode_message(Kind.REFUSE, refuse))
             with suppress(OSError):
                 await writer.drain()
@@ -153,7 +159,7 @@ class Sender:
         own_end = store.on_disk_end()
         equal_end = common_end(store.epochs, own_end, EpochHistory(hello.epochs), hello.units_end)
         if equal_end < hello.units_end or not await self._ends_as(hello):
-            raise self._parts(hello, equal_end)
+            raise await self._parts(hello, equal_end)
         if hello.end < store.first_offset:
             raise Refused(
                 f"its log ends at {hello.end}, this one begins at {store.first_offset}: follow "
@@ -166,16 +172,19 @@ class Sender:
                 raise Refused("its log is not a copy of this one")
         return hello.end
 
-    def _parts(self, hello: Hello, equal_end: int) -> Refused:
+    async def _parts(self, hello: Hello, equal_end: int) -> Refused:
         """The newer log is the one whose last epoch is later: the other one can be cut."""
         reason = f"its log parts from this one at {equal_end} and goes on to {hello.end}"
         own, its = self._store.epochs.last_epoch, EpochHistory(hello.epochs).last_epoch
-        if own <= its or equal_end < self._store.first_offset:
+        begin = equal_end - len(hello.last_bytes)
+        if own <= its or begin < self._store.first_offset:
             return Refused(
                 f"{reason}, and its last epoch is {its}, that of this one {own}: which of them is "
                 "the service is for a person to say. To follow, move its store away"
             )
-        return Refused(reason, parts_at=equal_end)
+        refused = Refused(reason, parts_at=equal_end)
+        refused.last_bytes = await self._store.read_log(begin, equal_end)
+        return refused
 
     async def _ends_as(self, hello: Hello) -> bool:
         """Is the segment here closed behind the last unit of the replica, if that one is there?

@@ -264,6 +264,24 @@ def test_a_service_that_has_more_than_its_promoted_replica_sets_that_aside_where
         assert send(service, 1)
 
 
+def test_the_log_of_another_service_is_not_set_aside(primary, tmp_path):
+    """Its epochs are later, and its units end at the same places."""
+    sent = send(primary, 5)
+    assert primary.terminate() == 0
+    with Primary(tmp_path / "c") as other:
+        send(other, 4)
+        other.kill()
+        other.start()
+        send(other, 4)
+        returned = Replica(primary.data_dir, of(other.ha_port), environment=SET_ASIDE)
+        returned.start(until_ready=False)
+        assert returned.wait() == CONFIGURATION
+        assert "another service's" in returned.log()
+    assert not list((primary.data_dir / "store").glob("set-aside-*"))
+    primary.start()
+    assert read_ids(primary) == set(sent)
+
+
 def test_a_promoted_log_is_not_cut_for_that_of_the_service_it_has_followed(primary, tmp_path):
     with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
         send(primary, 5)
