@@ -489,7 +489,7 @@ def test_with_two_copies_every_receipt_says_on_how_many_disks_its_message_is(tmp
 
 
 def test_what_no_replica_has_in_time_is_said_to_be_on_one_disk(tmp_path):
-    slow = {**TWO_COPIES, "ESCROWMQ_LOCAL__SYNC_TIMEOUT_MS": "200"}
+    slow = {**TWO_COPIES, "ESCROWMQ_LOCAL__SYNC_TIMEOUT_MS": "1500"}
     slow |= {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "10000"}
     with (
         Primary(tmp_path / "a", environment=slow) as primary,
