@@ -489,12 +489,12 @@ def test_with_two_copies_every_receipt_says_on_how_many_disks_its_message_is(tmp
 
 
 def test_what_no_replica_has_in_time_is_said_to_be_on_one_disk(tmp_path):
-    slow = {**TWO_COPIES, "ESCROWMQ_LOCAL__SYNC_TIMEOUT_MS": "1500"}
-    slow |= {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "10000"}
+    seldom = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "10000"}  # so it is not taken for gone
+    slow = {**TWO_COPIES, **seldom, "ESCROWMQ_LOCAL__SYNC_TIMEOUT_MS": "1500"}
     with (
         Primary(tmp_path / "a", environment=slow) as primary,
         primary.client() as api,
-        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+        Replica(tmp_path / "b", of(primary.ha_port), environment=seldom) as replica,
     ):
         until(lambda: takes_messages(api), "the replica counts")
         os.kill(replica.pid, signal.SIGSTOP)
