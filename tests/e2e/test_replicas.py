@@ -17,6 +17,7 @@ import pytest
 from app.replicas import folder, frames
 from app.replicas.folder import ReplicaNote
 from escrowmq_client import Client, MessageInput, Retry, TransactionMessageInput
+from storage.formats import names
 from tests.support.certificates import self_signed
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids, read_whole
@@ -370,14 +371,20 @@ def test_a_replica_refuses_a_service_that_does_not_know_its_secret(tmp_path):
 
 
 def test_a_refusal_of_a_stranger_cuts_no_log(primary, tmp_path):
+    """He knows the log, and not the secret."""
     secret = {"ESCROWMQ_REPLICA__SECRET": "a secret of enough characters", **SET_ASIDE}
     with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
         sent = send(primary, 3)
+        with primary.client() as api:
+            last = ok(api.post(SEND, json={"payload": "x"}), 201)
         primary.wait_until_copied()
         replica.terminate()
     primary.kill()
+    segment = replica.data_dir / "store" / "commitlog" / names.file_name(0)
+    at = last["log_offset"]
+    known = segment.read_bytes()[at - 64 : at]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        stranger = threading.Thread(target=refuse_without_proof, args=(listener,))
+        stranger = threading.Thread(target=refuse_without_proof, args=(listener, at, known))
         stranger.start()
         returned = Replica(replica.data_dir, of(listener.getsockname()[1]), environment=secret)
         returned.start(until_ready=False)
@@ -386,17 +393,17 @@ def test_a_refusal_of_a_stranger_cuts_no_log(primary, tmp_path):
     assert not list((replica.data_dir / "store").glob("set-aside-*"))
     assert promote(replica.data_dir, "--yes").returncode == 0
     with replica.service() as service:
-        assert read_ids(service) == set(sent)
+        assert read_ids(service) == {*sent, last["message_id"]}
 
 
-def refuse_without_proof(listener: socket.socket) -> None:
+def refuse_without_proof(listener: socket.socket, at: int, last_bytes: bytes) -> None:
     connection, _ = listener.accept()
     with connection:
         connection.recv(len(frames.GREETING))
         challenge = frames.Challenge(frames.VERSION, bytes(frames.NONCE_BYTES))
         connection.sendall(frames.encode_message(frames.Kind.CHALLENGE, challenge))
         connection.recv(1 << 16)
-        refuse = frames.Refuse("cut it", is_final=True, parts_at=0, proof=bytes(32))
+        refuse = frames.Refuse("", is_final=True, parts_at=at, last_bytes=last_bytes, proof=b"")
         connection.sendall(frames.encode_message(frames.Kind.REFUSE, refuse))
         connection.recv(1)
 
