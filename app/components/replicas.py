@@ -2,9 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 from app.component import Component, Gauge
 from app.replicas.listener import ReplicaListener
+from storage.errors import MessagingError
+
+_LAST_COPIES_S = 2.0
 
 
 class ReplicasComponent(Component):
@@ -32,6 +36,12 @@ class ReplicasComponent(Component):
         safe.cancel()
 
     async def stop(self) -> None:
+        """Let connected replicas get the last of it first: the next start need not wait for them
+        then.
+        """
+        with suppress(TimeoutError, MessagingError):
+            async with asyncio.timeout(_LAST_COPIES_S):
+                await self._listener.wait_copied()
         await self._listener.stop()
 
     def gauges(self) -> Iterator[Gauge]:

@@ -95,6 +95,11 @@ class ReplicaListener:
             )
             await self._store.flush()
 
+    async def wait_copied(self) -> None:
+        """As `wait_safe`, where enough replicas are connected; else at once."""
+        if self.copies > 1 and not self.lacks_copies:
+            await self._store.flush()
+
     @property
     def copies(self) -> int:
         """Machines that must have a message before it is acknowledged."""
