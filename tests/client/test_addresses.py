@@ -8,6 +8,9 @@ import httpx
 import pytest
 
 from escrowmq_client import AsyncClient, Client, NotPrimary, ProblemError, Retry, Unreachable
+from escrowmq_client.call import nothing
+from escrowmq_client.transport import read
+from escrowmq_client.worker.outage import Outage
 
 A, B, C = "http://a:1", "http://b:2", "http://c:3"
 QUICK = Retry(total_ms=1_000, first_ms=1, longest_ms=1)
@@ -210,6 +213,16 @@ def test_what_may_have_been_carried_out_is_sent_to_no_other_machine(connect):
     assert caught.value.outcome_unknown
     assert machines.asked == ["a"]
     assert client.client.url == B
+
+
+@pytest.mark.parametrize(("primary", "lines"), [(B, 0), (None, 1)])
+def test_a_replica_that_knows_its_service_is_no_outage_to_a_worker(caplog, primary, lines):
+    with pytest.raises(NotPrimary) as caught:
+        read(replica_of(primary), nothing)
+
+    Outage("billing").failed(caught.value)
+
+    assert len(caplog.records) == lines
 
 
 @pytest.mark.parametrize("urls", ["", ",", [" "], [A, "b:2"], "http://a:1,b:2"])

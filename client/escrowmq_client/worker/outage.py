@@ -3,7 +3,7 @@
 import logging
 import time
 
-from escrowmq_client.errors import EscrowMQError, Overloaded
+from escrowmq_client.errors import EscrowMQError, NotPrimary, Overloaded
 from escrowmq_client.worker.words import is_passing, log
 
 _TOO_MANY = 429
@@ -20,9 +20,12 @@ class Outage:
         self._since_s: float | None = None
 
     def failed(self, error: EscrowMQError) -> None:
-        """Note a try that failed. A limit of the service is no outage, nor is a refusal."""
+        """Note a try that failed. A limit of the service is no outage, nor is a refusal, nor a
+        replica that knows where the service is.
+        """
         is_limit = isinstance(error, Overloaded) and error.status == _TOO_MANY
-        if self._since_s is not None or is_limit or not is_passing(error):
+        is_led = isinstance(error, NotPrimary) and bool(error.primary)
+        if self._since_s is not None or is_limit or is_led or not is_passing(error):
             return
         self._since_s = time.monotonic()
         self._log.warning(
