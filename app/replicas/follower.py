@@ -248,7 +248,8 @@ class Follower:
         end = store.stored_offset()
         await store.aclose()
         await asyncio.to_thread(self._note)  # from here on it is a replica
-        name = f"set-aside-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
+        name = f"set-aside-{now:%Y%m%dT%H%M%S%f}"
         try:
             done = await asyncio.to_thread(
                 folder.cut_log,

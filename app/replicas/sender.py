@@ -176,11 +176,16 @@ class Sender:
         """The newer log is the one whose last epoch is later: the other one can be cut."""
         reason = f"its log parts from this one at {equal_end} and goes on to {hello.end}"
         own, its = self._store.epochs.last_epoch, EpochHistory(hello.epochs).last_epoch
-        begin = equal_end - len(hello.last_bytes)
-        if own <= its or begin < self._store.first_offset:
+        if own <= its:
             return Refused(
                 f"{reason}, and its last epoch is {its}, that of this one {own}: which of them is "
                 "the service is for a person to say. To follow, move its store away"
+            )
+        begin = equal_end - len(hello.last_bytes)
+        if begin < self._store.first_offset:
+            return Refused(
+                f"{reason}, and this one begins at {self._store.first_offset}: move its store "
+                "away, and follow with an empty directory"
             )
         refused = Refused(reason, parts_at=equal_end)
         refused.last_bytes = await self._store.read_log(begin, equal_end)

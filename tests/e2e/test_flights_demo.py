@@ -39,13 +39,23 @@ CANCELLED = Flight(2, "EV4308", "EWR", "RDU", "2013-01-01T16:30", None)
 
 
 @needs_the_data
-def test_three_hundred_flights_balance_although_producers_and_the_service_are_killed(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "kills", "killed"),
+    [
+        ([], 1, "service killed with -9"),
+        (["--failover"], 2, "machines of the service lost with their disk"),
+    ],
+)
+def test_three_hundred_flights_balance_although_producers_and_the_service_are_killed(
+    tmp_path, options, kills, killed
+):
     with started_demo(
         tmp_path,
+        *options,
         "--rows=300",
         "--producers=4",
         "--producer-kills=3",
-        "--server-kills=1",
+        f"--server-kills={kills}",
         "--stalls=0",
     ) as demo:
         output, _ = demo.communicate(timeout=300)
@@ -58,29 +68,8 @@ def test_three_hundred_flights_balance_although_producers_and_the_service_are_ki
     assert cells(output, "service: committed, rolled back") == [departed, 300 - departed, 300]
     assert cells(output, "consumer: flights delivered") == [departed, 0, departed]
     assert cells(output, "producers killed with -9") == [3]
-    assert cells(output, "service killed with -9") == [1]
+    assert cells(output, killed) == [kills]
     assert cells(output, "transactions decided by a check")[0] >= 3
-    assert_nothing_is_left(demo, tmp_path)
-
-
-@needs_the_data
-def test_three_hundred_flights_balance_although_the_machine_of_the_service_is_lost_twice(tmp_path):
-    with started_demo(
-        tmp_path,
-        "--failover",
-        "--rows=300",
-        "--producers=4",
-        "--producer-kills=2",
-        "--server-kills=2",
-        "--stalls=0",
-    ) as demo:
-        output, _ = demo.communicate(timeout=300)
-
-    assert demo.returncode == 0, output
-    assert "It balances" in output
-    departed = totals(read_flights(300)).departed
-    assert cells(output, "consumer: flights delivered") == [departed, 0, departed]
-    assert cells(output, "machines of the service lost with their disk") == [2]
     assert_nothing_is_left(demo, tmp_path)
 
 

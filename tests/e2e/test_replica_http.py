@@ -1,4 +1,4 @@
-"""What a replica answers over HTTP: probes, figures, and where its service is."""
+"""Answers of a replica over HTTP: probes, metrics, and the URL of its service."""
 
 import httpx
 import pytest

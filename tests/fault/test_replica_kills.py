@@ -135,6 +135,7 @@ class Reading(threading.Thread):
         self._service = service
         self._ends = threading.Event()
         self.seen: set[str] = set()
+        self.reads = 0  # answers
 
     def run(self) -> None:
         at = 0
@@ -146,6 +147,7 @@ class Reading(threading.Thread):
                     if "messages" in page:
                         self.seen.update(message["message_id"] for message in page["messages"])
                         at = page["next_offset"]
+                        self.reads += 1
 
     def end(self) -> set[str]:
         self._ends.set()
@@ -167,10 +169,11 @@ def test_with_two_copies_no_message_that_was_acknowledged_or_read_is_lost_with_i
         link.is_good = seed % 2 == 0
         with primary.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        reading = Reading(primary)
         workers = [
             Sending(primary, seed, most=1 << 30),
             Sending(primary, seed + 1_000, most=1 << 30),
-            Reading(primary),
+            reading,
         ]
         for worker in workers:
             worker.start()
@@ -185,6 +188,8 @@ def test_with_two_copies_no_message_that_was_acknowledged_or_read_is_lost_with_i
             primary.kill()  # in the middle of it
             if chance.random() < 0.5:
                 primary.start()  # and shows nothing that it may have alone
+                before = reading.reads
+                until(lambda: reading.reads > before, "it is read", seconds=120)
                 primary.kill()
         finally:
             known = set().union(*[worker.end() for worker in workers])

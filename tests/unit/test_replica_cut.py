@@ -64,7 +64,7 @@ def unit_ends(recorded: Recorded) -> list[int]:
 
 
 def goes_on(disk: SimulatedDisk, recorded: Recorded, *, cut_at: int) -> tuple[Seen, SimulatedDisk]:
-    """What readers see when it has followed again to the end, and its disk."""
+    """Let it follow again to the end; all that its readers see then, and its disk."""
     seen: list[Seen] = []
 
     async def follow(world: World) -> None:
