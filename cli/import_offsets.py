@@ -3,8 +3,9 @@ have the same messages.
 """
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -34,11 +35,13 @@ from escrowmq_client.models.groups import Group, OffsetInput
 from storage.errors import UnreadableConfig
 from storage.files.vfs import ReadOnlyVfs
 from storage.formats import consumer_offsets, names
-from storage.formats.consumer_offsets import GroupQueue
+from storage.formats.config_json import FileContent
+from storage.formats.consumer_offsets import ConsumerOffsets, GroupQueue
 from storage.local import config_files
 from storage.message import OffsetRange, QueueId
 
 _SHOWN = 100
+_READS, _READ_AGAIN_SECONDS = 11, 0.1
 _NO_MESSAGE = ("offset_expired", "offset_beyond_end", "record_corrupt")
 
 
@@ -154,10 +157,27 @@ _MEANING = {
 }
 
 
+def read_settled(
+    file: Path, pause: Callable[[float], None] = time.sleep
+) -> FileContent[ConsumerOffsets]:
+    """Read a file that a running broker may be writing: it writes in place, within milliseconds.
+    What is still damaged after a second stays so.
+    """
+    for _ in range(_READS - 1):
+        try:
+            found = config_files.find(ReadOnlyVfs(), file, consumer_offsets.read)
+        except UnreadableConfig:
+            found = None
+        if found is not None and found.backup is None:
+            return found
+        pause(_READ_AGAIN_SECONDS)
+    return config_files.find(ReadOnlyVfs(), file, consumer_offsets.read)
+
+
 def _read(source: Path) -> tuple[Mapping[GroupQueue, int], str]:
     """The offsets, and a sentence if they are from the `.bak` of the file."""
     file = source / "config" / consumer_offsets.FILE if source.is_dir() else source
-    found, backup = config_files.find(ReadOnlyVfs(), file, consumer_offsets.read)
+    found, backup = read_settled(file)
     if found is None:
         raise NotReadable(f"{file} does not exist, or is empty. {_which_folder(source)}")
     return found.by_queue(), "" if backup is None else (

@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import cli.main
+from cli.import_offsets import read_settled
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
+from storage.formats import consumer_offsets
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -155,6 +157,29 @@ def test_a_file_that_is_being_replaced_is_read_from_its_copy(server, api, topic,
     send(api, topic, 5)
 
     assert run(store, server.url)[1]["counts"]["advanced"] == 1
+
+
+@pytest.mark.parametrize("found", ["missing", "empty", "cut", "cut without a copy"])
+def test_a_file_that_a_broker_is_writing_is_read_when_it_is_written(store, found):
+    file = store / "config" / "consumerOffset.json"
+    written = file.read_bytes()
+    file.rename(file.with_name("consumerOffset.json.bak"))
+    if found != "missing":
+        file.write_bytes(b"" if found == "empty" else written[:20])
+    if found == "cut without a copy":
+        file.with_name("consumerOffset.json.bak").unlink()
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            file.write_bytes(written)
+
+    content = read_settled(file, pause)
+
+    assert content.backup is None
+    assert content.value == consumer_offsets.read(written)
+    assert len(pauses) == 3
 
 
 def test_an_address_that_is_none_is_wrong_usage(store):

@@ -121,7 +121,7 @@ def moved(broker: Broker, service: Service, offsets: dict[str, int]) -> tuple[in
         )
     file = broker.store.parent / "moves.json"
     status, report = import_offsets(broker.store, service.server.url, *offsets, json_file=file)
-    assert report["compared"] is True
+    assert (report["compared"], report["backup"]) == (True, "")
     assert report["only_at_broker"] == []
     return status, [one for one in report["moves"] if one["topic"] == TOPIC]
 
