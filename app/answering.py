@@ -20,7 +20,7 @@ from app.long_polls import Waiting
 from app.operations import Handler, Operation
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_field
 from app.registry.payload_schema import until_checked
-from app.services import Services, while_there
+from app.services import Host, while_there
 from storage.errors import MessageTooLarge, MessagingError
 from storage.files.vfs import is_out_of_files
 
@@ -60,13 +60,13 @@ class Incoming(Protocol):
 
 
 async def answer(
-    operation: Operation, services: Services, incoming: Incoming, parts: list[object]
+    operation: Operation, host: Host, incoming: Incoming, parts: list[object]
 ) -> Reply | FileReply | Waiting:
     """The handler's answer. `parts`: of the path. Raises MessagingError, ClientGone."""
-    with under_pressure(operation, services):
-        body = await _read(incoming, operation.limit and operation.limit(services, *parts))
-        call = call_of(operation, services, incoming, body)
-        arguments = await operation.arguments(services, call, parts)
+    with under_pressure(operation, host):
+        body = await _read(incoming, operation.limit and operation.limit(host, *parts))
+        call = call_of(operation, host, incoming, body)
+        arguments = await operation.arguments(host, call, parts)
         return await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
 
 
@@ -94,7 +94,7 @@ async def _until_resumed(incoming: Incoming, waiting: Waiting) -> None:
         raise
 
 
-def call_of(operation: Operation, services: Services, incoming: Incoming, body: bytes) -> Call:
+def call_of(operation: Operation, host: Host, incoming: Incoming, body: bytes) -> Call:
     """Build the call of a handler from a request. Raises Refusal."""
     query = query_of(incoming.query_string) if incoming.query_string else {}
     if query and operation.query is None:
@@ -107,14 +107,14 @@ def call_of(operation: Operation, services: Services, incoming: Incoming, body: 
         incoming.headers,
         query,
         incoming.until_gone,
-        services.body_thread,
-        services.max_body_values,
+        host.body_thread,
+        host.max_body_values,
         incoming.share,
     )
 
 
 @contextmanager
-def under_pressure(operation: Operation, services: Services) -> Iterator[None]:
+def under_pressure(operation: Operation, host: Host) -> Iterator[None]:
     """Add the header Store-Pressure to the refusal of an operation whose answers have it."""
     try:
         yield
@@ -122,7 +122,7 @@ def under_pressure(operation: Operation, services: Services) -> Iterator[None]:
         if not operation.tells_pressure:
             raise
         refusal = as_refusal(error)
-        refusal.headers |= services.pressure_header()
+        refusal.headers |= host.pressure_header()
         # as its own cause it would keep the request's body until the next full garbage collection
         if refusal is error:
             raise

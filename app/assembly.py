@@ -4,7 +4,7 @@ Nothing is started here. A new part is made here, and has one line in `component
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from os import sysconf
@@ -16,6 +16,7 @@ from app.components.delivery import DeliveryComponent, RequestsComponent
 from app.components.disk import DiskComponent
 from app.components.hand_over import BrokerFilesComponent, take_over_component
 from app.components.members import MembersComponent
+from app.components.names import NamesComponent
 from app.components.push import PushComponent
 from app.components.registry import RegistryComponent
 from app.components.replicas import ReplicasComponent
@@ -29,6 +30,10 @@ from app.hand_over.broker_files import BrokerFiles
 from app.hand_over.take_over import TakeOver
 from app.idempotency import IdempotencyKeys
 from app.long_polls import LongPolls
+from app.names.http_server import servers_of
+from app.names.nodes import ServiceNode, identity_of
+from app.names.registrar import Deposed, Registrar
+from app.names.table import NameTable
 from app.observability import Metrics
 from app.push.endpoints import PushEndpoints
 from app.registry.audit_reports import AuditReportRows
@@ -154,6 +159,43 @@ def services_of(base: Base) -> Services:
         max_body_values=settings.http.max_body_values,
         body_thread=BodyThread(),
     )  # fmt: skip
+
+
+def names_of(
+    base: Base,
+    services: Services,
+    table: NameTable,
+    *,
+    is_ready: Callable[[], bool],
+    on_deposed: Callable[[Deposed], None],
+) -> NamesComponent:
+    """Make what registers the service, which starts before all other components.
+
+    `on_deposed` is called where another node is the service.
+    """
+    settings, store, topics = base.settings, base.store, services.topics
+    node = ServiceNode(
+        identity_of(settings.names, settings.replica, host=settings.host, port=settings.port),
+        service_id=base.database.identity,
+        epoch=lambda: store.epochs.last_epoch,
+        end_offset=store.on_disk_end,
+        topics=lambda: [topic.settings for topic in topics.all()],
+        is_ready=is_ready,
+    )
+    registrar = Registrar(
+        node,
+        table,
+        servers_of(settings.names, settings.api_keys),
+        settings.names,
+        on_deposed=on_deposed,
+    )
+
+    def note_change() -> None:
+        node.note_change()
+        registrar.note_change()
+
+    topics.on_changed = note_change
+    return NamesComponent(registrar, table)
 
 
 def components_of(base: Base, services: Services) -> list[Component]:

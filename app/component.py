@@ -35,6 +35,10 @@ class Component(Protocol):
         """Load the state, and say in the log how much it is. The loops do not run yet."""
         return
 
+    def note_ready(self) -> None:
+        """All components have started, and requests are answered."""
+        return
+
     def begin_stop(self) -> None:
         """Begin nothing new, and end all waits of clients."""
         return

@@ -3,13 +3,14 @@ a replica in its place.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 from app.connections import Connections
+from app.names.service import NameService
 from app.problems import invalid_field
 from app.services import Services
+from app.word_sets import Role
 
-Role = Literal["primary", "replica"]
 _ROLES: dict[str, Role] = {"primary": "primary", "replica": "replica"}
 
 
@@ -35,6 +36,9 @@ class Life(Protocol):
 
     def get_services(self) -> Services:
         """Raises MessagingError where it serves no requests, now or ever."""
+
+    def get_names(self) -> NameService:
+        """The name service, which every node has, also while it starts."""
 
     def get_readiness(self) -> Mapping[str, str]:
         """Readiness checks, each "ok", or what is not and blocks few requests. Raises Refusal."""

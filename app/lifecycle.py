@@ -10,18 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from enum import Enum
+from functools import partial
 
 import msgspec
 import structlog
 from sqlalchemy.exc import DatabaseError
 
 from app import exit_codes
-from app.assembly import Base, components_of, services_of, time_travel
+from app.assembly import Base, components_of, names_of, services_of, time_travel
 from app.component import Component, Gauge
 from app.components.local_store import LocalStoreComponent
 from app.connections import Connections
-from app.life import Role
 from app.loop_watch import LoopWatch
+from app.names.registrar import Deposed
+from app.names.service import NameService
+from app.names.table import NameTable
 from app.observability import Metrics
 from app.open_files import count_open, open_limit
 from app.problems import Refusal
@@ -35,6 +38,7 @@ from app.settings import ConfigurationError, Settings
 from app.spare_space import SpareSpace
 from app.store_moves.work_folder import unfinished_in
 from app.testing.controls import Controls
+from app.word_sets import Role
 from scheduler.loops import Loops
 from storage.clock import Clock, SystemClock
 from storage.errors import (
@@ -108,6 +112,9 @@ class ServiceLifecycle:
         self._controls = controls
         self._clock = clock or (SystemClock() if controls is None else controls.clock)
         self.connections = Connections(settings.http.connection_limit)
+        self._names = NameService(
+            NameTable(settings.names, self._clock), max_body_values=settings.http.max_body_values
+        )
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[None] | None = None
         self._services: Services | None = None
@@ -133,6 +140,10 @@ class ServiceLifecycle:
             raise RegistryUnavailable(_OTHER_REGISTRY)
         raise StoreClosed
 
+    def get_names(self) -> NameService:
+        """The name service, also before the others are ready."""
+        return self._names
+
     def start(self) -> None:
         """Begin to open, in the background: probes are answered meanwhile."""
         self._watch.start()
@@ -155,6 +166,7 @@ class ServiceLifecycle:
             await asyncio.wait({self._opening})
             self._opening = None
         await self._stack.aclose()
+        await self._names.aclose()
         await asyncio.to_thread(self._watch.stop)
         log.info("stopped", exit_code=self.exit_code)
 
@@ -229,6 +241,8 @@ class ServiceLifecycle:
             await self._open()
         except DirectoryInUse as error:
             self._fail(exit_codes.DIRECTORY_IN_USE, error)
+        except Deposed as error:
+            self._fail(exit_codes.DEPOSED, error)
         except StorageFull as error:
             self._fail(exit_codes.STORAGE_FAILED, error)
         except RegistryUnavailable as error:
@@ -282,7 +296,14 @@ class ServiceLifecycle:
             controls=self._controls,
         )
         services = self._services = services_of(base)
-        for component in components_of(base, services):
+        names = names_of(
+            base,
+            services,
+            self._names.table,
+            is_ready=lambda: self.phase is Phase.READY,
+            on_deposed=partial(self._fail, exit_codes.DEPOSED),
+        )
+        for component in (names, *components_of(base, services)):
             await self._start(component)
             if self.phase is not Phase.STARTING:
                 return  # it ends
@@ -298,6 +319,8 @@ class ServiceLifecycle:
         if self.phase is Phase.STARTING:
             self.on_loaded()
             self.phase = Phase.READY
+            for component in self._components:
+                component.note_ready()
             log.info("ready")
 
     async def _start(self, component: Component) -> None:

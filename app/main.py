@@ -35,8 +35,9 @@ from app.messages.hot_batch import HotBatches
 from app.messages.hot_pull import HotPulls
 from app.messages.hot_send import HotSends
 from app.middleware import RequestMiddleware
+from app.names import handlers as names
 from app.observability import Metrics
-from app.operations import operations_of
+from app.operations import Operation, operations_of
 from app.problems import FieldError, Refusal
 from app.producer_groups import handlers as producer_groups
 from app.replica_life import ReplicaLife
@@ -49,6 +50,7 @@ from app.server.connection import HttpServer
 from app.server.hot import HotParts
 from app.server.lane import OperationLane
 from app.server.request import Request
+from app.services import Host
 from app.settings import Settings
 from app.tasks import handlers as tasks
 from app.testing import endpoints as testing
@@ -64,7 +66,7 @@ from txn.states import TxnState
 RESOURCES = (
     send, stream, events, lookup, pull, consume, consume_stream, transactions, topics,
     cron_schedules, schedules, producer_groups, groups, leases,
-    offsets, members, dead_letters, requests, tasks, audit, audit_proofs, admin, disk,
+    offsets, members, dead_letters, requests, tasks, names, audit, audit_proofs, admin, disk,
 )  # fmt: skip
 
 DESCRIPTION = """
@@ -130,6 +132,11 @@ TAGS = [
         "name": "audit",
         "description": "What became of every transaction: reports, proofs, the files of the log.",
     },
+    {
+        "name": "names",
+        "description": "Which nodes there are, which of them take requests, and where topics are. "
+        "A replica answers, too.",
+    },
     {"name": "admin", "description": "How the service is: its loops, its store, its disk."},
 ]
 
@@ -169,6 +176,9 @@ def _app_of(
         finally:
             await lifecycle.close()
 
+    def host_of(operation: Operation) -> Host:
+        return lifecycle.get_names() if operation.by_every_node else lifecycle.get_services()
+
     operations = [one for module in RESOURCES for one in operations_of(module)]
     app = Application(
         title="EscrowMQ",
@@ -186,7 +196,7 @@ def _app_of(
     app.state.lifecycle = lifecycle
     app.state.settings = settings
     app.state.metrics = metrics
-    app.state.get_services = lifecycle.get_services
+    app.state.host_of = host_of
     app.mount("/docs/assets", health.ASSETS)
     # What the routes raise passes through to the middleware, which answers; the framework's own
     # errors become refusals here.
@@ -217,7 +227,7 @@ def _app_of(
         admission=admission,
         bodies=bodies,
         metrics=metrics,
-        get_services=lifecycle.get_services,
+        host_of=host_of,
         is_off=lambda: faults is not None and bool(faults.armed),
     )
     return app

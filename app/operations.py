@@ -17,7 +17,7 @@ import msgspec
 
 from app.exchange import Call, FileReply, Reply, RequestLimit
 from app.long_polls import Waiting
-from app.services import Services
+from app.services import Host
 
 ALWAYS = (
     "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed", "not_primary",
@@ -86,7 +86,9 @@ class Operation:
     `limit`: the
     length of a request with one message, asked before the body is read, with the services and the
     path's parts. `problems`: the codes that it may answer with, beside those that all operations
-    have. `example`: a body that is taken; a test sends it.
+    have. `by_every_node`: a replica answers it, too, and a service that starts; the handler is
+    given the name service in place of the services. `example`: a body that is taken; a test sends
+    it.
     """
 
     method: str
@@ -109,6 +111,7 @@ class Operation:
     answer_headers: Sequence[str]
     example: Mapping[str, Any] | None
     problems: Sequence[str]
+    by_every_node: bool
 
     def __post_init__(self) -> None:
         assert (self.body is None) == (self.example is None), (
@@ -153,13 +156,13 @@ class Operation:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body)
         return lambda call: call.decode(decoder)
 
-    async def arguments(self, services: Services, call: Call, parts: Iterable[Any]) -> list[Any]:
-        """The arguments of the handler: the services, the call, the parts of the path, the query
+    async def arguments(self, host: Host, call: Call, parts: Iterable[Any]) -> list[Any]:
+        """The arguments of the handler: the host, the call, the parts of the path, the query
         and the body.
 
         Raises Refusal.
         """
-        found = [services, call, *parts]
+        found = [host, call, *parts]
         if self.query is not None:
             found.append(call.parameters(self.query))
         if self.read_body is not None:
@@ -191,6 +194,7 @@ def operation(
     answer_headers: Sequence[str] = (),
     example: Mapping[str, Any] | None = None,
     problems: Iterable[str] = (),
+    by_every_node: bool = False,
 ) -> Callable[[AnyHandler], AnyHandler]:
     """Declare the function below as the handler of an operation; the parameters are the fields of
     `Operation`.
@@ -202,7 +206,7 @@ def operation(
             method, path, operation_id, tag, handler, answers, media_types, query, body,
             body_is_optional, body_types, decode,
             takes_bytes, takes_lines, streams, limit, tuple(headers), answer_headers, example,
-            tuple(problems),
+            tuple(problems), by_every_node,
         )  # fmt: skip
         return handler
 

@@ -10,14 +10,21 @@ import structlog
 
 from app import exit_codes
 from app.component import Gauge
+from app.components.names import names_gauges
 from app.connections import Connections
-from app.life import Role
+from app.names.http_server import servers_of
+from app.names.nodes import ReplicaNode, identity_of
+from app.names.registrar import Registrar
+from app.names.service import NameService
+from app.names.table import NameTable
 from app.observability import Metrics
 from app.problems import Refusal
+from app.registry import known_registry
 from app.replicas.folder import NoteDamaged
 from app.replicas.follower import Follower, FollowRefused
 from app.services import Services
 from app.settings import Settings
+from app.word_sets import Role
 from storage.clock import SystemClock
 from storage.errors import DirectoryInUse, FlushFailed, StorageError
 from storage.identifiers import Identifiers, SystemRandom
@@ -45,22 +52,49 @@ class ReplicaLife:
             Identifiers(clock, SystemRandom()),
             node=settings.replica.node or socket.gethostname(),
         )
+        self._names = NameService(
+            NameTable(settings.names, clock), max_body_values=settings.http.max_body_values
+        )
+        self._group = settings.names.group
+        self._registrar = Registrar(
+            ReplicaNode(
+                identity_of(
+                    settings.names, settings.replica, host=settings.host, port=settings.port
+                ),
+                self._follower,
+                service_id=lambda: known_registry.last_of(settings.store_dir),
+            ),
+            self._names.table,
+            servers_of(settings.names, settings.api_keys),
+            settings.names,
+            on_deposed=lambda _: None,  # a replica is not the service
+        )
         self._following: asyncio.Task[None] | None = None
+        self._registering: asyncio.Task[None] | None = None
         metrics.watch(self._gauges)
+
+    def get_names(self) -> NameService:
+        return self._names
 
     def start(self) -> None:
         self._following = asyncio.create_task(self._follow(), name="following")
+        self._registering = asyncio.create_task(self._registrar.start(), name="names")
 
     def begin_stop(self) -> None:
         self._follower.stop()
 
     async def close(self) -> None:
         self.begin_stop()
+        if self._registering is not None:
+            await asyncio.wait({self._registering})
+            self._registering = None
+            await self._registrar.stop()
         if self._following is not None:
             await asyncio.wait({self._following})
             self._following = None
             follower = self._follower
             log.info("stopped", end=follower.end, behind_bytes=follower.behind_bytes)
+        await self._names.aclose()
 
     def get_services(self) -> Services:
         """Raises Refusal: the service has them."""
@@ -82,7 +116,10 @@ class ReplicaLife:
             raise self._not_primary()
 
     def _not_primary(self) -> Refusal:
+        primary = self._names.table.primary_of(self._group)
         url = self._follower.primary_url
+        if primary is not None and primary.registration.url:
+            url = primary.registration.url
         if url:
             return Refusal("not_primary", f"This is a replica of {url}.", context={"primary": url})
         return Refusal(
@@ -127,3 +164,4 @@ class ReplicaLife:
             "Log of the service that is not on the disk here",
             follower.behind_bytes,
         )
+        yield from names_gauges(self._registrar, self._names.table)

@@ -25,7 +25,7 @@ from app.operations import (
     StreamHandler,
 )
 from app.problems import as_refusal, closing_event
-from app.services import Services
+from app.services import Host
 from storage.errors import MessagingError
 
 
@@ -41,6 +41,8 @@ PATH_PARTS: dict[str, Any] = {
     name: Annotated[str, Path(description=description)]
     for name, description in {
         "topic": "The topic's name.",
+        "node": "The node's name.",
+        "node_group": "The name of a service and its replicas.",
         "group": "The consumer group's name.",
         "member_id": "The member's id.",
         "producer_group": "The producer group's name.",
@@ -104,14 +106,14 @@ class OperationRoute(APIRoute):
         if self._judged:
             parts = {**parts, **self._read(parts)}
         incoming = _Incoming(scope, receive, send)
+        host_of: Callable[[Operation], Host] = scope["app"].state.host_of
         if self.operation.streams:
-            get_services = scope["app"].state.get_services
             stream = _EventStream(self.operation, incoming, send, is_head=scope.get(IS_HEAD, False))
-            await stream.answer(get_services, list(parts.values()))
+            await stream.answer(host_of, list(parts.values()))
             return
-        services: Services = scope["app"].state.get_services()
+        host = host_of(self.operation)
         answer = _answer_lines if self.operation.takes_lines else _answer
-        await answer(self.operation, services, incoming, list(parts.values()), send)
+        await answer(self.operation, host, incoming, list(parts.values()), send)
 
     def _read(self, parts: Mapping[str, str]) -> dict[str, Any]:
         """The parts of the path that are not plain text, converted.
@@ -169,10 +171,10 @@ class _Incoming:
 
 
 async def _answer(
-    operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send
+    operation: Operation, host: Host, incoming: _Incoming, parts: list[Any], send: Send
 ) -> None:
     reply = await answering.until_answered(
-        incoming, await answering.answer(operation, services, incoming, parts)
+        incoming, await answering.answer(operation, host, incoming, parts)
     )
     status = 200 if isinstance(reply, FileReply) else reply.status
     await send(
@@ -188,19 +190,19 @@ async def _answer(
 
 
 async def _answer_lines(
-    operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send
+    operation: Operation, host: Host, incoming: _Incoming, parts: list[Any], send: Send
 ) -> None:
     """Let the handler answer piece by piece, while the body comes; the call that it gets has none.
 
     The answer begins with the first piece: what is refused before has a status of its own.
     """
-    with answering.under_pressure(operation, services):
-        call = answering.call_of(operation, services, incoming, b"")
-        pieces = cast("StreamHandler", operation.handler)(services, call, *parts, incoming.pieces())
+    with answering.under_pressure(operation, host):
+        call = answering.call_of(operation, host, incoming, b"")
+        pieces = cast("StreamHandler", operation.handler)(host, call, *parts, incoming.pieces())
     async with aclosing(pieces):
-        with answering.under_pressure(operation, services):
+        with answering.under_pressure(operation, host):
             first = await anext(pieces, b"")
-        headers = answering.headers_of(Reply(200, b"", services.pressure_header(), JSON_LINES))
+        headers = answering.headers_of(Reply(200, b"", host.pressure_header(), JSON_LINES))
         headers = [header for header in headers if header[0] != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": first, "more_body": True})
@@ -221,14 +223,14 @@ class _EventStream:
         self._is_head = is_head
         self._has_begun = False
 
-    async def answer(self, get_services: Callable[[], Services], parts: list[Any]) -> None:
+    async def answer(self, host_of: Callable[[Operation], Host], parts: list[Any]) -> None:
         """Send the pieces as the handler has them, until it ends or the client leaves.
 
         A browser gives up for good where the status is not 200: a refusal that may pass is an
         event, after which it asks again.
         """
         try:
-            await self._answer(get_services(), parts)
+            await self._answer(host_of(self._operation), parts)
         except MessagingError as error:
             refusal = as_refusal(error)
             takes_events = EVENTS in self._incoming.headers.get("accept", "")
@@ -237,9 +239,9 @@ class _EventStream:
             await self._begin(closing_event(refusal))
             await self._end()
 
-    async def _answer(self, services: Services, parts: list[Any]) -> None:
-        call = answering.call_of(self._operation, services, self._incoming, b"")
-        arguments = await self._operation.arguments(services, call, parts)
+    async def _answer(self, host: Host, parts: list[Any]) -> None:
+        call = answering.call_of(self._operation, host, self._incoming, b"")
+        arguments = await self._operation.arguments(host, call, parts)
         pieces = cast("StreamHandler", self._operation.handler)(*arguments)
         async with aclosing(pieces):
             await self._begin(await anext(pieces))  # what is refused before has a status of its own

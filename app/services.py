@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from app.body_thread import BodyThread
 from app.connections import Connections
@@ -39,6 +40,20 @@ from storage.store import MessageStore
 from storage.store_admin import StoreAdmin
 from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
+
+
+class Host(Protocol):
+    """Part that answers operations: a service, or the name service of any node."""
+
+    @property
+    def body_thread(self) -> BodyThread: ...
+
+    @property
+    def max_body_values(self) -> int:
+        """Maximum number of JSON values in a request."""
+
+    def pressure_header(self) -> Mapping[str, str]:
+        """Header that says how full the queue of waiting writes is, if there is one."""
 
 
 @dataclass

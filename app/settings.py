@@ -30,6 +30,7 @@ from app import codec
 from app.browsers import BrowserRules
 from app.environment import from_json
 from app.loopback import is_loopback
+from app.names.options import NameOptions
 from app.registry.options import LimitOptions
 from app.replicas.options import ReplicaOptions
 from app.reports.options import AuditOptions
@@ -51,7 +52,7 @@ MOST_CONNECTIONS = 4_096  # unless the settings say more
 _file: ContextVar[Path | None] = ContextVar("settings_file", default=None)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # a database's URL has a password in it
-_SECRET = ("api_keys", "encryption_keys", "database_url", "secret")
+_SECRET = ("api_key", "api_keys", "encryption_keys", "database_url", "secret")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,7 @@ class Settings(BaseSettings):
     webhook: WebhookOptions = WebhookOptions()
     audit: AuditOptions = AuditOptions()
     replica: ReplicaOptions = ReplicaOptions()
+    names: NameOptions = NameOptions()
     testing: ControlOptions = ControlOptions()
 
     @classmethod

@@ -283,3 +283,19 @@ ReportFormat = Annotated[
         "each transaction.",
     ),
 ]
+
+# --------------------------------------------------------------------------------------------------
+# nodes
+
+Role = Literal["primary", "replica"]
+NODE_ROLE = open_set("NodeRole", get_args(Role), "A service, or a replica in its place.")
+NodeRole = Annotated[Role, NODE_ROLE]
+
+_Permission = Literal["read_write"]
+PERMISSION = open_set(
+    "TopicPermission", get_args(_Permission), "What clients may do with a topic there."
+)
+Permission = Annotated[_Permission, PERMISSION]
+
+FILTERS = ("tag", "sql92")
+NODE_FILTER = open_set("NodeFilter", FILTERS, "Kind of filter that a node evaluates.")

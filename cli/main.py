@@ -82,7 +82,8 @@ def serve(
 
     Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address is not
     available; 73 another process is using the data directory; 74 the disk failed a sync; 75 the
-    registry's database cannot be reached; 78 the settings are wrong.
+    registry's database cannot be reached; 76 another machine is the service now; 78 the settings
+    are wrong.
     """
     # a tenth of a start is spent looking for garbage in what is loaded, and stays; see cli/serve.py
     gc.disable()

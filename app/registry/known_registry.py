@@ -22,6 +22,12 @@ def is_another(store_dir: Path, identity: str) -> bool:
     return known is not None and known.strip() != identity.encode()
 
 
+def last_of(store_dir: Path) -> str:
+    """The identity of the registry that the store was last used with; empty if with none."""
+    known = durable.read_whole(OsVfs(), store_dir / _NAME)
+    return "" if known is None else known.decode("ascii", "replace").strip()
+
+
 def remember(store_dir: Path, identity: str) -> None:
     """Durable on return."""
     if durable.read_whole(OsVfs(), store_dir / _NAME) != identity.encode():

@@ -152,6 +152,8 @@ class Topics:
         self._limits = limits
         self._creates_on_use = creates_on_use
         self._retention_ms = retention_ms
+        # called after a topic was created, changed or deleted
+        self.on_changed: Callable[[], None] = lambda: None
         self.schema_process = SchemaProcess()
         self._topics: dict[str, Topic] = {}
         self._deleting: dict[str, Topic] = {}
@@ -320,6 +322,7 @@ class Topics:
         await self._database.run(save)
         await self._store.create_topic(topic.name, queue_count=settings.queues)
         topic.adopt(settings, schema, revision=revision)
+        self.on_changed()
 
     def being_deleted(self) -> list[str]:
         """By name: what was begun and has not ended."""
@@ -351,6 +354,7 @@ class Topics:
             note = update(table).where(table.c.topic == name).values(is_being_deleted=True)
             await self._database.run(lambda connection: connection.execute(note))
             self._deleting[name] = self._topics.pop(name)
+            self.on_changed()
 
     async def end_deletion(self, name: str) -> None:
         """Forget the topic; one of the name may be created from now on."""
@@ -429,6 +433,7 @@ class Topics:
         await self._database.run(save)
         await self._store.create_topic(settings.topic, queue_count=settings.queues)
         self._topics[settings.topic] = topic
+        self.on_changed()
         return topic
 
 

@@ -102,6 +102,11 @@ class Follower:
             self.end = self._store.synced_offset()
             await asyncio.to_thread(self._note)
 
+    @property
+    def epoch(self) -> int:
+        """The last one of its log; 0 before there is one."""
+        return 0 if self._store is None else self._store.epochs.last_epoch
+
     def stop(self) -> None:
         self._is_stopped = True
         if self._runs is not None:

@@ -29,7 +29,7 @@ from app.server.connection import Connection
 from app.server.heads import KnownHeads, is_harmless
 from app.server.hot import Asked, HotAnswer, HotOperation, HotRead
 from app.server.request import Request
-from app.services import Services
+from app.services import Host
 from app.tracebacks import drop_frames
 from storage.errors import TooManyWaiting
 
@@ -57,11 +57,12 @@ class OperationLane:
         admission: Admission,
         bodies: BodyBudget,
         metrics: Metrics,
-        get_services: Callable[[], Services],
+        host_of: Callable[[Operation], Host],
         is_off: Callable[[], bool] = lambda: False,
     ) -> None:
         """`operations`: in the order in which they are asked whether a path is theirs.
 
+        `host_of`: what answers an operation; raises MessagingError where nothing does now.
         `is_off`: take nothing for now.
         """
         self.hot: dict[str, HotOperation] = {}  # by operation id
@@ -76,7 +77,7 @@ class OperationLane:
         self._admission = admission
         self.bodies = bodies
         self.metrics = metrics
-        self._get_services = get_services
+        self._host_of = host_of
         self._is_off = is_off
         self._routes = _routes(operations)
 
@@ -216,7 +217,9 @@ class OperationLane:
                     request.method, request.path, headers, http_version=request.http_version,
                     has_limit=True
                 )  # fmt: skip
-                reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
+                reply = await answering.answer(
+                    operation, self._host_of(operation), asked, asked.parts
+                )
             elif request.is_gone or request.is_half_closed:  # nothing is leased to it yet
                 waited.forget()
                 raise ClientGone

@@ -37,6 +37,7 @@ from escrowmq_client.operations import (
     groups,
     members,
     messages,
+    names,
     offsets,
     pull,
     requests,
@@ -365,6 +366,13 @@ class AsyncClient:
     download_audit_report = async_method(audit.download_audit_report)
     get_transaction_proof = async_method(audit.get_transaction_proof)
     list_audit_segments = async_method(audit.list_audit_segments)
+
+    register_node = async_method(names.register_node)
+    unregister_node = async_method(names.unregister_node)
+    list_nodes = async_method(names.list_nodes)
+    get_node_group = async_method(names.get_node_group)
+    list_clusters = async_method(names.list_clusters)
+    get_topic_routes = async_method(names.get_topic_routes)
 
     get_disk = async_method(admin.get_disk)
     list_loops = async_method(admin.list_loops)

@@ -28,6 +28,7 @@ from escrowmq_client.operations import (
     groups,
     members,
     messages,
+    names,
     offsets,
     pull,
     requests,
@@ -359,6 +360,13 @@ class Client:
     download_audit_report = sync_method(audit.download_audit_report)
     get_transaction_proof = sync_method(audit.get_transaction_proof)
     list_audit_segments = sync_method(audit.list_audit_segments)
+
+    register_node = sync_method(names.register_node)
+    unregister_node = sync_method(names.unregister_node)
+    list_nodes = sync_method(names.list_nodes)
+    get_node_group = sync_method(names.get_node_group)
+    list_clusters = sync_method(names.list_clusters)
+    get_topic_routes = sync_method(names.get_topic_routes)
 
     get_disk = sync_method(admin.get_disk)
     list_loops = sync_method(admin.list_loops)

@@ -22,6 +22,7 @@ from escrowmq_client.models import (
     groups,
     members,
     messages,
+    names,
     problem,
     requests,
     schedules,
@@ -41,14 +42,14 @@ from tests.house.source import ROOT
 DOCUMENT = json.loads((ROOT / "openapi/openapi.json").read_text("utf-8"))
 SCHEMAS: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
 MODULES = (
-    admin, audit, checks, consume, dead_letters, groups, members, messages, problem, requests,
-    schedules, tasks, topics, transactions,
+    admin, audit, checks, consume, dead_letters, groups, members, messages, names, problem,
+    requests, schedules, tasks, topics, transactions,
 )  # fmt: skip
 # The schemas of bodies whose fields are parameters of a method.
 BODIES = {
     "AckInput", "AnswersInput", "AuditReportInput", "BatchInput", "BeginInput", "CheckNowInput",
     "CronInput", "DeadLetterInput", "ExtendInput", "GroupInput", "HeartbeatInput",
-    "JoinInput", "LocksInput", "NackInput",
+    "JoinInput", "LocksInput", "NackInput", "NodeRegistration",
     "OffsetsInput", "ProducerGroupInput", "ReceiveChecksInput", "ReceiveInput",
     "RedriveInput", "ReplyInput", "RequestInput", "RescheduleInput", "ResetInput", "ResolveInput",
     "RetentionInput", "RollbackInput", "TopicChanges", "TopicDefinition",
@@ -211,6 +212,7 @@ def operation_modules() -> list[Any]:
         groups,
         members,
         messages,
+        names,
         offsets,
         pull,
         requests,
@@ -221,7 +223,7 @@ def operation_modules() -> list[Any]:
     )
 
     return [
-        admin, audit, checks, consume, dead_letters, groups, members, messages, offsets, pull,
+        admin, audit, checks, consume, dead_letters, groups, members, messages, names, offsets, pull,
         requests, schedules, tasks, topics, transactions,
     ]  # fmt: skip
 

@@ -22,6 +22,7 @@ from escrowmq_client import (
     TopicSchema,
     TransactionMessageInput,
 )
+from escrowmq_client.models.names import RegisteredTopic
 from escrowmq_client.operations import messages as operations
 
 BYTES = bytes(range(256))
@@ -351,6 +352,31 @@ def test_offsets_are_read_committed_and_reset(client, topic, group):
     assert client.get_offsets(group, topic=topic).items[0].offset == 0
     assert client.search_offset(topic, 0, datetime(2026, 1, 1, tzinfo=UTC)).offset == 0
     assert client.list_queues(topic).items[0].max_offset == 1
+
+
+def test_a_node_registers_and_is_found(client):
+    topics = [RegisteredTopic(topic="of-the-bank", read_queues=4, write_queues=4, ordered=True)]
+    known = client.register_node(
+        "bank-1",
+        "bank",
+        role="primary",
+        epoch=1,
+        end_offset=0,
+        url="http://bank",
+        data_version="1",
+        topics=topics,
+    )
+
+    assert (known.known_data_version, known.superseded_by) == ("1", None)
+    assert client.get_node_group("bank").primary.url == "http://bank"
+    assert "bank" in client.list_clusters().items[0].groups
+    (route,) = client.get_topic_routes("of-the-bank").items
+    assert (route.ordered, route.primary.node) == (True, "bank-1")
+    assert "bank-1" in [one.node for one in client.list_nodes().items]
+    client.unregister_node("bank-1")
+    assert "bank-1" not in [one.node for one in client.list_nodes().items]
+    with pytest.raises(NotFound):
+        client.get_node_group("nobody")
 
 
 def test_everything_that_an_operator_reads_can_be_read(client, topic):

@@ -164,6 +164,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
     environment = {
         "ESCROWMQ_API_KEYS": json.dumps([KEY]),
         "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["localhost"]',
+        "ESCROWMQ_REPLICA__NODE": "bank-1",  # the examples do not name this machine
         "ESCROWMQ_AUDIT__PROGRAM": json.dumps([sys.executable, report_program.__file__]),
     }
     with Server(
@@ -248,6 +249,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     configure_webhook(generated)
     configure_push(generated)
     look_at_the_disk(generated)
+    look_up_names(generated)
     ask_and_reply(generated)
     look_after(generated)
     audit(generated)
@@ -458,6 +460,22 @@ def look_at_the_disk(generated: Generated) -> None:
     assert generated.call("getConfig", status=200).settings["ESCROWMQ_API_KEYS"] == "(set)"
     assert generated.call("getWhoami", status=200).authenticated
     assert generated.call("getVersion", status=200).name == "EscrowMQ"
+
+
+def look_up_names(generated: Generated) -> None:
+    given = generated.body("registerNode")
+    node = {"node": "shop-1"}
+    asked = generated.call("registerNode", **node, body=given, status=200)
+    assert (asked.primary.node, asked.known_data_version) == ("shop-1", given.data_version)
+    assert generated.call("listNodes", status=200).items[-1].node == "shop-1"
+    group = generated.call("getNodeGroup", given.group, status=200)
+    assert [one.number for one in group.nodes] == [0]
+    assert generated.call("listClusters", status=200).items[0].groups[-1] == given.group
+    routes = generated.call("getTopicRoutes", given.topics[0].topic, status=200).items
+    (route,) = [one for one in routes if one.group == given.group]
+    assert (route.read_queues, route.primary.url) == (4, given.url)
+    generated.call("unregisterNode", **node, status=204)
+    assert generated.call("getNodeGroup", "nobody", status=404).code == "name_not_found"
 
 
 def audit(generated: Generated) -> None:

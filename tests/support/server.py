@@ -92,6 +92,10 @@ class Server:
         if self._process is not None and self._process.poll() is None:
             self.kill()
 
+    def configure(self, **settings: str) -> None:
+        """Settings of the next start, beside those that it has."""
+        self._environment = {**self._environment, **settings}
+
     def start(self, *, until_ready: bool = True) -> None:
         """Start the process; with `until_ready` return once it serves.
 

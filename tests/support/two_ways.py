@@ -136,7 +136,7 @@ class Way:
 
     @property
     def services(self) -> Services:
-        services: Services = self._app.state.get_services()
+        services: Services = self._app.state.lifecycle.get_services()
         return services
 
     def _take(self, connection: Connection, data: bytes) -> bool:

@@ -1,0 +1,1 @@
+"""The name service: which nodes there are, and where each topic is."""
