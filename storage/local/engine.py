@@ -224,6 +224,7 @@ class Engine:
             copies=self.copies,
             on_visible=self._on_visible,
             on_deleted=self._on_deleted,
+            read=self._files.segments.read,
         )
 
     def _make_lookup(self) -> KeyLookup:

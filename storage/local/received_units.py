@@ -25,12 +25,13 @@ from storage.local.log_tail import LogTail
 from storage.local.replay import Replay
 
 MAX_UNIT_BYTES = 64 << 20  # more than any request makes
+_MOST_KEPT_BYTES = 32 << 20  # of units that are not shown yet; others are read from the log again
 
 
 class _Stored(NamedTuple):
-    """Units that are stored and not yet shown."""
+    """Units that are stored and not yet shown; `data`: None where they are not kept in memory."""
 
-    data: bytes
+    data: bytes | None
     offset: int
     scan: Scan
     stored_at_ms: int
@@ -51,12 +52,13 @@ class ReceivedUnits:
         copies: Copies,
         on_visible: Callable[[Iterable[ConsumeQueue]], None],
         on_deleted: Callable[[str, list[ConsumeQueue]], None],
+        read: Callable[[int, int], bytes],
     ) -> None:
         """`copies` says what is safe. `epochs`: of the log; they are added to. `units_end`: of the
         units that are there.
 
         `on_visible` is called with the queues that have new messages, `on_deleted` with each topic
-        that a message deletes, and its queues.
+        that a message deletes, and its queues. `read`: so many bytes from a log offset on.
         """
         self._tail = tail
         self._flusher = flusher
@@ -66,11 +68,12 @@ class ReceivedUnits:
         self._copies = copies
         self._on_visible = on_visible
         self._on_deleted = on_deleted
+        self._read = read
         self._replay = Replay(queues)
         self._replay.last_stored_at_ms = tail.visible_stored_at_ms
         self.units_end = units_end  # an end-of-file record may lie behind
         self._hidden: deque[_Stored] = deque()
-        self.hidden_bytes = 0  # stored and not yet shown; they are kept in memory
+        self._kept_bytes = 0  # of them
 
     def take(self, offset: int, data: bytes) -> bool:
         """Store the whole units that these bytes of one segment begin with, and the end-of-file
@@ -102,8 +105,12 @@ class ReceivedUnits:
         safe_end = self._copies.safe_end
         while self._hidden and self._hidden[0].scan.end <= safe_end:
             stored = self._hidden.popleft()
-            self.hidden_bytes -= len(stored.data)
-            self._show(stored)
+            data = stored.data
+            if data is None:
+                data = self._read(stored.offset, stored.scan.end - stored.offset)
+            else:
+                self._kept_bytes -= len(data)
+            self._show(stored, data)
 
     def _judge(self, offset: int, data: bytes) -> Scan:
         """Raises CorruptRecord."""
@@ -129,27 +136,28 @@ class ReceivedUnits:
             self._epochs.note(begun.epoch, self.units_end if is_first else begun.offset)
         self.units_end = found.end
         tail.advance(found.end, stored_at_ms)
-        self._hidden.append(_Stored(units, offset, found, stored_at_ms))
-        self.hidden_bytes += len(units)
+        is_kept = self._kept_bytes + len(units) <= _MOST_KEPT_BYTES
+        self._kept_bytes += len(units) if is_kept else 0
+        self._hidden.append(_Stored(units if is_kept else None, offset, found, stored_at_ms))
         self._flusher.request(found.end, stored_at_ms)
         return True
 
-    def _show(self, stored: _Stored) -> None:
+    def _show(self, stored: _Stored, data: bytes) -> None:
         offsets_end = self._queues[group_offsets.QUEUE].end
-        self._replay.feed(stored.data, stored.offset, stored.scan)
+        self._replay.feed(data, stored.offset, stored.scan)
         self._tail.show(stored.scan.end, stored.stored_at_ms)
-        self._apply_offsets(stored, offsets_end)
+        self._apply_offsets(stored.offset, data, offsets_end)
         for topic, queues in self._replay.take_deleted():
             self._on_deleted(topic, queues)
         self._on_visible(self._replay.take_fed())
 
-    def _apply_offsets(self, stored: _Stored, begin: int) -> None:
-        """The new messages of the offset topic, from `begin` on."""
+    def _apply_offsets(self, units_offset: int, units: bytes, begin: int) -> None:
+        """The new messages of the offset topic, from the queue offset `begin` on."""
         queue = self._queues[group_offsets.QUEUE]
         begin = max(begin, queue.first)
         entries = queue.recent(begin, queue.end - begin) or b""
         for offset, length, _ in queue_entry.fields_of_all(entries):
-            at = offset - stored.offset
-            record = records.decode(stored.data[at : at + length])
+            at = offset - units_offset
+            record = records.decode(units[at : at + length])
             if record.topic == group_offsets.QUEUE.topic:  # or a note that it was lost
                 read_event(to_message(record), self._offsets.apply)

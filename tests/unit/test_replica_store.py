@@ -11,7 +11,7 @@ import pytest
 from storage.errors import CorruptRecord, StorageFull, StoreClosed, UnknownTopic
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
-from storage.local import received_units, replica_store
+from storage.local import received_units
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import AppendMode
 from storage.local.runner import Lane
@@ -170,42 +170,44 @@ def test_a_reader_that_waits_at_the_end_of_a_topic_is_woken_by_its_deletion():
     in_world(follow)
 
 
-def test_units_that_are_not_safe_wait_in_memory_only_up_to_a_limit(recorded, monkeypatch):
-    monkeypatch.setattr(replica_store, "_MOST_HIDDEN_BYTES", 1)
+@pytest.mark.parametrize("kept_bytes", [0, 1_000])
+def test_units_beyond_what_may_wait_in_memory_are_taken_and_read_again_when_they_are_safe(
+    recorded, monkeypatch, kept_bytes
+):
+    monkeypatch.setattr(received_units, "_MOST_KEPT_BYTES", kept_bytes)
 
     async def follow(world: World) -> None:
         replica = await open_replica(world)
-        first, second = recorded.pieces[:2]
-        await replica.take(first.offset, first.data)
-        taking = asyncio.ensure_future(replica.take(second.offset, second.data))
-        await asyncio.sleep(10)
-        assert not taking.done()
-        replica.note_safe(first.end)
-        await taking
-        assert replica.stored_offset() == second.end
+        for piece in recorded.pieces:
+            await replica.take(piece.offset, piece.data)
+        assert replica.stored_offset() == recorded.end
+        hidden = replica._engine.received._hidden
+        assert sum(len(units.data) for units in hidden if units.data) <= kept_bytes
+        await replica.wait_on_disk()
+        assert replica.status().visible_end == 0
+        replica.note_safe(recorded.end)
+        assert await see(replica) == expected
 
+    expected = seen_of(recorded.disk)
     in_world(follow)
 
 
-def test_units_that_wait_are_refused_when_the_replica_is_closed(recorded, monkeypatch):
-    monkeypatch.setattr(replica_store, "_MOST_HIDDEN_BYTES", 1)
-
+def test_units_that_wait_for_room_are_refused_when_the_replica_is_closed(recorded):
     async def follow(world: World) -> None:
         replica = await open_replica(world)
-        first, second = recorded.pieces[:2]
-        await replica.take(first.offset, first.data)
-        taking = asyncio.ensure_future(replica.take(second.offset, second.data))
-        await asyncio.sleep(0)
+        await take_all(replica, recorded.pieces[:1])
+        world.runner.hold_up(Lane.PREPARE, seconds=60)
+        taking = asyncio.ensure_future(take_all(replica, recorded.pieces[1:]))
+        await asyncio.sleep(10)
+        assert 0 < replica.stored_offset() < recorded.end
         await replica.aclose()
         with pytest.raises(StoreClosed):
             await taking
+        last = recorded.pieces[-1]
         with pytest.raises(StoreClosed):
-            await replica.take(second.offset, second.data)
+            await replica.take(last.offset, last.data)
 
-    disk = in_world(follow)
-    assert log_bytes(disk, recorded.end) == recorded.pieces[0].data + bytes(
-        SEGMENT_BYTES - recorded.pieces[0].end
-    )
+    in_world(follow)
 
 
 def test_units_that_a_full_disk_refuses_are_taken_when_there_is_space_again(recorded):
