@@ -69,6 +69,7 @@ class Deriver:
     ) -> None:
         self._queues = files.recovered.queues
         self._epochs = files.recovered.epochs
+        self._recovered = files.recovered
         self._queue_files = files.queue_files
         self._key_index = files.key_index
         self._due_index = files.due_index
@@ -212,7 +213,7 @@ class Deriver:
                 self._queues,
                 self._epochs,
                 log_begin=self._segments.first_offset,
-                log_offset=log_end,
+                log_offset=self._walk_begin(log_end),
                 stored_at_ms=stored_at_ms,
             )
             due = self._due_index.freeze()
@@ -287,6 +288,17 @@ class Deriver:
             for piece in log_walk.stated(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(piece.data, piece.offset, piece)
         self.indexed_end = log_end
+
+    def _walk_begin(self, log_end: int) -> int:
+        """Where the next start walks from: behind the last unit, which it has to know.
+
+        Where the log ended with a closed segment at the start, and has no unit since, that is in
+        front of the record that closes it.
+        """
+        recovered = self._recovered
+        if log_end == recovered.end:
+            return max(recovered.units_end, self._segments.first_offset)
+        return log_end
 
     def _written(self, round_: _Round, made: Made | CorruptRecord | None) -> None:
         self._round = None

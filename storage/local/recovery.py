@@ -266,7 +266,8 @@ class _Epochs:
             # the first one of a segment begins where the segment before it was closed
             is_first = begun.offset == found.record_offsets[0]
             self.history.note(begun.epoch, self.units_end if is_first else begun.offset)
-        self.units_end = found.end
+        if len(found.record_offsets):  # else it is where the next segment begins
+            self.units_end = found.end
 
 
 class _Indexing:

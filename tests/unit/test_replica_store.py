@@ -350,7 +350,31 @@ def test_segments_that_the_primary_has_dropped_are_dropped_and_no_others(recorde
     in_world(again, in_world(follow))
 
 
-def test_bytes_of_the_log_are_read_as_they_are_on_disk_and_no_further(recorded):
+def test_a_replica_that_starts_behind_a_closed_segment_knows_where_its_last_unit_ends(recorded):
+    closing = next(n for n, piece in enumerate(recorded.pieces) if piece.end == SEGMENT_BYTES)
+    units_end = recorded.pieces[closing].offset
+    assert units_end < SEGMENT_BYTES - 8
+
+    async def follow(world: World) -> None:
+        replica = await open_replica(world)
+        await take_all(replica, recorded.pieces[: closing + 1])
+        replica.note_safe(SEGMENT_BYTES)
+        await replica.wait_on_disk()
+        await replica.aclose()
+
+    async def again(world: World) -> None:
+        replica = await open_replica(world)
+        assert replica.stored_offset() == SEGMENT_BYTES
+        end, last_bytes = await replica.read_end()
+        assert (end, last_bytes) == (units_end, log_bytes(recorded.disk, units_end)[-64:])
+        await replica.aclose()
+
+    disk = in_world(follow)
+    for _ in range(3):
+        disk = in_world(again, disk)
+
+
+def test_bytes_of_the_log_are_read_as_they_are_in_its_files_and_no_further(recorded):
     async def read(world: World) -> None:
         store = await world.open_store(REPLICA_OPTIONS)
         expected = log_bytes(recorded.disk, 1 << 40)
@@ -358,7 +382,7 @@ def test_bytes_of_the_log_are_read_as_they_are_on_disk_and_no_further(recorded):
         # not across a segment
         begin = SEGMENT_BYTES - 10
         assert await store.read_log(begin, begin + 100) == expected[begin:SEGMENT_BYTES]
-        end = store.synced_offset()
+        end = store.stored_offset()
         assert await store.read_log(end - 10, end + 100) == expected[end - 10 : end]
         assert await store.read_log(end, end + 100) == b""
 
@@ -377,7 +401,7 @@ def test_a_promoted_replica_begins_an_epoch_where_its_log_ends_though_it_ended_i
         store = await world.open_store(REPLICA_OPTIONS)
         assert store.recovery.was_clean
         last, before = list(store.epochs)[-1], list(store.epochs)[-2]
-        assert last.offset == recorded.pieces[29].end
+        assert last.offset == recorded.pieces[29].offset  # of the record that closes a segment
         assert last.epoch > before.epoch + 100, "later than restarts of its service come to"
         await store.create_topic("orders", queue_count=2)
         await store.append([message()])
