@@ -39,13 +39,14 @@ class FollowRefused(Exception):
 
 class _LogParts(Exception):
     """From this log offset on, the log here is another one than that of the primary, which has
-    these bytes before it.
+    these bytes before it. `was_lost`: the primary had it.
     """
 
-    def __init__(self, at: int, last_bytes: bytes, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, refuse: Refuse, at: int) -> None:
+        super().__init__(refuse.reason)
         self.at = at
-        self.last_bytes = last_bytes
+        self.last_bytes = refuse.last_bytes
+        self.was_lost = refuse.was_lost
 
 
 class Follower:
@@ -219,7 +220,7 @@ class Follower:
             if refuse.parts_at is not None:
                 proof = frames.primary_proof(secret, challenge.nonce, nonce)
                 if frames.is_proof(refuse.proof, proof):
-                    raise _LogParts(refuse.parts_at, refuse.last_bytes, refuse.reason)
+                    raise _LogParts(refuse, refuse.parts_at)
             if refuse.is_final:
                 raise FollowRefused(refuse.reason)
             raise BadFrame(refuse.reason)
@@ -241,12 +242,14 @@ class Follower:
 
         Raises FollowRefused where that is not allowed.
         """
-        if not self._options.set_aside:
+        store = self._opened
+        # What the primary has called safe, it had on its disk: with less it was put back.
+        was_never_safe = parts.was_lost and parts.at >= store.safe_units_end()
+        if not self._options.set_aside and not was_never_safe:
             raise FollowRefused(
                 f"{parts}: with --set-aside that is moved into a folder of its store first; or "
                 "move the store away, and follow with an empty directory"
             )
-        store = self._opened
         if not await self._is_equal_before(parts):
             raise FollowRefused(f"{parts}, and they are not equal before: it is another service's")
         self._store = None

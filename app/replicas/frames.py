@@ -98,13 +98,15 @@ class Refuse(msgspec.Struct, frozen=True):
     """Why a replica is refused. `is_final`: it will be again.
 
     `parts_at`: where its log parts from that of the primary, which is the newer one; `last_bytes`
-    are those before it. It has a proof then.
+    are those before it. `was_lost`: the primary has written what the replica has more, and has
+    lost it with its power. It has a proof then.
     """
 
     reason: str
     is_final: bool
     parts_at: int | None = None
     last_bytes: bytes = b""
+    was_lost: bool = False
     proof: bytes = b""
 
 

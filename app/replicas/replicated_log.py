@@ -21,7 +21,10 @@ class ReplicatedLog(Protocol):
         """Everything before it is on as many disks as must have it."""
 
     async def read_log(self, begin: int, end: int) -> bytes:
-        """Bytes of one segment, none behind `on_disk_end`. Raises OffsetExpired."""
+        """Bytes of one segment, none that are not in the log's files. Raises OffsetExpired."""
+
+    def copyable_end(self) -> int:
+        """Everything before it may be sent, on the disk of this machine or not."""
 
     async def wait_progress(self) -> None:
         """Return when one of the ends may have moved."""

@@ -19,7 +19,7 @@ from app.replicas.replicated_log import ReplicatedLog
 from app.replicas.snapshots import OutgoingSnapshots
 from storage.clock import Clock
 from storage.formats import record as records
-from storage.formats.epochs import EpochHistory, common_end
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION, EpochHistory, common_end
 
 BLOCK_BYTES = 1 << 20
 _HELLO_TIMEOUT_S = 10.0
@@ -40,6 +40,7 @@ class Refused(Exception):
         self.is_final = is_final
         self.parts_at = parts_at
         self.last_bytes = b""  # before that
+        self.was_lost = False  # what the replica has more, by this service, with its power
 
 
 class Sender:
@@ -127,6 +128,7 @@ class Sender:
                     refuse,
                     parts_at=refused.parts_at,
                     last_bytes=refused.last_bytes,
+                    was_lost=refused.was_lost,
                     proof=own,
                 )
             writer.write(frames.encode_message(Kind.REFUSE, refuse))
@@ -156,7 +158,7 @@ class Sender:
             )
         if not hello.end:
             return store.first_offset  # it has nothing
-        own_end = store.on_disk_end()
+        own_end = store.copyable_end()
         equal_end = common_end(store.epochs, own_end, EpochHistory(hello.epochs), hello.units_end)
         if equal_end < hello.units_end or not await self._ends_as(hello):
             raise await self._parts(hello, equal_end)
@@ -189,7 +191,16 @@ class Sender:
             )
         refused = Refused(reason, parts_at=equal_end)
         refused.last_bytes = await self._store.read_log(begin, equal_end)
+        refused.was_lost = self._has_lost(EpochHistory(hello.epochs).last_epoch, equal_end)
         return refused
+
+    def _has_lost(self, epoch: int, equal_end: int) -> bool:
+        """Did this service write what the replica has more, in an epoch that a power cut ended
+        here? Not where another machine was promoted since.
+        """
+        own = self._store.epochs
+        has_ended_there = own.end_of(epoch, self._store.copyable_end()) == equal_end
+        return has_ended_there and own.last_epoch - epoch < EPOCHS_OF_A_PROMOTION
 
     async def _ends_as(self, hello: Hello) -> bool:
         """Is the segment here closed behind the last unit of the replica, if that one is there?
@@ -207,13 +218,13 @@ class Sender:
         at = begin
         while True:
             await self._send_registry(writer)
-            data = await store.read_log(at, at + BLOCK_BYTES)
+            data = await store.read_log(at, min(at + BLOCK_BYTES, store.copyable_end()))
             frame = Data(at, store.synced_offset(), store.first_offset, data)
             writer.write(frames.encode_data(frame))
             await writer.drain()
             at += len(data)
             await self._send_snapshot(writer, at)
-            if at >= store.on_disk_end():
+            if at >= store.copyable_end():
                 wait_s = min(self._heartbeat_s, self._snapshots.wait_ms() / 1000)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -221,7 +232,7 @@ class Sender:
 
     async def _more(self, at: int) -> None:
         safe_end = self._store.synced_offset()
-        while at >= self._store.on_disk_end() and safe_end == self._store.synced_offset():
+        while at >= self._store.copyable_end() and safe_end == self._store.synced_offset():
             await self._store.wait_progress()
 
     async def _send_registry(self, writer: asyncio.StreamWriter) -> None:

@@ -10,6 +10,8 @@ safe instead has lost messages.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+EPOCHS_OF_A_PROMOTION = 1_000  # a start after a crash takes one
+
 
 class EpochBegin(NamedTuple):
     """An epoch, and the log offset where the units before it end.

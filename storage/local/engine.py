@@ -302,15 +302,18 @@ class Engine:
             await on_disk
 
     async def wait_progress(self) -> None:
-        """Return when there may be more room for what is received, or something ends the wait."""
+        """Return when there may be more in the log, more of it safe, or more room for what is
+        received, or something ends the wait.
+        """
         if self._progress is None:
             self._progress = self._loop.create_future()
+            self.tail.on_grown = self._note_progress
         await asyncio.shield(self._progress)
 
     def _note_progress(self) -> None:
         if self._progress is not None:
             resolve(self._progress, None)
-            self._progress = None
+            self._progress = self.tail.on_grown = None
 
     # -------------------------------------------------------------------------------------------
     # what the parts report

@@ -71,6 +71,8 @@ from storage.store_status import (
     StoreStatus,
 )
 
+_HOT_BYTES = 1 << 20  # of the newest log: it is in the page cache
+
 
 class LocalMessageStore:
     """The store in local files, made by `open`."""
@@ -315,20 +317,38 @@ class LocalMessageStore:
         return self._copies.safe_end
 
     async def read_log(self, begin: int, end: int) -> bytes:
-        """Bytes of the log as they are on disk, of the segment in which they begin, so they may end
-        before `end`; none behind what is synced.
+        """Bytes of the log as they are in its files, of the segment in which they begin, so they
+        may end before `end`; none behind its last unit there.
 
         Raises OffsetExpired where retention has dropped them.
         """
         self._check_readable()
-        length = min(end, self._flusher.durable_end) - begin
+        length = min(end, self._in_files_end()) - begin
         if length <= 0:
             return b""
         try:
+            if begin >= self._tail.file_end - _HOT_BYTES:  # no other thread is needed for it
+                cached = self._log.segments.read_cached(begin, length)
+                if cached is not None:
+                    return cached
             return await self._in_lane(Lane.READ, lambda: self._log.segments.read(begin, length))
         except IndexError:
-            available = OffsetRange(self._log.first_offset, self._flusher.durable_end)
+            available = OffsetRange(self._log.first_offset, self._in_files_end())
             raise OffsetExpired(requested=begin, available=available) from None
+
+    def copyable_end(self) -> int:
+        """Replicas may be sent everything before this log offset.
+
+        What a power cut may still take is among it, but not before the own disk has a unit of this
+        epoch: else the next start could give its number to other units.
+        """
+        on_disk_end = self._flusher.durable_end
+        has_epoch = on_disk_end > self._files.recovered.end
+        return self._in_files_end() if has_epoch else on_disk_end
+
+    def _in_files_end(self) -> int:
+        """Not of what is in a pool; the end of a closed segment counts once that is synced."""
+        return max(self._tail.file_end, self._flusher.durable_end)
 
     def on_disk_end(self) -> int:
         """Everything before this log offset is on the disk of this machine."""
@@ -353,7 +373,9 @@ class LocalMessageStore:
         return self._tail.written_end - self._copies.safe_end
 
     async def wait_progress(self) -> None:
-        """Return when more may be synced than was, or there is more space, or the store ends."""
+        """Return when more may be stored or safe than was, or there is more space, or the store
+        ends.
+        """
         await self._engine.wait_progress()
 
     def sureness_of(self, log_offset: int | None) -> Sureness:

@@ -40,6 +40,8 @@ class LogTail:
         self.pool = pool
         self._put = log.segments.store if pool is None else pool.put
         self.has_failed = False
+        # called once there is more in the log's files; those who wait for it set it
+        self.on_grown: Callable[[], None] | None = None
         self.written_end = log.written_end  # of what is stored; in the pool, if there is one
         self.stored_at_ms = last_stored_at_ms  # of the newest record
         self.visible_end = log.written_end  # readers see all before it
@@ -114,13 +116,18 @@ class LogTail:
         """A unit is stored, up to `end`."""
         self.written_end = end
         if self.pool is None:
-            self._log.written_end = end
+            self._grow(end)
         self.stored_at_ms = stored_at_ms
         self._preparer.advance(end)
 
     def note_committed(self, unit_end: int) -> None:
         """The pool has written a unit to the log's files, up to `unit_end`."""
-        self._log.written_end = unit_end
+        self._grow(unit_end)
+
+    def _grow(self, file_end: int) -> None:
+        self._log.written_end = file_end
+        if self.on_grown is not None:
+            self.on_grown()
 
     def show(self, end: int, stored_at_ms: int) -> None:
         """Readers see all units before `end`, the newest of this time."""

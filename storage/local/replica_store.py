@@ -3,11 +3,11 @@
 from typing import ClassVar
 
 from storage.errors import StoreClosed
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from storage.local.local_store import LocalMessageStore
 
 _PRIMARY = "primary"
 END_BYTES = 64  # fewer than any record has, and all of a unit's item and seal
-_EPOCHS_OF_A_PROMOTION = 1_000  # a start after a crash takes one
 
 
 class LocalReplica(LocalMessageStore):
@@ -26,6 +26,13 @@ class LocalReplica(LocalMessageStore):
         assert self._engine.received is not None, "the engine of a replica receives"
         end = self._engine.received.units_end
         return end, await self.read_log(max(end - END_BYTES, self._log.first_offset), end)
+
+    def safe_units_end(self) -> int:
+        """Where the last unit ends that the primary has called safe, at most: a record that closes
+        the segment behind it says nothing, and can be cut.
+        """
+        assert self._engine.received is not None, "the engine of a replica receives"
+        return min(self.synced_offset(), self._engine.received.units_end)
 
     async def take(self, offset: int, data: bytes) -> None:
         """Store the whole units that these bytes of one segment begin with, at the end of the log,
@@ -65,7 +72,7 @@ class LocalReplica(LocalMessageStore):
         than any that the store it has followed comes to by starting again: so the two logs can be
         compared, and this one is the newer.
         """
-        self._engine.last_epoch = self.epochs.last_epoch + _EPOCHS_OF_A_PROMOTION
+        self._engine.last_epoch = self.epochs.last_epoch + EPOCHS_OF_A_PROMOTION
         await self.aclose()
 
     def _take(self, offset: int, data: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -263,6 +264,82 @@ def test_a_service_that_has_more_than_its_promoted_replica_sets_that_aside_where
     with returned.service() as service:
         assert read_ids(service) == set(sent)
         assert send(service, 1)
+
+
+SELDOM_SYNCED = {
+    "ESCROWMQ_LOCAL__FLUSH": "interval",
+    "ESCROWMQ_LOCAL__FLUSH_INTERVAL_MS": "3600000",
+    "ESCROWMQ_LOCAL__FLUSH_THOROUGH_INTERVAL_MS": "3600000",
+}
+
+
+def test_what_a_power_cut_takes_from_a_service_its_replica_sets_aside_by_itself(tmp_path):
+    with Primary(tmp_path / "a", environment=SELDOM_SYNCED) as primary:
+        with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+            kept = send(primary, 5)
+            with primary.client() as api:
+                ok(api.post("/v1/admin/store/flush"))
+                lost = send(primary, 5)
+                log = ok(api.get("/v1/admin/store"))["log"]
+                until(
+                    lambda: stored_at_replica(api) == log["max_offset"],
+                    "it is sent before it is synced",
+                )
+            primary.kill()
+            assert log["synced_offset"] < log["max_offset"]
+            segment = primary.data_dir / "store" / "commitlog" / f"{0:020}"
+            with segment.open("r+b") as file:  # as a power cut leaves it
+                file.seek(log["synced_offset"])
+                file.write(bytes(log["max_offset"] - log["synced_offset"]))
+            primary.start()
+            kept += send(primary, 5)
+            with primary.client() as api:
+                ok(api.post("/v1/admin/store/flush"))
+            primary.wait_until_copied()
+            assert replica.terminate() == 0
+            assert "log_set_aside" in replica.log()
+        primary.kill()
+    (aside,) = (replica.data_dir / "store").glob("set-aside-*")
+    segment = min((aside / "commitlog").iterdir())
+    dumped = subprocess.run(
+        [replica.command[0], "dump", str(segment)], capture_output=True, text=True, check=True
+    )
+    assert [one in dumped.stdout for one in lost] == [True] * 5
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as service:
+        assert read_ids(service) == {*kept}
+
+
+def stored_at_replica(api: httpx.Client) -> int:
+    """The log offset up to which the one replica has stored the log; 0 where none is connected."""
+    found = ok(api.get("/v1/admin/replicas"))["items"]
+    return int(found[0]["stored_offset"]) if found else 0
+
+
+def test_a_service_that_was_put_back_to_an_older_copy_cuts_no_replica_by_itself(primary, tmp_path):
+    """What it has called safe, it had on its disk: a power cut takes nothing of that."""
+    send(primary, 5)
+    assert primary.terminate() == 0
+    shutil.copytree(primary.data_dir, tmp_path / "copy")
+    primary.start()
+    replica = Replica(tmp_path / "b", of(primary.ha_port))
+    with replica:
+        send(primary, 5)
+        primary.wait_until_copied()
+        primary.kill()
+        assert replica.terminate() == 0
+    shutil.rmtree(primary.data_dir)
+    (tmp_path / "copy").rename(primary.data_dir)
+    primary.start()
+    primary.kill()
+    primary.start()  # in the next epoch
+    send(primary, 1)
+
+    replica.start(until_ready=False)
+
+    assert replica.wait() == CONFIGURATION
+    assert "with --set-aside" in replica.log()
+    assert not list((replica.data_dir / "store").glob("set-aside-*"))
 
 
 def test_the_log_of_another_service_is_not_set_aside(primary, tmp_path):

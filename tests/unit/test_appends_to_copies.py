@@ -9,6 +9,7 @@ from storage.errors import Backpressure, NotEnoughCopies
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.runner import Lane
 from storage.message import Durability, QueueId
 from tests.support.builders import message
 from tests.support.lives import in_world
@@ -70,6 +71,54 @@ def test_what_the_other_disk_has_first_is_acknowledged_by_the_own_sync():
         assert store.on_disk_end() == store.stored_offset()
 
     in_world(main)
+
+
+def test_a_unit_can_be_sent_when_it_is_stored_and_its_sync_is_under_way():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        await store.append([message()], durability=Durability.BUFFERED)
+        await asyncio.sleep(1)
+        first_end = store.on_disk_end()
+        assert store.copyable_end() == first_end == store.stored_offset()
+        world.runner.hold_up(Lane.FLUSH, seconds=60)
+        waiting = asyncio.ensure_future(store.wait_progress())
+        begun = world.loop.now
+        sending = asyncio.ensure_future(store.append([message()]))
+        await waiting
+        assert world.loop.now - begun < 1
+        end = store.stored_offset()
+        assert store.on_disk_end() == first_end < end == store.copyable_end()
+        assert len(await store.read_log(first_end, end + 100)) == end - first_end
+        store.note_copy("b", end)
+        await asyncio.sleep(1)
+        assert store.synced_offset() == first_end
+        assert not sending.done()
+        await asyncio.sleep(60)
+        assert store.synced_offset() == end
+        await sending
+
+    in_world(main)
+
+
+def test_nothing_can_be_sent_before_the_disk_has_a_unit_of_this_start():
+    """Else a power cut could give the number of its epoch to other units."""
+
+    async def first(world: World) -> None:
+        store = await opened(world, copies=1)
+        await store.append([message()])
+
+    async def second(world: World) -> None:
+        store = await opened(world, copies=1)
+        end = store.stored_offset()
+        assert store.copyable_end() == end
+        world.runner.hold_up(Lane.FLUSH, seconds=60)
+        await store.append([message()], durability=Durability.BUFFERED)
+        assert store.stored_offset() > end == store.copyable_end()
+        await store.flush()
+        assert store.copyable_end() == store.stored_offset()
+
+    in_world(second, in_world(first))
 
 
 def test_without_a_replica_new_messages_are_refused_and_nothing_is_stored():

@@ -81,3 +81,57 @@ def test_a_replica_whose_segment_is_closed_here_too_goes_on_in_the_next():
         assert await sender_of(world, store)._begin_of(hello) == end
 
     in_world(main)
+
+
+async def log_of_an_ended_epoch(world: World) -> LocalMessageStore:
+    """Two units; then the process was killed."""
+    store = await opened(world)
+    await store.append([message()])
+    await store.append([message()])
+    return store
+
+
+@pytest.mark.parametrize(
+    ("epochs", "was_lost"),
+    [
+        ([(1, 0)], True),  # it has more of the epoch that ended here
+        ([(1, 0), (2, 1 << 13)], False),  # an epoch that is not known here
+    ],
+)
+def test_of_a_replica_that_has_more_of_an_epoch_it_is_known_that_the_service_has_lost_that(
+    epochs, was_lost
+):
+    async def again(world: World) -> None:
+        store = await opened(world)
+        end = store.stored_offset()
+        assert [begin.epoch for begin in store.epochs] == [1, 2]
+        await store.append([message()])
+        longer = end + 512
+        hello = Hello(1, "b", b"", b"", SEGMENT_BYTES, longer, longer, b"x" * 64, epochs, 1_000)
+        with pytest.raises(Refused) as refused:
+            await sender_of(world, store)._begin_of(hello)
+        refused_at = refused.value.parts_at
+        assert (refused.value.was_lost, refused_at) == ((True, end) if was_lost else (False, None))
+
+    async def first(world: World) -> None:
+        await log_of_an_ended_epoch(world)
+
+    in_world(again, in_world(first))
+
+
+def test_what_a_replica_has_more_than_a_promoted_one_was_not_lost_by_that():
+    async def promoted(world: World) -> None:
+        store = await opened(world)
+        end = store.stored_offset()
+        store.epochs.note(1_002, end)
+        await store.append([message()])
+        longer = end + 512
+        hello = Hello(1, "b", b"", b"", SEGMENT_BYTES, longer, longer, b"x" * 64, [(1, 0)], 1_000)
+        with pytest.raises(Refused) as refused:
+            await sender_of(world, store)._begin_of(hello)
+        assert (refused.value.parts_at, refused.value.was_lost) == (end, False)
+
+    async def first(world: World) -> None:
+        await log_of_an_ended_epoch(world)
+
+    in_world(promoted, in_world(first))
