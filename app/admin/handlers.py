@@ -40,11 +40,13 @@ from app.store_tasks import StoreTask
 from app.tasks.handlers import view_own
 from app.tasks.schemas import StoreFinding, Task
 from scheduler.loops import LoopReport
+from storage.errors import NotEnoughCopies
 from storage.store_status import PoolStatus, ScrubStatus
 
 log = structlog.get_logger()
 
 _MOST_FINDINGS = 100
+_LOOK_AGAIN_S = 0.5  # for replicas, while a flush waits for them
 _MOST_SEGMENTS = 1_000
 
 
@@ -106,12 +108,21 @@ async def get_store(services: Services, _: Call) -> Reply:
     "flushStore",
     tag="admin",
     answers={200: Flushed},
-    problems=["storage_failed", "not_supported_by_engine"],
+    problems=["storage_failed", "not_enough_copies", "not_supported_by_engine"],
 )
 async def flush_store(services: Services, _: Call) -> Reply:
-    """Sync everything stored so far to disk. The response is sent when it is on disk."""
+    """Sync everything stored so far to disk, on as many machines as must have it. The response is
+    sent when it is there.
+    """
     begun_ms = services.clock.monotonic_ms()
-    synced_offset = await services.store.flush()
+    flushing = asyncio.ensure_future(services.store.flush())
+    try:
+        while not (await asyncio.wait({flushing}, timeout=_LOOK_AGAIN_S))[0]:
+            if services.replicas.lacks_copies:
+                raise NotEnoughCopies("too few replicas are connected to have all that is stored")
+    finally:
+        flushing.cancel()
+    synced_offset = flushing.result()
     return reply(
         200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms)
     )

@@ -630,6 +630,7 @@ def test_with_two_copies_a_service_without_a_replica_gives_what_it_has_and_stops
         until(lambda: not takes_messages(api), "it is known to be gone")
         received = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 10}))
         assert {one["message_id"] for one in received["messages"]} == set(sent)
+        assert_problem(api.post("/v1/admin/store/flush"), 503, "not_enough_copies")
         assert primary.terminate() == 0
 
 

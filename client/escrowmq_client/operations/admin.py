@@ -33,7 +33,10 @@ def get_store() -> Call[Store]:
 
 
 def flush_store() -> Call[Flushed]:
-    """Sync everything stored so far to disk. It is there when the call returns."""
+    """Sync everything stored so far to disk. It is there when the call returns.
+
+    Raises Overloaded (not_enough_copies).
+    """
     return Call("flushStore", "POST", "/v1/admin/store/flush", decoded(Flushed))
 
 
