@@ -325,8 +325,10 @@ class Engine:
     def _show_received(self, received: ReceivedUnits) -> None:
         try:
             received.show_safe()
-        except CorruptRecord as damage:
-            self.fail(damage)  # whole units that do not follow one another: no log of a primary's
+        except (CorruptRecord, OSError) as damage:
+            # whole units that do not follow one another, which is no log of a primary's; or units
+            # that the disk does not give back
+            self.fail(damage)
 
     def _on_deleted(self, topic: str, queues: list[ConsumeQueue]) -> None:
         self.retention.topic_deleted(topic)

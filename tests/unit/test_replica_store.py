@@ -192,6 +192,29 @@ def test_units_beyond_what_may_wait_in_memory_are_taken_and_read_again_when_they
     in_world(follow)
 
 
+def test_units_that_the_disk_does_not_give_back_end_the_replica(recorded, monkeypatch):
+    monkeypatch.setattr(received_units, "_MOST_KEPT_BYTES", 0)
+    is_broken = False
+
+    def plan(operation: str, path: PurePath) -> None:
+        if is_broken and operation == "read" and path.parent.name == "commitlog":
+            raise OSError(errno.EIO, "simulated")
+
+    async def follow(world: World) -> None:
+        nonlocal is_broken
+        world.vfs = FaultyVfs(world.disk, plan)
+        replica = await open_replica(world)
+        await take_all(replica, recorded.pieces[:5])
+        await replica.wait_on_disk()
+        is_broken = True
+        replica.note_safe(recorded.end)
+        assert [one.errno for one in world.failures] == [errno.EIO]
+        with pytest.raises(StoreClosed):
+            await replica.take(*recorded.pieces[5][:2])
+
+    in_world(follow)
+
+
 def test_units_that_wait_for_room_are_refused_when_the_replica_is_closed(recorded):
     async def follow(world: World) -> None:
         replica = await open_replica(world)
