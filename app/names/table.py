@@ -56,9 +56,8 @@ class NameTable:
     def register(self, node: str, found: NodeRegistration) -> None:
         """Raises NameTaken, LimitReached; nothing is changed then."""
         self._forget_silent()
-        known = self._nodes.get(node)
-        self._check_names(node, found, known)
-        if known is None and len(self._nodes) >= self._options.max_nodes:
+        self._check_names(node, found)
+        if node not in self._nodes and len(self._nodes) >= self._options.max_nodes:
             raise LimitReached(f"at most {self._options.max_nodes} nodes may register")
         self._keep_topics(found)
         self._nodes[node] = KnownNode(
@@ -138,18 +137,16 @@ class NameTable:
         ]
         return max(claims, key=lambda one: (one.registration.epoch, one.heard_ms), default=None)
 
-    def _check_names(self, node: str, found: NodeRegistration, known: KnownNode | None) -> None:
+    def _check_names(self, node: str, found: NodeRegistration) -> None:
         """Two services of one name would take each other's clients. Raises NameTaken."""
-        for one in (known,) if known is not None else ():
-            if not self.is_away(one) and _are_others(one.registration, found):
+        for one in self._nodes.values():
+            if self.is_away(one) or not _are_others(one.registration, found):
+                continue
+            if one.node == node:
                 raise NameTaken(
                     f"a node of another service is called {node}: set ESCROWMQ_REPLICA__NODE"
                 )
-        for one in self._nodes.values():
-            registration = one.registration
-            if registration.group != found.group or one.node == node or self.is_away(one):
-                continue
-            if _are_others(registration, found):
+            if one.registration.group == found.group:
                 raise NameTaken(
                     f"the node {one.node} of another service is in the group {found.group}: set "
                     "ESCROWMQ_NAMES__GROUP"
