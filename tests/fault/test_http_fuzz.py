@@ -64,6 +64,8 @@ EXISTING = {
     "queue_id": [0, 1],
     "group": ["billing", "pushed"],
     "producer_group": ["shop", "asked"],
+    "node": ["shop-1"],
+    "node_group": ["escrowmq"],
 }
 # What such a field may say, so that not every honest request is about something made up.
 KNOWN_VALUES = {
