@@ -20,8 +20,7 @@ Url = Annotated[
     Meta(
         min_length=1,
         max_length=2_048,
-        description="Where clients reach it.",
-        extra_json_schema={"format": "uri"},
+        description="Where clients reach it: http:// or https://.",
     ),
 ]
 Address = Annotated[
