@@ -96,9 +96,14 @@ class ReplicaListener:
             await self._store.flush()
 
     async def wait_copied(self) -> None:
-        """As `wait_safe`, where enough replicas are connected; else at once."""
-        if self.copies > 1 and not self.lacks_copies:
+        """Return once each replica that is connected has all of the log on its disk. Raises
+        FlushFailed.
+        """
+        if not self.lacks_copies:
             await self._store.flush()
+        end = self._store.on_disk_end()
+        while any(one.node and one.ack.synced_end < end for one in self._senders.values()):
+            await self._store.wait_progress()
 
     @property
     def copies(self) -> int:

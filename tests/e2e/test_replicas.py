@@ -386,6 +386,7 @@ def test_a_promoted_log_is_not_cut_for_that_of_the_service_it_has_followed(prima
 
 def test_a_service_that_has_nothing_more_follows_its_promoted_replica(primary, tmp_path):
     with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        primary.wait_until_copied()
         sent = send(primary, 5)
         assert primary.terminate() == 0
         until(lambda: "primary_lost" in replica.log(), "the replica knows it")

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from app.components.replicas import ReplicasComponent
+from app.replicas.frames import Ack
 from app.replicas.listener import ReplicaListener
 from app.replicas.options import ReplicaOptions
+from app.replicas.sender import Sender
 from storage.local.local_store import LocalMessageStore
 from storage.message import Durability
 from tests.support.builders import message
@@ -42,6 +44,40 @@ def test_a_stop_lets_connected_replicas_get_the_last_message():
         store.note_copy("b", store.stored_offset())
         await stopping
         assert store.unsafe_bytes == 0
+        assert world.loop.now < 1.5
+
+    in_world(main)
+
+
+def test_a_stop_lets_a_connected_replica_get_the_last_message_though_one_disk_is_enough():
+    async def main(world: World) -> None:
+        store = await world.open_store(OPTIONS)
+        await store.create_topic("orders", queue_count=1)
+        listener = ReplicaListener(
+            store, SEGMENT_BYTES, Path("data"), world.clock, ReplicaOptions()
+        )
+        component = ReplicasComponent(listener, asyncio.Event())
+        sender = Sender(
+            store,
+            SEGMENT_BYTES,
+            Path("data"),
+            world.clock,
+            ReplicaOptions(),
+            address="",
+            let_in=lambda _: None,
+        )
+        sender.node = "b"
+        this = asyncio.current_task()
+        assert this is not None
+        listener._senders[this] = sender
+        await store.append([message()])
+        stopping = asyncio.ensure_future(component.stop())
+        await asyncio.sleep(1)  # of the simulation
+        assert not stopping.done()
+        end = store.stored_offset()
+        sender.ack = Ack(end, end)
+        store.note_copy("b", end)
+        await stopping
         assert world.loop.now < 1.5
 
     in_world(main)
