@@ -19,7 +19,6 @@ from app.names.service import NameService
 from app.names.table import NameTable
 from app.observability import Metrics
 from app.problems import Refusal
-from app.registry import known_registry
 from app.replicas.folder import NoteDamaged
 from app.replicas.follower import Follower, FollowRefused
 from app.services import Services
@@ -62,7 +61,6 @@ class ReplicaLife:
                     settings.names, settings.replica, host=settings.host, port=settings.port
                 ),
                 self._follower,
-                service_id=lambda: known_registry.last_of(settings.store_dir),
             ),
             self._names.table,
             servers_of(settings.names, settings.api_keys),

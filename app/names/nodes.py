@@ -141,6 +141,7 @@ class FollowedLog(Protocol):
 
     end: int
     has_caught_up: bool
+    service_id: str  # empty before it has followed once
 
     @property
     def behind_bytes(self) -> int: ...
@@ -152,13 +153,9 @@ class FollowedLog(Protocol):
 class ReplicaNode:
     """A replica: it has no topics of its own."""
 
-    def __init__(
-        self, identity: NodeIdentity, follower: FollowedLog, service_id: Callable[[], str]
-    ) -> None:
-        """`service_id`: empty before it has followed once."""
+    def __init__(self, identity: NodeIdentity, follower: FollowedLog) -> None:
         self._identity = identity
         self._follower = follower
-        self._service_id = service_id
 
     @property
     def name(self) -> str:
@@ -169,7 +166,7 @@ class ReplicaNode:
         return _registration(
             self._identity,
             role="replica",
-            service_id=self._service_id(),
+            service_id=follower.service_id,
             ready=follower.has_caught_up,
             epoch=follower.epoch,
             end_offset=follower.end,

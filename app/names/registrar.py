@@ -25,7 +25,6 @@ from storage.errors import LimitReached
 
 _LAST_WORD_S = 1.0
 _PAUSE_S = 0.2
-_HERE = "own table"
 
 log = structlog.get_logger()
 

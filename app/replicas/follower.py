@@ -11,6 +11,8 @@ from pathlib import Path
 
 import structlog
 
+from app.registry import known_registry
+from app.registry.registry_files import REGISTRY_ID
 from app.replicas import folder, frames
 from app.replicas.closing import close
 from app.replicas.folder import ReplicaNote
@@ -74,6 +76,7 @@ class Follower:
         self.primary_end = 0  # of what is safe there, as it was last heard
         self.end = 0  # of what is on the disk here
         self.primary_url = ""  # where clients reach it, as far as it has said so
+        self.service_id = ""  # that it shares with its service, as far as that is known
         self.is_connected = False
         self.has_caught_up = False  # since it was connected
         self._is_stopped = False
@@ -139,6 +142,7 @@ class Follower:
 
         A service's own directory becomes one when the primary has let it in.
         """
+        self.service_id = known_registry.last_of(self._data_dir / "store")
         note = folder.read_note(self._data_dir)
         if note is not None:
             self.primary_url = note.api_url
@@ -307,6 +311,8 @@ class Follower:
             if kind is Kind.REGISTRY:
                 files = frames.decode(payload, frames.Registry).files
                 await asyncio.to_thread(folder.write_registry, self._data_dir, files)
+                identity = files.get(REGISTRY_ID, b"")
+                self.service_id = identity.decode("ascii", "replace").strip() or self.service_id
                 continue
             if kind is Kind.SNAPSHOT:
                 piece = frames.decode(payload, frames.Piece)
