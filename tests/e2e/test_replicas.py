@@ -317,7 +317,7 @@ def stored_at_replica(api: httpx.Client) -> int:
 
 
 def test_a_service_that_was_put_back_to_an_older_copy_cuts_no_replica_by_itself(primary, tmp_path):
-    """What it has called safe, it had on its disk: a power cut takes nothing of that."""
+    """It had on its disk all that it called safe: a power cut takes nothing of that."""
     send(primary, 5)
     assert primary.terminate() == 0
     shutil.copytree(primary.data_dir, tmp_path / "copy")

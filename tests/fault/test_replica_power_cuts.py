@@ -4,14 +4,12 @@ lost is cut from the replica, and never anything that two disks had.
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 from random import Random
 
 import pytest
 
 from app.replicas.frames import Hello
-from app.replicas.options import ReplicaOptions
-from app.replicas.sender import BLOCK_BYTES, Refused, Sender
+from app.replicas.sender import BLOCK_BYTES, Refused
 from storage.errors import MessagingError
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
@@ -21,7 +19,7 @@ from storage.local.runner import Lane
 from storage.message import Durability, QueueId
 from tests.fault.campaign_size import sized
 from tests.support.builders import message
-from tests.support.replicated import OPTIONS, SEGMENT_BYTES, log_bytes
+from tests.support.replicated import OPTIONS, SEGMENT_BYTES, log_bytes, sender_of
 from tests.support.simulation import ROOT, End, SimulatedRunner, World
 
 pytestmark = pytest.mark.faults
@@ -103,15 +101,7 @@ class Pair:
         self, world: World, store: LocalMessageStore, replica: LocalReplica
     ) -> LocalReplica:
         """As a sender and a follower greet each other."""
-        sender = Sender(
-            store,
-            SEGMENT_BYTES,
-            Path("data"),
-            world.clock,
-            ReplicaOptions(),
-            address="",
-            let_in=lambda _: None,
-        )
+        sender = sender_of(world, store)
         try:
             begin = await sender._begin_of(await hello_of(replica))
         except Refused as found:
@@ -123,7 +113,7 @@ class Pair:
         return replica
 
     async def _cut(self, world: World, replica: LocalReplica, refused: Refused) -> LocalReplica:
-        """Cut what the service has lost, which nobody was told to be safe."""
+        """Cut what the service has lost; no receipt said that it was safe."""
         assert refused.was_lost, refused
         assert refused.parts_at is not None
         assert refused.parts_at >= replica.safe_units_end()

@@ -1,10 +1,12 @@
 """A log to replicate, as a primary wrote it, and the pieces in which a replica may get it."""
 
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from random import Random
 from typing import NamedTuple
 
+from app.replicas.options import ReplicaOptions
+from app.replicas.sender import Sender
 from storage.files.simulated import SimulatedDisk
 from storage.formats import scan
 from storage.local.local_store import LocalMessageStore
@@ -159,6 +161,19 @@ async def open_replica(world: World) -> LocalReplica:
         world.identifiers,
         runner=world.runner,
         on_failure=world.failures.append,
+    )
+
+
+def sender_of(world: World, store: LocalMessageStore) -> Sender:
+    """The primary's side of a connection that is not made."""
+    return Sender(
+        store,
+        SEGMENT_BYTES,
+        Path("data"),
+        world.clock,
+        ReplicaOptions(),
+        address="",
+        let_in=lambda _: None,
     )
 
 

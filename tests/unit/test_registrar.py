@@ -1,7 +1,6 @@
 """Registration with name servers: when, with what, and what follows from the answers."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
@@ -77,10 +76,6 @@ class Shop:
         self.registrar.note_change()
 
 
-def run(main: Callable[[World], object]) -> None:
-    in_world(main)  # type: ignore[arg-type]
-
-
 def test_a_node_registers_at_its_start_and_every_three_seconds_and_sends_its_topics_once():
     async def main(world: World) -> None:
         server = Server(world)
@@ -91,7 +86,7 @@ def test_a_node_registers_at_its_start_and_every_three_seconds_and_sends_its_top
         assert server.topics == [None, 1, None, None, None]
         await shop.registrar.stop()
 
-    run(main)
+    in_world(main)
 
 
 def test_a_change_of_topics_is_registered_at_once_everywhere():
@@ -106,7 +101,7 @@ def test_a_change_of_topics_is_registered_at_once_everywhere():
         assert first.topics == second.topics == [None, 1, None, 1]
         await shop.registrar.stop()
 
-    run(main)
+    in_world(main)
 
 
 def test_a_server_that_starts_late_gets_everything_with_the_next_heartbeat():
@@ -122,7 +117,7 @@ def test_a_server_that_starts_late_gets_everything_with_the_next_heartbeat():
         assert shop.registrar.reached == 1
         await shop.registrar.stop()
 
-    run(main)
+    in_world(main)
 
 
 def test_a_server_that_is_away_is_logged_once_and_when_it_is_back():
@@ -139,7 +134,7 @@ def test_a_server_that_is_away_is_logged_once_and_when_it_is_back():
         assert found == [("not_registered", server.url), ("registered_again", server.url)]
         await shop.registrar.stop()
 
-    run(main)
+    in_world(main)
 
 
 @pytest.mark.parametrize("after_start", [False, True])
@@ -165,7 +160,7 @@ def test_a_server_that_never_answers_holds_up_neither_the_start_nor_the_others_n
         assert silent.is_closed
         assert server.is_closed
 
-    run(main)
+    in_world(main)
 
 
 def test_a_node_that_is_not_ready_says_so_and_names_no_topics():
@@ -184,7 +179,7 @@ def test_a_node_that_is_not_ready_says_so_and_names_no_topics():
         assert [*server.table.routes("orders")] == ["shop"]
         await shop.registrar.stop()
 
-    run(main)
+    in_world(main)
 
 
 def successor(server: Server, *, epoch: int = 1001, service_id: str = "shop") -> None:
@@ -204,7 +199,7 @@ def test_a_service_whose_successor_is_known_does_not_start():
         await shop.registrar.stop()
         assert [one.node for one in server.table.nodes()] == ["b"]
 
-    run(main)
+    in_world(main)
 
 
 def test_a_service_that_runs_ends_when_it_hears_of_its_successor():
@@ -221,7 +216,7 @@ def test_a_service_that_runs_ends_when_it_hears_of_its_successor():
         assert len(shop.deposed) == 1
         await shop.registrar.stop()
 
-    run(main)
+    in_world(main)
 
 
 def test_a_service_of_the_later_epoch_goes_on():
@@ -235,4 +230,4 @@ def test_a_service_of_the_later_epoch_goes_on():
         assert server.table.primary_of("shop").node == "a"
         await shop.registrar.stop()
 
-    run(main)
+    in_world(main)

@@ -1,16 +1,13 @@
 """Where a primary begins to send, and whom it refuses."""
 
-from pathlib import Path
-
 import pytest
 
 from app.replicas.frames import Hello
-from app.replicas.options import ReplicaOptions
-from app.replicas.sender import Refused, Sender
+from app.replicas.sender import Refused
 from storage.local.local_store import LocalMessageStore
 from tests.support.builders import message, messages
 from tests.support.lives import in_world
-from tests.support.replicated import OPTIONS, SEGMENT_BYTES
+from tests.support.replicated import OPTIONS, SEGMENT_BYTES, sender_of
 from tests.support.simulation import World
 
 
@@ -18,18 +15,6 @@ async def opened(world: World) -> LocalMessageStore:
     store = await world.open_store(OPTIONS)
     await store.create_topic("orders", queue_count=2)
     return store
-
-
-def sender_of(world: World, store: LocalMessageStore) -> Sender:
-    return Sender(
-        store,
-        SEGMENT_BYTES,
-        Path("data"),
-        world.clock,
-        ReplicaOptions(),
-        address="",
-        let_in=lambda node: None,
-    )
 
 
 async def hello_of(store: LocalMessageStore, *, units_end: int, end: int) -> Hello:

@@ -9,12 +9,11 @@ from app.components.replicas import ReplicasComponent
 from app.replicas.frames import Ack
 from app.replicas.listener import ReplicaListener
 from app.replicas.options import ReplicaOptions
-from app.replicas.sender import Sender
 from storage.local.local_store import LocalMessageStore
 from storage.message import Durability
 from tests.support.builders import message
 from tests.support.lives import in_world
-from tests.support.replicated import OPTIONS, SEGMENT_BYTES
+from tests.support.replicated import OPTIONS, SEGMENT_BYTES, sender_of
 from tests.support.simulation import ROOT, World
 
 LISTENS = ReplicaOptions(ha_host="127.0.0.1", copies=2)
@@ -57,15 +56,7 @@ def test_a_stop_lets_a_connected_replica_get_the_last_message_though_one_disk_is
             store, SEGMENT_BYTES, Path("data"), world.clock, ReplicaOptions()
         )
         component = ReplicasComponent(listener, asyncio.Event())
-        sender = Sender(
-            store,
-            SEGMENT_BYTES,
-            Path("data"),
-            world.clock,
-            ReplicaOptions(),
-            address="",
-            let_in=lambda _: None,
-        )
+        sender = sender_of(world, store)
         sender.node = "b"
         this = asyncio.current_task()
         assert this is not None

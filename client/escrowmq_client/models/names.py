@@ -106,7 +106,7 @@ class TopicRoute(Output, frozen=True, kw_only=True):
     read_queues: int
     write_queues: int
     permission: str
-    """What clients may do with the topic there."""
+    """Operations on the topic that clients may use there."""
     ordered: bool
     """Does it accept messages with an ordering key?"""
     primary: PrimaryNode | None = None
