@@ -166,7 +166,13 @@ class Broker:
         return self.driver.events("deliveries", enough, since=since, group=group)
 
     def end_consumer(self, group: str, topic: str) -> None:
-        """Stop the consumer of a group that has got everything; wait until the broker notes it."""
+        """Stop the consumer of a group that has got everything, once the broker has noted it.
+
+        A consumer sends its offsets without waiting for an answer, and a pull that is under way
+        carries an older one: the broker keeps what comes last. While the consumer runs it sends
+        them again.
+        """
+        self.wait_for_the_end(group, topic)
         self.run("end_consumer", group=group)
         self.wait_for_the_end(group, topic)
 

@@ -196,8 +196,13 @@ class Journey:
             self.ledger.decided(one)
         self._decided.update(by_key)
 
-    def consume(self, broker: Broker, *, at_least: int, refuse: int = 0) -> None:
-        """A Java consumer of the group, until it has got so many; it refuses some of them once."""
+    def consume(
+        self, broker: Broker, *, at_least: int, refuse: int = 0, to_the_end: bool = False
+    ) -> None:
+        """A Java consumer of the group, until it has got so many; it refuses some of them once.
+
+        `to_the_end`: it has got everything then, and the broker knows.
+        """
         # A broker stores no retry of a message without a body; its client tries again by itself.
         missing = [
             key
@@ -214,7 +219,10 @@ class Journey:
             return len(got & self.ledger.missing()) >= wanted and refused >= later.keys()
 
         broker.deliveries(GROUP, enough, self._deliveries)
-        broker.run("end_consumer", group=GROUP)
+        if to_the_end:
+            broker.end_consumer(GROUP, TOPIC)
+        else:
+            broker.run("end_consumer", group=GROUP)
         found = broker.deliveries(GROUP, lambda _: True, self._deliveries)
         self._deliveries += len(found)
         for one in found:
@@ -285,8 +293,7 @@ class Journey:
     def finish(self, broker: Broker) -> None:
         """All transactions are decided, and the group gets all that is left."""
         self.answer_checks(broker, len(self.ledger.undecided))
-        self.consume(broker, at_least=_AT_ONCE)
-        broker.wait_for_the_end(GROUP, TOPIC)
+        self.consume(broker, at_least=_AT_ONCE, to_the_end=True)
         stored = Counter(keys(broker.pull(TOPIC)))
         assert {key for key in stored if key not in self.ledger.published} == set()
         again = {key for key, count in stored.items() if count > 1}
