@@ -441,8 +441,8 @@ def _refuse_replica(settings: Settings) -> None:
         raise ConfigurationError(str(error)) from None
     if note is not None:
         raise ConfigurationError(
-            f"{settings.data_dir} is a replica of {note.primary}: when that is gone for good, "
-            f"`escrowmq replica promote --data-dir {settings.data_dir}` makes it a service's"
+            f"{settings.data_dir} is a replica of {note.primary or 'a service'}: when that is gone "
+            f"for good, `escrowmq replica promote --data-dir {settings.data_dir}` makes it a service's"
         )
 
 

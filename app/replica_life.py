@@ -37,7 +37,6 @@ class ReplicaLife:
     role: Role = "replica"
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self._primary = settings.replica.primary
         self.connections = Connections(settings.http.connection_limit)
         self.exit_code = 0
         self.on_fatal: Callable[[], None] = lambda: None
@@ -50,6 +49,7 @@ class ReplicaLife:
             clock,
             Identifiers(clock, SystemRandom()),
             node=settings.replica.node or socket.gethostname(),
+            find_primary=lambda: self._registrar.primary,
         )
         self._names = NameService(
             NameTable(settings.names, clock), max_body_values=settings.http.max_body_values
@@ -101,7 +101,8 @@ class ReplicaLife:
     def get_readiness(self) -> Mapping[str, str]:
         follower = self._follower
         if not follower.is_connected:
-            detail = f"it is not connected to {self._primary}: the log has the reason"
+            service = follower.primary or "its service"
+            detail = f"it is not connected to {service}: the log has the reason"
             raise Refusal("recovering", detail)
         if not follower.has_caught_up:
             behind = str(follower.behind_bytes)
@@ -130,7 +131,7 @@ class ReplicaLife:
         try:
             await self._follower.run()
         except FollowRefused as error:
-            log.critical("replica_refused", primary=self._primary, reason=str(error))
+            log.critical("replica_refused", primary=self._follower.primary, reason=str(error))
             self._end(exit_codes.CONFIGURATION)
         except NoteDamaged as error:
             self._fail(exit_codes.CONFIGURATION, error)

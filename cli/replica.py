@@ -34,7 +34,8 @@ def follow(
     primary: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT where the service serves replicas; else ESCROWMQ_REPLICA__PRIMARY.",
+            help="HOST:PORT where the service serves replicas; else ESCROWMQ_REPLICA__PRIMARY; else "
+            "the primary that the machines of ESCROWMQ_NAMES__SERVERS know.",
             metavar="HOST:PORT",
         ),
     ] = None,

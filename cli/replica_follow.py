@@ -32,8 +32,11 @@ def run(
                 raise ConfigurationError(f"--primary: {error}") from None
         options = dataclasses.replace(options, set_aside=set_aside or options.set_aside)
         settings = settings.model_copy(update={"replica": options})
-        if not settings.replica.primary:
-            raise ConfigurationError("--primary or ESCROWMQ_REPLICA__PRIMARY names the service")
+        if not settings.replica.primary and not settings.names.servers:
+            raise ConfigurationError(
+                "--primary or ESCROWMQ_REPLICA__PRIMARY names the service, or "
+                "ESCROWMQ_NAMES__SERVERS machines that know it"
+            )
     except ConfigurationError as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return exit_codes.CONFIGURATION

@@ -31,7 +31,7 @@ def as_json(found: ReplicaState) -> Any:
 def show(found: ReplicaState, out: TextIO) -> None:
     rows = {
         "replica": found.data_dir,
-        "primary": found.primary,
+        "primary": found.primary or "not known yet",
         "last heard of": _time_text(found.heard_at_ms),
         "primary's log ended at": f"{found.primary_end:,}",
         "own log ends at": f"{found.end:,}",

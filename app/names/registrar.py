@@ -9,18 +9,20 @@ Source: RocketMQ BrokerController#registerBrokerAll.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
 import structlog
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from app.names.nodes import OwnNode
 from app.names.options import NameOptions
 from app.names.registration import NodeRegistration
-from app.names.schemas import NodeRegistered
+from app.names.schemas import NodeRegistered, PrimaryNode
 from app.names.table import NameTable, NameTaken
 from app.names.views import registered
+from app.replicas.primary_choice import KnownPrimary
 from storage.errors import LimitReached
 
 _LAST_WORD_S = 1.0
@@ -107,6 +109,20 @@ class Registrar:
         """Number of those that took the last registration."""
         return sum(server.is_registered for server in self._servers[1:])
 
+    @property
+    def primary(self) -> KnownPrimary | None:
+        """The one of the latest epoch that the servers know and that serves replicas."""
+        known = [server.primary for server in self._servers]
+        return max(
+            [
+                KnownPrimary(one.replication_address, one.epoch)
+                for one in known
+                if one is not UNSET and one.replication_address is not UNSET
+            ],
+            key=attrgetter("epoch"),
+            default=None,
+        )
+
     async def start(self) -> None:
         """Register once, then in the background.
 
@@ -155,6 +171,7 @@ class _Registration:
         self._server = server
         self._heartbeat_s = heartbeat_s
         self._refusal: str | None = None  # empty: it took the last registration
+        self.primary: PrimaryNode | UnsetType = UNSET  # of its last answer
         self.changed = asyncio.Event()
 
     @property
@@ -189,6 +206,7 @@ class _Registration:
             self._note(str(error))
         else:
             self._note("")
+            self.primary = found.primary
             if newer := found.superseded_by:
                 raise Deposed(
                     f"the node {newer.node} is the service now, in epoch {newer.epoch} of the log, "

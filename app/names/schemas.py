@@ -28,6 +28,7 @@ class PrimaryNode(msgspec.Struct, kw_only=True):
     node: NodeName
     epoch: Epoch
     url: Url | UnsetType = UNSET
+    replication_address: Address | UnsetType = UNSET
 
 
 class NodeRegistered(msgspec.Struct, kw_only=True):

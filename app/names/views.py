@@ -61,7 +61,12 @@ def _primary(found: KnownNode | None) -> PrimaryNode | UnsetType:
     if found is None:
         return UNSET
     registration = found.registration
-    return PrimaryNode(node=found.node, epoch=registration.epoch, url=registration.url)
+    return PrimaryNode(
+        node=found.node,
+        epoch=registration.epoch,
+        url=registration.url,
+        replication_address=registration.replication_address,
+    )
 
 
 def _node(table: NameTable, known: KnownNode, number: int) -> Node:

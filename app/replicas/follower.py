@@ -5,6 +5,7 @@ connection ends.
 import asyncio
 import secrets
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from app.replicas.closing import close
 from app.replicas.folder import ReplicaNote
 from app.replicas.frames import Accept, Ack, BadFrame, Challenge, Data, Hello, Kind, Refuse
 from app.replicas.options import ReplicaOptions, split_address
+from app.replicas.primary_choice import KnownPrimary, NoPrimary, PrimaryChoice
 from app.replicas.snapshots import IncomingSnapshots
 from storage.clock import Clock
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull, UnavailableError
@@ -37,6 +39,10 @@ log = structlog.get_logger()
 
 class FollowRefused(Exception):
     """The primary does not let this replica in, and will not later."""
+
+
+class _PrimaryMoved(Exception):
+    """Another machine has taken the place of the one that is followed."""
 
 
 class _LogParts(Exception):
@@ -63,13 +69,17 @@ class Follower:
         identifiers: Identifiers,
         *,
         node: str,
+        find_primary: Callable[[], KnownPrimary | None],
     ) -> None:
+        """`find_primary` is asked where the options name none."""
         self._data_dir = data_dir
         self._options = options
         self._store_options = store_options
         self._clock = clock
         self._identifiers = identifiers
         self._node = node
+        self._choice = PrimaryChoice(options, find_primary)
+        self._waits_for = ""  # why there is no primary to follow
         self._store: LocalReplica | None = None
         self._failure: Exception | None = None
         self._runs: asyncio.Task[None] | None = None
@@ -86,6 +96,11 @@ class Follower:
     @property
     def behind_bytes(self) -> int:
         return max(0, self.primary_end - self.end)
+
+    @property
+    def primary(self) -> str:
+        """Its host:port; empty where none has been known yet."""
+        return self._choice.address
 
     async def run(self) -> None:
         """Return when it is stopped; what has arrived is on disk then.
@@ -127,15 +142,27 @@ class Follower:
                 await self._connect()
             except _LogParts as parts:
                 await self._set_aside(parts)
+            except _PrimaryMoved:
+                log.info("primary_moved", primary=self.primary)
+                pause_s = _FIRST_PAUSE_S
+            except NoPrimary as unknown:
+                self._note_unknown(str(unknown))
+                pause_s = _FIRST_PAUSE_S
             except (OSError, EOFError, TimeoutError, BadFrame) as error:
                 reason = str(error) or "no answer"
-                log.warning("primary_lost", primary=self._options.primary, reason=reason)
+                log.warning("primary_lost", primary=self.primary, reason=reason)
             except (UnavailableError, StorageFull) as error:
                 log.warning("replica_waits", reason=str(error))
             finally:
                 self.is_connected = self.has_caught_up = False
             pause_s = _FIRST_PAUSE_S if self.end > begun_end else min(2 * pause_s, _MOST_PAUSE_S)
             await asyncio.sleep(pause_s)
+
+    def _note_unknown(self, reason: str) -> None:
+        """Log each reason once: it may last."""
+        if reason != self._waits_for:
+            self._waits_for = reason
+            log.warning("primary_unknown", reason=reason)
 
     def _begin(self) -> None:
         """Say before there is a log that this is a replica: no service must start here.
@@ -147,7 +174,7 @@ class Follower:
         if note is not None:
             self.primary_url = note.api_url
         elif not folder.has_log(self._data_dir):
-            folder.write_note(self._data_dir, ReplicaNote(primary=self._options.primary))
+            folder.write_note(self._data_dir, ReplicaNote(primary=self.primary))
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -172,9 +199,10 @@ class Follower:
 
     async def _connect(self) -> None:
         """One connection, to its end. Raises OSError, EOFError, TimeoutError, BadFrame,
-        FollowRefused.
+        FollowRefused, NoPrimary.
         """
-        host, port = split_address(self._options.primary)
+        host, port = split_address(self._choice.choose(self.epoch))
+        self._waits_for = ""
         async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls())
             try:
@@ -186,7 +214,8 @@ class Follower:
         try:
             self.is_connected = True
             self.primary_url = accept.api_url
-            log.info("follows", primary=self._options.primary, begin=accept.begin)
+            self._choice.note_followed()
+            log.info("follows", primary=self.primary, begin=accept.begin)
             await self._receive(reader, accept.begin, frames.silence_s(accept.heartbeat_ms))
         finally:
             acknowledging.cancel()
@@ -221,11 +250,12 @@ class Follower:
         kind, payload = await frames.read(reader)
         if kind is Kind.REFUSE:
             refuse = frames.decode(payload, Refuse)
-            if refuse.parts_at is not None:
-                proof = frames.primary_proof(secret, challenge.nonce, nonce)
-                if frames.is_proof(refuse.proof, proof):
-                    raise _LogParts(refuse, refuse.parts_at)
-            if refuse.is_final:
+            proof = frames.primary_proof(secret, challenge.nonce, nonce)
+            is_proven = frames.is_proof(refuse.proof, proof)
+            if refuse.parts_at is not None and is_proven:
+                raise _LogParts(refuse, refuse.parts_at)
+            # an address that name servers gave may be anyone's
+            if refuse.is_final and (is_proven or not self._choice.is_by_name):
                 raise FollowRefused(refuse.reason)
             raise BadFrame(refuse.reason)
         if kind is not Kind.ACCEPT:
@@ -233,7 +263,8 @@ class Follower:
         accept = frames.decode(payload, Accept)
         proof = frames.primary_proof(secret, challenge.nonce, nonce)
         if not frames.is_proof(accept.proof, proof):
-            raise FollowRefused("what answers there does not know the secret")
+            reason = "what answers there does not know the secret"
+            raise BadFrame(reason) if self._choice.is_by_name else FollowRefused(reason)
         if end and accept.begin != end:
             raise BadFrame(f"bytes from {accept.begin} on, where {end} must come")
         if store is None or store.stored_offset() != accept.begin:
@@ -302,12 +333,14 @@ class Follower:
         await self._open_store()
 
     async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
-        """Raises as `_connect`; UnavailableError: there is no space for more now."""
+        """Raises as `_connect`; _PrimaryMoved; UnavailableError: there is no space for more now."""
         store, rest = self._opened, b""
         snapshots = IncomingSnapshots(self._data_dir)
         while True:
             async with asyncio.timeout(silence_s):
                 kind, payload = await frames.read(reader)
+            if self._choice.has_moved():
+                raise _PrimaryMoved
             if kind is Kind.REGISTRY:
                 files = frames.decode(payload, frames.Registry).files
                 await asyncio.to_thread(folder.write_registry, self._data_dir, files)
@@ -375,7 +408,7 @@ class Follower:
         folder.write_note(
             self._data_dir,
             ReplicaNote(
-                primary=self._options.primary,
+                primary=self.primary,
                 primary_end=self.primary_end,
                 end=self.end,
                 heard_at_ms=self._heard_at_ms,

@@ -99,7 +99,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
     `parts_at`: where its log parts from that of the primary, which is the newer one; `last_bytes`
     are those before it. `was_lost`: the primary has written what the replica has more, and has
-    lost it with its power. It has a proof then.
+    lost it with its power. It has a proof where the replica has given one.
     """
 
     reason: str

@@ -17,7 +17,8 @@ class ReplicaOptions:
 
     ha_host: str = ""  # where replicas connect to; empty: none is served
     ha_port: int = 10_912
-    primary: str = ""  # of a replica: host:port of the service that it follows
+    # of a replica: host:port of the service that it follows; empty: name servers know it
+    primary: str = ""
     advertise: str = ""  # URL at which clients reach this service; replicas send them there
     node: str = ""  # the name of this machine to others; empty: its host name
     # both sides must have the same; needed beyond loopback
@@ -45,18 +46,22 @@ class ReplicaOptions:
             raise ValueError(f"ha_port must be from 0 to 65535, got {self.ha_port}")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("tls_certificate and tls_key are set together, or neither of them")
-        if self.primary:
-            split_address(self.primary)
         if self.advertise and not self.advertise.startswith(("http://", "https://")):
             raise ValueError(f"advertise begins with http:// or https://, got {self.advertise!r}")
         if self.ha_host and not is_loopback(self.ha_host):
             self._check_beyond_loopback(f"ha_host {self.ha_host}", bool(self.tls_certificate))
-        if self.primary and not is_loopback(split_address(self.primary)[0]):
-            self._check_beyond_loopback(f"primary {self.primary}", bool(self.tls_authority))
+        if self.primary:
+            self.check_primary(self.primary)
 
     @property
     def secret_text(self) -> str:
         return self.secret.get_secret_value()
+
+    def check_primary(self, address: str) -> None:
+        """May a replica with these settings connect there? Raises ValueError."""
+        host, _ = split_address(address)
+        if not is_loopback(host):
+            self._check_beyond_loopback(f"primary {address}", bool(self.tls_authority))
 
     def _check_beyond_loopback(self, what: str, has_tls: bool) -> None:
         if len(self.secret_text) < _SHORT_SECRET:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from app.registry.registry_files import RegistryStamp, read_files, stamp_of
@@ -113,30 +112,30 @@ class Sender:
         writer.write(frames.encode_message(Kind.CHALLENGE, Challenge(frames.VERSION, nonce)))
         hello = await frames.expect(reader, Kind.HELLO, Hello, max_bytes=_HELLO_BYTES)
         proof = frames.replica_proof(self._secret, nonce, hello.nonce)
+        own_proof = b""
         try:
             if not frames.is_proof(hello.proof, proof):
                 raise Refused("the secret is another one")
+            own_proof = frames.primary_proof(self._secret, nonce, hello.nonce)
             if not hello.node:
                 raise Refused("it has no name: set ESCROWMQ_REPLICA__NODE")
             begin = await self._begin_of(hello)
             self._note_let_in(hello.node)
         except Refused as refused:
-            refuse = Refuse(str(refused), refused.is_final)
-            if refused.parts_at is not None:
-                own = frames.primary_proof(self._secret, nonce, hello.nonce)
-                refuse = msgspec.structs.replace(
-                    refuse,
-                    parts_at=refused.parts_at,
-                    last_bytes=refused.last_bytes,
-                    was_lost=refused.was_lost,
-                    proof=own,
-                )
+            refuse = Refuse(
+                str(refused),
+                refused.is_final,
+                refused.parts_at,
+                refused.last_bytes,
+                refused.was_lost,
+                own_proof,
+            )
             writer.write(frames.encode_message(Kind.REFUSE, refuse))
             with suppress(OSError):
                 await writer.drain()
             raise
         accept = Accept(
-            frames.primary_proof(self._secret, nonce, hello.nonce),
+            own_proof,
             self._store.first_offset,
             begin,
             int(self._heartbeat_s * 1000),

@@ -2,11 +2,15 @@
 
 import contextlib
 import json
+import socketserver
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from app.replicas.frames import NONCE_BYTES, VERSION, Challenge, Kind, Refuse, encode_message
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, of, promote
 from tests.support.server import Server
@@ -76,6 +80,88 @@ def test_a_failover_is_seen_at_both_machines_and_the_old_service_ends(tmp_path):
             a.start(until_ready=False)
             assert a.wait() == 76
             assert "the node b is the service now" in a.log()
+
+
+def test_replicas_find_the_service_by_name_and_the_promoted_one_after_it(tmp_path):
+    a = Primary(tmp_path / "a", environment={"ESCROWMQ_REPLICA__COPIES": "2"})
+    b = Replica(tmp_path / "b", None)
+    c = Replica(tmp_path / "c", None)
+    for service in (a, b, c):
+        others = {a.url, b.url, c.url} - {service.url}
+        service.configure(**named(service.data_dir.name, *sorted(others)))
+    with a, b, c:
+        with a.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        before = send(a)
+        a.wait_until_copied(replicas=2)
+        a.kill()
+        assert b.terminate() == 0
+        assert promote(b.data_dir, "--yes").returncode == 0
+        promoted = b.service()
+        promoted.configure(ESCROWMQ_REPLICA__COPIES="2")
+        with promoted:
+            until(lambda: promoted.figures()["escrowmq_replicas"] == 1, "the other one follows")
+            with promoted.client() as api:
+                assert ok(api.get(f"/v1/messages/{before}"))["message_id"] == before
+            send(promoted)
+            with a.replica():
+                until(lambda: promoted.figures()["escrowmq_replicas"] == 2, "the old one follows")
+
+
+def test_a_replica_leaves_its_service_for_a_later_one_and_an_impostor_does_not_end_it(tmp_path):
+    a = Primary(tmp_path / "a")
+    c = Replica(tmp_path / "c", None)
+    a.configure(**named("a", c.url))
+    c.configure(**named("c", a.url))
+    with a, c, impostor() as address, c.client() as api:
+        a.wait_until_copied()
+        later = {**NODE, "group": "shop", "epoch": 2_000, "replication_address": address}
+        until(
+            lambda: ok(api.put("/v1/names/nodes/d", json=later)) and "primary_moved" in c.log(),
+            "it leaves the one that it followed",
+        )
+        until(
+            lambda: ok(api.put("/v1/names/nodes/d", json=later)) and "for fun" in c.log(),
+            "it has tried the later one",
+        )
+        problem = assert_problem(api.get("/readyz"), 503, "recovering")
+        assert address in problem["detail"]
+        assert api.delete("/v1/names/nodes/d").status_code == 204
+        a.wait_until_copied()
+        assert c.terminate() == 0
+
+
+@contextlib.contextmanager
+def impostor() -> Iterator[str]:
+    """Something that refuses every replica for ever, without knowing the secret."""
+    challenge = encode_message(Kind.CHALLENGE, Challenge(VERSION, bytes(NONCE_BYTES)))
+    refusal = encode_message(Kind.REFUSE, Refuse("for fun", is_final=True))
+
+    class Refusing(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(challenge + refusal)
+            self.request.recv(1 << 16)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield of(server.server_address[1])
+        server.shutdown()
+        thread.join()
+
+
+def send(service: Server) -> str:
+    """The id of a message that is on two machines."""
+    given = {"payload": "x", "require_durability": "replicated"}
+
+    def sent() -> Any:
+        with service.client() as api:
+            response = api.post("/v1/topics/orders/messages", json=given)
+        return response.json() if response.is_success else None
+
+    receipt = until(sent, "a copy is there")
+    assert (receipt["durability"], receipt["copies"]) == ("replicated", 2)
+    return str(receipt["message_id"])
 
 
 def route_of_orders(service: Server) -> Any:

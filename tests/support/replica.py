@@ -48,10 +48,14 @@ class Primary(Server):
         found = [line.split(" ") for line in lines if line.startswith("escrowmq_replica")]
         return {name: float(value) for name, value in found}
 
-    def wait_until_copied(self) -> None:
-        """Until a replica is connected that has all of the log on its disk."""
-        copied = {"escrowmq_replicas": 1, "escrowmq_replica_behind_bytes": 0}
-        until(lambda: self.figures() == copied, "a replica has all of it")
+    def wait_until_copied(self, *, replicas: int = 1) -> None:
+        """Until so many are connected that have all of the log on their disks."""
+        copied = {"escrowmq_replicas": replicas, "escrowmq_replica_behind_bytes": 0}
+        until(lambda: self.figures() == copied, "replicas have all of it")
+
+    def replica(self) -> "Replica":
+        """One in the same directory, that name servers tell whom to follow; not started."""
+        return Replica(self.data_dir, None, environment=self._environment)
 
 
 class Replica(Server):
@@ -60,19 +64,21 @@ class Replica(Server):
     def __init__(
         self,
         data_dir: Path,
-        primary: str,
+        primary: str | None,
         *,
         environment: Mapping[str, str | None] | None = None,
         forked: bool = True,
     ) -> None:
+        """`primary`: host:port; None: its name servers know it."""
         quick = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "100"}
         super().__init__(data_dir, environment={**quick, **(environment or {})}, forked=forked)
         self.primary = primary
 
     @property
     def command(self) -> list[str]:
-        arguments = ["--primary", self.primary, "--data-dir", str(self.data_dir)]
-        arguments += ["--port", str(self.port)]
+        arguments = ["--data-dir", str(self.data_dir), "--port", str(self.port)]
+        if self.primary is not None:
+            arguments += ["--primary", self.primary]
         return [str(_PROGRAM), "replica", "follow", *arguments]
 
     def __enter__(self) -> "Replica":

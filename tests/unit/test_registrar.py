@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec import UNSET, UnsetType
 from structlog.testing import capture_logs
 
 from app.names import views
@@ -13,11 +14,12 @@ from app.names.registration import NodeRegistration
 from app.names.schemas import NodeRegistered
 from app.names.table import NameTable
 from app.registry.topics import TopicSettings
+from app.replicas.primary_choice import KnownPrimary
 from tests.support.lives import in_world
 from tests.support.simulation import World
 
 OPTIONS = NameOptions()
-SHOP = NodeIdentity("a", "default", "shop", "http://a", "", "1")
+SHOP = NodeIdentity("a", "default", "shop", "http://a", "a:10912", "1")
 
 
 class Server:
@@ -231,3 +233,34 @@ def test_a_service_of_the_later_epoch_goes_on():
         await shop.registrar.stop()
 
     in_world(main)
+
+
+def test_the_primary_of_the_latest_epoch_that_any_server_knows_is_the_primary():
+    async def main(world: World) -> None:
+        first, second = Server(world, "http://1"), Server(world, "http://2")
+        second.table.register("b", promoted("b:10912"))
+        shop = Shop(world, first, second)
+        assert shop.registrar.primary is None
+        await shop.registrar.start()
+        assert shop.registrar.primary == KnownPrimary("b:10912", 1_001)
+        second.is_cut = True  # what it has said counts until it says something else
+        await asyncio.sleep(4)
+        assert shop.registrar.primary == KnownPrimary("b:10912", 1_001)
+        second.is_cut = False
+        second.table.register("b", promoted(UNSET))  # serves no replicas
+        await asyncio.sleep(4)
+        assert shop.registrar.primary == KnownPrimary("a:10912", 1)
+        await shop.registrar.stop()
+
+    in_world(main)
+
+
+def promoted(replication_address: str | UnsetType) -> NodeRegistration:
+    """Another node, of a later epoch; that it is of the same service is not known."""
+    return NodeRegistration(
+        group="shop",
+        role="primary",
+        epoch=1_001,
+        end_offset=0,
+        replication_address=replication_address,
+    )

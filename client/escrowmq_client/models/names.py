@@ -20,6 +20,7 @@ class PrimaryNode(Output, frozen=True, kw_only=True):
     node: str
     epoch: int
     url: str | None = None
+    replication_address: str | None = None
 
 
 class NodeRegistered(Output, frozen=True, kw_only=True):

@@ -1,0 +1,72 @@
+"""Which primary a replica follows: that of its settings, or else the one that name servers know."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from app.replicas.options import ReplicaOptions
+
+
+class KnownPrimary(NamedTuple):
+    """A primary as name servers know it: host:port for its replicas, and the epoch of its log."""
+
+    address: str
+    epoch: int
+
+
+class NoPrimary(Exception):
+    """There is nothing to follow at the moment."""
+
+
+class PrimaryChoice:
+    """Never goes back to a primary of an earlier epoch than the one that was followed last: that
+    has taken its place.
+    """
+
+    def __init__(
+        self, options: ReplicaOptions, find_primary: Callable[[], KnownPrimary | None]
+    ) -> None:
+        """`find_primary` is asked only where the settings name none."""
+        self._options = options
+        self._find = find_primary
+        self._chosen_epoch = self._epoch = 0  # of the one chosen last, and followed last
+        self.address = options.primary  # chosen last; empty: none yet
+
+    @property
+    def is_by_name(self) -> bool:
+        """Is the address one that name servers gave?"""
+        return not self._options.primary
+
+    def choose(self, log_epoch: int) -> str:
+        """host:port to connect to. `log_epoch`: the last one of the log of the replica.
+
+        Raises NoPrimary.
+        """
+        if not self.is_by_name:
+            return self.address
+        found = self._find()
+        if found is None:
+            raise NoPrimary(
+                "no name server knows a primary of ESCROWMQ_NAMES__GROUP that serves replicas"
+            )
+        if found.epoch < max(log_epoch, self._epoch):
+            raise NoPrimary(
+                f"the primary that is known, {found.address}, is in epoch {found.epoch} of the "
+                f"log, which is in epoch {max(log_epoch, self._epoch)} here"
+            )
+        try:
+            self._options.check_primary(found.address)
+        except ValueError as error:
+            raise NoPrimary(str(error)) from None
+        self.address, self._chosen_epoch = found.address, found.epoch
+        return self.address
+
+    def note_followed(self) -> None:
+        """The one that was chosen has shown that it knows the secret."""
+        self._epoch = self._chosen_epoch
+
+    def has_moved(self) -> bool:
+        """Is there a primary of a later epoch now, at another address?"""
+        if not self.is_by_name:
+            return False
+        found = self._find()
+        return found is not None and found.epoch > self._epoch and found.address != self.address
