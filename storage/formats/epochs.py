@@ -46,6 +46,11 @@ class EpochHistory:
         """0: no unit of ours."""
         return self._begins[-1].epoch if self._begins else 0
 
+    @property
+    def last_begin(self) -> int:
+        """The log offset where that epoch begins."""
+        return self._begins[-1].offset if self._begins else 0
+
     def note(self, epoch: int, offset: int) -> None:
         """Units of this epoch begin at `offset`, where all that were noted before end."""
         if epoch > self.last_epoch:

@@ -21,6 +21,7 @@ QUEUE_END_TOPIC = "rmq_sys_escrowmq_queue_ends"
 LOST_TOPIC = "rmq_sys_escrowmq_lost"
 REQUEST_TOPIC = "rmq_sys_escrowmq_requests"
 MEMBER_TOPIC = "rmq_sys_escrowmq_members"
+EPOCH_TOPIC = "rmq_sys_escrowmq_epochs"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # whose messages a broker stores again: halves that it asks about, and messages that come due

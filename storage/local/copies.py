@@ -18,6 +18,16 @@ class Copies:
         # all before it is on enough disks: no loss of one takes it, and it is never cut
         self.safe_end = own_end if needed == 1 else safe_end
         self.is_short = needed > 1  # too few disks are there for anything new to become safe
+        self._together_until = 0  # nothing more is safe before all of this is
+
+    def keep_together(self, end: int) -> None:
+        """Call nothing more safe before everything up to this log offset is.
+
+        The log that a new primary has found is on enough disks only with a unit of its own epoch:
+        another node whose log has a later epoch could still lead, and all others would follow it.
+        Source: Raft 5.4.2.
+        """
+        self._together_until = end
 
     def note_own(self, synced_end: int) -> None:
         self._own_end = synced_end
@@ -39,7 +49,7 @@ class Copies:
         if self.needed > 1:
             others = sorted(self._others.values(), reverse=True)
             end = 0 if self.is_short else min(end, others[self.needed - 2])
-        return max(self.safe_end, end)
+        return self.safe_end if end < self._together_until else max(self.safe_end, end)
 
     def _move(self) -> None:
         self.safe_end = self.safe_with(self._own_end)

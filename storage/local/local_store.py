@@ -28,6 +28,7 @@ from storage.formats.epochs import EpochHistory
 from storage.formats.record_block import RecordBlock
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
+from storage.local import epoch_begin
 from storage.local.config_files import ConfigFiles
 from storage.local.engine import Engine
 from storage.local.event_loop import EventLoopRunner
@@ -349,6 +350,18 @@ class LocalMessageStore:
     def _in_files_end(self) -> int:
         """Not of what is in a pool; the end of a closed segment counts once that is synced."""
         return max(self._tail.file_end, self._flusher.durable_end)
+
+    async def begin_epoch(self, node: str) -> None:
+        """Begin to lead, as this node: what is in the log is safe together with a unit of this
+        epoch, and not before. To call before any node of `note_copy` is there.
+        """
+        recovered = self._files.recovered
+        has_epoch = recovered.has_unit_of_epoch or self._tail.written_end > recovered.end
+        if not has_epoch:
+            await self.create_topic(epoch_begin.QUEUE.topic, queue_count=1)
+            begin = epoch_begin.begin_message(recovered.epoch, node, now_ms=self._clock.wall_ms())
+            await self.append([begin], durability=Durability.BUFFERED, from_reserve=True)
+        self._copies.keep_together(self._tail.written_end)
 
     def on_disk_end(self) -> int:
         """Everything before this log offset is on the disk of this machine."""

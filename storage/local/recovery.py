@@ -126,6 +126,11 @@ class Recovered(NamedTuple):
     indexed_end: int  # the key index has everything below
     broker_records: dict[str, int]  # of those walked, by their kinds
 
+    @property
+    def has_unit_of_epoch(self) -> bool:
+        """Is there a unit of that epoch already, as after an orderly end?"""
+        return self.epochs.last_begin < self.units_end
+
 
 def recover(
     directory: DataDirectory,

@@ -3,10 +3,12 @@
 import asyncio
 import dataclasses
 
+import msgspec
 import pytest
 
 from storage.errors import Backpressure, NotEnoughCopies
 from storage.files.simulated import SimulatedDisk
+from storage.local import epoch_begin
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.runner import Lane
@@ -274,6 +276,51 @@ def test_what_another_disk_had_is_known_to_be_safe_after_a_kill():
         assert await count(store) == 10
 
     in_world(main, killed_with(10))
+
+
+def test_a_new_epoch_begins_with_a_unit_and_what_was_there_is_safe_only_with_it():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        found_end = store.stored_offset()
+        safe_end = store.synced_offset()
+        await store.begin_epoch("b")
+        end = store.stored_offset()
+        assert end > found_end
+        await store.begin_epoch("b")
+        assert store.stored_offset() == end, "it has one"
+        store.note_copy("b", found_end)
+        await asyncio.sleep(1)
+        assert store.synced_offset() == safe_end
+        store.note_copy("b", end)
+        await asyncio.sleep(1)
+        assert store.synced_offset() == end
+        (begun,) = await store.read(epoch_begin.QUEUE, 0, **EVERYTHING)
+        assert msgspec.json.decode(begun.body) == {"epoch": store.epochs.last_epoch, "node": "b"}
+
+    in_world(main, killed_with(3))
+
+
+def test_an_epoch_that_goes_on_after_an_orderly_end_begins_once_and_is_safe_as_a_whole():
+    """Its first unit may be on this disk alone."""
+
+    async def first(world: World) -> None:
+        store = await opened(world)
+        await store.begin_epoch("a")
+        await store.aclose()
+
+    async def second(world: World) -> None:
+        store = await opened(world)
+        end, safe_end = store.stored_offset(), store.synced_offset()
+        assert safe_end < end
+        await store.begin_epoch("a")
+        assert store.stored_offset() == end
+        store.note_copy("b", end - 1)
+        await asyncio.sleep(1)
+        assert store.synced_offset() == safe_end
+        store.note_copy("b", end)
+        assert store.synced_offset() == end
+
+    in_world(second, in_world(first, killed_with(3)))
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -78,3 +78,17 @@ def test_alone_it_is_never_short():
     copies.forget("b")
 
     assert not copies.is_short
+
+
+def test_what_a_primary_has_found_is_safe_together_with_the_first_unit_of_its_epoch():
+    copies = Copies(900, needed=2, safe_end=300)
+    copies.keep_together(1_000)
+    copies.note_own(1_000)
+
+    copies.note_other("b", 999)
+    assert copies.safe_end == 300
+    copies.note_other("b", 1_000)
+    assert copies.safe_end == 1_000
+    copies.note_own(1_100)
+    copies.note_other("b", 1_050)
+    assert copies.safe_end == 1_050
