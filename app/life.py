@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from app.connections import Connections
-from app.names.service import NameService
+from app.names.service import NodeService
 from app.problems import invalid_field
 from app.services import Services
 from app.word_sets import Role
@@ -37,7 +37,7 @@ class Life(Protocol):
     def get_services(self) -> Services:
         """Raises MessagingError where it serves no requests, now or ever."""
 
-    def get_names(self) -> NameService:
+    def get_node(self) -> NodeService:
         """The name service, which every node has, also while it starts."""
 
     def get_readiness(self) -> Mapping[str, str]:

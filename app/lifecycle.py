@@ -21,9 +21,10 @@ from app.assembly import Base, components_of, names_of, services_of, time_travel
 from app.component import Component, Gauge
 from app.components.local_store import LocalStoreComponent
 from app.connections import Connections
+from app.fencing.leading import Leading
 from app.loop_watch import LoopWatch
 from app.names.registrar import Deposed
-from app.names.service import NameService
+from app.names.service import NodeService
 from app.names.table import NameTable
 from app.observability import Metrics
 from app.open_files import count_open, open_limit
@@ -112,8 +113,11 @@ class ServiceLifecycle:
         self._controls = controls
         self._clock = clock or (SystemClock() if controls is None else controls.clock)
         self.connections = Connections(settings.http.connection_limit)
-        self._names = NameService(
-            NameTable(settings.names, self._clock), max_body_values=settings.http.max_body_values
+        self._node = NodeService(
+            settings.replica.node_name,
+            NameTable(settings.names, self._clock),
+            Leading(lambda: self._store),
+            max_body_values=settings.http.max_body_values,
         )
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[None] | None = None
@@ -140,9 +144,9 @@ class ServiceLifecycle:
             raise RegistryUnavailable(_OTHER_REGISTRY)
         raise StoreClosed
 
-    def get_names(self) -> NameService:
+    def get_node(self) -> NodeService:
         """The name service, also before the others are ready."""
-        return self._names
+        return self._node
 
     def start(self) -> None:
         """Begin to open, in the background: probes are answered meanwhile."""
@@ -166,7 +170,7 @@ class ServiceLifecycle:
             await asyncio.wait({self._opening})
             self._opening = None
         await self._stack.aclose()
-        await self._names.aclose()
+        await self._node.aclose()
         await asyncio.to_thread(self._watch.stop)
         log.info("stopped", exit_code=self.exit_code)
 
@@ -299,7 +303,7 @@ class ServiceLifecycle:
         names = names_of(
             base,
             services,
-            self._names.table,
+            self._node.table,
             is_ready=lambda: self.phase is Phase.READY,
             on_deposed=partial(self._fail, exit_codes.DEPOSED),
         )
@@ -442,7 +446,8 @@ def _refuse_replica(settings: Settings) -> None:
     if note is not None:
         raise ConfigurationError(
             f"{settings.data_dir} is a replica of {note.primary or 'a service'}: when that is gone "
-            f"for good, `escrowmq replica promote --data-dir {settings.data_dir}` makes it a service's"
+            f"for good, `escrowmq replica promote --data-dir {settings.data_dir}` makes it a "
+            "service's"
         )
 
 

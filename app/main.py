@@ -24,6 +24,7 @@ from app.consume import stream as consume_stream
 from app.consume.hot import HotAcks, HotReceives
 from app.dead_letters import handlers as dead_letters
 from app.events import handlers as events
+from app.fencing import handlers as fencing
 from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
@@ -66,7 +67,8 @@ from txn.states import TxnState
 RESOURCES = (
     send, stream, events, lookup, pull, consume, consume_stream, transactions, topics,
     cron_schedules, schedules, producer_groups, groups, leases,
-    offsets, members, dead_letters, requests, tasks, names, audit, audit_proofs, admin, disk,
+    offsets, members, dead_letters, requests, tasks, names, fencing, audit, audit_proofs, admin,
+    disk,
 )  # fmt: skip
 
 DESCRIPTION = """
@@ -177,7 +179,7 @@ def _app_of(
             await lifecycle.close()
 
     def host_of(operation: Operation) -> Host:
-        return lifecycle.get_names() if operation.by_every_node else lifecycle.get_services()
+        return lifecycle.get_node() if operation.by_every_node else lifecycle.get_services()
 
     operations = [one for module in RESOURCES for one in operations_of(module)]
     app = Application(

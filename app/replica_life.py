@@ -3,7 +3,6 @@ service that it follows.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator, Mapping
 
 import structlog
@@ -15,7 +14,7 @@ from app.connections import Connections
 from app.names.http_server import servers_of
 from app.names.nodes import ReplicaNode, identity_of
 from app.names.registrar import Registrar
-from app.names.service import NameService
+from app.names.service import NodeService
 from app.names.table import NameTable
 from app.observability import Metrics
 from app.problems import Refusal
@@ -48,11 +47,13 @@ class ReplicaLife:
             settings.local,
             clock,
             Identifiers(clock, SystemRandom()),
-            node=settings.replica.node or socket.gethostname(),
             find_primary=lambda: self._registrar.primary,
         )
-        self._names = NameService(
-            NameTable(settings.names, clock), max_body_values=settings.http.max_body_values
+        self._node = NodeService(
+            settings.replica.node_name,
+            NameTable(settings.names, clock),
+            self._follower,
+            max_body_values=settings.http.max_body_values,
         )
         self._group = settings.names.group
         self._registrar = Registrar(
@@ -62,7 +63,7 @@ class ReplicaLife:
                 ),
                 self._follower,
             ),
-            self._names.table,
+            self._node.table,
             servers_of(settings.names, settings.api_keys),
             settings.names,
             on_deposed=lambda _: None,  # a replica is not the service
@@ -71,8 +72,8 @@ class ReplicaLife:
         self._registering: asyncio.Task[None] | None = None
         metrics.watch(self._gauges)
 
-    def get_names(self) -> NameService:
-        return self._names
+    def get_node(self) -> NodeService:
+        return self._node
 
     def start(self) -> None:
         self._following = asyncio.create_task(self._follow(), name="following")
@@ -92,7 +93,7 @@ class ReplicaLife:
             self._following = None
             follower = self._follower
             log.info("stopped", end=follower.end, behind_bytes=follower.behind_bytes)
-        await self._names.aclose()
+        await self._node.aclose()
 
     def get_services(self) -> Services:
         """Raises Refusal: the service has them."""
@@ -115,7 +116,7 @@ class ReplicaLife:
             raise self._not_primary()
 
     def _not_primary(self) -> Refusal:
-        primary = self._names.table.primary_of(self._group)
+        primary = self._node.table.primary_of(self._group)
         url = self._follower.primary_url
         if primary is not None and primary.registration.url:
             url = primary.registration.url
@@ -163,4 +164,4 @@ class ReplicaLife:
             "Log of the service that is not on the disk here",
             follower.behind_bytes,
         )
-        yield from names_gauges(self._registrar, self._names.table)
+        yield from names_gauges(self._registrar, self._node.table)

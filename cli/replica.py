@@ -34,8 +34,8 @@ def follow(
     primary: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT where the service serves replicas; else ESCROWMQ_REPLICA__PRIMARY; else "
-            "the primary that the machines of ESCROWMQ_NAMES__SERVERS know.",
+            help="HOST:PORT where the service serves replicas; else ESCROWMQ_REPLICA__PRIMARY; "
+            "else the primary that the machines of ESCROWMQ_NAMES__SERVERS know.",
             metavar="HOST:PORT",
         ),
     ] = None,
@@ -119,24 +119,33 @@ def promote(
 ) -> None:
     """Make a replica a service's: its service can be started then.
 
-    Tells what may be missing. The service that it has followed must not be started again: both
-    would take messages. Its directory may follow the promoted one only if it has nothing more.
+    Tells what may be missing. Where ESCROWMQ_REPLICA__NODES names all machines, so many of the
+    others promise to follow no earlier primary that the old service can acknowledge nothing any
+    more; the directory may also be that of a service that is stopped. Without, the old service must
+    not be started again: both would take messages.
 
-    Exit status: 0 done, or told; 2 wrong usage; 3 not carried out; 65 the copy is damaged; 73 the
-    replica still runs; 78 the settings are wrong.
+    Exit status: 0 done, or told; 2 wrong usage; 3 not carried out, and the reason is said: another
+    machine has the newer log, or too few promise; 65 the copy is damaged; 73 the replica still
+    runs; 78 the settings are wrong.
     """
     from app import exit_codes
+    from app.replicas.folder import is_replica
     from app.settings import ConfigurationError
     from cli import replica_promote
     from storage.errors import DirectoryInUse, StorageError
 
-    state = replica_promote.state(data_dir)
-    replica_promote.show(state, sys.stderr)
-    if not yes:
-        say(f"Nothing is changed. Do it with: escrowmq replica promote --data-dir {data_dir} --yes")
-        return
     try:
-        end = replica_promote.carry_out(data_dir, config)
+        settings = replica_promote.settings_of(data_dir, config)
+        has_nodes = bool(settings.replica.nodes)
+        if not has_nodes or is_replica(data_dir):
+            replica_promote.show(replica_promote.state(data_dir), sys.stderr)
+        if not yes:
+            if has_nodes:
+                replica_promote.show_others(settings, sys.stderr)
+            do = f"escrowmq replica promote --data-dir {data_dir} --yes"
+            say(f"Nothing is changed. Do it with: {do}")
+            return
+        end = replica_promote.carry_out(settings)
     except ConfigurationError as error:
         say(str(error))
         raise typer.Exit(exit_codes.CONFIGURATION) from None

@@ -1,18 +1,27 @@
 """`escrowmq replica status` and `promote`: read the note of a replica, and end its following."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+import httpx
 import msgspec
 import typer
+from msgspec import UNSET
 
+from app.fencing.http_node import HttpNode
+from app.fencing.promotion import Candidate, CannotPromote, Heard, Quorum
+from app.names.http_server import http_client, key_of
 from app.observability import configure_logging
 from app.replicas.folder import NoteDamaged
-from app.replicas.promotion import NoReplica, ReplicaState, promote, state_of
-from app.settings import load, settings_file_of
+from app.replicas.promise import LogPlace, Promise
+from app.replicas.promotion import NoReplica, ReplicaState, claim_alone, promote, state_of
+from app.settings import ConfigurationError, Settings, load, settings_file_of
 from cli.audit_common import Exit, in_short, say
+
+_ANSWER_S = 10.0  # a node syncs what it has before it promises
 
 
 def state(data_dir: Path) -> ReplicaState:
@@ -41,15 +50,80 @@ def show(found: ReplicaState, out: TextIO) -> None:
     out.writelines(f"{name:<{width}}  {value}\n" for name, value in rows.items())
 
 
-def carry_out(data_dir: Path, config: Path | None) -> int:
-    """Where the log ends. Raises ConfigurationError, StorageError, OSError; typer.Exit."""
+def settings_of(data_dir: Path, config: Path | None) -> Settings:
+    """Raises ConfigurationError."""
     configure_logging(level="error", readable=True, is_final=False)
     settings = load(config or settings_file_of(data_dir), data_dir=data_dir)
+    if settings.replica.nodes and not settings.names.servers:
+        raise ConfigurationError(
+            "ESCROWMQ_REPLICA__NODES is set, so ESCROWMQ_NAMES__SERVERS must name the other "
+            "machines: they promise to follow this one"
+        )
+    return settings
+
+
+def show_others(settings: Settings, out: TextIO) -> None:
+    """Ask the other nodes how far they are; nothing is changed. Raises OSError."""
+    asyncio.run(_Asking(settings).show(out))
+
+
+def carry_out(settings: Settings) -> int:
+    """Where the log ends. Raises StorageError, OSError; typer.Exit."""
+    asking = _Asking(settings)
+    claim = asking.claim if settings.replica.nodes else claim_alone
     try:
-        return asyncio.run(promote(data_dir, settings.local))
-    except NoReplica as error:
+        return asyncio.run(promote(settings.data_dir, settings.local, claim=claim))
+    except (NoReplica, NoteDamaged, CannotPromote) as error:
         say(str(error))
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+
+
+class _Asking:
+    """The other nodes of the settings, asked over HTTP."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def show(self, out: TextIO) -> None:
+        async with self._client() as http:
+            quorum = self._quorum(http)
+            heard = await quorum.ask()
+        out.write(f"{_table(heard)}\n{quorum.needed} of them must promise to follow it\n")
+
+    async def claim(self, place: LogPlace, promised: Promise) -> Promise:
+        """Raises CannotPromote."""
+        candidate = Candidate(self._settings.replica.node_name, place, promised)
+        async with self._client() as http:
+            quorum = self._quorum(http)
+            heard = await quorum.ask()
+            say(_table(heard))
+            epoch = quorum.epoch_for(candidate, heard)
+            await quorum.fence(candidate, epoch, heard)
+        return Promise(epoch, candidate.node)
+
+    def _client(self) -> httpx.AsyncClient:
+        names = self._settings.names
+        key = key_of(names, self._settings.api_keys)
+        return http_client(names, api_key=key, timeout_s=_ANSWER_S)
+
+    def _quorum(self, http: httpx.AsyncClient) -> Quorum:
+        servers = self._settings.names.servers
+        return Quorum(self._settings.replica, [HttpNode(url, http) for url in servers])
+
+
+def _table(heard: Sequence[Heard]) -> str:
+    """A line for each of the other nodes."""
+    return "\n".join(map(_line, heard))
+
+
+def _line(heard: Heard) -> str:
+    found = heard.answer
+    if found is None:
+        return f"{heard.url}  no answer: {heard.problem}"
+    epoch = "unknown" if found.last_epoch is UNSET else found.last_epoch
+    end = "unknown" if found.end_offset is UNSET else f"{found.end_offset:,}"
+    promised = "" if found.promised_to is UNSET else f", promised to {found.promised_to}"
+    return f"{heard.url}  {found.node}, {found.role}, log ends at {end} in epoch {epoch}{promised}"
 
 
 def _time_text(time_ms: int) -> str:

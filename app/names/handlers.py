@@ -13,7 +13,7 @@ from app.names.schemas import (
     NodeRegistered,
     TopicRoutes,
 )
-from app.names.service import NameService
+from app.names.service import NodeService
 from app.names.table import NameTaken, NoSuchName
 from app.operations import operation
 from app.problems import Refusal, invalid_field
@@ -42,7 +42,7 @@ _EXAMPLE = {
     problems=["name_taken"],
     by_every_node=True,
 )
-async def register(service: NameService, _: Call, node: str, given: NodeRegistration) -> Reply:
+async def register(service: NodeService, _: Call, node: str, given: NodeRegistration) -> Reply:
     """Register a node, or say that it is still there.
 
     Nodes do so by themselves, with each server of `ESCROWMQ_NAMES__SERVERS`.
@@ -63,7 +63,7 @@ async def register(service: NameService, _: Call, node: str, given: NodeRegistra
     answers={204: None},
     by_every_node=True,
 )
-async def unregister(service: NameService, _: Call, node: str) -> Reply:
+async def unregister(service: NodeService, _: Call, node: str) -> Reply:
     """Say that a node goes. The topics of its service stay known. Also 204 if it is not known."""
     service.table.unregister(node)
     return NO_CONTENT
@@ -77,7 +77,7 @@ async def unregister(service: NameService, _: Call, node: str) -> Reply:
     answers={200: NodeList},
     by_every_node=True,
 )
-async def list_nodes(service: NameService, _: Call) -> Reply:
+async def list_nodes(service: NodeService, _: Call) -> Reply:
     """List the nodes that have registered with this one."""
     return reply(200, NodeList(items=views.all_nodes(service.table)))
 
@@ -91,7 +91,7 @@ async def list_nodes(service: NameService, _: Call) -> Reply:
     problems=["name_not_found"],
     by_every_node=True,
 )
-async def get_group(service: NameService, _: Call, group: str) -> Reply:
+async def get_group(service: NodeService, _: Call, group: str) -> Reply:
     """Get a service and its replicas: which node takes requests, and where."""
     try:
         return reply(200, views.group_of_nodes(service.table, group))
@@ -107,7 +107,7 @@ async def get_group(service: NameService, _: Call, group: str) -> Reply:
     answers={200: ClusterList},
     by_every_node=True,
 )
-async def list_clusters(service: NameService, _: Call) -> Reply:
+async def list_clusters(service: NodeService, _: Call) -> Reply:
     """List the clusters, each with the groups of its services."""
     groups = service.table.groups()
     found = [
@@ -126,7 +126,7 @@ async def list_clusters(service: NameService, _: Call) -> Reply:
     problems=["name_not_found"],
     by_every_node=True,
 )
-async def get_routes(service: NameService, _: Call, topic: str) -> Reply:
+async def get_routes(service: NodeService, _: Call, topic: str) -> Reply:
     """Get the services that have a topic, and the node of each that takes requests."""
     try:
         return reply(200, TopicRoutes(topic=topic, items=views.routes(service.table, topic)))

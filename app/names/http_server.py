@@ -24,14 +24,8 @@ class HttpNameServer:
     """Another node, by its URL. Event loop only."""
 
     def __init__(self, url: str, options: NameOptions, *, api_key: str) -> None:
-        authority = options.tls_authority
         self.url = url.rstrip("/")
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            verify=ssl.create_default_context(cafile=authority) if authority else True,
-            timeout=options.heartbeat_ms / 1000,
-            trust_env=False,
-        )
+        self._http = http_client(options, api_key=api_key, timeout_s=options.heartbeat_ms / 1000)
 
     async def register(self, node: str, registration: NodeRegistration) -> NodeRegistered:
         """Raises CannotRegister."""
@@ -57,21 +51,39 @@ class HttpNameServer:
         except httpx.HTTPError as error:
             raise CannotRegister(str(error) or type(error).__name__) from None
         if not response.is_success:
-            raise CannotRegister(f"{response.status_code} {_reason(response)}")
+            raise CannotRegister(reason_of(response))
         return response
 
 
 def servers_of(options: NameOptions, own_keys: Sequence[SecretStr]) -> list[NameServer]:
-    """Those of the settings. Nodes of one owner have one key, unless the settings say another."""
-    key = options.api_key.get_secret_value()
-    if not key and own_keys:
-        key = own_keys[0].get_secret_value()
+    """Those of the settings."""
+    key = key_of(options, own_keys)
     return [HttpNameServer(url, options, api_key=key) for url in options.servers]
 
 
-def _reason(response: httpx.Response) -> str:
+def key_of(options: NameOptions, own_keys: Sequence[SecretStr]) -> str:
+    """For other nodes: those of one owner have one key, unless the settings say another."""
+    key = options.api_key.get_secret_value()
+    if not key and own_keys:
+        key = own_keys[0].get_secret_value()
+    return key
+
+
+def http_client(options: NameOptions, *, api_key: str, timeout_s: float) -> httpx.AsyncClient:
+    """For other nodes. Raises OSError where the file of the authority cannot be used."""
+    authority = options.tls_authority
+    return httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        verify=ssl.create_default_context(cafile=authority) if authority else True,
+        timeout=timeout_s,
+        trust_env=False,
+    )
+
+
+def reason_of(response: httpx.Response) -> str:
+    """Why a node refused a request, in a line."""
     try:
         problem = msgspec.json.decode(response.content, type=_Problem)
     except msgspec.DecodeError:
-        return response.text[:_SHOWN]
-    return f"{problem.code}: {problem.detail}"
+        return f"{response.status_code} {response.text[:_SHOWN]}"
+    return f"{response.status_code} {problem.code}: {problem.detail}"

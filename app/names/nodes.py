@@ -1,7 +1,6 @@
 """Facts that this node says of itself: as a service, or as a replica."""
 
 import hashlib
-import socket
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import NamedTuple, Protocol
@@ -55,8 +54,9 @@ def identity_of(
     if ha_host in _EVERYWHERE:
         ha_host = (urlsplit(replica.advertise).hostname or "") if ha_host else ""
     address = f"{ha_host}:{replica.ha_port}" if ha_host and replica.ha_port else ""
-    node = replica.node or socket.gethostname()
-    return NodeIdentity(node, names.cluster, names.group, url, address, version("escrowmq"))
+    return NodeIdentity(
+        replica.node_name, names.cluster, names.group, url, address, version("escrowmq")
+    )
 
 
 def _registration(identity: NodeIdentity, **more: object) -> NodeRegistration:

@@ -1,23 +1,27 @@
-"""The name service of a node, as operations are given it: every node answers for it, a replica
-too.
-"""
+"""Operations that every node answers, a replica too: the name service, and promises."""
 
 from collections.abc import Mapping
 
 from app.body_thread import BodyThread
 from app.names.table import NameTable
+from app.replicas.promise import Promising
 
 
-class NameService:
-    """The table, and what every operation needs. Event loop only."""
+class NodeService:
+    """A node as others see it, and what every operation needs. Event loop only."""
 
-    def __init__(self, table: NameTable, *, max_body_values: int) -> None:
+    def __init__(
+        self, node: str, table: NameTable, promising: Promising, *, max_body_values: int
+    ) -> None:
+        """`node`: its name."""
+        self.node = node
         self.table = table
+        self.promising = promising
         self.body_thread = BodyThread()
         self.max_body_values = max_body_values
 
     def pressure_header(self) -> Mapping[str, str]:
-        """None: a node that registers waits for no log."""
+        """None: such a request waits for no log."""
         return {}
 
     async def aclose(self) -> None:

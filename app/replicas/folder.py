@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from app.registry.registry_files import REGISTRY, REGISTRY_ID
+from app.replicas.promise import Promise
 from storage.files import durable
 from storage.files.vfs import OsVfs
 from storage.formats import names
@@ -15,6 +16,7 @@ from storage.local.repair import Repair
 from storage.local.repair_report import Done
 
 _NOTE = "replica.json"
+_PROMISE = "promise.json"
 _COMMIT_LOG = "commitlog"
 
 
@@ -45,16 +47,40 @@ def read_note(data_dir: Path) -> ReplicaNote | None:
         ) from None
 
 
+def is_replica(data_dir: Path) -> bool:
+    """Does it have a note, damaged or not?"""
+    return (data_dir / _NOTE).exists()
+
+
 def write_note(data_dir: Path, note: ReplicaNote) -> None:
     """Durable on return."""
     _replace(data_dir, data_dir / _NOTE, msgspec.json.encode(note))
 
 
 def remove_note(data_dir: Path) -> None:
+    """Durable on return. Nothing where the directory is that of a service."""
+    vfs, path = OsVfs(), data_dir / _NOTE
+    if path.exists():
+        vfs.remove(path)
+        vfs.sync_directory(data_dir)
+
+
+def read_promise(data_dir: Path) -> Promise:
+    """Raises NoteDamaged, OSError."""
+    path = data_dir / _PROMISE
+    raw = durable.read_whole(OsVfs(), path)
+    try:
+        return Promise() if raw is None else msgspec.json.decode(raw, type=Promise)
+    except msgspec.DecodeError as error:
+        raise NoteDamaged(
+            f"{path} is damaged ({error}). It names the latest service that this machine may "
+            'follow: write {"epoch":EPOCH,"node":"NAME"} into it, as `GET /v1/names/nodes` has them'
+        ) from None
+
+
+def write_promise(data_dir: Path, promise: Promise) -> None:
     """Durable on return."""
-    vfs = OsVfs()
-    vfs.remove(data_dir / _NOTE)
-    vfs.sync_directory(data_dir)
+    _replace(data_dir, data_dir / _PROMISE, msgspec.json.encode(promise))
 
 
 def has_log(data_dir: Path) -> bool:

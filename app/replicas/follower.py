@@ -20,19 +20,24 @@ from app.replicas.folder import ReplicaNote
 from app.replicas.frames import Accept, Ack, BadFrame, Challenge, Data, Hello, Kind, Refuse
 from app.replicas.options import ReplicaOptions, split_address
 from app.replicas.primary_choice import KnownPrimary, NoPrimary, PrimaryChoice
+from app.replicas.promise import LogPlace, Promise, PromiseRefused
 from app.replicas.snapshots import IncomingSnapshots
+from app.word_sets import NodeRole
 from storage.clock import Clock
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull, UnavailableError
 from storage.files.vfs import OsVfs
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from storage.identifiers import Identifiers
 from storage.local.options import LocalStoreOptions
-from storage.local.repair_report import RepairRefused
+from storage.local.repair_report import Done, RepairRefused
 from storage.local.replica_store import LocalReplica
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.2, 5.0
 _NOTE_MS = 5_000
 _DROP_MS = 10_000
+# a thousand promotions; a promise beyond any epoch could never be kept
+_MOST_EPOCHS_AHEAD = 1_000 * EPOCHS_OF_A_PROMOTION
 
 log = structlog.get_logger()
 
@@ -60,6 +65,8 @@ class _LogParts(Exception):
 class Follower:
     """Follows until it is stopped. Event loop only."""
 
+    role: NodeRole = "replica"
+
     def __init__(
         self,
         data_dir: Path,
@@ -68,7 +75,6 @@ class Follower:
         clock: Clock,
         identifiers: Identifiers,
         *,
-        node: str,
         find_primary: Callable[[], KnownPrimary | None],
     ) -> None:
         """`find_primary` is asked where the options name none."""
@@ -77,9 +83,13 @@ class Follower:
         self._store_options = store_options
         self._clock = clock
         self._identifiers = identifiers
-        self._node = node
         self._choice = PrimaryChoice(options, find_primary)
         self._waits_for = ""  # why there is no primary to follow
+        self._promise = Promise()  # read when it begins
+        self._joined = Promise()  # the primary that has let it in
+        self._writer: asyncio.StreamWriter | None = None  # while it is connected
+        self._promising = asyncio.Lock()  # held while the log, or the promise, becomes another
+        self._has_begun = False
         self._store: LocalReplica | None = None
         self._failure: Exception | None = None
         self._runs: asyncio.Task[None] | None = None
@@ -131,10 +141,52 @@ class Follower:
         if self._runs is not None:
             self._runs.cancel()
 
+    @property
+    def promised(self) -> Promise:
+        """The latest primary that it has promised to follow, or follows."""
+        return self._promise
+
+    async def place(self) -> LogPlace | None:
+        """Of its log; None while that is not open."""
+        async with self._promising:
+            return await self._place()
+
+    async def promise(self, promise: Promise) -> LogPlace:
+        """Take and acknowledge nothing more from any earlier primary; how far the log is.
+
+        Durable on return, and so is the log. Raises PromiseRefused; FlushFailed, OSError.
+        """
+        async with self._promising:
+            place = await self._place()
+            if place is None:
+                raise PromiseRefused("its log is not open yet")
+            if promise.epoch > place.last_epoch + _MOST_EPOCHS_AHEAD:
+                raise PromiseRefused(f"its log is in epoch {place.last_epoch}, far from that")
+            if not self._promise.allows(promise.epoch, promise.node):
+                had = self._promise
+                raise PromiseRefused(f"it has promised to follow {had.node}, in epoch {had.epoch}")
+            if promise != self._promise:
+                self._promise = promise  # from here on nothing is acknowledged to another
+                if self._writer is not None and self._joined != promise:
+                    self._writer.transport.abort()
+                await asyncio.to_thread(folder.write_promise, self._data_dir, promise)
+                log.info("promised", node=promise.node, epoch=promise.epoch)
+            if self._store is not None:
+                await self._store.wait_on_disk()
+            return place
+
+    async def _place(self) -> LogPlace | None:
+        if not self._has_begun:
+            return None
+        end = 0 if self._store is None else (await self._store.read_end())[0]
+        return LogPlace(self.epoch, end)
+
     async def _follow(self) -> None:
-        await asyncio.to_thread(self._begin)
-        if folder.has_log(self._data_dir):
-            await self._open_store()
+        async with self._promising:
+            await asyncio.to_thread(self._begin)
+            if folder.has_log(self._data_dir):
+                await self._open_store()
+            self._has_begun = True
         pause_s = _FIRST_PAUSE_S
         while True:
             begun_end = self.end
@@ -169,6 +221,7 @@ class Follower:
 
         A service's own directory becomes one when the primary has let it in.
         """
+        self._promise = folder.read_promise(self._data_dir)
         self.service_id = known_registry.last_of(self._data_dir / "store")
         note = folder.read_note(self._data_dir)
         if note is not None:
@@ -201,7 +254,7 @@ class Follower:
         """One connection, to its end. Raises OSError, EOFError, TimeoutError, BadFrame,
         FollowRefused, NoPrimary.
         """
-        host, port = split_address(self._choice.choose(self.epoch))
+        host, port = split_address(self._choice.choose(max(self.epoch, self._promise.epoch)))
         self._waits_for = ""
         async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls())
@@ -212,12 +265,13 @@ class Follower:
                 raise
         acknowledging = asyncio.ensure_future(self._acknowledge(writer))
         try:
-            self.is_connected = True
+            self.is_connected, self._writer = True, writer
             self.primary_url = accept.api_url
             self._choice.note_followed()
             log.info("follows", primary=self.primary, begin=accept.begin)
             await self._receive(reader, accept.begin, frames.silence_s(accept.heartbeat_ms))
         finally:
+            self._writer = None
             acknowledging.cancel()
             # not awaited itself: what ends this task here must not be taken for its end
             await asyncio.wait({acknowledging})
@@ -236,7 +290,7 @@ class Follower:
         end = store.stored_offset() if store is not None and last_bytes else 0  # 0: it has nothing
         hello = Hello(
             version=frames.VERSION,
-            node=self._node,
+            node=self._options.node_name,
             nonce=nonce,
             proof=frames.replica_proof(secret, challenge.nonce, nonce),
             segment_bytes=self._store_options.segment_bytes,
@@ -253,6 +307,7 @@ class Follower:
             proof = frames.primary_proof(secret, challenge.nonce, nonce)
             is_proven = frames.is_proof(refuse.proof, proof)
             if refuse.parts_at is not None and is_proven:
+                await self._join(Promise(refuse.epoch, refuse.node))
                 raise _LogParts(refuse, refuse.parts_at)
             # an address that name servers gave may be anyone's
             if refuse.is_final and (is_proven or not self._choice.is_by_name):
@@ -265,12 +320,34 @@ class Follower:
         if not frames.is_proof(accept.proof, proof):
             reason = "what answers there does not know the secret"
             raise BadFrame(reason) if self._choice.is_by_name else FollowRefused(reason)
+        await self._join(Promise(accept.epoch, accept.node))
         if end and accept.begin != end:
             raise BadFrame(f"bytes from {accept.begin} on, where {end} must come")
         if store is None or store.stored_offset() != accept.begin:
             await self._begin_log(accept.begin)
         await asyncio.to_thread(self._note)
         return accept
+
+    async def _join(self, primary: Promise) -> None:
+        """Follow it from now on, and never an earlier one where all nodes do so.
+
+        Raises BadFrame where that is against the promise.
+        """
+        async with self._promising:
+            self._joined = primary
+            self._check_promise()
+            if self._options.nodes and primary != self._promise:
+                await asyncio.to_thread(folder.write_promise, self._data_dir, primary)
+                self._promise = primary
+
+    def _check_promise(self) -> None:
+        """Raises BadFrame."""
+        had, joined = self._promise, self._joined
+        if not had.allows(joined.epoch, joined.node):
+            raise BadFrame(
+                f"{joined.node or 'it'} is in epoch {joined.epoch}, and this machine has promised "
+                f"to follow {had.node}, in epoch {had.epoch}"
+            )
 
     async def _set_aside(self, parts: _LogParts) -> None:
         """Cut the log where it parts from that of the primary.
@@ -287,29 +364,28 @@ class Follower:
             )
         if not await self._is_equal_before(parts):
             raise FollowRefused(f"{parts}, and they are not equal before: it is another service's")
-        self._store = None
-        end = store.stored_offset()
-        await store.aclose()
-        await asyncio.to_thread(self._note)  # from here on it is a replica
+        async with self._promising:
+            self._store = None
+            end = store.stored_offset()
+            await store.aclose()
+            await asyncio.to_thread(self._note)  # from here on it is a replica
+            done = await self._cut(parts)
+            log.warning("log_set_aside", offset=parts.at, end=end, folder=done.folder)
+            await self._open_store()
+
+    async def _cut(self, parts: _LogParts) -> Done:
+        """Raises FollowRefused."""
         now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
-        name = f"set-aside-{now:%Y%m%dT%H%M%S%f}"
         try:
-            done = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 folder.cut_log,
                 self._data_dir,
                 parts.at,
-                folder=name,
+                folder=f"set-aside-{now:%Y%m%dT%H%M%S%f}",
                 segment_bytes=self._store_options.segment_bytes,
             )
         except RepairRefused as refused:
             raise FollowRefused(f"{parts}, and it cannot be cut there: {refused}") from None
-        log.warning(
-            "log_set_aside",
-            offset=parts.at,
-            end=end,
-            folder=done.folder,
-        )
-        await self._open_store()
 
     async def _is_equal_before(self, parts: _LogParts) -> bool:
         """Two logs that were ever one have the same unit there, with its checksum."""
@@ -358,7 +434,9 @@ class Follower:
             data = frames.decode_data(payload)
             if data.offset != at + len(rest):
                 raise BadFrame(f"bytes from {data.offset} on, where {at + len(rest)} must come")
-            rest = await self._take(store, at, rest + data.data)
+            async with self._promising:
+                self._check_promise()
+                rest = await self._take(store, at, rest + data.data)
             at = data.offset + len(data.data) - len(rest)
             self.primary_end = data.safe_end
             store.note_safe(data.safe_end)
@@ -390,10 +468,11 @@ class Follower:
             await store.drop_before(data.first_offset)
 
     async def _acknowledge(self, writer: asyncio.StreamWriter) -> None:
-        """Raises OSError, FlushFailed."""
+        """Raises OSError, FlushFailed, BadFrame."""
         store = self._opened
         while True:
             self.end = await store.wait_on_disk()
+            self._check_promise()
             writer.write(frames.encode_ack(Ack(store.stored_offset(), self.end)))
             await writer.drain()
             with suppress(TimeoutError):

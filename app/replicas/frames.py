@@ -85,6 +85,7 @@ class Hello(msgspec.Struct, frozen=True):
 class Accept(msgspec.Struct, frozen=True):
     """The log of the primary begins at `first_offset`; its bytes are sent from `begin` on, or
     nothing but where it is, every `heartbeat_ms`. `api_url`: where clients reach it, if it says so.
+    `epoch`: of its units to come; `node`: its name.
     """
 
     proof: bytes
@@ -92,6 +93,8 @@ class Accept(msgspec.Struct, frozen=True):
     begin: int
     heartbeat_ms: Beat
     api_url: str = ""
+    epoch: int = 0
+    node: str = ""
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -99,7 +102,8 @@ class Refuse(msgspec.Struct, frozen=True):
 
     `parts_at`: where its log parts from that of the primary, which is the newer one; `last_bytes`
     are those before it. `was_lost`: the primary has written what the replica has more, and has
-    lost it with its power. It has a proof where the replica has given one.
+    lost it with its power. It has a proof where the replica has given one. `epoch`, `node`: as in
+    `Accept`.
     """
 
     reason: str
@@ -108,6 +112,8 @@ class Refuse(msgspec.Struct, frozen=True):
     last_bytes: bytes = b""
     was_lost: bool = False
     proof: bytes = b""
+    epoch: int = 0
+    node: str = ""
 
 
 class Registry(msgspec.Struct, frozen=True):

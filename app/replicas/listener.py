@@ -58,10 +58,12 @@ class ReplicaListener:
         self._senders: dict[asyncio.Task[None], Sender] = {}
 
     async def start(self) -> None:
-        """Raises CannotServeReplicas."""
+        """Raises CannotServeReplicas; StorageError where the log takes nothing."""
         options = self._options
         if not options.ha_host:
             return
+        if options.nodes:
+            await self._store.begin_epoch(options.node_name)
         try:
             self._server = await asyncio.start_server(
                 self._serve, options.ha_host, options.ha_port, ssl=_tls_of(options)

@@ -1,9 +1,12 @@
 """Settings of replication."""
 
+import socket
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from pydantic import SecretStr
+from pydantic import BeforeValidator, SecretStr
 
+from app.environment import from_json
 from app.loopback import is_loopback
 from app.replicas.frames import MAX_HEARTBEAT_MS
 from storage.option_checks import require_at_least
@@ -21,6 +24,8 @@ class ReplicaOptions:
     primary: str = ""
     advertise: str = ""  # URL at which clients reach this service; replicas send them there
     node: str = ""  # the name of this machine to others; empty: its host name
+    # names of all machines of the service, the same on each: a promotion asks for promises then
+    nodes: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()
     # both sides must have the same; needed beyond loopback
     secret: SecretStr = field(default_factory=lambda: SecretStr(""))
     tls_certificate: str = ""  # files, PEM: of the service that is followed
@@ -53,6 +58,13 @@ class ReplicaOptions:
         if self.primary:
             self.check_primary(self.primary)
 
+        if self.nodes:
+            self._check_nodes()
+
+    @property
+    def node_name(self) -> str:
+        return self.node or socket.gethostname()
+
     @property
     def secret_text(self) -> str:
         return self.secret.get_secret_value()
@@ -62,6 +74,16 @@ class ReplicaOptions:
         host, _ = split_address(address)
         if not is_loopback(host):
             self._check_beyond_loopback(f"primary {address}", bool(self.tls_authority))
+
+    def _check_nodes(self) -> None:
+        if len({*self.nodes}) < len(self.nodes) or not all(self.nodes):
+            raise ValueError(f"nodes are names, each of them once, got {self.nodes}")
+        if self.node_name not in self.nodes:
+            raise ValueError(f"nodes does not have {self.node_name}, which node says this is")
+        if not self.copies <= len(self.nodes) <= self.max_replicas + 1:
+            raise ValueError(
+                f"{len(self.nodes)} nodes: copies must be at most that, and max_replicas allow it"
+            )
 
     def _check_beyond_loopback(self, what: str, has_tls: bool) -> None:
         if len(self.secret_text) < _SHORT_SECRET:

@@ -1,12 +1,15 @@
 """Makes the directory of a replica one that a service starts in."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
 from app.replicas import folder
+from app.replicas.promise import LogPlace, Promise
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.options import LocalStoreOptions
 from storage.local.replica_store import LocalReplica
@@ -45,10 +48,26 @@ def state_of(data_dir: Path) -> ReplicaState:
     )
 
 
-async def promote(data_dir: Path, options: LocalStoreOptions) -> int:
+Claim = Callable[[LogPlace, Promise], Awaitable[Promise]]
+
+
+async def claim_alone(place: LogPlace, _: Promise) -> Promise:
+    """Begin in a later epoch than the service comes to by starting again, and ask no other node."""
+    return Promise(place.last_epoch + EPOCHS_OF_A_PROMOTION)
+
+
+async def promote(
+    data_dir: Path,
+    options: LocalStoreOptions,
+    claim: Claim = claim_alone,
+) -> int:
     """The log offset where its log ends. Durable on return.
 
-    Raises NoReplica, DirectoryInUse, StorageError, OSError.
+    `claim` is given how far the log is, and what the node has promised. It returns the epoch to
+    begin in, with the name of the node where others have promised to follow it; or it raises, and
+    then nothing is changed here.
+
+    Raises NoReplica, NoteDamaged, DirectoryInUse, StorageError, OSError.
     """
     if not folder.has_log(data_dir):
         raise NoReplica(f"{data_dir} has no log yet: the primary never let it in")
@@ -56,7 +75,16 @@ async def promote(data_dir: Path, options: LocalStoreOptions) -> int:
     replica = await LocalReplica.open(
         data_dir / "store", options, OsVfs(), clock, Identifiers(clock, SystemRandom())
     )
+    try:
+        units_end, _ = await replica.read_end()
+        place = LogPlace(replica.epochs.last_epoch, units_end)
+        own = await claim(place, folder.read_promise(data_dir))
+        if own.node:
+            folder.write_promise(data_dir, own)
+    except BaseException:
+        await replica.aclose()
+        raise
     end = replica.stored_offset()
-    await replica.promote()
+    await replica.promote(own.epoch)
     folder.remove_note(data_dir)
     return end

@@ -26,6 +26,11 @@ class ReplicatedLog(Protocol):
     def copyable_end(self) -> int:
         """Everything before it may be sent, on the disk of this machine or not."""
 
+    async def begin_epoch(self, node: str) -> None:
+        """Begin to lead, before any copy is noted: what the log has is safe with a unit of its
+        epoch, and not before.
+        """
+
     async def wait_progress(self) -> None:
         """Return when one of the ends may have moved."""
 

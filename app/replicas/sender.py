@@ -63,7 +63,7 @@ class Sender:
         self._store = store
         self._segment_bytes = segment_bytes
         self._secret = options.secret_text
-        self._api_url = options.advertise
+        self._options = options
         self._data_dir = data_dir
         self._clock = clock
         self._heartbeat_s = options.heartbeat_ms / 1000
@@ -119,6 +119,8 @@ class Sender:
             own_proof = frames.primary_proof(self._secret, nonce, hello.nonce)
             if not hello.node:
                 raise Refused("it has no name: set ESCROWMQ_REPLICA__NODE")
+            if self._options.nodes and hello.node not in self._options.nodes:
+                raise Refused(f"{hello.node} is not one of ESCROWMQ_REPLICA__NODES of this service")
             begin = await self._begin_of(hello)
             self._note_let_in(hello.node)
         except Refused as refused:
@@ -129,6 +131,8 @@ class Sender:
                 refused.last_bytes,
                 refused.was_lost,
                 own_proof,
+                self._store.epochs.last_epoch,
+                self._options.node_name,
             )
             writer.write(frames.encode_message(Kind.REFUSE, refuse))
             with suppress(OSError):
@@ -139,7 +143,9 @@ class Sender:
             self._store.first_offset,
             begin,
             int(self._heartbeat_s * 1000),
-            self._api_url,
+            self._options.advertise,
+            self._store.epochs.last_epoch,
+            self._options.node_name,
         )
         writer.write(frames.encode_message(Kind.ACCEPT, accept))
         self.node = hello.node

@@ -383,6 +383,8 @@ class AsyncClient:
     preview_retention = async_method(admin.preview_retention)
     get_recovery_report = async_method(admin.get_recovery_report)
     list_replicas = async_method(admin.list_replicas)
+    get_promise = async_method(admin.get_promise)
+    make_promise = async_method(admin.make_promise)
     get_config = async_method(admin.get_config)
     get_durability = async_method(admin.get_durability)
     get_whoami = async_method(admin.get_whoami)

@@ -377,6 +377,8 @@ class Client:
     preview_retention = sync_method(admin.preview_retention)
     get_recovery_report = sync_method(admin.get_recovery_report)
     list_replicas = sync_method(admin.list_replicas)
+    get_promise = sync_method(admin.get_promise)
+    make_promise = sync_method(admin.make_promise)
     get_config = sync_method(admin.get_config)
     get_durability = sync_method(admin.get_durability)
     get_whoami = sync_method(admin.get_whoami)

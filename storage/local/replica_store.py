@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 from storage.errors import StoreClosed
-from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from storage.local.local_store import LocalMessageStore
 
 _PRIMARY = "primary"
@@ -67,12 +66,12 @@ class LocalReplica(LocalMessageStore):
         self._takes = False
         await super().aclose()
 
-    async def promote(self) -> None:
-        """Close it; the next start is that of a store of its own, in an epoch of its own, later
-        than any that the store it has followed comes to by starting again: so the two logs can be
-        compared, and this one is the newer.
+    async def promote(self, epoch: int) -> None:
+        """Close it; the next start is that of a store of its own, in this epoch, later than any
+        that the store it has followed comes to by starting again (EPOCHS_OF_A_PROMOTION): so the
+        two logs can be compared, and this one is the newer.
         """
-        self._engine.last_epoch = self.epochs.last_epoch + EPOCHS_OF_A_PROMOTION
+        self._engine.last_epoch = epoch
         await self.aclose()
 
     def _take(self, offset: int, data: bytes) -> bool:

@@ -50,7 +50,7 @@ BODIES = {
     "AckInput", "AnswersInput", "AuditReportInput", "BatchInput", "BeginInput", "CheckNowInput",
     "CronInput", "DeadLetterInput", "ExtendInput", "GroupInput", "HeartbeatInput",
     "JoinInput", "LocksInput", "NackInput", "NodeRegistration",
-    "OffsetsInput", "ProducerGroupInput", "ReceiveChecksInput", "ReceiveInput",
+    "OffsetsInput", "ProducerGroupInput", "PromiseInput", "ReceiveChecksInput", "ReceiveInput",
     "RedriveInput", "ReplyInput", "RequestInput", "RescheduleInput", "ResetInput", "ResolveInput",
     "RetentionInput", "RollbackInput", "TopicChanges", "TopicDefinition",
     "TopicInput",

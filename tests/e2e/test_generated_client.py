@@ -457,6 +457,9 @@ def look_at_the_disk(generated: Generated) -> None:
     assert generated.call("getDurability", offset=flushed.synced_offset - 1, status=200).synced
     assert generated.call("getRecoveryReport", status=200).took_ms >= 0
     assert generated.call("listReplicas", status=200).items == []
+    assert generated.call("getPromise", status=200).epoch == 0
+    asked = generated.body("makePromise")
+    assert not generated.call("makePromise", body=asked, status=200).granted
     assert generated.call("getConfig", status=200).settings["ESCROWMQ_API_KEYS"] == "(set)"
     assert generated.call("getWhoami", status=200).authenticated
     assert generated.call("getVersion", status=200).name == "EscrowMQ"

@@ -128,9 +128,14 @@ def read_ids(service: Server, topic: str = "orders") -> set[str]:
 
 
 def promote(
-    data_dir: Path, *arguments: str, segment_bytes: int | None = 1 << 24
+    data_dir: Path,
+    *arguments: str,
+    segment_bytes: int | None = 1 << 24,
+    environment: Mapping[str, str | None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    given = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(segment_bytes)} if segment_bytes else {}
+    given = {name: value for name, value in (environment or {}).items() if value is not None}
+    if segment_bytes:
+        given["ESCROWMQ_LOCAL__SEGMENT_BYTES"] = str(segment_bytes)
     return subprocess.run(
         [str(_PROGRAM), "replica", "promote", "--data-dir", str(data_dir), *arguments],
         env={**clean_environment(), **given},

@@ -92,6 +92,11 @@ class Server:
         if self._process is not None and self._process.poll() is None:
             self.kill()
 
+    @property
+    def environment(self) -> Mapping[str, str | None]:
+        """Settings of the next start."""
+        return self._environment
+
     def configure(self, **settings: str) -> None:
         """Settings of the next start, beside those that it has."""
         self._environment = {**self._environment, **settings}

@@ -11,6 +11,7 @@ import pytest
 from storage.errors import CorruptRecord, StorageFull, StoreClosed, UnknownTopic
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from storage.local import received_units
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import AppendMode
@@ -418,7 +419,7 @@ def test_a_promoted_replica_begins_an_epoch_where_its_log_ends_though_it_ended_i
         await take_all(replica, recorded.pieces[:30])
         replica.note_safe(recorded.end)
         await replica.wait_on_disk()
-        await replica.promote()
+        await replica.promote(replica.epochs.last_epoch + EPOCHS_OF_A_PROMOTION)
 
     async def begin(world: World) -> None:
         store = await world.open_store(REPLICA_OPTIONS)

@@ -383,6 +383,25 @@ class ReplicaList(Output, frozen=True, kw_only=True):
     items: list[Replica]
 
 
+class NodePromise(Output, frozen=True, kw_only=True):
+    """A node, what it has promised, and how far its log is."""
+
+    node: str
+    """Name of the node that answers."""
+    role: str
+    epoch: int
+    """It follows no primary of an earlier epoch. 0: no promise."""
+    promised_to: str | None = None
+    """Name of the primary of that epoch."""
+    last_epoch: int | None = None
+    """Last epoch of its log; None while that opens."""
+    end_offset: int | None = None
+    granted: bool | None = None
+    """Was the promise made that was asked for?"""
+    reason: str | None = None
+    """Why it was not."""
+
+
 class Config(Output, frozen=True, kw_only=True):
     """Effective settings of the service."""
 

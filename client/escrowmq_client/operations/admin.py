@@ -6,6 +6,7 @@ from escrowmq_client.models.admin import (
     Disk,
     Flushed,
     LoopList,
+    NodePromise,
     RecoveryView,
     ReplicaList,
     RetentionPreview,
@@ -77,6 +78,27 @@ def get_recovery_report() -> Call[RecoveryView]:
 def list_replicas() -> Call[ReplicaList]:
     """List the replicas that are connected: how far each is."""
     return Call("listReplicas", "GET", "/v1/admin/replicas", decoded(ReplicaList))
+
+
+def get_promise() -> Call[NodePromise]:
+    """Get what a node has promised, and how far its log is. A replica answers, too."""
+    return Call("getPromise", "GET", "/v1/admin/promise", decoded(NodePromise))
+
+
+def make_promise(*, epoch: int, node: str) -> Call[NodePromise]:
+    """Have a replica promise to follow no primary of an earlier epoch, before `node` is one.
+
+    `escrowmq replica promote` does so. A service that runs promises nothing: `granted` is false.
+    Raises ProblemError (validation_failed).
+    """
+    return Call(
+        "makePromise",
+        "PUT",
+        "/v1/admin/promise",
+        decoded(NodePromise),
+        headers=json_headers(),
+        body=fields(epoch=epoch, node=node),
+    )
 
 
 def get_config() -> Call[Config]:

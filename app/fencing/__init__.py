@@ -1,0 +1,1 @@
+"""Promises of the nodes of a service, so that it has one primary."""

@@ -1,0 +1,41 @@
+"""Another node over HTTP, as it is asked for a promise."""
+
+import httpx
+import msgspec
+
+from app.fencing.promotion import NoAnswer
+from app.fencing.schemas import NodePromise, PromiseInput
+from app.names.http_server import reason_of
+
+_PATH = "/v1/admin/promise"
+
+
+class HttpNode:
+    """A node, by its URL. Event loop only."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+
+    async def get_promise(self) -> NodePromise:
+        """Raises NoAnswer."""
+        return await self._ask("GET", b"")
+
+    async def make_promise(self, given: PromiseInput) -> NodePromise:
+        """Raises NoAnswer."""
+        return await self._ask("PUT", msgspec.json.encode(given))
+
+    async def _ask(self, method: str, body: bytes) -> NodePromise:
+        headers = {"Content-Type": "application/json"} if body else {}
+        try:
+            response = await self._http.request(
+                method, self.url + _PATH, content=body, headers=headers
+            )
+        except httpx.HTTPError as error:
+            raise NoAnswer(str(error) or type(error).__name__) from None
+        if not response.is_success:
+            raise NoAnswer(reason_of(response))
+        try:
+            return msgspec.json.decode(response.content, type=NodePromise)
+        except msgspec.DecodeError as error:
+            raise NoAnswer(f"an answer that cannot be read: {error}") from None

@@ -1,0 +1,27 @@
+"""The service as others ask it for its promise: it leads, and promises nothing."""
+
+from collections.abc import Callable
+
+from app.replicas.promise import LogPlace, Promise, PromiseRefused
+from app.replicas.replicated_log import ReplicatedLog
+from app.word_sets import NodeRole
+
+
+class Leading:
+    """A service that runs, or starts. It ends before another node takes its place."""
+
+    role: NodeRole = "primary"
+    promised = Promise()
+
+    def __init__(self, log: Callable[[], ReplicatedLog | None]) -> None:
+        """`log` is None while it opens."""
+        self._log = log
+
+    async def place(self) -> LogPlace | None:
+        """Of its log on disk."""
+        log = self._log()
+        return None if log is None else LogPlace(log.epochs.last_epoch, log.on_disk_end())
+
+    async def promise(self, promise: Promise) -> LogPlace:
+        """Raises PromiseRefused."""
+        raise PromiseRefused(f"it is the service: stop it before {promise.node} takes its place")

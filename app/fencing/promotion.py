@@ -1,0 +1,127 @@
+"""Makes a replica the primary once enough nodes have promised to follow no earlier one.
+
+A person calls it, and nothing is decided by a clock. Source: the vote of Raft (5.2, 5.4.1), in
+which the candidate is chosen by hand.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from msgspec import UNSET
+
+from app.fencing.schemas import NodePromise, PromiseInput
+from app.replicas.options import ReplicaOptions
+from app.replicas.promise import LogPlace, Promise, promises_needed
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
+
+
+class CannotPromote(Exception):
+    """Another node is the right one, or too few promise."""
+
+
+class NoAnswer(Exception):
+    """A node did not answer, or not as a node does."""
+
+
+class OtherNode(Protocol):
+    """Another node of the service, by its URL."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def get_promise(self) -> NodePromise:
+        """Raises NoAnswer."""
+
+    async def make_promise(self, given: PromiseInput) -> NodePromise:
+        """Raises NoAnswer."""
+
+
+class Candidate(NamedTuple):
+    """The node that is to be the primary."""
+
+    node: str
+    place: LogPlace
+    promised: Promise
+
+
+class Heard(NamedTuple):
+    """The answer of another node, or why there is none."""
+
+    url: str
+    answer: NodePromise | None
+    problem: str = ""
+
+
+class Quorum:
+    """The other nodes of a service, and how many of them must promise."""
+
+    def __init__(self, options: ReplicaOptions, others: Sequence[OtherNode]) -> None:
+        self._nodes = frozenset(options.nodes)
+        self._own = options.node_name
+        self._others = others
+        # the candidate itself is one of them
+        self.needed = promises_needed(len(options.nodes), options.copies) - 1
+
+    async def ask(self) -> list[Heard]:
+        """How far each of them is; it changes nothing."""
+        return await asyncio.gather(*[self._hear(one, None) for one in self._others])
+
+    def epoch_for(self, candidate: Candidate, heard: Sequence[Heard]) -> int:
+        """The epoch to begin in. Raises CannotPromote where it may not, by what was heard."""
+        self._check(candidate, self._counted(heard))
+        latest = max(
+            candidate.place.last_epoch,
+            candidate.promised.epoch,
+            *[max(one.epoch, one.last_epoch or 0) for one in self._counted(heard).values()],
+        )
+        return latest + EPOCHS_OF_A_PROMOTION
+
+    async def fence(self, candidate: Candidate, epoch: int, heard: Sequence[Heard]) -> None:
+        """Have those that have answered promise to follow no earlier primary.
+
+        Raises CannotPromote.
+        """
+        given = PromiseInput(epoch=epoch, node=candidate.node)
+        there = {one.url for one in heard if one.answer is not None}
+        asked = [self._hear(one, given) for one in self._others if one.url in there]
+        answers = await asyncio.gather(*asked)
+        for one in answers:
+            if one.answer is not None and not one.answer.granted:
+                raise CannotPromote(f"{one.answer.node} does not promise: {one.answer.reason}")
+        self._check(candidate, self._counted(answers))
+
+    def _counted(self, heard: Sequence[Heard]) -> dict[str, NodePromise]:
+        """Answers by the names of the nodes: one that answers at two URLs has one disk."""
+        return {
+            one.answer.node: one.answer
+            for one in heard
+            if one.answer is not None and one.answer.node in self._nodes - {self._own}
+        }
+
+    def _check(self, candidate: Candidate, answers: dict[str, NodePromise]) -> None:
+        """Raises CannotPromote."""
+        for one in answers.values():
+            if one.role == "primary":
+                raise CannotPromote(f"{one.node} runs as the service: stop it first")
+            if one.last_epoch is UNSET or one.end_offset is UNSET:
+                raise CannotPromote(f"{one.node} is starting: try again when its log is open")
+            if LogPlace(one.last_epoch, one.end_offset) > candidate.place:
+                raise CannotPromote(
+                    f"the log of {one.node} is the newer one: it ends at {one.end_offset:,} in "
+                    f"epoch {one.last_epoch}, that of {candidate.node} at "
+                    f"{candidate.place.end:,} in epoch {candidate.place.last_epoch}. Promote "
+                    f"{one.node}"
+                )
+        if len(answers) < self.needed:
+            raise CannotPromote(
+                f"{len(answers)} of the other nodes can promise, {self.needed} must: else the "
+                "service could still have a message on enough disks. Start them as replicas"
+            )
+
+    async def _hear(self, node: OtherNode, given: PromiseInput | None) -> Heard:
+        try:
+            answer = await (node.get_promise() if given is None else node.make_promise(given))
+        except NoAnswer as error:
+            return Heard(node.url, None, str(error))
+        return Heard(node.url, answer)

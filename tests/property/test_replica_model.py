@@ -1,0 +1,246 @@
+"""C30: machines that lead, follow, lose their power and are promoted, in any order: no two
+histories are ever acknowledged, and nothing that was acknowledged is missing at a later primary.
+
+The rules are those of the product: promises, how many are needed, how logs are compared and cut,
+and which copies make a message safe. What is between them, the network and the disks, is steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+
+from app.replicas.promise import Promise, promises_needed
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION, EpochHistory, common_end
+from storage.local.copies import Copies
+from tests.fault.campaign_size import sized
+
+WALKS = sized(ci=3_000, full=200_000)
+STEPS = 120
+CRASHES, PROMOTIONS, WRITES = 4, 4, 6
+
+# the first ones are what goes on all the time
+KINDS = [
+    *(3 * ["copy"] + 2 * ["acknowledge"]),
+    *("sync", "write", "promote", "crash", "restart", "stop"),
+]
+
+Entry = tuple[int, str]  # epoch, and what was written
+
+
+@dataclass
+class Node:
+    """A machine: its disk, and the process on it."""
+
+    name: str
+    log: list[Entry] = field(default_factory=list)
+    synced: int = 0  # entries
+    promise: Promise = field(default_factory=Promise)
+    known_safe: int = 0  # noted by what it followed, or by itself
+    leads: int = 0  # the epoch, 0: it follows, or waits
+    copies: Copies | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The later of two logs is the greater."""
+        return (self.log[-1][0] if self.log else 0, len(self.log))
+
+    @property
+    def epochs(self) -> EpochHistory:
+        return EpochHistory((epoch, offset) for offset, (epoch, _) in enumerate(self.log))
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A rule that is left out."""
+
+    fewer_promises: bool = False
+    forgets_promises: bool = False
+    leads_with_any_log: bool = False
+    counts_old_epochs: bool = False
+    counts_page_cache: bool = False
+    takes_any_primary: bool = False
+
+
+AS_BUILT = Mistake()
+
+
+class TwoHistories(Exception):
+    """What was acknowledged is not there any more."""
+
+
+class Machines:
+    """All nodes of a service, and what was acknowledged."""
+
+    def __init__(self, nodes: int, copies: int, randomness: Random, mistake: Mistake) -> None:
+        self.nodes = [Node(name) for name in "abcde"[:nodes]]
+        self.needed = copies
+        self.randomness = randomness
+        self.mistake = mistake
+        self.acknowledged: list[Entry] = []
+        self.left = {"crash": CRASHES, "promote": PROMOTIONS, "write": WRITES}
+        self._lead(self.nodes[0], 1)
+
+    def step(self) -> None:
+        """Anything that can happen. Raises TwoHistories."""
+        kind = self.randomness.choice(KINDS)
+        node = self.randomness.choice(self.nodes)
+        if kind in self.left and not self.left[kind]:
+            return
+        getattr(self, f"_{kind}")(node)
+
+    # Each of them is nothing where it cannot happen.
+
+    def _copy(self, node: Node) -> None:
+        """It takes one more entry of some primary, after it has cut what differs."""
+        for primary in self._others(node):
+            if node.leads or not primary.leads or not self._lets_in(node, primary):
+                continue
+            node.promise = Promise(primary.leads, primary.name)
+            end = common_end(primary.epochs, len(primary.log), node.epochs, len(node.log))
+            if end < len(node.log):
+                if primary.place[0] <= node.place[0]:
+                    continue  # a person decides
+                del node.log[end:]
+                node.synced = min(node.synced, end)
+            if end < len(primary.log):
+                node.log.append(primary.log[end])
+            return
+
+    def _lets_in(self, node: Node, primary: Node) -> bool:
+        if self.mistake.takes_any_primary:
+            return True
+        return node.promise.allows(primary.leads, primary.name)
+
+    def _acknowledge(self, node: Node) -> None:
+        """Its primary hears how far it is."""
+        for primary in self._others(node):
+            if primary.copies is None or node.leads:
+                continue
+            if node.promise != Promise(primary.leads, primary.name):
+                continue
+            end = len(node.log) if self.mistake.counts_page_cache else node.synced
+            if node.log[:end] == primary.log[:end]:
+                primary.copies.note_other(node.name, end)
+                self._note_safe(primary)
+                node.known_safe = max(node.known_safe, min(primary.known_safe, node.synced))
+
+    def _sync(self, node: Node) -> None:
+        node.synced = len(node.log)
+        if node.copies is not None:
+            node.copies.note_own(node.synced)
+            self._note_safe(node)
+
+    def _write(self, node: Node) -> None:
+        if node.leads:
+            self.left["write"] -= 1
+            node.log.append((node.leads, f"{node.name}{self.left['write']}"))
+
+    def _crash(self, node: Node) -> None:
+        """A power cut; a service is started again in the next epoch, or is left to follow."""
+        self.left["crash"] -= 1
+        epoch, node.leads, node.copies = node.leads, 0, None
+        del node.log[node.synced :]
+        if epoch and self.randomness.random() < 0.7:
+            self._lead(node, max(epoch, node.place[0]) + 1)
+
+    def _stop(self, node: Node) -> None:
+        """An orderly stop; a service goes on in the same epoch."""
+        epoch, node.leads, node.copies = node.leads, 0, None
+        node.synced = len(node.log)
+        if epoch and self.randomness.random() < 0.7:
+            self._lead(node, epoch)
+
+    def _restart(self, node: Node) -> None:
+        """A process is killed: the page cache stays."""
+        epoch, node.leads, node.copies = node.leads, 0, None
+        if epoch:
+            self._lead(node, max(epoch, node.place[0]) + 1)
+
+    def _promote(self, node: Node) -> None:
+        """A person promotes it, alone or with a part of the others within reach."""
+        if node.leads:
+            return
+        self.left["promote"] -= 1
+        node.synced = len(node.log)
+        within_reach = [one for one in self._others(node) if self.randomness.random() < 0.7]
+        asked = [one for one in within_reach if not one.leads]
+        latest = max(node.place[0], node.promise.epoch, *[0, *[one.promise.epoch for one in asked]])
+        if self.randomness.random() < 0.2:
+            latest = max(node.place[0], node.promise.epoch)  # it has not heard of a later one
+        epoch = latest + EPOCHS_OF_A_PROMOTION
+        needed = promises_needed(len(self.nodes), self.needed)
+        needed -= self.mistake.fewer_promises
+        promised = [one for one in asked if one.promise.allows(epoch, node.name)]
+        for one in promised:
+            if not self.mistake.forgets_promises:
+                one.promise = Promise(epoch, node.name)
+            one.synced = len(one.log)
+        is_latest = all(one.place <= node.place for one in promised)
+        if len(promised) + 1 >= needed and (is_latest or self.mistake.leads_with_any_log):
+            node.promise = Promise(epoch, node.name)
+            self._lead(node, epoch)
+
+    def _lead(self, node: Node, epoch: int) -> None:
+        node.leads = epoch
+        if node.place[0] != epoch:
+            node.log.append((epoch, "begins"))
+        node.copies = Copies(node.synced, needed=self.needed, safe_end=node.known_safe)
+        if not self.mistake.counts_old_epochs:
+            node.copies.keep_together(len(node.log))
+
+    def _note_safe(self, primary: Node) -> None:
+        """What is safe is acknowledged, or shown to consumers. Raises TwoHistories."""
+        assert primary.copies is not None
+        primary.known_safe = primary.copies.safe_end
+        shown = primary.log[: primary.known_safe]
+        common = min(len(shown), len(self.acknowledged))
+        if shown[:common] != self.acknowledged[:common]:
+            raise TwoHistories(f"{self.acknowledged} and {shown} of {primary.name}")
+        self.acknowledged = max(shown, self.acknowledged, key=len)
+
+    def _others(self, node: Node) -> Iterator[Node]:
+        others = [one for one in self.nodes if one is not node]
+        self.randomness.shuffle(others)
+        return iter(others)
+
+
+def walk(nodes: int, copies: int, seed: int, mistake: Mistake = AS_BUILT) -> Machines:
+    machines = Machines(nodes, copies, Random(seed), mistake)
+    for _ in range(STEPS):
+        machines.step()
+    return machines
+
+
+SIZES = [(2, 2), (3, 2), (3, 3), (5, 3), (5, 2)]
+
+
+@pytest.mark.parametrize(("nodes", "copies"), SIZES)
+def test_no_two_histories_are_acknowledged(nodes, copies):
+    most = 0
+    for seed in range(WALKS):
+        most = max(most, len(walk(nodes, copies, seed).acknowledged))
+    assert most > WRITES // 2  # the walks come to something
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "fewer_promises",
+        "forgets_promises",
+        "leads_with_any_log",
+        "counts_old_epochs",
+        "counts_page_cache",
+        "takes_any_primary",
+    ],
+)
+def test_a_rule_that_is_left_out_is_found(mistake):
+    with pytest.raises(TwoHistories):
+        find(replace(AS_BUILT, **{mistake: True}))
+
+
+def find(mistake: Mistake) -> None:
+    """Raises TwoHistories."""
+    for seed in range(100_000):
+        walk(3, 2, seed, mistake)

@@ -1,0 +1,161 @@
+"""Which node may take the place of the service, by what the others say and promise."""
+
+import asyncio
+
+import pytest
+
+from app.fencing.promotion import Candidate, CannotPromote, NoAnswer, Quorum
+from app.fencing.schemas import NodePromise, PromiseInput
+from app.replicas.options import ReplicaOptions
+from app.replicas.promise import LogPlace, Promise
+from app.word_sets import NodeRole
+
+THREE = ReplicaOptions(node="b", nodes=("a", "b", "c"), copies=2, ha_host="127.0.0.1")
+FIVE = ReplicaOptions(node="b", nodes=("a", "b", "c", "d", "e"), copies=2, ha_host="127.0.0.1")
+B = Candidate("b", LogPlace(3, 1_000), Promise())
+
+
+class Node:
+    """Another node at the end of a link that can be cut."""
+
+    def __init__(
+        self,
+        name: str,
+        place: LogPlace | None = B.place,
+        *,
+        promise: Promise | None = None,
+        role: NodeRole = "replica",
+        is_cut: bool = False,
+    ) -> None:
+        self.name, self.url = name, f"http://{name}"
+        self.place, self.role = place, role
+        self.promise = promise or Promise()
+        self.is_cut = is_cut
+
+    async def get_promise(self) -> NodePromise:
+        if self.is_cut:
+            raise NoAnswer("the link is cut")
+        answer = NodePromise(node=self.name, role=self.role, epoch=self.promise.epoch)
+        if self.place is not None:
+            answer.last_epoch, answer.end_offset = self.place
+        return answer
+
+    async def make_promise(self, given: PromiseInput) -> NodePromise:
+        granted = self.promise.allows(given.epoch, given.node)
+        if granted:
+            self.promise = Promise(given.epoch, given.node)
+        answer = await self.get_promise()
+        answer.granted = granted
+        return answer
+
+
+def promote(*others: Node, options: ReplicaOptions = THREE, candidate: Candidate = B) -> int:
+    """The epoch to begin in. Raises CannotPromote."""
+
+    async def main() -> int:
+        quorum = Quorum(options, others)
+        heard = await quorum.ask()
+        epoch = quorum.epoch_for(candidate, heard)
+        await quorum.fence(candidate, epoch, heard)
+        return epoch
+
+    return asyncio.run(main())
+
+
+def test_of_three_nodes_one_other_must_promise():
+    c = Node("c")
+    assert promote(Node("a", is_cut=True), c) == 1_003
+    assert c.promise == Promise(1_003, "b")
+    with pytest.raises(CannotPromote, match="0 of the other nodes can promise, 1 must"):
+        promote(Node("a", is_cut=True), Node("c", is_cut=True))
+
+
+def test_of_five_nodes_with_two_copies_three_others_must_promise():
+    others = [Node(name) for name in "acde"]
+    others[0].is_cut = True
+    assert promote(*others, options=FIVE) == 1_003
+    others[1].is_cut = True
+    with pytest.raises(CannotPromote, match="2 of the other nodes can promise, 3 must"):
+        promote(*others, options=FIVE)
+
+
+def test_of_two_nodes_none_must_be_asked():
+    two = ReplicaOptions(node="b", nodes=("a", "b"), copies=2, ha_host="127.0.0.1")
+    assert promote(Node("a", is_cut=True), options=two) == 1_003
+
+
+@pytest.mark.parametrize("place", [LogPlace(3, 1_001), LogPlace(4, 10)])
+def test_the_node_with_the_newer_log_is_the_one_to_promote(place):
+    c = Node("c", place)
+    with pytest.raises(CannotPromote, match="Promote c"):
+        promote(Node("a", is_cut=True), c)
+    assert c.promise == Promise(), "it can still follow the service"
+
+
+def test_a_log_that_goes_on_after_it_was_asked_is_seen_with_the_promise():
+    class Late(Node):
+        async def make_promise(self, given: PromiseInput) -> NodePromise:
+            self.place = LogPlace(3, 2_000)
+            return await super().make_promise(given)
+
+    with pytest.raises(CannotPromote, match="Promote c"):
+        promote(Late("c"))
+
+
+def test_a_service_that_runs_must_be_stopped_first():
+    a = Node("a", LogPlace(3, 900), role="primary")
+    c = Node("c")
+    with pytest.raises(CannotPromote, match="a runs as the service"):
+        promote(a, c)
+    assert c.promise == Promise()
+
+
+def test_a_node_whose_log_is_not_open_yet_is_not_counted_on():
+    with pytest.raises(CannotPromote, match="c is starting"):
+        promote(Node("c", None))
+
+
+def test_the_epoch_is_later_than_every_promise():
+    c = Node("c", promise=Promise(2_005, "a"))
+    assert promote(c) == 3_005
+    assert promote(Node("c"), candidate=B._replace(promised=Promise(4_001, "a"))) == 5_001
+
+
+def test_a_promise_that_is_not_made_ends_it():
+    class Taken(Node):
+        async def make_promise(self, given: PromiseInput) -> NodePromise:
+            self.promise = Promise(given.epoch, "a")  # in this moment
+            return await super().make_promise(given)
+
+    with pytest.raises(CannotPromote, match="c does not promise"):
+        promote(Taken("c"))
+
+
+def test_a_node_counts_once_and_a_stranger_does_not():
+    twice = ReplicaOptions(node="b", nodes=("a", "b", "c"), copies=1)
+    with pytest.raises(CannotPromote, match="1 of the other nodes can promise, 2 must"):
+        promote(Node("c"), Node("c"), Node("x"), Node("b"), options=twice)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"nodes": ("a", "a")}, "each of them once"),
+        ({"nodes": ("a", "")}, "each of them once"),
+        ({"nodes": ("b", "c")}, "nodes does not have a"),
+        ({"nodes": ("a",), "copies": 2, "ha_host": "127.0.0.1"}, "copies must be at most that"),
+        ({"nodes": ("a", "b", "c"), "max_replicas": 1}, "max_replicas allow it"),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused(given, reason):
+    with pytest.raises(ValueError, match=reason):
+        ReplicaOptions(node="a", **given)
+
+
+def test_a_promise_allows_the_primary_that_it_names_and_every_later_one():
+    promise = Promise(5, "a")
+    assert promise.allows(5, "a")
+    assert promise.allows(6, "b")
+    assert not promise.allows(5, "b")
+    assert not promise.allows(4, "a")
+    assert Promise().allows(0, "")
