@@ -166,9 +166,9 @@ class Follower:
                 had = self._promise
                 raise PromiseRefused(f"it has promised to follow {had.node}, in epoch {had.epoch}")
             if promise != self._promise:
-                self._promise = promise  # from here on nothing is acknowledged to another
-                if self._writer is not None and self._joined != promise:
-                    self._writer.transport.abort()
+                self._promise = promise
+                if self._writer is not None:
+                    self._writer.transport.abort()  # nothing is acknowledged to another any more
                 await asyncio.to_thread(folder.write_promise, self._data_dir, promise)
                 log.info("promised", node=promise.node, epoch=promise.epoch)
             if self._store is not None:
@@ -468,11 +468,10 @@ class Follower:
             await store.drop_before(data.first_offset)
 
     async def _acknowledge(self, writer: asyncio.StreamWriter) -> None:
-        """Raises OSError, FlushFailed, BadFrame."""
+        """Raises OSError, FlushFailed."""
         store = self._opened
         while True:
             self.end = await store.wait_on_disk()
-            self._check_promise()
             writer.write(frames.encode_ack(Ack(store.stored_offset(), self.end)))
             await writer.drain()
             with suppress(TimeoutError):

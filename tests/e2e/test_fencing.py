@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -42,8 +44,9 @@ def three(tmp_path) -> Iterator[Three]:
 
 
 @contextmanager
-def three_machines(tmp_path) -> Iterator[Three]:
-    a = Primary(tmp_path / "a", environment=NODES)
+def three_machines(tmp_path, **settings: str) -> Iterator[Three]:
+    """`settings`: of the service."""
+    a = Primary(tmp_path / "a", environment={**NODES, **settings})
     a.configure(ESCROWMQ_REPLICA__NODE="a")
     b, c = (Replica(tmp_path / name, of(a.ha_port), environment=NODES) for name in "bc")
     for replica in (b, c):
@@ -167,6 +170,91 @@ def test_a_service_gets_a_later_epoch_where_its_replicas_have_promised_to_follow
         assert "behind by" not in done.stderr
         a.start()
         assert send(a).status_code == 201, "it is followed again"
+
+
+def test_a_promise_ends_the_connection_at_once_and_what_comes_behind_it_is_not_taken(tmp_path):
+    seldom = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "60000"}  # nothing else ends it meanwhile
+    with three_machines(tmp_path, **seldom) as three, three.c.client() as api:
+        small = {"payload": "x", "require_durability": "buffered"}  # a unit arrives all the time
+        is_over = threading.Event()
+
+        def send_all() -> None:
+            with three.a.client() as sender:
+                while not is_over.is_set():
+                    sender.post("/v1/topics/orders/messages", json=small)
+
+        sending = [threading.Thread(target=send_all) for _ in range(3)]
+        for thread in sending:
+            thread.start()
+        end = ok(api.get(PROMISE))["end_offset"]
+        until(lambda: ok(api.get(PROMISE))["end_offset"] > end + 20_000, "they arrive")
+        found = ok(api.put(PROMISE, json={"epoch": 1_500, "node": "b"}))
+        assert found["granted"]
+        until(lambda: api.get("/readyz").status_code == 503, "it is gone", seconds=20)
+        is_over.set()
+        for thread in sending:
+            thread.join()
+        assert ok(api.get(PROMISE))["end_offset"] == found["end_offset"]
+
+
+def test_an_earlier_service_cuts_nothing_from_a_replica_that_has_promised(tmp_path):
+    """A service that was put back to an older copy of its directory."""
+    with three_machines(tmp_path) as three:
+        a, c = three.a, three.c
+        a.kill()
+        older = tmp_path / "older"
+        shutil.copytree(a.data_dir, older)
+        a.start()
+        acknowledged(a, 5)
+        a.wait_until_copied(replicas=2)
+        with c.client() as api:
+            found = ok(api.put(PROMISE, json={"epoch": 1_500, "node": "b"}))
+        assert found["granted"]
+        assert c.terminate() == 0
+        a.kill()
+        shutil.rmtree(a.data_dir)
+        shutil.move(older, a.data_dir)
+        before = a.log().count("replicas_served")
+        for start in (1, 2):  # its epoch is later than that of what it has lost
+            a.kill()
+            a.start(until_ready=False)
+            until(
+                lambda start=start: a.log().count("replicas_served") == before + start,
+                "it waits for replicas",
+            )
+        c.configure(ESCROWMQ_REPLICA__SET_ASIDE="true")
+        with c, c.client() as api:
+            until(lambda: "has promised to follow b" in c.log(), "it is not let back")
+            assert ok(api.get(PROMISE)) == unchanged(found)
+        assert "log_set_aside" not in c.log()
+
+
+def unchanged(found: dict[str, Any]) -> dict[str, Any]:
+    """Without the answer to a request."""
+    return {name: value for name, value in found.items() if name != "granted"}
+
+
+def test_the_old_service_comes_back_as_a_replica_and_sets_aside_what_only_it_has(three):
+    a, b, c = three.a, three.b, three.c
+    ids = acknowledged(a, 5)
+    a.wait_until_copied(replicas=2)
+    b.kill()
+    c.kill()
+    offsets = {"offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}]}
+    with a.client() as api, pytest.raises(httpx.ReadTimeout):  # it waits for a copy
+        api.put("/v1/groups/billing/offsets", json=offsets, timeout=1)
+    a.kill()
+    with c:
+        until(lambda: c_is_open(c), "it has opened its log")
+        assert three.promote_b("--yes").returncode == 0
+    a.configure(
+        ESCROWMQ_REPLICA__SET_ASIDE="true",
+        ESCROWMQ_NAMES__SERVERS=json.dumps([b.url, c.url]),
+    )
+    with a.replica() as returned, b.service() as promoted:
+        promoted.wait_until_copied()
+        assert "log_set_aside" in returned.log()
+        assert read_ids(promoted) == ids
 
 
 @pytest.mark.parametrize(
