@@ -44,14 +44,20 @@ func WithHTTPClient(client *http.Client) Option { return func(s *settings) { s.h
 // WithRetry replaces the default rule of when a request is sent again.
 func WithRetry(retry Retry) Option { return func(s *settings) { s.retry = retry } }
 
-// New makes a client of the service at this address, for example http://127.0.0.1:8080.
+// New makes a client of the service at this address, for example http://127.0.0.1:8080. Addresses
+// of several machines, the service and its replicas, have commas between them: requests go to the
+// one that is the service.
 func New(url string, options ...Option) (*Client, error) {
+	machines, err := parseAddresses(url)
+	if err != nil {
+		return nil, err
+	}
 	s := settings{http: http.DefaultClient, retry: DefaultRetry}
 	for _, option := range options {
 		option(&s)
 	}
-	generated, err := api.NewClientWithResponses(url,
-		api.WithHTTPClient(&repeating{next: s.http, retry: s.retry}),
+	generated, err := api.NewClientWithResponses(machines.list[0].String(),
+		api.WithHTTPClient(&repeating{next: s.http, retry: s.retry, addresses: machines}),
 		api.WithRequestEditorFn(func(_ context.Context, request *http.Request) error {
 			if s.apiKey != "" {
 				request.Header.Set("Authorization", "Bearer "+s.apiKey)

@@ -25,6 +25,7 @@ var ctx = context.Background()
 // answering is a server that gives these answers, one after another, and keeps what it was sent.
 type answering struct {
 	*httptest.Server
+	list   *[]answer
 	keys   []string
 	bodies []string
 }
@@ -36,7 +37,7 @@ type answer struct {
 
 func answers(t *testing.T, list ...answer) *answering {
 	t.Helper()
-	found := &answering{}
+	found := &answering{list: &list}
 	answer := func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		found.keys = append(found.keys, r.Header.Get("Idempotency-Key"))
@@ -50,6 +51,9 @@ func answers(t *testing.T, list ...answer) *answering {
 	t.Cleanup(found.Close)
 	return found
 }
+
+// leadTo answers as a replica of the service at this address.
+func (a *answering) leadTo(url string) { *a.list = []answer{leadsTo(url)} }
 
 const receipt = `{"message_id":"msg_1","topic":"orders","stored_at":"2026-11-24T00:00:00Z",
 	"durability":"synced","deduplicated":false}`

@@ -50,7 +50,7 @@ func (o *outage) repeat(ctx context.Context, once func(context.Context) error) e
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.As(err, &problem) && !problem.Retryable:
+		case errors.As(err, &problem) && !problem.Retryable && problem.Code != notPrimary:
 			return err
 		}
 		o.failed(err)

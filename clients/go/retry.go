@@ -21,6 +21,10 @@ import (
 // delay that doubles. A POST has an Idempotency-Key that stays the same, so that the service
 // carries it out once. A body that cannot be read twice is not sent again, and neither is a request
 // whose reply did not come in time (reply_timeout).
+//
+// Of several addresses, a request goes on at the next one where a machine does not answer, starts
+// or stops. A replica answers not_primary, and leads to its service: at once, three times in a row
+// at most.
 type Retry struct {
 	// Total is the time after which no try begins; 0 leaves every try but the first to net/http,
 	// which itself repeats a request whose reused connection was closed without an answer.
@@ -47,8 +51,9 @@ func (r Retry) delay(tries int, spent, asked time.Duration, random float64) (tim
 
 // repeating sends a request until its answer is final.
 type repeating struct {
-	next  *http.Client
-	retry Retry
+	next      *http.Client
+	retry     Retry
+	addresses *addresses
 }
 
 func (r *repeating) Do(request *http.Request) (*http.Response, error) {
@@ -57,24 +62,38 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 	}
 	started := time.Now()
 	watching := outageOf(request)
+	hops := 0
 	for tries := 1; ; tries++ {
+		asked := r.addresses.aim(request)
 		response, err := r.next.Do(request)
-		again, asked := verdict(response, err)
-		watching.note(request, response, err, again)
-		isRepeatable := request.Body == nil || request.GetBody != nil
-		isRepeatable = isRepeatable && request.Context().Value(onceKey{}) == nil
-		if !again || !isRepeatable || request.Context().Err() != nil {
+		found := outcomeOf(response, err)
+		if request.Context().Err() == nil {
+			r.addresses.note(asked, found)
+		}
+		isReadable := request.Body == nil || request.GetBody != nil
+		isLed := found.isReplica && found.primary != "" && hops < mostHops && isReadable
+		if !isLed {
+			watching.note(request, response, err, found.again)
+		}
+		isRepeatable := isReadable && request.Context().Value(onceKey{}) == nil
+		if !isLed && !(found.again && isRepeatable) || request.Context().Err() != nil {
 			return response, err
 		}
-		wait, ok := r.retry.delay(tries, time.Since(started), asked, mathrand.Float64())
-		if !ok {
-			return response, err
-		}
-		if response != nil {
-			_ = response.Body.Close()
-		}
-		if err := sleep(request.Context(), wait); err != nil {
-			return nil, err
+		if isLed {
+			hops++
+			tries--
+		} else {
+			hops = 0
+			wait, ok := r.retry.delay(tries, time.Since(started), found.wait, mathrand.Float64())
+			if !ok {
+				return response, err
+			}
+			if response != nil {
+				_ = response.Body.Close()
+			}
+			if err := sleep(request.Context(), wait); err != nil {
+				return nil, err
+			}
 		}
 		if request.GetBody != nil {
 			if request.Body, err = request.GetBody(); err != nil {
@@ -84,37 +103,59 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 	}
 }
 
-// verdict says whether the request may be sent again, and how long the service asks to wait.
-func verdict(response *http.Response, err error) (again bool, asked time.Duration) {
+// An outcome is what came of a try.
+type outcome struct {
+	again bool          // it may be sent again
+	wait  time.Duration // that the service asks for
+
+	isAway    bool   // another machine may be the service by now
+	isReplica bool   // and not the service; nothing was carried out
+	primary   string // the address of the service, as the replica knows it
+}
+
+func outcomeOf(response *http.Response, err error) outcome {
 	if err != nil {
-		return true, 0
+		return outcome{again: true, isAway: true}
 	}
 	if response.StatusCode < 400 {
-		return false, 0
+		return outcome{}
 	}
 	// A problem is small. What follows a megabyte is no problem of this service.
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
 	_ = response.Body.Close()
 	response.Body = io.NopCloser(bytes.NewReader(body))
 	if err != nil {
-		return true, 0
+		return outcome{again: true, isAway: true}
 	}
 	var problem struct {
 		Code         string `json:"code"`
 		Retryable    bool   `json:"retryable"`
 		RetryAfterMs int64  `json:"retry_after_ms"`
+		Context      struct {
+			Primary string `json:"primary"`
+		} `json:"context"`
 	}
 	if json.Unmarshal(body, &problem) == nil && problem.Code == "reply_timeout" {
-		return false, 0
+		return outcome{}
 	}
-	asked = time.Duration(problem.RetryAfterMs) * time.Millisecond
-	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && asked == 0 {
-		asked = time.Duration(seconds) * time.Second
+	wait := time.Duration(problem.RetryAfterMs) * time.Millisecond
+	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && wait == 0 {
+		wait = time.Duration(seconds) * time.Second
 	}
 	status := response.StatusCode
-	again = problem.Retryable || retryableStatus(status) || problem.Code == "" && isProxys(status)
-	return again, asked
+	isProxys := problem.Code == "" && isProxys(status)
+	isReplica := problem.Code == notPrimary
+	return outcome{
+		again:     problem.Retryable || retryableStatus(status) || isProxys || isReplica,
+		wait:      wait,
+		isAway:    isProxys || problem.Code == "recovering" || problem.Code == "shutting_down",
+		isReplica: isReplica,
+		primary:   problem.Context.Primary,
+	}
 }
+
+// notPrimary is the code of a replica, which carries nothing out.
+const notPrimary = "not_primary"
 
 func retryableStatus(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable

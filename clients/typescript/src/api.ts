@@ -5,10 +5,11 @@ import createClient, {
   type MethodResponse,
 } from "openapi-fetch";
 import type { PathsWithMethod, RequiredKeysOf } from "openapi-typescript-helpers";
+import type { Addresses } from "./addresses.js";
 import { type Clock, linked } from "./clock.js";
 import { ProblemError, RefusedEntries, Unreachable } from "./errors.js";
 import type { paths } from "./generated/api.js";
-import { type Retry, retrying } from "./retry.js";
+import { MOST_HOPS, type Retry, retrying } from "./retry.js";
 
 type Verb = "get" | "put" | "post" | "patch" | "delete";
 
@@ -48,7 +49,7 @@ type Call<V extends Verb> = <
 export type Api = { [V in Verb as Uppercase<V>]: Call<V> };
 
 export interface Connection {
-  url: string;
+  addresses: Addresses;
   apiKey: string | undefined;
   retry: Retry;
   timeoutMs: number;
@@ -95,9 +96,9 @@ type LooseRequest = (
 ) => Promise<{ data?: unknown; error?: unknown; response: Response }>;
 
 export function newApi(connection: Connection): Api {
-  const { url, apiKey, fetch } = connection;
+  const { apiKey, fetch } = connection;
   const headers = !apiKey ? {} : { authorization: `Bearer ${apiKey}` };
-  const client = createClient<paths>({ baseUrl: url, fetch, headers });
+  const client = createClient<paths>({ fetch, headers });
   const request = client.request as unknown as LooseRequest;
   const verb = (method: Verb) => (path: string, init?: Loose) =>
     call(connection, request, method, path, init ?? {});
@@ -120,11 +121,22 @@ async function call(
   const { onRetry, ...rest } = repeatable(method, path, given);
   const { retry = {}, timeoutMs = connection.timeoutMs, ...init } = rest;
   const limits = { ...connection.retry, ...retry };
-  if (ONCE.has(path) || init.body instanceof ReadableStream) limits.totalMs = 0;
+  const isReadOnce = init.body instanceof ReadableStream;
+  if (ONCE.has(path) || isReadOnce) limits.totalMs = 0;
   const patience = timeoutMs + waitMs(init);
-  const { clock } = connection;
-  return retrying(() => once(connection, request, method, path, init, patience), {
+  const { addresses, clock } = connection;
+  const attempt = async (): Promise<unknown> => {
+    const asked = addresses.now;
+    try {
+      return await once(connection, asked, request, method, path, init, patience);
+    } catch (error) {
+      addresses.note(error, asked);
+      throw error;
+    }
+  };
+  return retrying(attempt, {
     retry: limits,
+    mostHops: isReadOnce ? 0 : MOST_HOPS,
     clock,
     signal: init.signal,
     onRetry,
@@ -132,7 +144,8 @@ async function call(
 }
 
 async function once(
-  { clock, url, ...connection }: Connection,
+  { clock, ...connection }: Connection,
+  baseUrl: string,
   request: LooseRequest,
   method: Verb,
   path: string,
@@ -151,12 +164,17 @@ async function once(
   };
   let answer;
   try {
-    answer = await request(method, path, { ...init, fetch, signal: controller.signal });
+    answer = await request(method, path, {
+      ...init,
+      baseUrl,
+      fetch,
+      signal: controller.signal,
+    });
   } catch (error) {
     if (init.signal?.aborted) throw init.signal.reason;
     if (!isSent) throw error; // no request can be made of what was given, such as a BigInt
     const cause = controller.signal.aborted ? controller.signal.reason : error;
-    const what = `no response from ${method.toUpperCase()} ${path} at ${new URL(url).host}`;
+    const what = `no response from ${method.toUpperCase()} ${path} at ${new URL(baseUrl).host}`;
     throw new Unreachable(`${what}: ${rootOf(cause)}`, { cause });
   } finally {
     done.abort();

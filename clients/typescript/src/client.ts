@@ -1,3 +1,4 @@
+import { Addresses } from "./addresses.js";
 import { type Api, type CallOptions, newApi } from "./api.js";
 import { type Clock, systemClock } from "./clock.js";
 import { defaultRetry, type Retry } from "./retry.js";
@@ -12,7 +13,11 @@ import {
 } from "./transaction.js";
 
 export interface Options {
-  /** Address of the service. Without it, the environment variable ESCROWMQ_URL. */
+  /**
+   * Address of the service. Addresses of several machines, the service and its replicas, have
+   * commas between them: requests go to the one that is the service. Without it, the environment
+   * variable ESCROWMQ_URL.
+   */
   url?: string | undefined;
   /** Without it, the environment variable ESCROWMQ_API_KEY, if there is one. */
   apiKey?: string | undefined;
@@ -41,12 +46,9 @@ export class EscrowMQ {
   constructor(options: Options = {}) {
     const url = options.url ?? process.env["ESCROWMQ_URL"];
     if (!url) throw new TypeError("give url, or set ESCROWMQ_URL");
-    const { protocol } = new URL(url); // throws where it is not one
-    if (!/^https?:$/.test(protocol))
-      throw new TypeError(`url needs http:// or https://, not ${protocol}`);
     this.clock = options.clock ?? systemClock;
     this.api = newApi({
-      url,
+      addresses: new Addresses(url),
       apiKey: options.apiKey ?? process.env["ESCROWMQ_API_KEY"],
       retry: { ...defaultRetry, ...options.retry },
       timeoutMs: options.timeoutMs ?? 30_000,

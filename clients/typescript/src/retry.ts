@@ -1,3 +1,4 @@
+import { isReplica, primaryOf } from "./addresses.js";
 import type { Clock } from "./clock.js";
 import { ProblemError, Unreachable } from "./errors.js";
 
@@ -13,13 +14,16 @@ export interface Retry {
 
 export const defaultRetry: Retry = { totalMs: 30_000, firstMs: 100, maxMs: 5_000 };
 
+/** How often in a row a call goes at once where a replica leads it. */
+export const MOST_HOPS = 3;
+
 const NEVER = new Set(["reply_timeout"]);
 
 /** Is a request that failed like this worth repeating? The one rule, for every operation. */
 export function isTransient(error: unknown): boolean {
   if (error instanceof Unreachable) return true;
   if (!(error instanceof ProblemError) || NEVER.has(error.code)) return false;
-  return error.retryable || error.status === 429 || error.status === 503;
+  return error.retryable || isReplica(error) || error.status === 429 || error.status === 503;
 }
 
 /** The pause after the given number of tries: what the service asks for, or a random part. */
@@ -31,6 +35,7 @@ export function pause(error: unknown, tries: number, retry: Retry, random: numbe
 
 interface Repetition {
   retry: Retry;
+  mostHops: number;
   clock: Clock;
   signal?: AbortSignal | null | undefined;
   /** Takes the error of each try that is repeated. */
@@ -40,13 +45,21 @@ interface Repetition {
 /** The result of the first try that does not fail in a way that is worth repeating. */
 export async function retrying<Result>(
   once: () => Promise<Result>,
-  { retry, clock, signal, onRetry }: Repetition,
+  { retry, mostHops, clock, signal, onRetry }: Repetition,
 ): Promise<Result> {
   const deadline = clock.now() + retry.totalMs;
+  let hops = 0;
   for (let tries = 1; ; tries++) {
     try {
       return await once();
     } catch (error) {
+      if (isReplica(error) && primaryOf(error) && hops < mostHops) {
+        hops++;
+        tries--;
+        signal?.throwIfAborted();
+        continue;
+      }
+      hops = 0;
       const ms = pause(error, tries, retry, clock.random());
       if (!isTransient(error) || clock.now() + ms >= deadline) throw error;
       onRetry?.(error);

@@ -49,6 +49,7 @@ export async function settled(): Promise<void> {
 }
 
 export interface Call {
+  host: string;
   operation: string;
   body: any;
   headers: Headers;
@@ -87,8 +88,9 @@ export function fakeService(
     clock,
     fetch: async (request) => {
       const text = await request.text();
-      const { pathname, search } = new URL(request.url);
+      const { host, pathname, search } = new URL(request.url);
       const call = {
+        host,
         operation: `${request.method} ${pathname}${search}`,
         body: text ? JSON.parse(text) : undefined,
         headers: request.headers,

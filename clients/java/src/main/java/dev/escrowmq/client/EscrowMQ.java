@@ -42,7 +42,7 @@ public final class EscrowMQ {
 
   private EscrowMQ(Builder builder, Outage outage) {
     this.builder = builder;
-    var http = new RepeatingClient(builder.http, builder.retry, outage);
+    var http = new RepeatingClient(builder.http, builder.addresses, builder.retry, outage);
     settings =
         new ApiClient() {
           @Override
@@ -50,7 +50,7 @@ public final class EscrowMQ {
             return http;
           }
         };
-    settings.updateBaseUri(builder.url);
+    settings.updateBaseUri(builder.addresses.first().toString());
     settings.setReadTimeout(builder.timeout);
     if (builder.apiKey != null) {
       var bearer = "Bearer " + builder.apiKey;
@@ -62,26 +62,30 @@ public final class EscrowMQ {
     consume = new ConsumeApi(settings);
   }
 
-  /** Makes a client of the service at this address, for example http://127.0.0.1:8080. */
+  /**
+   * Makes a client of the service at this address, for example http://127.0.0.1:8080. Addresses of
+   * several machines, the service and its replicas, have commas between them: requests go to the
+   * one that is the service.
+   */
   public static EscrowMQ at(String url) {
     return builder(url).build();
   }
 
   /** Begins a client with settings of its own. */
   public static Builder builder(String url) {
-    return new Builder(url);
+    return new Builder(new Addresses(url));
   }
 
   /** The settings of a client. */
   public static final class Builder {
-    private final String url;
+    private final Addresses addresses;
     private String apiKey;
     private Retry retry = Retry.DEFAULT;
     private Duration timeout = Duration.ofSeconds(60);
     private HttpClient http;
 
-    private Builder(String url) {
-      this.url = url.endsWith("/") ? url.substring(0, url.length() - 1) : url;
+    private Builder(Addresses addresses) {
+      this.addresses = addresses;
     }
 
     /** Sends the key with every request. */
@@ -121,7 +125,7 @@ public final class EscrowMQ {
     }
 
     private Builder copy(Retry rule) {
-      var copy = new Builder(url).apiKey(apiKey).retry(rule).timeout(timeout);
+      var copy = new Builder(addresses).apiKey(apiKey).retry(rule).timeout(timeout);
       return copy.httpClient(http);
     }
   }

@@ -33,13 +33,18 @@ final class RepeatingClient extends HttpClient {
   // A problem is small. What follows a megabyte is no problem of this service.
   private static final int LONGEST_PROBLEM = 1 << 20;
 
+  // How often in a row a request goes at once where a replica leads it.
+  private static final int MOST_HOPS = 3;
+
   private final HttpClient next;
+  private final Addresses addresses;
   private final Retry retry;
   private final Outage outage;
 
   /** Reports each try to the outage, if it is not null. */
-  RepeatingClient(HttpClient next, Retry retry, Outage outage) {
+  RepeatingClient(HttpClient next, Addresses addresses, Retry retry, Outage outage) {
     this.next = next;
+    this.addresses = addresses;
     this.retry = retry;
     this.outage = outage;
   }
@@ -49,25 +54,33 @@ final class RepeatingClient extends HttpClient {
       throws IOException, InterruptedException {
     var request = withKey(given);
     long started = System.nanoTime();
+    int hops = 0;
     for (int tries = 1; ; tries++) {
       Problem problem = null;
       IOException failure = null;
+      var asked = addresses.now();
       try {
-        var response = next.send(request, handler);
+        var response = next.send(at(asked, request), handler);
         if (response.statusCode() < 400) {
           note(null);
           return accepted(response);
         }
         problem = problem(response);
-        note(isRepeated(problem) ? new ProblemException(problem) : null);
       } catch (IOException unanswered) {
         failure = unanswered;
-        note(failure);
       }
-      var asked = problem == null ? null : problem.getRetryAfterMs();
+      addresses.note(asked, problem);
+      if (problem != null && Addresses.isLed(problem) && hops < MOST_HOPS) {
+        hops++;
+        tries--;
+        continue;
+      }
+      hops = 0;
+      note(failure != null ? failure : isRepeated(problem) ? new ProblemException(problem) : null);
+      var wanted = problem == null ? null : problem.getRetryAfterMs();
       var spent = Duration.ofNanos(System.nanoTime() - started);
       var random = ThreadLocalRandom.current().nextDouble();
-      var wait = retry.delay(tries, spent, Duration.ofMillis(asked == null ? 0 : asked), random);
+      var wait = retry.delay(tries, spent, Duration.ofMillis(wanted == null ? 0 : wanted), random);
       if (wait.isEmpty() || problem != null && !isRepeated(problem)) {
         if (failure != null) {
           throw failure;
@@ -76,6 +89,11 @@ final class RepeatingClient extends HttpClient {
       }
       Thread.sleep(wait.get().toMillis());
     }
+  }
+
+  private static HttpRequest at(URI address, HttpRequest request) {
+    var place = Addresses.of(request.uri(), address);
+    return HttpRequest.newBuilder(request, (name, value) -> true).uri(place).build();
   }
 
   /** Reports why a try failed, or with null that the service answered it. */
@@ -118,6 +136,7 @@ final class RepeatingClient extends HttpClient {
               .code("not_a_problem_document")
               .detail("status " + status + " without a problem document");
     }
+    busy |= Addresses.NOT_PRIMARY.equals(problem.getCode()); // the service may be found later
     problem.status(status).retryable(busy || Boolean.TRUE.equals(problem.getRetryable()));
     var seconds = response.headers().firstValue("Retry-After").orElse("");
     if (problem.getRetryAfterMs() == null && seconds.matches("\\d{1,9}")) {

@@ -12,6 +12,10 @@ import java.util.Optional;
  * the same, so that the service carries it out once. A request whose reply did not come in time
  * (reply_timeout) is not repeated.
  *
+ * <p>Of several addresses, a request goes on at the next one where a machine does not answer,
+ * starts or stops. A replica answers not_primary, and leads to its service: at once, three times in
+ * a row at most.
+ *
  * @param total the time after which no try begins; zero sends each request once
  * @param first the longest delay before the second try; it doubles with each try
  * @param longest the limit of its growth
