@@ -51,9 +51,11 @@ def state_of(data_dir: Path) -> ReplicaState:
 Claim = Callable[[LogPlace, Promise], Awaitable[Promise]]
 
 
-async def claim_alone(place: LogPlace, _: Promise) -> Promise:
-    """Begin in a later epoch than the service comes to by starting again, and ask no other node."""
-    return Promise(place.last_epoch + EPOCHS_OF_A_PROMOTION)
+async def claim_alone(place: LogPlace, promised: Promise) -> Promise:
+    """Begin in a later epoch than any known service comes to by starting again; ask no other
+    node.
+    """
+    return Promise(max(place.last_epoch, promised.epoch) + EPOCHS_OF_A_PROMOTION)
 
 
 async def promote(

@@ -8,6 +8,7 @@ from app.fencing.promotion import Candidate, CannotPromote, NoAnswer, Quorum
 from app.fencing.schemas import NodePromise, PromiseInput
 from app.replicas.options import ReplicaOptions
 from app.replicas.promise import LogPlace, Promise
+from app.replicas.promotion import claim_alone
 from app.word_sets import NodeRole
 
 THREE = ReplicaOptions(node="b", nodes=("a", "b", "c"), copies=2, ha_host="127.0.0.1")
@@ -135,6 +136,11 @@ def test_a_node_counts_once_and_a_stranger_does_not():
     twice = ReplicaOptions(node="b", nodes=("a", "b", "c"), copies=1)
     with pytest.raises(CannotPromote, match="1 of the other nodes can promise, 2 must"):
         promote(Node("c"), Node("c"), Node("x"), Node("b"), options=twice)
+
+
+def test_a_promotion_that_asks_no_one_is_later_than_the_own_promise():
+    assert asyncio.run(claim_alone(B.place, Promise(2_005, "x"))) == Promise(3_005)
+    assert asyncio.run(claim_alone(B.place, Promise())) == Promise(1_003)
 
 
 @pytest.mark.parametrize(
