@@ -1,5 +1,5 @@
 """The files for containers: an image can be made of what they name, and the settings are those of a
-service and its replica.
+service and its replicas.
 """
 
 import os
@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+from app.names.nodes import identity_of
 from app.settings import Settings, load
 from tests.support.server import clean_environment
 
@@ -24,7 +25,7 @@ GIVEN = {
     "ESCROWMQ_API_KEYS": '["a key of the operator"]',
     "ESCROWMQ_REPLICA__SECRET": "a secret of both machines",
 }
-SERVICES = ("shop-1", "shop-2")
+SERVICES = ("shop-1", "shop-2", "shop-3")
 
 
 def test_the_dockerfile_has_no_fault_that_a_linter_knows():
@@ -100,17 +101,23 @@ def test_each_machine_has_settings_with_which_it_can_be_the_service(compose, nam
 
     assert settings.replica.copies == 2
     assert settings.replica.node == name
+    assert settings.replica.nodes == SERVICES
+    assert settings.names.servers == tuple(
+        f"http://{other}:{settings.port}" for other in SERVICES if other != name
+    )
+    identity = identity_of(settings.names, settings.replica, host=settings.host, port=settings.port)
+    assert identity.replication_address == f"{name}:10912"
     assert settings.data_dir == Path("/data")
     (port,) = compose["services"][name]["ports"]
     assert port == f"127.0.0.1:{settings.replica.advertise.rpartition(':')[2]}:{settings.port}"
     assert compose["services"][name]["volumes"] == [f"{name}:{settings.data_dir}"]
 
 
-def test_the_second_machine_follows_the_first(compose):
-    first, second = (filled_in(compose["services"][name]["command"]) for name in SERVICES)
+def test_the_first_machine_is_the_service_and_the_others_find_it_by_name(compose):
+    first, *others = (filled_in(compose["services"][name]["command"]) for name in SERVICES)
 
     assert first == "serve"
-    assert second == "replica follow --primary shop-1:10912"
+    assert others == ["replica follow", "replica follow"]
 
 
 def test_a_container_without_keys_does_not_start(compose, monkeypatch):
