@@ -68,10 +68,13 @@ class Replica(Server):
         *,
         environment: Mapping[str, str | None] | None = None,
         forked: bool = True,
+        at: Server | None = None,
     ) -> None:
-        """`primary`: host:port; None: its name servers know it."""
+        """`primary`: host:port; None: its name servers know it. `at`: has the address of HTTP."""
         quick = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "100"}
         super().__init__(data_dir, environment={**quick, **(environment or {})}, forked=forked)
+        if at is not None:
+            self._at, self.port, self.url = at, at.port, at.url
         self.primary = primary
 
     @property
