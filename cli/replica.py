@@ -139,6 +139,7 @@ def promote(
         has_nodes = bool(settings.replica.nodes)
         if not has_nodes or is_replica(data_dir):
             replica_promote.show(replica_promote.state(data_dir), sys.stderr)
+        replica_promote.warn_alone(settings)
         if not yes:
             if has_nodes:
                 replica_promote.show_others(settings, sys.stderr)

@@ -15,7 +15,7 @@ from app.fencing.http_node import HttpNode
 from app.fencing.promotion import Candidate, CannotPromote, Heard, Quorum
 from app.names.http_server import http_client, key_of
 from app.observability import configure_logging
-from app.replicas.folder import NoteDamaged
+from app.replicas.folder import NoteDamaged, read_promise
 from app.replicas.promise import LogPlace, Promise
 from app.replicas.promotion import NoReplica, ReplicaState, claim_alone, promote, state_of
 from app.settings import ConfigurationError, Settings, load, settings_file_of
@@ -60,6 +60,24 @@ def settings_of(data_dir: Path, config: Path | None) -> Settings:
             "machines: they promise to follow this one"
         )
     return settings
+
+
+def warn_alone(settings: Settings) -> None:
+    """Say that no other machine promises anything, where this one has promised something.
+
+    Raises typer.Exit where its promise cannot be read, which is said.
+    """
+    try:
+        promised = read_promise(settings.data_dir)
+    except (OSError, NoteDamaged) as error:
+        say(in_short(error))
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    if promised.node and not settings.replica.nodes:
+        say(
+            f"This machine has promised to follow {promised.node}, and ESCROWMQ_REPLICA__NODES is "
+            "not set: no other machine is asked for its promise. See that none of them runs as the "
+            "service"
+        )
 
 
 def show_others(settings: Settings, out: TextIO) -> None:

@@ -326,6 +326,7 @@ class Follower:
         if store is None or store.stored_offset() != accept.begin:
             await self._begin_log(accept.begin)
         await asyncio.to_thread(self._note)
+        self._check_promise()  # one made meanwhile had no connection to end
         return accept
 
     async def _join(self, primary: Promise) -> None:

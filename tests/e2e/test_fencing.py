@@ -135,6 +135,9 @@ def test_a_replica_alone_of_three_is_not_promoted_and_one_that_only_tells_change
     refused = three.promote_b("--yes")
     assert refused.returncode == 3
     assert "0 of the other nodes can promise, 1 must" in refused.stderr
+    alone = promote(b.data_dir, environment={**b.environment, "ESCROWMQ_REPLICA__NODES": "[]"})
+    assert alone.returncode == 0
+    assert "no other machine is asked for its promise" in alone.stderr
     with c:
         until(lambda: c_is_open(c), "it has opened its log")
         assert three.promote_b("--yes").returncode == 0
@@ -255,6 +258,19 @@ def test_the_old_service_comes_back_as_a_replica_and_sets_aside_what_only_it_has
         promoted.wait_until_copied()
         assert "log_set_aside" in returned.log()
         assert read_ids(promoted) == ids
+
+
+def test_a_promise_that_cannot_be_read_is_kept(three):
+    b = three.b
+    assert b.terminate() == 0
+    (b.data_dir / "promise.json").write_bytes(b'{"epoch":')
+    b.start(until_ready=False)
+    assert b.wait() == 78
+    assert "promise.json is damaged" in b.log()
+    for arguments in ((), ("--yes",)):
+        refused = three.promote_b(*arguments)
+        assert refused.returncode == 3
+        assert "promise.json is damaged" in refused.stderr
 
 
 @pytest.mark.parametrize(
