@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.fault.campaign_size import sized
-from tests.support.http import until
+from tests.support.http import ok, until
 from tests.support.replica import Primary, Replica, promote, read_ids
 from tests.support.server import Server
 
@@ -165,7 +165,8 @@ def test_whichever_machine_is_lost_paused_or_promoted_there_is_one_history(seed,
         service = machines[0].serve()
         service.wait_until_ready()
         with service.client() as api:
-            api.post("/v1/topics", json={"topic": "orders", "queues": 1})
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        until_both_follow(service)
         with loads(machines, seed) as workers:
             for _ in range(FAILOVERS):
                 until_sent(workers, chance.randrange(10, 100))
@@ -182,11 +183,15 @@ def test_whichever_machine_is_lost_paused_or_promoted_there_is_one_history(seed,
                 else:
                     old.process.__exit__(None, None, None)
                 old.follow()
-                until(lambda of=service: of.figures()["escrowmq_replicas"] == 2, "both follow")
+                until_both_follow(service)
         service.wait_until_copied(replicas=2)
         assert [worker.twice for worker in workers] == [[], [], []]
         assert {*workers[0].known, *workers[1].known, *workers[2].known} <= read_ids(service)
         one_history(workers)
+
+
+def until_both_follow(service: Primary) -> None:
+    until(lambda: service.figures()["escrowmq_replicas"] == 2, "both follow")
 
 
 def one_history(workers: list[Load]) -> None:
