@@ -19,7 +19,8 @@ from app.names.table import NameTable
 from app.observability import Metrics
 from app.problems import Refusal
 from app.replicas.folder import NoteDamaged
-from app.replicas.follower import Follower, FollowRefused
+from app.replicas.follower import Follower
+from app.replicas.greeting import FollowRefused
 from app.services import Services
 from app.settings import Settings
 from app.word_sets import Role

@@ -3,7 +3,6 @@ connection ends.
 """
 
 import asyncio
-import secrets
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,9 @@ from app.registry.registry_files import REGISTRY_ID
 from app.replicas import folder, frames
 from app.replicas.closing import close
 from app.replicas.folder import ReplicaNote
-from app.replicas.frames import Accept, Ack, BadFrame, Challenge, Data, Hello, Kind, Refuse
+from app.replicas.frames import Accept, Ack, BadFrame, Data, Kind
+from app.replicas.greeting import FollowRefused, LogParts, greet
+from app.replicas.kept_promise import KeptPromise
 from app.replicas.options import ReplicaOptions, split_address
 from app.replicas.primary_choice import KnownPrimary, NoPrimary, PrimaryChoice
 from app.replicas.promise import LogPlace, Promise, PromiseRefused
@@ -26,7 +27,6 @@ from app.word_sets import NodeRole
 from storage.clock import Clock
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull, UnavailableError
 from storage.files.vfs import OsVfs
-from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from storage.identifiers import Identifiers
 from storage.local.options import LocalStoreOptions
 from storage.local.repair_report import Done, RepairRefused
@@ -36,30 +36,12 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.2, 5.0
 _NOTE_MS = 5_000
 _DROP_MS = 10_000
-# a thousand promotions; a promise beyond any epoch could never be kept
-_MOST_EPOCHS_AHEAD = 1_000 * EPOCHS_OF_A_PROMOTION
 
 log = structlog.get_logger()
 
 
-class FollowRefused(Exception):
-    """The primary does not let this replica in, and will not later."""
-
-
 class _PrimaryMoved(Exception):
     """Another machine has taken the place of the one that is followed."""
-
-
-class _LogParts(Exception):
-    """From this log offset on, the log here is another one than that of the primary, which has
-    these bytes before it. `was_lost`: the primary had it.
-    """
-
-    def __init__(self, refuse: Refuse, at: int) -> None:
-        super().__init__(refuse.reason)
-        self.at = at
-        self.last_bytes = refuse.last_bytes
-        self.was_lost = refuse.was_lost
 
 
 class Follower:
@@ -85,10 +67,8 @@ class Follower:
         self._identifiers = identifiers
         self._choice = PrimaryChoice(options, find_primary)
         self._waits_for = ""  # why there is no primary to follow
-        self._promise = Promise()  # read when it begins
-        self._joined = Promise()  # the primary that has let it in
+        self._promise = KeptPromise(data_dir, follows_for_good=bool(options.nodes))
         self._writer: asyncio.StreamWriter | None = None  # while it is connected
-        self._promising = asyncio.Lock()  # held while the log, or the promise, becomes another
         self._has_begun = False
         self._store: LocalReplica | None = None
         self._failure: Exception | None = None
@@ -144,11 +124,11 @@ class Follower:
     @property
     def promised(self) -> Promise:
         """The latest primary that it has promised to follow, or follows."""
-        return self._promise
+        return self._promise.promised
 
     async def place(self) -> LogPlace | None:
         """Of its log; None while that is not open."""
-        async with self._promising:
+        async with self._promise.lock:
             return await self._place()
 
     async def promise(self, promise: Promise) -> LogPlace:
@@ -156,24 +136,20 @@ class Follower:
 
         Durable on return, and so is the log. Raises PromiseRefused; FlushFailed, OSError.
         """
-        async with self._promising:
+        async with self._promise.lock:
             place = await self._place()
             if place is None:
                 raise PromiseRefused("its log is not open yet")
-            if promise.epoch > place.last_epoch + _MOST_EPOCHS_AHEAD:
-                raise PromiseRefused(f"its log is in epoch {place.last_epoch}, far from that")
-            if not self._promise.allows(promise.epoch, promise.node):
-                had = self._promise
-                raise PromiseRefused(f"it has promised to follow {had.node}, in epoch {had.epoch}")
-            if promise != self._promise:
-                self._promise = promise
-                if self._writer is not None:
-                    self._writer.transport.abort()  # nothing is acknowledged to another any more
-                await asyncio.to_thread(folder.write_promise, self._data_dir, promise)
-                log.info("promised", node=promise.node, epoch=promise.epoch)
+            await self._promise.make(promise, place, on_promised=self._leave)
+            log.info("promised", node=promise.node, epoch=promise.epoch)
             if self._store is not None:
                 await self._store.wait_on_disk()
             return place
+
+    def _leave(self) -> None:
+        """Acknowledge nothing more to the primary that it follows."""
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     async def _place(self) -> LogPlace | None:
         if not self._has_begun:
@@ -182,7 +158,8 @@ class Follower:
         return LogPlace(self.epoch, end)
 
     async def _follow(self) -> None:
-        async with self._promising:
+        async with self._promise.lock:
+            await self._promise.load()
             await asyncio.to_thread(self._begin)
             if folder.has_log(self._data_dir):
                 await self._open_store()
@@ -192,10 +169,10 @@ class Follower:
             begun_end = self.end
             try:
                 await self._connect()
-            except _LogParts as parts:
+            except LogParts as parts:
                 await self._set_aside(parts)
             except _PrimaryMoved:
-                log.info("primary_moved", primary=self.primary)
+                log.info("primary_moved", left=self.primary)
                 pause_s = _FIRST_PAUSE_S
             except NoPrimary as unknown:
                 self._note_unknown(str(unknown))
@@ -221,7 +198,6 @@ class Follower:
 
         A service's own directory becomes one when the primary has let it in.
         """
-        self._promise = folder.read_promise(self._data_dir)
         self.service_id = known_registry.last_of(self._data_dir / "store")
         note = folder.read_note(self._data_dir)
         if note is not None:
@@ -254,7 +230,7 @@ class Follower:
         """One connection, to its end. Raises OSError, EOFError, TimeoutError, BadFrame,
         FollowRefused, NoPrimary.
         """
-        host, port = split_address(self._choice.choose(max(self.epoch, self._promise.epoch)))
+        host, port = split_address(self._choice.choose(max(self.epoch, self.promised.epoch)))
         self._waits_for = ""
         async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls())
@@ -281,76 +257,28 @@ class Follower:
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Accept:
-        """Be let in; the log is open then."""
-        store, secret = self._store, self._options.secret_text
-        writer.write(frames.GREETING)
-        challenge = await frames.expect(reader, Kind.CHALLENGE, Challenge)
-        nonce = secrets.token_bytes(frames.NONCE_BYTES)
-        units_end, last_bytes = (0, b"") if store is None else await store.read_end()
-        end = store.stored_offset() if store is not None and last_bytes else 0  # 0: it has nothing
-        hello = Hello(
-            version=frames.VERSION,
-            node=self._options.node_name,
-            nonce=nonce,
-            proof=frames.replica_proof(secret, challenge.nonce, nonce),
-            segment_bytes=self._store_options.segment_bytes,
-            end=end,
-            units_end=min(units_end, end),
-            last_bytes=last_bytes,
-            epochs=[] if store is None else [(begin.epoch, begin.offset) for begin in store.epochs],
-            heartbeat_ms=self._options.heartbeat_ms,
-        )
-        writer.write(frames.encode_message(Kind.HELLO, hello))
-        kind, payload = await frames.read(reader)
-        if kind is Kind.REFUSE:
-            refuse = frames.decode(payload, Refuse)
-            proof = frames.primary_proof(secret, challenge.nonce, nonce)
-            is_proven = frames.is_proof(refuse.proof, proof)
-            if refuse.parts_at is not None and is_proven:
-                await self._join(Promise(refuse.epoch, refuse.node))
-                raise _LogParts(refuse, refuse.parts_at)
-            # an address that name servers gave may be anyone's
-            if refuse.is_final and (is_proven or not self._choice.is_by_name):
-                raise FollowRefused(refuse.reason)
-            raise BadFrame(refuse.reason)
-        if kind is not Kind.ACCEPT:
-            raise BadFrame(f"{kind.name} where ACCEPT must come")
-        accept = frames.decode(payload, Accept)
-        proof = frames.primary_proof(secret, challenge.nonce, nonce)
-        if not frames.is_proof(accept.proof, proof):
-            reason = "what answers there does not know the secret"
-            raise BadFrame(reason) if self._choice.is_by_name else FollowRefused(reason)
-        await self._join(Promise(accept.epoch, accept.node))
-        if end and accept.begin != end:
-            raise BadFrame(f"bytes from {accept.begin} on, where {end} must come")
+        """Be let in; the log is open then. Raises as `greet`."""
+        store = self._store
+        try:
+            accept = await greet(
+                reader,
+                writer,
+                self._options,
+                store,
+                segment_bytes=self._store_options.segment_bytes,
+                is_by_name=self._choice.is_by_name,
+            )
+        except LogParts as parts:
+            await self._promise.join(parts.primary)  # an earlier one may not have it cut
+            raise
+        await self._promise.join(Promise(accept.epoch, accept.node))
         if store is None or store.stored_offset() != accept.begin:
             await self._begin_log(accept.begin)
         await asyncio.to_thread(self._note)
-        self._check_promise()  # one made meanwhile had no connection to end
+        self._promise.check()  # one made meanwhile had no connection to end
         return accept
 
-    async def _join(self, primary: Promise) -> None:
-        """Follow it from now on, and never an earlier one where all nodes do so.
-
-        Raises BadFrame where that is against the promise.
-        """
-        async with self._promising:
-            self._joined = primary
-            self._check_promise()
-            if self._options.nodes and primary != self._promise:
-                await asyncio.to_thread(folder.write_promise, self._data_dir, primary)
-                self._promise = primary
-
-    def _check_promise(self) -> None:
-        """Raises BadFrame."""
-        had, joined = self._promise, self._joined
-        if not had.allows(joined.epoch, joined.node):
-            raise BadFrame(
-                f"{joined.node or 'it'} is in epoch {joined.epoch}, and this machine has promised "
-                f"to follow {had.node}, in epoch {had.epoch}"
-            )
-
-    async def _set_aside(self, parts: _LogParts) -> None:
+    async def _set_aside(self, parts: LogParts) -> None:
         """Cut the log where it parts from that of the primary.
 
         Raises FollowRefused where that is not allowed.
@@ -365,7 +293,7 @@ class Follower:
             )
         if not await self._is_equal_before(parts):
             raise FollowRefused(f"{parts}, and they are not equal before: it is another service's")
-        async with self._promising:
+        async with self._promise.lock:
             self._store = None
             end = store.stored_offset()
             await store.aclose()
@@ -374,7 +302,7 @@ class Follower:
             log.warning("log_set_aside", offset=parts.at, end=end, folder=done.folder)
             await self._open_store()
 
-    async def _cut(self, parts: _LogParts) -> Done:
+    async def _cut(self, parts: LogParts) -> Done:
         """Raises FollowRefused."""
         now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
         try:
@@ -388,7 +316,7 @@ class Follower:
         except RepairRefused as refused:
             raise FollowRefused(f"{parts}, and it cannot be cut there: {refused}") from None
 
-    async def _is_equal_before(self, parts: _LogParts) -> bool:
+    async def _is_equal_before(self, parts: LogParts) -> bool:
         """Two logs that were ever one have the same unit there, with its checksum."""
         begin = parts.at - len(parts.last_bytes)
         try:
@@ -435,8 +363,8 @@ class Follower:
             data = frames.decode_data(payload)
             if data.offset != at + len(rest):
                 raise BadFrame(f"bytes from {data.offset} on, where {at + len(rest)} must come")
-            async with self._promising:
-                self._check_promise()
+            async with self._promise.lock:
+                self._promise.check()
                 rest = await self._take(store, at, rest + data.data)
             at = data.offset + len(data.data) - len(rest)
             self.primary_end = data.safe_end

@@ -260,7 +260,24 @@ def test_the_old_service_comes_back_as_a_replica_and_sets_aside_what_only_it_has
         assert read_ids(promoted) == ids
 
 
-def test_a_promise_that_cannot_be_read_is_kept(three):
+def test_a_promise_that_cannot_be_written_is_not_given_however_often_it_is_asked_for(three):
+    c = three.c
+    path = c.data_dir / "promise.json"
+    path.unlink()
+    path.mkdir()  # in its place
+    asked = {"epoch": 1_500, "node": "b"}
+    with c.client() as api:
+        for _ in range(2):
+            found = ok(api.put(PROMISE, json=asked))
+            assert not found["granted"]
+            assert "its promise cannot be written" in found["reason"]
+        until(lambda: three.a.figures()["escrowmq_replicas"] == 1, "it has left all the same")
+        path.rmdir()
+        assert ok(api.put(PROMISE, json=asked))["granted"]
+    assert read_promise(c.data_dir) == Promise(1_500, "b")
+
+
+def test_a_promise_that_cannot_be_read_is_not_made_up(three):
     b = three.b
     assert b.terminate() == 0
     (b.data_dir / "promise.json").write_bytes(b'{"epoch":')

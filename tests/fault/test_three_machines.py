@@ -195,7 +195,7 @@ def until_both_follow(service: Primary) -> None:
 
 
 def one_history(workers: list[Load]) -> None:
-    """What one has seen at an offset no other has seen otherwise."""
+    """No two programs have seen different messages at one offset."""
     merged: dict[int, str] = {}
     for worker in workers:
         for queue_offset, message_id in worker.at_offset.items():

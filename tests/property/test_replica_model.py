@@ -67,7 +67,7 @@ AS_BUILT = Mistake()
 
 
 class TwoHistories(Exception):
-    """What was acknowledged is not there any more."""
+    """An acknowledged entry is missing, or another one is in its place."""
 
 
 class Machines:
@@ -191,7 +191,7 @@ class Machines:
             node.copies.keep_together(len(node.log))
 
     def _note_safe(self, primary: Node) -> None:
-        """What is safe is acknowledged, or shown to consumers. Raises TwoHistories."""
+        """Acknowledge all safe entries, as if consumers read them. Raises TwoHistories."""
         assert primary.copies is not None
         primary.known_safe = primary.copies.safe_end
         shown = primary.log[: primary.known_safe]
