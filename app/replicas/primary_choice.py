@@ -36,8 +36,8 @@ class PrimaryChoice:
         """Is the address one that name servers gave?"""
         return not self._options.primary
 
-    def choose(self, log_epoch: int) -> str:
-        """host:port to connect to. `log_epoch`: the last one of the log of the replica.
+    def choose(self, least_epoch: int) -> str:
+        """host:port to connect to. `least_epoch`: that of its own log, or of its promise.
 
         Raises NoPrimary.
         """
@@ -48,10 +48,11 @@ class PrimaryChoice:
             raise NoPrimary(
                 "no name server knows a primary of ESCROWMQ_NAMES__GROUP that serves replicas"
             )
-        if found.epoch < max(log_epoch, self._epoch):
+        earliest = max(least_epoch, self._epoch)
+        if found.epoch < earliest:
             raise NoPrimary(
                 f"the primary that is known, {found.address}, is in epoch {found.epoch} of the "
-                f"log, which is in epoch {max(log_epoch, self._epoch)} here"
+                f"log, and this machine follows none before epoch {earliest}"
             )
         try:
             self._options.check_primary(found.address)
