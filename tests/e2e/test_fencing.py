@@ -200,6 +200,15 @@ def test_a_promise_ends_the_connection_at_once_and_what_comes_behind_it_is_not_t
         assert ok(api.get(PROMISE))["end_offset"] == found["end_offset"]
 
 
+def test_a_promise_ends_the_connection_where_nothing_arrives(tmp_path):
+    """Else what the replica has already could still be acknowledged."""
+    seldom = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "60000"}
+    with three_machines(tmp_path, **seldom) as three, three.c.client() as api:
+        until(lambda: api.get("/readyz").status_code == 200, "it has everything")
+        assert ok(api.put(PROMISE, json={"epoch": 1_500, "node": "b"}))["granted"]
+        until(lambda: api.get("/readyz").status_code == 503, "it is gone", seconds=20)
+
+
 def test_an_earlier_service_cuts_nothing_from_a_replica_that_has_promised(tmp_path):
     """A service that was put back to an older copy of its directory."""
     with three_machines(tmp_path) as three:
