@@ -205,6 +205,7 @@ def test_a_promise_ends_the_connection_where_nothing_arrives(tmp_path):
     seldom = {"ESCROWMQ_REPLICA__HEARTBEAT_MS": "60000"}
     with three_machines(tmp_path, **seldom) as three, three.c.client() as api:
         until(lambda: api.get("/readyz").status_code == 200, "it has everything")
+        os.kill(three.a.pid, signal.SIGSTOP)
         assert ok(api.put(PROMISE, json={"epoch": 1_500, "node": "b"}))["granted"]
         until(lambda: api.get("/readyz").status_code == 503, "it is gone", seconds=20)
 
