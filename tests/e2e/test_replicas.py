@@ -829,7 +829,10 @@ def test_a_replica_can_begin_where_the_log_of_its_service_begins(tmp_path):
             primary.kill()
             assert replica.terminate() == 0
     assert promote(replica.data_dir, "--yes", segment_bytes=64 << 10).returncode == 0
-    with replica.service() as service, service.client() as api:
+    promoted = replica.service()
+    # nothing is dropped while it is read
+    promoted.configure(ESCROWMQ_LOCAL__RETENTION_MS="3600000")
+    with promoted as service, service.client() as api:
         assert sent["message_id"] in read_ids(service)
         for now, before in zip(
             ok(api.get("/v1/topics/orders/queues"))["items"], queues["items"], strict=True
