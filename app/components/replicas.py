@@ -41,7 +41,7 @@ class ReplicasComponent(Component):
         """
         with suppress(TimeoutError, MessagingError):
             async with asyncio.timeout(_LAST_COPIES_S):
-                await self._listener.wait_copied()
+                await self._listener.end_log()
         await self._listener.stop()
 
     def gauges(self) -> Iterator[Gauge]:

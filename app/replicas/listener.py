@@ -97,10 +97,11 @@ class ReplicaListener:
             )
             await self._store.flush()
 
-    async def wait_copied(self) -> None:
-        """Return once each replica that is connected has all of the log on its disk. Raises
-        FlushFailed.
+    async def end_log(self) -> None:
+        """Take nothing more; return once each replica that is connected has all of the log on its
+        disk. Raises FlushFailed.
         """
+        await self._store.end_appends()
         if not self.lacks_copies:
             await self._store.flush()
         end = self._store.on_disk_end()

@@ -43,6 +43,9 @@ class ReplicatedLog(Protocol):
         FlushFailed.
         """
 
+    async def end_appends(self) -> None:
+        """Refuse every append from now on; return once all that were taken have their offsets."""
+
     def note_copy(self, node: str, synced_end: int) -> None:
         """The disk of a connected node has everything before this log offset."""
 

@@ -317,6 +317,12 @@ class LocalMessageStore:
         await self._engine.wait_synced(self._tail.written_end - 1)
         return self._copies.safe_end
 
+    async def end_appends(self) -> None:
+        """Refuse every append from now on; return once all that were taken have their offsets."""
+        self._writer.close(StoreClosed())
+        while self._writer.has_queued:
+            await self._engine.wait_progress()
+
     async def read_log(self, begin: int, end: int) -> bytes:
         """Bytes of the log as they are in its files, of the segment in which they begin, so they
         may end before `end`; none behind its last unit there.

@@ -211,6 +211,11 @@ class LogWriter:
         """Nothing waits to be written, durable or visible."""
         return not self._calls and not self._units and self._storing is None
 
+    @property
+    def has_queued(self) -> bool:
+        """Do appends wait for their offsets?"""
+        return bool(self._calls) or self._storing is not None
+
     # ----------------------------------------------------------------------------------------------
     # appending
 

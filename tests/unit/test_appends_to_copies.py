@@ -6,7 +6,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from storage.errors import Backpressure, NotEnoughCopies
+from storage.errors import Backpressure, NotEnoughCopies, StoreClosed
 from storage.files.simulated import SimulatedDisk
 from storage.local import epoch_begin
 from storage.local.local_store import LocalMessageStore
@@ -208,6 +208,28 @@ def test_no_more_waits_for_a_replica_than_may_wait_for_the_disk():
         await asyncio.sleep(1)
         store.note_copy("b", store.stored_offset())
         assert (await sending)[0].durable
+
+    in_world(main)
+
+
+def test_behind_the_end_of_appends_nothing_is_stored_and_what_was_taken_has_its_place():
+    """So a replica that has the log then has all of it."""
+
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 1 << 30)
+        sending = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(0)
+        await store.end_appends()
+        end = store.stored_offset()
+        with pytest.raises(StoreClosed):
+            await store.append([message()])
+        (sent,) = await sending
+        assert sent.durable
+        assert await store.flush() == end
+        assert await count(store) == 1
+        await store.aclose()
+        assert store.stored_offset() == end
 
     in_world(main)
 
