@@ -5,9 +5,12 @@ connection ends.
 import asyncio
 import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 
@@ -36,6 +39,8 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.2, 5.0
 _NOTE_MS = 5_000
 _DROP_MS = 10_000
+
+_Result = TypeVar("_Result")
 
 log = structlog.get_logger()
 
@@ -67,9 +72,11 @@ class Follower:
         self._identifiers = identifiers
         self._choice = PrimaryChoice(options, find_primary)
         self._waits_for = ""  # why there is no primary to follow
-        self._promise = KeptPromise(data_dir, follows_for_good=bool(options.nodes))
+        # One thread at a time, and none behind the end of `run`: what follows has the directory.
+        self._files = ThreadPoolExecutor(1, "replica")
+        self._promise = KeptPromise(data_dir, self._in_thread, follows_for_good=bool(options.nodes))
         self._writer: asyncio.StreamWriter | None = None  # while it is connected
-        self._has_begun = False
+        self._has_begun = asyncio.Event()  # its log is open, or there is none yet
         self._store: LocalReplica | None = None
         self._failure: Exception | None = None
         self._runs: asyncio.Task[None] | None = None
@@ -104,11 +111,13 @@ class Follower:
             with suppress(asyncio.CancelledError):  # by `stop`, or by a failure
                 await self._runs
         finally:
+            self._is_stopped = True
             if self._store is not None:
                 await self._store.aclose()
+                self.end = self._store.synced_offset()
+            await asyncio.to_thread(self._files.shutdown)
         self._raise_failure()
         if self._store is not None:
-            self.end = self._store.synced_offset()
             await asyncio.to_thread(self._note)
 
     @property
@@ -126,6 +135,10 @@ class Follower:
         """The latest primary that it has promised to follow, or follows."""
         return self._promise.promised
 
+    async def wait_begun(self) -> None:
+        """Return once its log is open, or known not to be there yet."""
+        await self._has_begun.wait()
+
     async def place(self) -> LogPlace | None:
         """Of its log; None while that is not open."""
         async with self._promise.lock:
@@ -137,6 +150,8 @@ class Follower:
         Durable on return, and so is the log. Raises PromiseRefused; FlushFailed, OSError.
         """
         async with self._promise.lock:
+            if self._is_stopped:
+                raise PromiseRefused("it ends")
             place = await self._place()
             if place is None:
                 raise PromiseRefused("its log is not open yet")
@@ -146,13 +161,17 @@ class Follower:
                 await self._store.wait_on_disk()
             return place
 
+    async def hand_over(self, promise: Promise) -> LogPlace:
+        """Promise it: a replica has nothing else to hand over. Raises as `promise`."""
+        return await self.promise(promise)
+
     def _leave(self) -> None:
         """Acknowledge nothing more to the primary that it follows."""
         if self._writer is not None:
             self._writer.transport.abort()
 
     async def _place(self) -> LogPlace | None:
-        if not self._has_begun:
+        if not self._has_begun.is_set():
             return None
         end = 0 if self._store is None else (await self._store.read_end())[0]
         return LogPlace(self.epoch, end)
@@ -160,10 +179,10 @@ class Follower:
     async def _follow(self) -> None:
         async with self._promise.lock:
             await self._promise.load()
-            await asyncio.to_thread(self._begin)
+            await self._in_thread(self._begin)
             if folder.has_log(self._data_dir):
                 await self._open_store()
-            self._has_begun = True
+            self._has_begun.set()
         pause_s = _FIRST_PAUSE_S
         while True:
             begun_end = self.end
@@ -210,14 +229,22 @@ class Follower:
             raise self._failure
 
     async def _open_store(self) -> None:
-        self._store = store = await LocalReplica.open(
-            self._data_dir / "store",
-            self._store_options,
-            OsVfs(),
-            self._clock,
-            self._identifiers,
-            on_failure=self._fail,
+        opening = asyncio.ensure_future(
+            LocalReplica.open(
+                self._data_dir / "store",
+                self._store_options,
+                OsVfs(),
+                self._clock,
+                self._identifiers,
+                on_failure=self._fail,
+            )
         )
+        try:
+            store = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await (await opening).aclose()  # what follows opens it again
+            raise
+        self._store = store
         self.end = store.synced_offset()
         log.info("replica_open", first_offset=store.first_offset, end=store.stored_offset())
 
@@ -273,8 +300,9 @@ class Follower:
             raise
         await self._promise.join(Promise(accept.epoch, accept.node))
         if store is None or store.stored_offset() != accept.begin:
-            await self._begin_log(accept.begin)
-        await asyncio.to_thread(self._note)
+            async with self._promise.lock:
+                await self._begin_log(accept.begin)
+        await self._in_thread(self._note)
         self._promise.check()  # one made meanwhile had no connection to end
         return accept
 
@@ -294,10 +322,10 @@ class Follower:
         if not await self._is_equal_before(parts):
             raise FollowRefused(f"{parts}, and they are not equal before: it is another service's")
         async with self._promise.lock:
-            self._store = None
             end = store.stored_offset()
             await store.aclose()
-            await asyncio.to_thread(self._note)  # from here on it is a replica
+            self._store = None
+            await self._in_thread(self._note)  # from here on it is a replica
             done = await self._cut(parts)
             log.warning("log_set_aside", offset=parts.at, end=end, folder=done.folder)
             await self._open_store()
@@ -306,7 +334,7 @@ class Follower:
         """Raises FollowRefused."""
         now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
         try:
-            return await asyncio.to_thread(
+            return await self._in_thread(
                 folder.cut_log,
                 self._data_dir,
                 parts.at,
@@ -329,12 +357,12 @@ class Follower:
         """Open a log that begins there, in place of one without any unit: retention can have moved
         the beginning of the primary's since that was made.
         """
-        store, self._store = self._store, None
-        if store is not None:
-            await store.aclose()
-            await asyncio.to_thread(folder.remove_empty_store, self._data_dir)
+        if self._store is not None:
+            await self._store.aclose()
+            self._store = None
+            await self._in_thread(folder.remove_empty_store, self._data_dir)
         segment_bytes = self._store_options.segment_bytes
-        await asyncio.to_thread(folder.begin_log, self._data_dir, begin, segment_bytes)
+        await self._in_thread(folder.begin_log, self._data_dir, begin, segment_bytes)
         await self._open_store()
 
     async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
@@ -348,15 +376,15 @@ class Follower:
                 raise _PrimaryMoved
             if kind is Kind.REGISTRY:
                 files = frames.decode(payload, frames.Registry).files
-                await asyncio.to_thread(folder.write_registry, self._data_dir, files)
+                await self._in_thread(folder.write_registry, self._data_dir, files)
                 identity = files.get(REGISTRY_ID, b"")
                 self.service_id = identity.decode("ascii", "replace").strip() or self.service_id
                 continue
             if kind is Kind.SNAPSHOT:
                 piece = frames.decode(payload, frames.Piece)
-                if await asyncio.to_thread(snapshots.add, piece):
+                if await self._in_thread(snapshots.add, piece):
                     await store.wait_on_disk()  # what it reflects, before it
-                    await asyncio.to_thread(snapshots.keep)
+                    await self._in_thread(snapshots.keep)
                 continue
             if kind is not Kind.DATA:
                 raise BadFrame(f"{kind.name} where DATA must come")
@@ -391,7 +419,7 @@ class Follower:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._noted_ms >= _NOTE_MS:
             self._noted_ms = now_ms
-            await asyncio.to_thread(self._note)
+            await self._in_thread(self._note)
         if now_ms - self._dropped_ms >= _DROP_MS:
             self._dropped_ms = now_ms
             await store.drop_before(data.first_offset)
@@ -422,6 +450,10 @@ class Follower:
                 api_url=self.primary_url,
             ),
         )
+
+    async def _in_thread(self, call: Callable[..., _Result], *given: Any, **named: Any) -> _Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._files, partial(call, *given, **named))
 
     @property
     def _opened(self) -> LocalReplica:

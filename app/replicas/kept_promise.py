@@ -3,22 +3,32 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from app.replicas import folder
 from app.replicas.frames import BadFrame
 from app.replicas.promise import LogPlace, Promise, PromiseRefused
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 
+_Result = TypeVar("_Result")
+
 # a thousand promotions; a promise beyond any epoch could never be kept
 _MOST_EPOCHS_AHEAD = 1_000 * EPOCHS_OF_A_PROMOTION
+
+
+class InThread(Protocol):
+    """Calls a function of files in another thread."""
+
+    async def __call__(self, call: Callable[..., _Result], *given: Any) -> _Result: ...
 
 
 class KeptPromise:
     """Event loop only. `lock` is held while the log, or the promise, becomes another."""
 
-    def __init__(self, data_dir: Path, *, follows_for_good: bool) -> None:
+    def __init__(self, data_dir: Path, in_thread: InThread, *, follows_for_good: bool) -> None:
         """`follows_for_good`: is each primary that is followed promised, too?"""
         self._data_dir = data_dir
+        self._in_thread = in_thread
         self._follows_for_good = follows_for_good
         self.lock = asyncio.Lock()
         self.promised = Promise()  # on the disk, or about to be
@@ -26,7 +36,7 @@ class KeptPromise:
 
     async def load(self) -> None:
         """Raises NoteDamaged, OSError."""
-        self.promised = await asyncio.to_thread(folder.read_promise, self._data_dir)
+        self.promised = await self._in_thread(folder.read_promise, self._data_dir)
 
     async def make(
         self, promise: Promise, place: LogPlace, *, on_promised: Callable[[], None]
@@ -45,7 +55,7 @@ class KeptPromise:
         if self.joined != promise:
             on_promised()
         try:
-            await asyncio.to_thread(folder.write_promise, self._data_dir, promise)
+            await self._in_thread(folder.write_promise, self._data_dir, promise)
         except OSError as error:
             raise PromiseRefused(f"its promise cannot be written: {error}") from None
 
@@ -55,7 +65,7 @@ class KeptPromise:
             self.joined = primary
             self.check()
             if self._follows_for_good and primary != self.promised:
-                await asyncio.to_thread(folder.write_promise, self._data_dir, primary)
+                await self._in_thread(folder.write_promise, self._data_dir, primary)
                 self.promised = primary
 
     def check(self) -> None:
