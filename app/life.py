@@ -5,8 +5,6 @@ a replica in its place.
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from app.connections import Connections
-from app.names.service import NodeService
 from app.problems import invalid_field
 from app.services import Services
 from app.word_sets import Role
@@ -17,7 +15,6 @@ _ROLES: dict[str, Role] = {"primary": "primary", "replica": "replica"}
 class Life(Protocol):
     """From its settings to its end. Event loop only."""
 
-    connections: Connections
     exit_code: int
     on_fatal: Callable[[], None]  # the process should end, with `exit_code`
     on_loaded: Callable[[], None]  # state is loaded, requests are not served yet
@@ -36,9 +33,6 @@ class Life(Protocol):
 
     def get_services(self) -> Services:
         """Raises MessagingError where it serves no requests, now or ever."""
-
-    def get_node(self) -> NodeService:
-        """The name service, which every node has, also while it starts."""
 
     def get_readiness(self) -> Mapping[str, str]:
         """Readiness checks, each "ok", or what is not and blocks few requests. Raises Refusal."""

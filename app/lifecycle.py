@@ -20,12 +20,10 @@ from app import exit_codes
 from app.assembly import Base, components_of, names_of, services_of, time_travel
 from app.component import Component, Gauge
 from app.components.local_store import LocalStoreComponent
-from app.connections import Connections
 from app.fencing.leading import Leading
 from app.loop_watch import LoopWatch
+from app.machine import Machine
 from app.names.registrar import Deposed
-from app.names.service import NodeService
-from app.names.table import NameTable
 from app.observability import Metrics
 from app.open_files import count_open, open_limit
 from app.problems import Refusal
@@ -97,6 +95,7 @@ class ServiceLifecycle:
         self,
         settings: Settings,
         metrics: Metrics,
+        machine: Machine,
         *,
         clock: Clock | None = None,
         controls: Controls | None = None,
@@ -112,13 +111,8 @@ class ServiceLifecycle:
         self._metrics = metrics
         self._controls = controls
         self._clock = clock or (SystemClock() if controls is None else controls.clock)
-        self.connections = Connections(settings.http.connection_limit)
-        self._node = NodeService(
-            settings.replica.node_name,
-            NameTable(settings.names, self._clock),
-            Leading(lambda: self._store),
-            max_body_values=settings.http.max_body_values,
-        )
+        self._machine = machine
+        self.leading = machine.node.promising = Leading(lambda: self._store)
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[None] | None = None
         self._services: Services | None = None
@@ -144,10 +138,6 @@ class ServiceLifecycle:
             raise RegistryUnavailable(_OTHER_REGISTRY)
         raise StoreClosed
 
-    def get_node(self) -> NodeService:
-        """The name service, also before the others are ready."""
-        return self._node
-
     def start(self) -> None:
         """Begin to open, in the background: probes are answered meanwhile."""
         self._watch.start()
@@ -170,7 +160,6 @@ class ServiceLifecycle:
             await asyncio.wait({self._opening})
             self._opening = None
         await self._stack.aclose()
-        await self._node.aclose()
         await asyncio.to_thread(self._watch.stop)
         log.info("stopped", exit_code=self.exit_code)
 
@@ -296,14 +285,14 @@ class ServiceLifecycle:
             database=database,
             metrics=self._metrics,
             loops=self._loops,
-            connections=self.connections,
+            connections=self._machine.connections,
             controls=self._controls,
         )
         services = self._services = services_of(base)
         names = names_of(
             base,
             services,
-            self._node.table,
+            self._machine.node.table,
             is_ready=lambda: self.phase is Phase.READY,
             on_deposed=partial(self._fail, exit_codes.DEPOSED),
         )
@@ -409,12 +398,12 @@ class ServiceLifecycle:
         yield Gauge(
             "escrowmq_connections_open",
             "Connections of clients, those of probes among them",
-            len(self.connections),
+            len(self._machine.connections),
         )
         yield Gauge(
             "escrowmq_connections_limit",
             "Connections that may ask for anything",
-            self.connections.limit,
+            self._machine.connections.limit,
         )
         if self._services is not None:
             for component in self._components:

@@ -30,6 +30,7 @@ from app.groups import leases, offsets
 from app.health import endpoints as health
 from app.life import Life
 from app.lifecycle import ServiceLifecycle
+from app.machine import Machine
 from app.members import handlers as members
 from app.messages import lookup, pull, send, stream
 from app.messages.hot_batch import HotBatches
@@ -37,6 +38,7 @@ from app.messages.hot_pull import HotPulls
 from app.messages.hot_send import HotSends
 from app.middleware import RequestMiddleware
 from app.names import handlers as names
+from app.node_life import NodeLife
 from app.observability import Metrics
 from app.operations import Operation, operations_of
 from app.problems import FieldError, Refusal
@@ -156,18 +158,29 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     """The service for these settings. It opens its store when the application starts up."""
     metrics = Metrics()
     controls = Controls(settings.testing) if settings.testing.enabled else None
-    lifecycle = ServiceLifecycle(settings, metrics, clock=clock, controls=controls)
-    return _app_of(settings, lifecycle, metrics, controls)
+    machine = Machine(settings, clock or (None if controls is None else controls.clock))
+    lifecycle = ServiceLifecycle(settings, metrics, machine, clock=clock, controls=controls)
+    return _app_of(settings, lifecycle, metrics, machine, controls)
 
 
 def create_replica_app(settings: Settings) -> FastAPI:
     """The replica for these settings, in the place of a service."""
-    metrics = Metrics()
-    return _app_of(settings, ReplicaLife(settings, metrics), metrics, None)
+    metrics, machine = Metrics(), Machine(settings)
+    return _app_of(settings, ReplicaLife(settings, metrics, machine), metrics, machine)
+
+
+def create_node_app(settings: Settings) -> FastAPI:
+    """The machine for these settings: a service or a replica, as its directory says."""
+    metrics, machine = Metrics(), Machine(settings)
+    return _app_of(settings, NodeLife(settings, metrics, machine), metrics, machine)
 
 
 def _app_of(
-    settings: Settings, lifecycle: Life, metrics: Metrics, controls: Controls | None
+    settings: Settings,
+    lifecycle: Life,
+    metrics: Metrics,
+    machine: Machine,
+    controls: Controls | None = None,
 ) -> FastAPI:
 
     @asynccontextmanager
@@ -177,9 +190,10 @@ def _app_of(
             yield
         finally:
             await lifecycle.close()
+            await machine.aclose()
 
     def host_of(operation: Operation) -> Host:
-        return lifecycle.get_node() if operation.by_every_node else lifecycle.get_services()
+        return machine.node if operation.by_every_node else lifecycle.get_services()
 
     operations = [one for module in RESOURCES for one in operations_of(module)]
     app = Application(
@@ -196,6 +210,7 @@ def _app_of(
         routes=[*map(OperationRoute, operations), *health.router.routes],
     )
     app.state.lifecycle = lifecycle
+    app.state.connections = machine.connections
     app.state.settings = settings
     app.state.metrics = metrics
     app.state.host_of = host_of
@@ -250,7 +265,7 @@ def http_server(app: FastAPI) -> HttpServer:
             return lane.answer(asked)
         return asgi.answer(app, request, can_cut=settings.testing.enabled)
 
-    http = HttpServer(settings.http, lifecycle.connections, answer, take=lane.take_bytes)
+    http = HttpServer(settings.http, app.state.connections, answer, take=lane.take_bytes)
     parts = HotParts(
         lifecycle.get_services,
         lane.bodies,

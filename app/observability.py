@@ -24,6 +24,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.registry import Collector
 
 from scheduler.loops import LoopReport
 from storage.store_status import SYNC_BUCKETS_MS, SyncStatistics
@@ -165,6 +166,7 @@ class Metrics:
         # looking one up by its labels takes longer than all the rest
         self._decided: dict[tuple[str, str], Counter] = {}
         self._longest_standstill = 0.0
+        self._watched: list[Collector] = []  # by the service or replica, which can end
         self._groups_text: Callable[[], Awaitable[str]] | None = None
         self._scrape: asyncio.Task[bytes] | None = None  # in progress
         self.requests = RequestTimes()
@@ -256,19 +258,30 @@ class Metrics:
 
     def watch_loops(self, reports: Callable[[], Iterable[LoopReport]]) -> None:
         """States of the loops, read at each scrape."""
-        self.registry.register(_ReadLoops(reports))
+        self._register(_ReadLoops(reports))
 
     def watch_syncs(self, statistics: Callable[[], SyncStatistics | None]) -> None:
         """Durations of the log's syncs, read at each scrape; None before the store is open."""
-        self.registry.register(_ReadSyncs(statistics))
+        self._register(_ReadSyncs(statistics))
 
     def watch_disk(self, found: Callable[[], Mapping[str, bool]]) -> None:
         """Diagnoses of the disk by their code, read at each scrape: whether each was found."""
-        self.registry.register(_ReadDiagnoses(found))
+        self._register(_ReadDiagnoses(found))
 
     def watch_groups(self, text: Callable[[], Awaitable[str]]) -> None:
         """Metrics of consumer groups, written at each scrape in the text format."""
         self._groups_text = text
+
+    def forget_watched(self) -> None:
+        """Read nothing more of what is watched: it is to end, and others come in its place."""
+        for collector in self._watched:
+            self.registry.unregister(collector)
+        self._watched.clear()
+        self._groups_text = None
+
+    def _register(self, collector: Collector) -> None:
+        self.registry.register(collector)
+        self._watched.append(collector)
 
     async def text(self) -> bytes:
         """All metrics in the text format of Prometheus. A scrape that arrives while another one is
@@ -286,7 +299,7 @@ class Metrics:
         """Values read when metrics are scraped: (name, help, value); a name that ends in `_total`
         is a counter's. Values of one name are added up.
         """
-        self.registry.register(_Read(gauges))
+        self._register(_Read(gauges))
 
 
 class _Read:

@@ -4,23 +4,24 @@ service that it follows.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 
 import structlog
+from msgspec import UNSET
 
 from app import exit_codes
 from app.component import Gauge
 from app.components.names import names_gauges
-from app.connections import Connections
+from app.machine import Machine
 from app.names.http_server import servers_of
 from app.names.nodes import ReplicaNode, identity_of
 from app.names.registrar import Registrar
-from app.names.service import NodeService
-from app.names.table import NameTable
 from app.observability import Metrics
 from app.problems import Refusal
 from app.replicas.folder import NoteDamaged
 from app.replicas.follower import Follower
 from app.replicas.greeting import FollowRefused
+from app.replicas.primary_choice import KnownPrimary
 from app.services import Services
 from app.settings import Settings
 from app.word_sets import Role
@@ -36,8 +37,7 @@ class ReplicaLife:
 
     role: Role = "replica"
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self.connections = Connections(settings.http.connection_limit)
+    def __init__(self, settings: Settings, metrics: Metrics, machine: Machine) -> None:
         self.exit_code = 0
         self.on_fatal: Callable[[], None] = lambda: None
         self.on_loaded: Callable[[], None] = lambda: None
@@ -48,14 +48,10 @@ class ReplicaLife:
             settings.local,
             clock,
             Identifiers(clock, SystemRandom()),
-            find_primary=lambda: self._registrar.primary,
+            find_primary=self._find_primary,
         )
-        self._node = NodeService(
-            settings.replica.node_name,
-            NameTable(settings.names, clock),
-            self._follower,
-            max_body_values=settings.http.max_body_values,
-        )
+        self._table = machine.node.table
+        machine.node.promising = self._follower
         self._group = settings.names.group
         self._registrar = Registrar(
             ReplicaNode(
@@ -64,7 +60,7 @@ class ReplicaLife:
                 ),
                 self._follower,
             ),
-            self._node.table,
+            self._table,
             servers_of(settings.names, settings.api_keys),
             settings.names,
             on_deposed=lambda _: None,  # a replica is not the service
@@ -73,12 +69,16 @@ class ReplicaLife:
         self._registering: asyncio.Task[None] | None = None
         metrics.watch(self._gauges)
 
-    def get_node(self) -> NodeService:
-        return self._node
-
     def start(self) -> None:
         self._following = asyncio.create_task(self._follow(), name="following")
         self._registering = asyncio.create_task(self._registrar.start(), name="names")
+
+    async def wait_open(self) -> None:
+        """Return once its log is open, or it has ended instead."""
+        assert self._following is not None, "it has started"
+        begun = asyncio.create_task(self._follower.wait_begun())
+        await asyncio.wait({begun, self._following}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
 
     def begin_stop(self) -> None:
         self._follower.stop()
@@ -94,7 +94,6 @@ class ReplicaLife:
             self._following = None
             follower = self._follower
             log.info("stopped", end=follower.end, behind_bytes=follower.behind_bytes)
-        await self._node.aclose()
 
     def get_services(self) -> Services:
         """Raises Refusal: the service has them."""
@@ -117,7 +116,7 @@ class ReplicaLife:
             raise self._not_primary()
 
     def _not_primary(self) -> Refusal:
-        primary = self._node.table.primary_of(self._group)
+        primary = self._table.primary_of(self._group)
         url = self._follower.primary_url
         if primary is not None and primary.registration.url:
             url = primary.registration.url
@@ -128,6 +127,16 @@ class ReplicaLife:
             "This is a replica. Its service does not say where clients reach it: "
             "ESCROWMQ_REPLICA__ADVERTISE is not set there.",
         )
+
+    def _find_primary(self) -> KnownPrimary | None:
+        """The latest one that name servers have answered with, or that has registered here."""
+        known = [self._registrar.primary]
+        here = self._table.primary_of(self._group)
+        if here is not None and here.registration.replication_address is not UNSET:
+            known.append(
+                KnownPrimary(here.registration.replication_address, here.registration.epoch)
+            )
+        return max(filter(None, known), key=attrgetter("epoch"), default=None)
 
     async def _follow(self) -> None:
         try:
@@ -165,4 +174,4 @@ class ReplicaLife:
             "Log of the service that is not on the disk here",
             follower.behind_bytes,
         )
-        yield from names_gauges(self._registrar, self._node.table)
+        yield from names_gauges(self._registrar, self._table)

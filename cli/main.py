@@ -107,6 +107,37 @@ def serve(
 
 
 @app.command()
+def node(
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; beyond loopback only with ESCROWMQ_API_KEYS."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65_535)] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Directory of all data; created if it is missing.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
+        ),
+    ] = None,
+) -> None:
+    """Start one of several machines: the service, or a replica of it, as its data directory says.
+
+    With a new directory it is a replica, and waits for a service. `escrowmq replica promote --url`
+    makes one the service while it runs, the first time, too. A service that hands over, or hears
+    of a later one, follows that. Needs ESCROWMQ_REPLICA__NODES and ESCROWMQ_NAMES__SERVERS.
+
+    Exit status: as of `serve` and `replica follow`.
+    """
+    gc.disable()
+    from cli import node as command
+
+    raise typer.Exit(command.run(host=host, port=port, data_dir=data_dir, config=config))
+
+
+@app.command()
 def openapi(
     out: Annotated[
         Path | None, typer.Option(help="Write to this file instead of standard output.")

@@ -108,7 +108,22 @@ def status(data_dir: DataDir, json_file: Json = None) -> None:
 
 @app.command()
 def promote(
-    data_dir: DataDir,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="The data directory of a replica that is stopped.", metavar="DIR"),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of a machine that runs `escrowmq node`, instead.", metavar="http://HOST:PORT"
+        ),
+    ] = None,
+    hand_over: Annotated[
+        bool,
+        typer.Option(
+            "--hand-over", help="With --url: have the service that runs stop first, in order."
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only tell.")] = False,
     config: Annotated[
         Path | None,
@@ -116,18 +131,36 @@ def promote(
             help="A TOML file with settings, instead of escrowmq.toml in the data directory."
         ),
     ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="API key for --url.")
+    ] = None,
 ) -> None:
-    """Make a replica a service's: its service can be started then.
+    """Make a replica the service.
+
+    With --url while it runs, and it is the service at once. With --data-dir when it is stopped, and
+    its service can be started then; the directory may also be that of a service that is stopped.
 
     Tells what may be missing. Where ESCROWMQ_REPLICA__NODES names all machines, so many of the
     others promise to follow no earlier primary that the old service can acknowledge nothing any
-    more; the directory may also be that of a service that is stopped. Without, the old service must
-    not be started again: both would take messages.
+    more. Without, the old service must not be started again: both would take messages.
 
     Exit status: 0 done, or told; 2 wrong usage; 3 not carried out, and the reason is said: another
     machine has the newer log, or too few promise; 65 the copy is damaged; 73 the replica still
-    runs; 78 the settings are wrong.
+    runs; 75 with --url: done, but it is not ready within a minute; 78 the settings are wrong.
     """
+    if (data_dir is None) == (url is None) or (url is None and hand_over):
+        raise typer.BadParameter("give --data-dir, or --url, which --hand-over needs")
+    if url is not None:
+        from cli import replica_promote_url
+
+        raise typer.Exit(
+            replica_promote_url.run(url.rstrip("/"), hand_over=hand_over, yes=yes, api_key=api_key)
+        )
+    assert data_dir is not None, "it was checked"
+    _promote_stopped(data_dir, yes=yes, config=config)
+
+
+def _promote_stopped(data_dir: Path, *, yes: bool, config: Path | None) -> None:
     from app import exit_codes
     from app.replicas.folder import is_replica
     from app.settings import ConfigurationError

@@ -2,26 +2,23 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-import httpx
 import msgspec
 import typer
 from msgspec import UNSET
 
-from app.fencing.http_node import HttpNode
-from app.fencing.promotion import Candidate, CannotPromote, Heard, Quorum
-from app.names.http_server import http_client, key_of
+from app.fencing.others import others_of
+from app.fencing.promotion import Heard, Quorum
 from app.observability import configure_logging
 from app.replicas.folder import NoteDamaged, read_promise
-from app.replicas.promise import LogPlace, Promise
+from app.replicas.promise import CannotPromote, LogPlace, Promise
 from app.replicas.promotion import NoReplica, ReplicaState, claim_alone, promote, state_of
 from app.settings import ConfigurationError, Settings, load, settings_file_of
 from cli.audit_common import Exit, in_short, say
-
-_ANSWER_S = 10.0  # a node syncs what it has before it promises
 
 
 def state(data_dir: Path) -> ReplicaState:
@@ -82,51 +79,34 @@ def warn_alone(settings: Settings) -> None:
 
 def show_others(settings: Settings, out: TextIO) -> None:
     """Ask the other nodes how far they are; nothing is changed. Raises OSError."""
-    asyncio.run(_Asking(settings).show(out))
+    asyncio.run(_show(settings, out))
 
 
 def carry_out(settings: Settings) -> int:
     """Where the log ends. Raises StorageError, OSError; typer.Exit."""
-    asking = _Asking(settings)
-    claim = asking.claim if settings.replica.nodes else claim_alone
+
+    async def claim(place: LogPlace, promised: Promise) -> Promise:
+        async with _others(settings) as quorum:
+            heard = await quorum.ask()
+            say(_table(heard))
+            return await quorum.claim(place, promised, heard=heard)
+
+    chosen = claim if settings.replica.nodes else claim_alone
     try:
-        return asyncio.run(promote(settings.data_dir, settings.local, claim=claim))
+        return asyncio.run(promote(settings.data_dir, settings.local, chosen)).end
     except (NoReplica, NoteDamaged, CannotPromote) as error:
         say(str(error))
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
 
 
-class _Asking:
-    """The other nodes of the settings, asked over HTTP."""
+async def _show(settings: Settings, out: TextIO) -> None:
+    async with _others(settings) as quorum:
+        heard = await quorum.ask()
+    out.write(f"{_table(heard)}\n{quorum.needed} of them must promise to follow it\n")
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
 
-    async def show(self, out: TextIO) -> None:
-        async with self._client() as http:
-            quorum = self._quorum(http)
-            heard = await quorum.ask()
-        out.write(f"{_table(heard)}\n{quorum.needed} of them must promise to follow it\n")
-
-    async def claim(self, place: LogPlace, promised: Promise) -> Promise:
-        """Raises CannotPromote."""
-        candidate = Candidate(self._settings.replica.node_name, place, promised)
-        async with self._client() as http:
-            quorum = self._quorum(http)
-            heard = await quorum.ask()
-            say(_table(heard))
-            epoch = quorum.epoch_for(candidate, heard)
-            await quorum.fence(candidate, epoch, heard)
-        return Promise(epoch, candidate.node)
-
-    def _client(self) -> httpx.AsyncClient:
-        names = self._settings.names
-        key = key_of(names, self._settings.api_keys)
-        return http_client(names, api_key=key, timeout_s=_ANSWER_S)
-
-    def _quorum(self, http: httpx.AsyncClient) -> Quorum:
-        servers = self._settings.names.servers
-        return Quorum(self._settings.replica, [HttpNode(url, http) for url in servers])
+def _others(settings: Settings) -> AbstractAsyncContextManager[Quorum]:
+    return others_of(settings.replica, settings.names, settings.api_keys)
 
 
 def _table(heard: Sequence[Heard]) -> str:

@@ -7,6 +7,8 @@ from app.fencing.promotion import NoAnswer
 from app.fencing.schemas import NodePromise, PromiseInput
 from app.names.http_server import reason_of
 
+ASK_S = 3.0  # one that does not answer meanwhile is not counted on
+_PROMISE_S = 20.0  # a replica syncs what it has before it promises, and a service stops first
 _PATH = "/v1/admin/promise"
 
 
@@ -19,17 +21,17 @@ class HttpNode:
 
     async def get_promise(self) -> NodePromise:
         """Raises NoAnswer."""
-        return await self._ask("GET", b"")
+        return await self._ask("GET", b"", ASK_S)
 
     async def make_promise(self, given: PromiseInput) -> NodePromise:
         """Raises NoAnswer."""
-        return await self._ask("PUT", msgspec.json.encode(given))
+        return await self._ask("PUT", msgspec.json.encode(given), _PROMISE_S)
 
-    async def _ask(self, method: str, body: bytes) -> NodePromise:
+    async def _ask(self, method: str, body: bytes, timeout_s: float) -> NodePromise:
         headers = {"Content-Type": "application/json"} if body else {}
         try:
             response = await self._http.request(
-                method, self.url + _PATH, content=body, headers=headers
+                method, self.url + _PATH, content=body, headers=headers, timeout=timeout_s
             )
         except httpx.HTTPError as error:
             raise NoAnswer(str(error) or type(error).__name__) from None

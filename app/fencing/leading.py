@@ -1,6 +1,6 @@
 """The service as others ask it for its promise: it leads, and promises nothing."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from app.replicas.promise import LogPlace, Promise, PromiseRefused
 from app.replicas.replicated_log import ReplicatedLog
@@ -16,6 +16,7 @@ class Leading:
     def __init__(self, log: Callable[[], ReplicatedLog | None]) -> None:
         """`log` is None while it opens."""
         self._log = log
+        self.give_up: Callable[[Promise], Awaitable[LogPlace]] | None = None  # see `hand_over`
 
     async def place(self) -> LogPlace | None:
         """Of its log on disk."""
@@ -25,3 +26,9 @@ class Leading:
     async def promise(self, promise: Promise) -> LogPlace:
         """Raises PromiseRefused."""
         raise PromiseRefused(f"it is the service: stop it before {promise.node} takes its place")
+
+    async def hand_over(self, promise: Promise) -> LogPlace:
+        """End the service where the process goes on as a replica. Raises PromiseRefused."""
+        if self.give_up is None:
+            raise PromiseRefused("it was not started with `escrowmq node`: stop it instead")
+        return await self.give_up(promise)

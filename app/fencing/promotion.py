@@ -12,12 +12,10 @@ from msgspec import UNSET
 
 from app.fencing.schemas import NodePromise, PromiseInput
 from app.replicas.options import ReplicaOptions
-from app.replicas.promise import LogPlace, Promise, promises_needed
+from app.replicas.promise import CannotPromote, LogPlace, Promise, promises_needed
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 
-
-class CannotPromote(Exception):
-    """Another node is the right one, or too few promise."""
+_EMPTY = LogPlace(0, 0)
 
 
 class NoAnswer(Exception):
@@ -70,12 +68,45 @@ class Quorum:
     def epoch_for(self, candidate: Candidate, heard: Sequence[Heard]) -> int:
         """The epoch to begin in. Raises CannotPromote where it may not, by what was heard."""
         self._check(candidate, self._counted(heard))
+        return self._next_epoch(candidate, heard)
+
+    async def take_over(self, candidate: Candidate, heard: Sequence[Heard]) -> list[Heard]:
+        """Have the service that runs, if one does, stop and promise to follow the candidate, which
+        has all of its log then. What the others say after it.
+
+        Raises CannotPromote.
+        """
+        running = [node.url for node in heard if node.answer and node.answer.role == "primary"]
+        given = PromiseInput(
+            epoch=self._next_epoch(candidate, heard), node=candidate.node, hand_over=True
+        )
+        for node in self._others:
+            if node.url not in running:
+                continue
+            answer = (await self._hear(node, given)).answer
+            if answer is not None and not answer.granted:
+                raise CannotPromote(f"{answer.node} does not hand over: {answer.reason}")
+        return await self.ask() if running else [*heard]
+
+    def _next_epoch(self, candidate: Candidate, heard: Sequence[Heard]) -> int:
+        """A later one than any node is in, or has promised."""
         latest = max(
             candidate.place.last_epoch,
             candidate.promised.epoch,
             *[max(one.epoch, one.last_epoch or 0) for one in self._counted(heard).values()],
         )
         return latest + EPOCHS_OF_A_PROMOTION
+
+    async def claim(self, place: LogPlace, promised: Promise, *, heard: Sequence[Heard]) -> Promise:
+        """Promises for this node of those that were heard: the epoch to begin in. `place`: of its
+        log; `promised`: by itself.
+
+        Raises CannotPromote.
+        """
+        candidate = Candidate(self._own, place, promised)
+        epoch = self.epoch_for(candidate, heard)
+        await self.fence(candidate, epoch, heard)
+        return Promise(epoch, self._own)
 
     async def fence(self, candidate: Candidate, epoch: int, heard: Sequence[Heard]) -> None:
         """Have those that have answered promise to follow no earlier primary.
@@ -113,6 +144,11 @@ class Quorum:
                     f"{candidate.place.end:,} in epoch {candidate.place.last_epoch}. Promote "
                     f"{one.node}"
                 )
+        if candidate.place == _EMPTY and len(answers) < len(self._nodes) - 1:
+            raise CannotPromote(
+                f"the log of {candidate.node} is empty, and not all other nodes have answered: one "
+                "of them could have messages"
+            )
         if len(answers) < self.needed:
             raise CannotPromote(
                 f"{len(answers)} of the other nodes can promise, {self.needed} must: else the "

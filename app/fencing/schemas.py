@@ -25,6 +25,29 @@ class PromiseInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
         ),
     ]
     node: Annotated[str, _NODE, Meta(description="Its name.")]
+    hand_over: Annotated[
+        bool,
+        Meta(
+            description="Has a service stop, in order, and follow that primary; false unless given."
+        ),
+    ] = False
+
+
+class PromotionInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How the node is to become the service."""
+
+    hand_over: Annotated[
+        bool,
+        Meta(description="Has the service that runs, if one does, stop first; false unless given."),
+    ] = False
+
+
+class Promotion(msgspec.Struct, kw_only=True):
+    """A node that is the service, or is about to open its log as such."""
+
+    node: Annotated[str, Meta(description="Name of the node.")]
+    epoch: Annotated[Epoch, Meta(description="Epoch of the log in which it begins.")]
+    end_offset: EndOffset
 
 
 class NodePromise(msgspec.Struct, kw_only=True):

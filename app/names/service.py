@@ -1,22 +1,30 @@
 """Operations that every node answers, a replica too: the name service, and promises."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from app.body_thread import BodyThread
 from app.names.table import NameTable
-from app.replicas.promise import Promising
+from app.replicas.promise import LogPlace, Promising
+
+
+class Promote(Protocol):
+    """Has the node take the place of the service."""
+
+    async def __call__(self, *, hand_over: bool) -> LogPlace:
+        """The epoch that it begins in, and where its log ends. Raises CannotPromote."""
 
 
 class NodeService:
     """A node as others see it, and what every operation needs. Event loop only."""
 
-    def __init__(
-        self, node: str, table: NameTable, promising: Promising, *, max_body_values: int
-    ) -> None:
+    promising: Promising  # set by the service or the replica that the node is at the moment
+
+    def __init__(self, node: str, table: NameTable, *, max_body_values: int) -> None:
         """`node`: its name."""
         self.node = node
         self.table = table
-        self.promising = promising
+        self.promote: Promote | None = None  # set where the process can change its role
         self.body_thread = BodyThread()
         self.max_body_values = max_body_values
 

@@ -18,6 +18,10 @@ class PromiseRefused(Exception):
     """The node has promised something else, or it cannot promise anything now."""
 
 
+class CannotPromote(Exception):
+    """Another node is the right one, or too few promise."""
+
+
 class LogPlace(NamedTuple):
     """How far a log has come: the later of two is the greater. `end`: of its last unit."""
 
@@ -52,6 +56,12 @@ class Promising(Protocol):
         """Take and acknowledge nothing more from any earlier primary; how far the log is.
 
         Durable on return, and so is the log. Raises PromiseRefused; FlushFailed, OSError.
+        """
+
+    async def hand_over(self, promise: Promise) -> LogPlace:
+        """Promise it, as a replica does; a service stops first, and is a replica from then on.
+
+        Raises as `promise`.
         """
 
 

@@ -1,5 +1,6 @@
 """Makes the directory of a replica one that a service starts in."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -62,17 +63,23 @@ async def promote(
     data_dir: Path,
     options: LocalStoreOptions,
     claim: Claim = claim_alone,
-) -> int:
-    """The log offset where its log ends. Durable on return.
+    *,
+    may_be_empty: bool = False,
+) -> LogPlace:
+    """The epoch that the service begins in, and where its log ends. Durable on return.
 
     `claim` is given how far the log is, and what the node has promised. It returns the epoch to
     begin in, with the name of the node where others have promised to follow it; or it raises, and
     then nothing is changed here.
 
+    `may_be_empty`: where there is no log yet, one begins.
+
     Raises NoReplica, NoteDamaged, DirectoryInUse, StorageError, OSError.
     """
     if not folder.has_log(data_dir):
-        raise NoReplica(f"{data_dir} has no log yet: the primary never let it in")
+        if not may_be_empty:
+            raise NoReplica(f"{data_dir} has no log yet: the primary never let it in")
+        await asyncio.to_thread(folder.begin_log, data_dir, 0, options.segment_bytes)
     clock = SystemClock()
     replica = await LocalReplica.open(
         data_dir / "store", options, OsVfs(), clock, Identifiers(clock, SystemRandom())
@@ -82,11 +89,11 @@ async def promote(
         place = LogPlace(replica.epochs.last_epoch, units_end)
         own = await claim(place, folder.read_promise(data_dir))
         if own.node:
-            folder.write_promise(data_dir, own)
+            await asyncio.to_thread(folder.write_promise, data_dir, own)
     except BaseException:
         await replica.aclose()
         raise
     end = replica.stored_offset()
     await replica.promote(own.epoch)
-    folder.remove_note(data_dir)
-    return end
+    await asyncio.to_thread(folder.remove_note, data_dir)
+    return LogPlace(own.epoch, end)

@@ -385,6 +385,7 @@ class AsyncClient:
     list_replicas = async_method(admin.list_replicas)
     get_promise = async_method(admin.get_promise)
     make_promise = async_method(admin.make_promise)
+    promote_node = async_method(admin.promote_node)
     get_config = async_method(admin.get_config)
     get_durability = async_method(admin.get_durability)
     get_whoami = async_method(admin.get_whoami)

@@ -379,6 +379,7 @@ class Client:
     list_replicas = sync_method(admin.list_replicas)
     get_promise = sync_method(admin.get_promise)
     make_promise = sync_method(admin.make_promise)
+    promote_node = sync_method(admin.promote_node)
     get_config = sync_method(admin.get_config)
     get_durability = sync_method(admin.get_durability)
     get_whoami = sync_method(admin.get_whoami)

@@ -50,8 +50,8 @@ BODIES = {
     "AckInput", "AnswersInput", "AuditReportInput", "BatchInput", "BeginInput", "CheckNowInput",
     "CronInput", "DeadLetterInput", "ExtendInput", "GroupInput", "HeartbeatInput",
     "JoinInput", "LocksInput", "NackInput", "NodeRegistration",
-    "OffsetsInput", "ProducerGroupInput", "PromiseInput", "ReceiveChecksInput", "ReceiveInput",
-    "RedriveInput", "ReplyInput", "RequestInput", "RescheduleInput", "ResetInput", "ResolveInput",
+    "OffsetsInput", "ProducerGroupInput", "PromiseInput", "PromotionInput", "ReceiveChecksInput",
+    "ReceiveInput", "RedriveInput", "ReplyInput", "RequestInput", "RescheduleInput", "ResetInput", "ResolveInput",
     "RetentionInput", "RollbackInput", "TopicChanges", "TopicDefinition",
     "TopicInput",
 }  # fmt: skip

@@ -397,6 +397,7 @@ def test_everything_that_an_operator_reads_can_be_read(client, topic):
     assert client.list_replicas().copies == 1
     assert client.get_promise().role == "primary"
     assert client.make_promise(epoch=2_001, node="shop-2").granted is False
+    assert client.promote_node().epoch
     assert client.get_config().settings
     assert client.get_whoami().scopes
     assert client.list_loops().items

@@ -16,6 +16,7 @@ import yaml
 
 from app.names.nodes import identity_of
 from app.settings import Settings, load
+from cli import node
 from tests.support.server import clean_environment
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +103,8 @@ def test_each_machine_has_settings_with_which_it_can_be_the_service(compose, nam
     assert settings.replica.copies == 2
     assert settings.replica.node == name
     assert settings.replica.nodes == SERVICES
+    assert settings.replica.set_aside, "it comes back by itself"
+    node.check(settings)
     assert settings.names.servers == tuple(
         f"http://{other}:{settings.port}" for other in SERVICES if other != name
     )
@@ -113,11 +116,8 @@ def test_each_machine_has_settings_with_which_it_can_be_the_service(compose, nam
     assert compose["services"][name]["volumes"] == [f"{name}:{settings.data_dir}"]
 
 
-def test_the_first_machine_is_the_service_and_the_others_find_it_by_name(compose):
-    first, *others = (filled_in(compose["services"][name]["command"]) for name in SERVICES)
-
-    assert first == "serve"
-    assert others == ["replica follow", "replica follow"]
+def test_each_machine_is_what_its_directory_says(compose):
+    assert {compose["services"][name]["command"] for name in SERVICES} == {"node"}
 
 
 def test_a_container_without_keys_does_not_start(compose, monkeypatch):

@@ -460,6 +460,8 @@ def look_at_the_disk(generated: Generated) -> None:
     assert generated.call("getPromise", status=200).epoch == 0
     asked = generated.body("makePromise")
     assert not generated.call("makePromise", body=asked, status=200).granted
+    asked = generated.body("promoteNode")
+    assert generated.call("promoteNode", body=asked, status=200).epoch, "it is the service already"
     assert generated.call("getConfig", status=200).settings["ESCROWMQ_API_KEYS"] == "(set)"
     assert generated.call("getWhoami", status=200).authenticated
     assert generated.call("getVersion", status=200).name == "EscrowMQ"

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.fault.campaign_size import sized
+from tests.fault.load_of_machines import assert_one_history, loads, until_sent
 from tests.support.http import ok, until
 from tests.support.replica import Primary, Replica, promote, read_ids
 from tests.support.server import Server
@@ -74,55 +74,6 @@ class Machine:
         return "" if done.returncode == 0 else done.stderr
 
 
-class Load(threading.Thread):
-    """Sends to whichever machine takes it, and reads from whichever answers."""
-
-    def __init__(self, urls: list[str], seed: int) -> None:
-        super().__init__()
-        self._urls = urls
-        self._randomness = random.Random(seed)
-        self._ends = threading.Event()
-        self.known: dict[str, str] = {}  # by message id: acknowledged, or read
-        self.at_offset: dict[int, str] = {}
-        self.twice: list[tuple[int, str, str]] = []
-
-    def run(self) -> None:
-        with httpx.Client(timeout=2, trust_env=False, verify=False) as http:
-            while not self._ends.is_set():
-                url = self._randomness.choice(self._urls)
-                with suppress(httpx.HTTPError):
-                    if self._randomness.random() < 0.8:
-                        self._send(http, url)
-                    else:
-                        self._read(http, url)
-
-    def end(self) -> None:
-        self._ends.set()
-        self.join()
-
-    def _send(self, http: httpx.Client, url: str) -> None:
-        body = {"payload": "x" * self._randomness.choice((10, 300, 5_000))}
-        answer = http.post(f"{url}/v1/topics/orders/messages", json=body)
-        if answer.status_code == 201:
-            receipt = answer.json()
-            assert receipt["durability"] == "replicated"
-            self.known[receipt["message_id"]] = "acknowledged"
-            self._note(receipt["queue_offset"], receipt["message_id"])
-
-    def _read(self, http: httpx.Client, url: str) -> None:
-        at = self._randomness.randrange(max(self.at_offset, default=0) + 1)
-        query = {"offset": at, "max_messages": 100}
-        answer = http.get(f"{url}/v1/topics/orders/queues/0/messages", params=query)
-        for message in answer.json().get("messages", []):
-            self.known.setdefault(message["message_id"], "read")
-            self._note(message["queue_offset"], message["message_id"])
-
-    def _note(self, queue_offset: int, message_id: str) -> None:
-        known = self.at_offset.setdefault(queue_offset, message_id)
-        if known != message_id:
-            self.twice.append((queue_offset, known, message_id))
-
-
 @contextmanager
 def three_machines(folder: Path) -> Iterator[list[Machine]]:
     machines = [Machine(folder / name) for name in NAMES]
@@ -133,27 +84,6 @@ def three_machines(folder: Path) -> Iterator[list[Machine]]:
     finally:
         for machine in machines:
             machine.process.__exit__(None, None, None)
-
-
-@contextmanager
-def loads(machines: list[Machine], seed: int) -> Iterator[list[Load]]:
-    workers = [Load([one.url for one in machines], 10 * seed + number) for number in range(3)]
-    for worker in workers:
-        worker.start()
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.end()
-
-
-def until_sent(workers: list[Load], more: int) -> None:
-    before = sum(len(worker.known) for worker in workers)
-    until(
-        lambda: sum(len(worker.known) for worker in workers) >= before + more,
-        "messages are on two machines",
-        seconds=120,
-    )
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
@@ -167,7 +97,7 @@ def test_whichever_machine_is_lost_paused_or_promoted_there_is_one_history(seed,
         with service.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         until_both_follow(service)
-        with loads(machines, seed) as workers:
+        with loads([one.url for one in machines], seed) as workers:
             for _ in range(FAILOVERS):
                 until_sent(workers, chance.randrange(10, 100))
                 old = next(one for one in machines if one.process is service)
@@ -185,21 +115,11 @@ def test_whichever_machine_is_lost_paused_or_promoted_there_is_one_history(seed,
                 old.follow()
                 until_both_follow(service)
         service.wait_until_copied(replicas=2)
-        assert [worker.twice for worker in workers] == [[], [], []]
-        assert {*workers[0].known, *workers[1].known, *workers[2].known} <= read_ids(service)
-        one_history(workers)
+        assert_one_history(workers, read_ids(service))
 
 
 def until_both_follow(service: Primary) -> None:
     until(lambda: service.figures()["escrowmq_replicas"] == 2, "both follow")
-
-
-def one_history(workers: list[Load]) -> None:
-    """No two programs have seen different messages at one offset."""
-    merged: dict[int, str] = {}
-    for worker in workers:
-        for queue_offset, message_id in worker.at_offset.items():
-            assert merged.setdefault(queue_offset, message_id) == message_id
 
 
 def lose(service: Machine, chance: random.Random) -> str:

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from app.hand_over.broker_files import BrokerFiles
 from app.lifecycle import Phase, ServiceLifecycle
+from app.machine import Machine
 from app.observability import Metrics
 from app.settings import Settings
 from delivery.leases.retry_message import retry_queue
@@ -104,7 +105,9 @@ async def acknowledge(service: WholeService, group: str, given: list[dict[str, A
 async def refused_start(data_dir: Path) -> list[str]:
     """Start a service that is refused; what it logs of that."""
     settings = Settings(data_dir=data_dir, local=LOCAL)
-    lifecycle = ServiceLifecycle(settings, Metrics(), clock=RunningClock(wall_ms=WALL_MS))
+    clock = RunningClock(wall_ms=WALL_MS)
+    machine = Machine(settings, clock)
+    lifecycle = ServiceLifecycle(settings, Metrics(), machine, clock=clock)
     with capture_logs() as logs:
         lifecycle.start()
         await reached(lambda: lifecycle.phase is not Phase.STARTING, "the start has ended")

@@ -1,12 +1,15 @@
 """A replica in a process of its own, which follows a service."""
 
+import json
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from app.registry.registry_files import read_files
@@ -102,6 +105,50 @@ class Replica(Server):
         return Primary(self.data_dir, environment=self._environment, at=self)
 
 
+class Node(Primary):
+    """`escrowmq node`: one of several machines, in the role that its directory says."""
+
+    def __init__(self, data_dir: Path, *, environment: Mapping[str, str | None]) -> None:
+        super().__init__(data_dir, environment=environment)
+        self.configure(ESCROWMQ_REPLICA__NODE=data_dir.name)
+
+    @property
+    def command(self) -> list[str]:
+        where = ["--data-dir", str(self.data_dir), "--port", str(self.port)]
+        return [str(_PROGRAM), "node", *where]
+
+    def role(self) -> str:
+        """Empty while it does not answer."""
+        with self.client() as api, suppress(httpx.TransportError):
+            return str(ok(api.get("/v1/admin/promise"))["role"])
+        return ""
+
+    def promote(self, *, hand_over: bool = False) -> httpx.Response:
+        with self.client() as api:
+            return api.post("/v1/admin/promotion", json={"hand_over": hand_over})
+
+    def follows(self) -> bool:
+        """Has it everything, as a replica?"""
+        return self._is_ready_as("replica")
+
+    def serves(self) -> bool:
+        """Does it take requests, as the service?"""
+        return self._is_ready_as("primary")
+
+    def _is_ready_as(self, role: str) -> bool:
+        with self.client() as api, suppress(httpx.TransportError):
+            return api.get("/readyz", params={"role": role}).status_code == 200
+        return False
+
+
+def know_each_other(nodes: Sequence[Node]) -> None:
+    """They are name servers of each other."""
+    names = json.dumps([node.data_dir.name for node in nodes])
+    for node in nodes:
+        others = json.dumps([other.url for other in nodes if other is not node])
+        node.configure(ESCROWMQ_REPLICA__NODES=names, ESCROWMQ_NAMES__SERVERS=others)
+
+
 def read_whole(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
@@ -139,9 +186,16 @@ def promote(
     given = {name: value for name, value in (environment or {}).items() if value is not None}
     if segment_bytes:
         given["ESCROWMQ_LOCAL__SEGMENT_BYTES"] = str(segment_bytes)
+    return command("replica", "promote", "--data-dir", str(data_dir), *arguments, environment=given)
+
+
+def command(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`escrowmq` with these arguments, to its end."""
     return subprocess.run(
-        [str(_PROGRAM), "replica", "promote", "--data-dir", str(data_dir), *arguments],
-        env={**clean_environment(), **given},
+        [str(_PROGRAM), *arguments],
+        env={**clean_environment(), **(environment or {})},
         capture_output=True,
         text=True,
         check=False,

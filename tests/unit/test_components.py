@@ -7,6 +7,7 @@ import pytest
 from app import exit_codes, lifecycle
 from app.component import Component, Gauge
 from app.lifecycle import Phase, ServiceLifecycle
+from app.machine import Machine
 from app.observability import Metrics
 from app.settings import Settings
 from scheduler.loops import Loop
@@ -64,7 +65,8 @@ def listed(monkeypatch) -> list[Component]:
 async def test_a_component_in_the_list_starts_runs_is_measured_and_stops(tmp_path, listed, calls):
     listed += [Recorder("first", calls), Recorder("second", calls)]
     metrics = Metrics()
-    service = ServiceLifecycle(Settings(data_dir=tmp_path), metrics)
+    settings = Settings(data_dir=tmp_path)
+    service = ServiceLifecycle(settings, metrics, Machine(settings))
     service.start()
     await reached(lambda: service.phase is Phase.READY, "the service is open")
     await reached(lambda: "second run" in calls, "the loops have run")
@@ -89,7 +91,8 @@ async def test_where_a_component_cannot_start_those_before_it_stop(tmp_path, lis
         Recorder("second", calls, fails=True),
         Recorder("third", calls),
     ]
-    service = ServiceLifecycle(Settings(data_dir=tmp_path), Metrics())
+    settings = Settings(data_dir=tmp_path)
+    service = ServiceLifecycle(settings, Metrics(), Machine(settings))
     service.start()
     await reached(lambda: service.phase is Phase.FAILED, "the start has failed")
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from app.fencing.promotion import Candidate, CannotPromote, NoAnswer, Quorum
+from app.fencing.promotion import Candidate, NoAnswer, Quorum
 from app.fencing.schemas import NodePromise, PromiseInput
 from app.replicas.options import ReplicaOptions
-from app.replicas.promise import LogPlace, Promise
+from app.replicas.promise import CannotPromote, LogPlace, Promise
 from app.replicas.promotion import claim_alone
 from app.word_sets import NodeRole
 
@@ -136,6 +136,66 @@ def test_a_node_counts_once_and_a_stranger_does_not():
     twice = ReplicaOptions(node="b", nodes=("a", "b", "c"), copies=1)
     with pytest.raises(CannotPromote, match="1 of the other nodes can promise, 2 must"):
         promote(Node("c"), Node("c"), Node("x"), Node("b"), options=twice)
+
+
+EMPTY = LogPlace(0, 0)
+NEW = Candidate("b", EMPTY, Promise())
+
+
+def test_a_node_without_a_log_begins_one_where_all_others_say_that_they_have_none():
+    assert promote(Node("a", EMPTY), Node("c", EMPTY), candidate=NEW) == 1_000
+    with pytest.raises(CannotPromote, match="one of them could have messages"):
+        promote(Node("a", EMPTY, is_cut=True), Node("c", EMPTY), candidate=NEW)
+    with pytest.raises(CannotPromote, match="Promote c"):
+        promote(Node("a", EMPTY), Node("c", LogPlace(1, 200)), candidate=NEW)
+
+
+class Service(Node):
+    """Hands over when it is asked to."""
+
+    def __init__(self, name: str, *, refuses: bool = False) -> None:
+        super().__init__(name, role="primary")
+        self.refuses = refuses
+
+    async def make_promise(self, given: PromiseInput) -> NodePromise:
+        answer = await self.get_promise()
+        answer.granted, answer.reason = given.hand_over and not self.refuses, "it is the service"
+        if answer.granted:
+            self.role, self.promise = "replica", Promise(given.epoch, given.node)
+        return answer
+
+
+def take_over(*others: Node) -> list[str]:
+    """Roles of the others behind it. Raises CannotPromote."""
+
+    async def main() -> list[str]:
+        quorum = Quorum(THREE, others)
+        heard = await quorum.take_over(B, await quorum.ask())
+        return [one.answer.role if one.answer else one.problem for one in heard]
+
+    return asyncio.run(main())
+
+
+def test_the_service_that_runs_hands_over_and_no_other_node_is_asked_to():
+    a, c = Service("a"), Node("c", promise=Promise(2_000, "a"))
+    assert take_over(a, c) == ["replica", "replica"]
+    assert a.promise == Promise(3_000, "b"), "later than any promise"
+    assert c.promise == Promise(2_000, "a")
+    assert take_over(Node("a", is_cut=True), c) == ["the link is cut", "replica"]
+
+
+def test_a_service_that_does_not_hand_over_says_why():
+    with pytest.raises(CannotPromote, match="a does not hand over: it is the service"):
+        take_over(Service("a", refuses=True), Node("c"))
+
+
+def test_a_service_that_is_lost_while_it_hands_over_is_one_that_does_not_answer():
+    class Lost(Service):
+        async def make_promise(self, given: PromiseInput) -> NodePromise:
+            self.is_cut = True
+            raise NoAnswer("it is gone")
+
+    assert take_over(Lost("a"), Node("c")) == ["the link is cut", "replica"]
 
 
 def test_a_promotion_that_asks_no_one_is_later_than_the_own_promise():

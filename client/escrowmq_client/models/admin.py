@@ -402,6 +402,16 @@ class NodePromise(Output, frozen=True, kw_only=True):
     """Why it was not."""
 
 
+class Promotion(Output, frozen=True, kw_only=True):
+    """A node that is the service, or is about to open its log as such."""
+
+    node: str
+    """Name of the node."""
+    epoch: int
+    """Epoch of the log in which it begins."""
+    end_offset: int
+
+
 class Config(Output, frozen=True, kw_only=True):
     """Effective settings of the service."""
 

@@ -7,6 +7,7 @@ from escrowmq_client.models.admin import (
     Flushed,
     LoopList,
     NodePromise,
+    Promotion,
     RecoveryView,
     ReplicaList,
     RetentionPreview,
@@ -85,11 +86,11 @@ def get_promise() -> Call[NodePromise]:
     return Call("getPromise", "GET", "/v1/admin/promise", decoded(NodePromise))
 
 
-def make_promise(*, epoch: int, node: str) -> Call[NodePromise]:
+def make_promise(*, epoch: int, node: str, hand_over: bool = False) -> Call[NodePromise]:
     """Have a replica promise to follow no primary of an earlier epoch, before `node` is one.
 
-    `escrowmq replica promote` does so. A service that runs promises nothing: `granted` is false.
-    Raises ProblemError (validation_failed).
+    `escrowmq replica promote` does so. A service that runs promises nothing, and `granted` is
+    false; with `hand_over` it stops and follows `node`. Raises ProblemError (validation_failed).
     """
     return Call(
         "makePromise",
@@ -97,7 +98,23 @@ def make_promise(*, epoch: int, node: str) -> Call[NodePromise]:
         "/v1/admin/promise",
         decoded(NodePromise),
         headers=json_headers(),
-        body=fields(epoch=epoch, node=node),
+        body=fields(epoch=epoch, node=node, hand_over=hand_over),
+    )
+
+
+def promote_node(*, hand_over: bool = False) -> Call[Promotion]:
+    """Have a replica that runs `escrowmq node` take the place of the service.
+
+    `hand_over`: a service that runs stops first. The node opens its log then; `/readyz` says when
+    it takes requests. Raises Conflict (not_promoted), NotPrimary.
+    """
+    return Call(
+        "promoteNode",
+        "POST",
+        "/v1/admin/promotion",
+        decoded(Promotion),
+        headers=json_headers(),
+        body=fields(hand_over=hand_over),
     )
 
 

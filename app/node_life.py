@@ -1,0 +1,244 @@
+"""A machine that is the service or a replica of it, as its directory says, and changes its role
+while it runs: a person promotes it, it hands over, or it hears of a later service.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from app import exit_codes
+from app.fencing.changing import Changing
+from app.fencing.others import others_of
+from app.fencing.promotion import Candidate, Heard, Quorum
+from app.life import Life
+from app.lifecycle import Phase, ServiceLifecycle
+from app.machine import Machine
+from app.observability import Metrics
+from app.replica_life import ReplicaLife
+from app.replicas import folder, promotion
+from app.replicas.folder import NoteDamaged, ReplicaNote
+from app.replicas.promise import CannotPromote, LogPlace, Promise, PromiseRefused
+from app.replicas.promotion import NoReplica
+from app.services import Services
+from app.settings import Settings
+from app.word_sets import Role
+from storage.errors import MessagingError, StorageError
+
+# a replica gets so much, or more, while the service waits for it at its end
+_MOST_BEHIND_BYTES = 16 << 20
+
+_Result = TypeVar("_Result")
+
+log = structlog.get_logger()
+
+
+class NodeLife:
+    """One role after another, from the start of the process to its end. Event loop only."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, machine: Machine) -> None:
+        self.exit_code = 0
+        self.on_fatal: Callable[[], None] = lambda: None
+        self.on_loaded: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._metrics = metrics
+        self._machine = machine
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+        machine.node.promote = self.promote
+        self._life: ServiceLifecycle | ReplicaLife = self._made()
+
+    @property
+    def role(self) -> Role:
+        return self._life.role
+
+    def start(self) -> None:
+        self._life.start()
+
+    def begin_stop(self) -> None:
+        self._is_stopping = True
+        self._life.begin_stop()
+
+    async def close(self) -> None:
+        self.begin_stop()
+        if self._changes:
+            await asyncio.wait(self._changes)
+        await self._life.close()
+
+    def get_services(self) -> Services:
+        """Raises MessagingError while it is a replica, or its role changes."""
+        return self._life.get_services()
+
+    def get_readiness(self) -> Mapping[str, str]:
+        return self._life.get_readiness()
+
+    def refuse_role(self, role: Role) -> None:
+        self._life.refuse_role(role)
+
+    async def promote(self, *, hand_over: bool) -> LogPlace:
+        """Be the service: the epoch that it begins in, and where its log ends. `hand_over`: one
+        that runs stops first.
+
+        Durable on return. Raises CannotPromote: it goes on as a replica.
+        """
+        if not self._settings.replica.nodes:
+            raise CannotPromote(
+                "ESCROWMQ_REPLICA__NODES is not set, so no other node can promise: stop it, and "
+                "use `escrowmq replica promote --data-dir`"
+            )
+        if self._changing.locked() or self._is_stopping:
+            raise CannotPromote("it changes its role already, or ends")
+        return await asyncio.shield(self._in_background(self._promote(hand_over)))
+
+    async def _promote(self, hand_over: bool) -> LogPlace:
+        settings = self._settings
+        async with self._changing:
+            if self.role != "replica":
+                raise CannotPromote("it has become the service meanwhile")
+            async with others_of(settings.replica, settings.names, settings.api_keys) as quorum:
+                heard = await self._hear(quorum, hand_over=hand_over)
+                await self._end_role()
+                try:
+                    begun = await promotion.promote(
+                        settings.data_dir,
+                        settings.local,
+                        partial(quorum.claim, heard=heard),
+                        may_be_empty=True,
+                    )
+                except (NoReplica, NoteDamaged, StorageError, OSError) as error:
+                    raise CannotPromote(str(error)) from error
+                finally:
+                    self._begin_role()
+            log.warning("promoted", epoch=begun.last_epoch, end=begun.end)
+            return begun
+
+    async def _hear(self, quorum: Quorum, *, hand_over: bool) -> list[Heard]:
+        """Ask the others, before anything ends here; and before that, have the service hand over
+        where it is to.
+
+        Raises CannotPromote.
+        """
+        heard = await quorum.ask()
+        if hand_over:
+            heard = await quorum.take_over(await self._candidate(), heard)
+        quorum.epoch_for(await self._candidate(), heard)
+        return heard
+
+    async def _candidate(self) -> Candidate:
+        """Raises CannotPromote."""
+        node = self._machine.node
+        place = await node.promising.place()
+        if place is None:
+            raise CannotPromote(f"{node.node} is starting: try again when its log is open")
+        return Candidate(node.node, place, node.promising.promised)
+
+    async def _give_up(self, promise: Promise) -> LogPlace:
+        """Stop the service, which another node takes over, and follow that.
+
+        Raises PromiseRefused: nothing has changed.
+        """
+        if self._changing.locked() or self._is_stopping:
+            raise PromiseRefused("it changes its role already, or ends")
+        return await asyncio.shield(self._in_background(self._hand_over(promise)))
+
+    async def _hand_over(self, promise: Promise) -> LogPlace:
+        async with self._changing:
+            service, leading = self._life, self._machine.node.promising
+            if not isinstance(service, ServiceLifecycle) or service.phase is not Phase.READY:
+                raise PromiseRefused("it is not ready, so it has nothing to hand over")
+            before = await leading.place()
+            if before is None or promise.epoch <= before.last_epoch:
+                raise PromiseRefused("its own epoch of the log is not earlier")
+            _check_successor(service.get_services(), promise.node)
+            log.warning("hands_over", node=promise.node, epoch=promise.epoch)
+            await self._end_role()
+            try:
+                await self._follow(promise)
+            except OSError as error:
+                self._end_process(exit_codes.STORAGE_FAILED)
+                raise PromiseRefused(f"it has ended, and its disk fails: {error}") from error
+            return await leading.place() or before
+
+    async def _stand_down(self, service: Life) -> None:
+        """Follow the node that is the service now."""
+        async with self._changing:
+            if self._life is not service or self._is_stopping:
+                return
+            log.warning("stands_down")
+            await self._end_role()
+            try:
+                await self._follow(Promise())
+            except OSError as error:
+                log.critical("cannot_follow", error=str(error))
+                self._end_process(exit_codes.STORAGE_FAILED)
+
+    async def _follow(self, promise: Promise) -> None:
+        """Be a replica in the directory of a service that has ended. Raises OSError."""
+        data_dir = self._settings.data_dir
+        if promise.node:
+            await asyncio.to_thread(folder.write_promise, data_dir, promise)
+        await asyncio.to_thread(folder.write_note, data_dir, ReplicaNote(primary=""))
+        self._begin_role()
+        if isinstance(self._life, ReplicaLife):
+            await self._life.wait_open()
+
+    async def _end_role(self) -> None:
+        """The directory is in no use then, and what has been promised is on disk."""
+        before, self._machine.node.promising = self._machine.node.promising, Changing()
+        with suppress(MessagingError):
+            await before.place()  # behind a promise that is being made
+        await self._life.close()
+
+    def _begin_role(self) -> None:
+        """The one before has ended."""
+        if self._is_stopping:
+            return
+        self._metrics.forget_watched()
+        self._life = self._made()
+        self._life.start()
+
+    def _made(self) -> ServiceLifecycle | ReplicaLife:
+        """In the role that the directory says; in a new one it is a replica."""
+        settings, machine = self._settings, self._machine
+        life: ServiceLifecycle | ReplicaLife
+        if folder.is_replica(settings.data_dir) or not folder.has_log(settings.data_dir):
+            life = ReplicaLife(settings, self._metrics, machine)
+        else:
+            life = ServiceLifecycle(settings, self._metrics, machine)
+            life.leading.give_up = self._give_up
+        life.on_fatal = self._note_fatal
+        life.on_loaded = lambda: self.on_loaded()
+        return life
+
+    def _note_fatal(self) -> None:
+        life = self._life
+        if life.exit_code == exit_codes.DEPOSED and not self._is_stopping:
+            self._in_background(self._stand_down(life))
+        else:
+            self._end_process(life.exit_code)
+
+    def _end_process(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.on_fatal()
+
+    def _in_background(self, change: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        """It goes to its end, whether or not the one that has asked for it waits."""
+        task = asyncio.create_task(change, name="role")
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return task
+
+
+def _check_successor(services: Services, node: str) -> None:
+    """Raises PromiseRefused where this node could not go on at once."""
+    behind = {one.node: one.behind_bytes for one in services.replicas.list()}
+    if node not in behind:
+        raise PromiseRefused(f"{node} does not follow it at the moment")
+    if behind[node] > _MOST_BEHIND_BYTES:
+        raise PromiseRefused(
+            f"{node} is {behind[node]:,} bytes behind: try again when it has caught up"
+        )

@@ -1,0 +1,317 @@
+"""`escrowmq node`: three machines with one command line each, that change their roles while they
+run.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.support.http import assert_problem, ok, until
+from tests.support.replica import Node, Primary, Replica, command, know_each_other, of, read_ids
+from tests.support.server import Server
+
+SETTINGS = {
+    "ESCROWMQ_REPLICA__COPIES": "2",
+    "ESCROWMQ_REPLICA__SET_ASIDE": "true",
+    "ESCROWMQ_NAMES__HEARTBEAT_MS": "100",
+    "ESCROWMQ_NAMES__AWAY_MS": "3000",
+}
+MESSAGES = "/v1/topics/orders/messages"
+PROMOTION = "/v1/admin/promotion"
+PROMISE = "/v1/admin/promise"
+
+
+class Nodes(NamedTuple):
+    a: Node
+    b: Node
+    c: Node
+
+
+@pytest.fixture
+def new(tmp_path) -> Iterator[Nodes]:
+    """Three that run, and have nothing."""
+    nodes = Nodes(*[Node(tmp_path / name, environment=SETTINGS) for name in "abc"])
+    know_each_other(nodes)
+    with ExitStack() as stack:
+        for node in nodes:
+            node.start(until_ready=False)
+            stack.push(node.__exit__)
+        for node in nodes:
+            until(lambda node=node: node.role() == "replica", "it answers")
+        yield nodes
+
+
+@pytest.fixture
+def nodes(new) -> Nodes:
+    """a is the service, the others follow."""
+    ok(new.a.promote())
+    new.a.wait_until_ready()
+    with new.a.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+    until(lambda: new.b.follows() and new.c.follows(), "both follow")
+    return new
+
+
+def acknowledged(service: Server, count: int = 5) -> set[str]:
+    """Messages that are on two machines."""
+    with service.client() as api:
+        receipts = [ok(api.post(MESSAGES, json={"payload": "x"}), 201) for _ in range(count)]
+    assert {one["durability"] for one in receipts} == {"replicated"}
+    return {one["message_id"] for one in receipts}
+
+
+def run_promote(*arguments: str) -> Any:
+    return command("replica", "promote", *arguments)
+
+
+def test_three_new_machines_become_a_service_and_its_replicas_by_one_command(new):
+    a, b, c = new
+    for node in new:
+        with node.client() as api:
+            assert_problem(api.post(MESSAGES, json={"payload": "x"}), 421, "not_primary")
+    told = run_promote("--url", a.url)
+    assert told.returncode == 0
+    assert "b  replica, log ends at 0 in epoch 0, 0 bytes behind" in told.stderr
+    assert f"Do it with: escrowmq replica promote --url {a.url} --yes" in told.stderr
+    assert a.role() == "replica", "nothing is changed"
+    done = run_promote("--url", a.url + "/", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "a is the service, in epoch 1000; its log ends at 0." in done.stderr
+    assert "It is ready" in done.stderr
+    with a.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+    ids = acknowledged(a)
+    until(lambda: b.follows() and c.follows(), "both follow")
+    assert read_ids(a) == ids
+
+
+def test_a_new_machine_begins_no_second_service_where_another_one_does_not_answer(new):
+    a, b, c = new
+    c.kill()
+    refused = assert_problem(a.promote(), 409, "not_promoted")
+    assert refused["detail"] == (
+        "the log of a is empty, and not all other nodes have answered: one of them could have "
+        "messages"
+    )
+    assert (a.role(), b.role()) == ("replica", "replica")
+
+
+def test_a_lost_machine_is_replaced_and_comes_back_by_itself_when_it_is_started_again(nodes):
+    a, b, c = nodes
+    ids = acknowledged(a)
+    a.wait_until_copied(replicas=2)
+    a.kill()
+    begun = ok(b.promote())
+    assert (begun["node"], begun["epoch"]) == ("b", 2_000)
+    b.wait_until_ready()
+    ids |= acknowledged(b)
+    a.start(until_ready=False)
+    until(lambda: a.follows(), "it has found the new one")
+    assert "stands_down" in a.log()
+    b.wait_until_copied(replicas=2)
+    assert read_ids(b) == ids
+    with a.client() as api:
+        problem = assert_problem(api.post(MESSAGES, json={"payload": "x"}), 421, "not_primary")
+    assert problem["context"] == {"primary": b.url}
+    b.kill()
+    ok(a.promote())
+    a.wait_until_ready()
+    assert read_ids(a) == ids
+    for node in (a, c):
+        assert node.terminate() == 0
+
+
+def test_a_service_that_was_thought_dead_goes_on_as_a_replica_in_the_same_process(nodes):
+    a, b, c = nodes
+    ids = acknowledged(a)
+    a.wait_until_copied(replicas=2)
+    os.kill(a.pid, signal.SIGSTOP)
+    ok(c.promote())
+    c.wait_until_ready()
+    ids |= acknowledged(c)
+    os.kill(a.pid, signal.SIGCONT)
+    until(lambda: a.follows(), "it has heard of the new one")
+    until(lambda: b.follows(), "and so has the third")
+    assert a.log().count('"starting"') == 1
+    assert read_ids(c) == ids
+
+
+def test_a_service_hands_over_and_nothing_is_lost_while_clients_send(nodes):
+    a, b, c = nodes
+    ids: set[str] = set()
+    is_over = threading.Event()
+
+    def send_all() -> None:
+        """To the one that takes it."""
+        with httpx.Client(timeout=10, trust_env=False, verify=False) as http:
+            while not is_over.is_set():
+                for node in nodes:
+                    answer = http.post(node.url + MESSAGES, json={"payload": "x"})
+                    if answer.status_code == 201:
+                        ids.add(answer.json()["message_id"])
+
+    sending = threading.Thread(target=send_all)
+    sending.start()
+    try:
+        for old, new in ((a, b), (b, c), (c, a)):
+            before = len(ids)
+            until(lambda before=before: len(ids) > before + 20, "messages are on two machines")
+            begun = ok(new.promote(hand_over=True))
+            assert begun["node"] == new.data_dir.name
+            new.wait_until_ready()
+            until(old.follows, "the old one follows")
+    finally:
+        is_over.set()
+        sending.join()
+    assert all(node.log().count('"starting"') == 1 for node in nodes), "no process has ended"
+    assert ids <= read_ids(a)
+    with a.client() as api:
+        text = api.get("/metrics").text
+        names = [line.split(" ")[0] for line in text.splitlines() if line[0] != "#"]
+        assert len(names) == len({*names}), "nothing of the roles before is measured"
+        assert "escrowmq_replica_follows" not in names
+
+
+def test_a_long_poll_at_a_service_that_hands_over_is_answered(nodes):
+    a, b, _ = nodes
+    with a.client() as api:
+        ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+    answers: list[int] = []
+
+    def wait() -> None:
+        with a.client() as api:
+            asked = {"max_messages": 1, "wait_ms": 20_000}
+            answers.append(api.post("/v1/groups/billing/receive", json=asked).status_code)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    with a.client() as api:
+        until(lambda: "escrowmq_long_polls_open 1.0" in api.get("/metrics").text, "it waits")
+    ok(b.promote(hand_over=True))
+    waiting.join(10)
+    assert answers == [200], "with nothing"
+
+
+def test_a_service_is_handed_over_to_none_that_does_not_follow_it(nodes):
+    a, b, _ = nodes
+    with a.client() as api:
+        for given, reason in (
+            ({"epoch": 5_000, "node": "x"}, "x does not follow it at the moment"),
+            ({"epoch": 1_000, "node": "b"}, "its own epoch of the log is not earlier"),
+        ):
+            found = ok(api.put(PROMISE, json={**given, "hand_over": True}))
+            assert (found["granted"], found["reason"]) == (False, reason)
+    b.kill()
+    b.configure(ESCROWMQ_REPLICA__SECRET="x" * 16)  # it is not let in
+    b.start(until_ready=False)
+    until(lambda: b.role() == "replica", "it answers")
+    refused = assert_problem(b.promote(hand_over=True), 409, "not_promoted")
+    assert refused["detail"] == "a does not hand over: b does not follow it at the moment"
+    acknowledged(a)
+
+
+def test_a_machine_is_not_promoted_beside_a_service_that_runs_and_goes_on_following(nodes):
+    a, b, _ = nodes
+    refused = assert_problem(b.promote(), 409, "not_promoted")
+    assert refused["detail"] == "a runs as the service: stop it first"
+    failed = run_promote("--url", b.url, "--yes")
+    assert failed.returncode == 3
+    assert "409 not_promoted: a runs as the service" in failed.stderr
+    assert b.follows()
+    acknowledged(a)
+
+
+def test_a_machine_alone_of_three_is_not_promoted(nodes):
+    a, b, c = nodes
+    a.kill()
+    c.kill()
+    refused = assert_problem(b.promote(hand_over=True), 409, "not_promoted")
+    assert "0 of the other nodes can promise, 1 must" in refused["detail"]
+    c.start(until_ready=False)
+    until(lambda: c.role() == "replica", "it answers")
+    until(lambda: b.promote().status_code == 200, "its log is open")
+    b.wait_until_ready()
+
+
+def test_machines_that_were_all_stopped_come_back_in_their_roles(nodes):
+    ids = acknowledged(nodes.a)
+    for node in nodes:
+        assert node.terminate() == 0
+    for node in nodes:
+        node.start(until_ready=False)
+    nodes.a.wait_until_ready()
+    until(lambda: nodes.b.follows() and nodes.c.follows(), "both follow")
+    assert read_ids(nodes.a) == ids
+
+
+def test_the_service_is_promoted_again_without_a_change(nodes):
+    with nodes.a.client() as api:
+        place = ok(api.get(PROMISE))
+    for hand_over in (False, True):
+        begun = ok(nodes.a.promote(hand_over=hand_over))
+        assert begun == {
+            "node": "a", "epoch": place["last_epoch"], "end_offset": place["end_offset"]
+        }  # fmt: skip
+
+
+def test_a_replica_that_was_started_as_one_is_not_promoted_over_http(tmp_path):
+    with Primary(tmp_path / "a") as primary, Replica(tmp_path / "b", of(primary.ha_port)) as b:
+        until(lambda: is_there(b), "it answers")
+        with b.client() as api:
+            problem = assert_problem(api.post(PROMOTION), 409, "not_promoted")
+            assert "it was not started with `escrowmq node`" in problem["detail"]
+
+
+def is_there(server: Server) -> bool:
+    with server.client() as api, suppress(httpx.TransportError):
+        return api.get("/livez").status_code == 200
+    return False
+
+
+def test_a_service_that_was_started_alone_does_not_hand_over(tmp_path):
+    with Server(tmp_path / "data") as service, service.client() as api:
+        found = ok(api.put(PROMISE, json={"epoch": 5_000, "node": "b", "hand_over": True}))
+        assert not found["granted"]
+        assert "stop it instead" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"ESCROWMQ_REPLICA__NODES": None}, "ESCROWMQ_REPLICA__NODES must name all machines"),
+        ({"ESCROWMQ_NAMES__SERVERS": "[]"}, "the URLs of the others"),
+        ({"ESCROWMQ_REPLICA__PRIMARY": "127.0.0.1:1"}, "which machine is the service changes"),
+        ({"ESCROWMQ_REPLICA__COPIES": "1", "ESCROWMQ_REPLICA__HA_HOST": ""}, "HA_HOST must be set"),
+        ({"ESCROWMQ_REPLICA__COPIES": "9"}, "copies"),
+    ],
+)
+def test_a_machine_that_could_not_be_the_service_does_not_start(tmp_path, settings, reason):
+    nodes = [Node(tmp_path / name, environment=SETTINGS) for name in "ab"]
+    know_each_other(nodes)
+    given = {**nodes[0].environment, **settings}
+    done = command(
+        *nodes[0].command[1:],
+        environment={name: value for name, value in given.items() if value is not None},
+    )
+    assert done.returncode == 78
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--url", "http://127.0.0.1:1", "--data-dir", "x"), ("--hand-over",)]
+)
+def test_a_promotion_is_of_a_directory_or_of_a_machine_that_runs(arguments):
+    assert run_promote(*arguments).returncode == 2
+
+
+def test_a_machine_that_does_not_answer_is_not_promoted():
+    for more in ((), ("--yes",)):
+        failed = run_promote("--url", "http://127.0.0.1:1", *more)
+        assert failed.returncode == 3
+        assert "http://127.0.0.1:1: " in failed.stderr
