@@ -3,7 +3,7 @@ while it runs: a person promotes it, it hands over, or it hears of a later servi
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ import structlog
 
 from app import exit_codes
 from app.fencing.changing import Changing
+from app.fencing.failover import FailoverWatch
 from app.fencing.others import others_of
 from app.fencing.promotion import Candidate, Heard, Quorum
 from app.life import Life
@@ -26,11 +27,16 @@ from app.replicas.promotion import NoReplica
 from app.services import Services
 from app.settings import Settings
 from app.word_sets import Role
+from storage.clock import SystemClock
 from storage.errors import MessagingError, StorageError
+from storage.identifiers import SystemRandom
 
 # a replica gets so much, or more, while the service waits for it at its end
 _MOST_BEHIND_BYTES = 16 << 20
 
+_LOOK_S = 0.1  # so often it looks whether there is a service
+
+Hear = Callable[[Quorum], Awaitable[list[Heard]]]
 _Result = TypeVar("_Result")
 
 log = structlog.get_logger()
@@ -49,6 +55,11 @@ class NodeLife:
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
+        self._last_promised = Promise()
+        self._failover = FailoverWatch(
+            SystemClock(), settings.replica.failover_after_ms, SystemRandom()
+        )
+        self._watching: asyncio.Task[None] | None = None
         machine.node.promote = self.promote
         self._life: ServiceLifecycle | ReplicaLife = self._made()
 
@@ -58,6 +69,8 @@ class NodeLife:
 
     def start(self) -> None:
         self._life.start()
+        if self._settings.replica.failover_after_ms:
+            self._watching = asyncio.create_task(self._watch(), name="failover")
 
     def begin_stop(self) -> None:
         self._is_stopping = True
@@ -65,6 +78,9 @@ class NodeLife:
 
     async def close(self) -> None:
         self.begin_stop()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
         if self._changes:
             await asyncio.wait(self._changes)
         await self._life.close()
@@ -92,15 +108,48 @@ class NodeLife:
             )
         if self._changing.locked() or self._is_stopping:
             raise CannotPromote("it changes its role already, or ends")
-        return await asyncio.shield(self._in_background(self._promote(hand_over)))
+        hear = partial(self._hear, hand_over=hand_over)
+        return await asyncio.shield(self._in_background(self._promote(hear)))
 
-    async def _promote(self, hand_over: bool) -> LogPlace:
+    async def _watch(self) -> None:
+        """Take the place of a service that is lost to the other replicas, too."""
+        waits_for = ""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._is_there_a_service():
+                self._failover.note_service()
+                waits_for = ""
+            elif self._failover.is_due():
+                try:
+                    await asyncio.shield(self._in_background(self._promote(self._hear_of_loss)))
+                except CannotPromote as reason:
+                    self._failover.put_off()
+                    if str(reason) != waits_for:
+                        waits_for = str(reason)
+                        log.warning("failover_waits", reason=waits_for)
+                except Exception:
+                    log.exception("failover_failed")
+                    self._failover.put_off()
+
+    def _is_there_a_service(self) -> bool:
+        """Here, or at the other end, or one that is about to be."""
+        promising = self._machine.node.promising
+        promised, self._last_promised = self._last_promised, promising.promised
+        return (
+            self._changing.locked()
+            or self.role == "primary"
+            or promising.is_connected
+            or promised != promising.promised
+        )
+
+    async def _promote(self, hear: Hear) -> LogPlace:
+        """`hear`: what the others say to it, before anything ends here."""
         settings = self._settings
         async with self._changing:
             if self.role != "replica":
                 raise CannotPromote("it has become the service meanwhile")
             async with others_of(settings.replica, settings.names, settings.api_keys) as quorum:
-                heard = await self._hear(quorum, hand_over=hand_over)
+                heard = await hear(quorum)
                 await self._end_role()
                 try:
                     begun = await promotion.promote(
@@ -116,7 +165,7 @@ class NodeLife:
             log.warning("promoted", epoch=begun.last_epoch, end=begun.end)
             return begun
 
-    async def _hear(self, quorum: Quorum, *, hand_over: bool) -> list[Heard]:
+    async def _hear(self, quorum: Quorum, *, hand_over: bool = False) -> list[Heard]:
         """Ask the others, before anything ends here; and before that, have the service hand over
         where it is to.
 
@@ -126,6 +175,21 @@ class NodeLife:
         if hand_over:
             heard = await quorum.take_over(await self._candidate(), heard)
         quorum.epoch_for(await self._candidate(), heard)
+        return heard
+
+    async def _hear_of_loss(self, quorum: Quorum) -> list[Heard]:
+        """Raises CannotPromote where there may be a service, and where there never was one."""
+        candidate = await self._candidate()
+        if candidate.place == LogPlace(0, 0):
+            raise CannotPromote("no service has begun yet: promote one of the machines")
+        heard = await self._hear(quorum)
+        quorum.check_loss(heard)
+        before = quorum.before(candidate, heard)
+        if not self._failover.is_its_turn(len(before)):
+            raise CannotPromote(f"{', '.join(before)} is as far, and tries first")
+        if (promised := self._machine.node.promising.promised) != candidate.promised:
+            raise CannotPromote(f"it has promised to follow {promised.node} meanwhile")
+        log.warning("failover", node=candidate.node, end=candidate.place.end)
         return heard
 
     async def _candidate(self) -> Candidate:

@@ -9,6 +9,7 @@ class Changing:
 
     role: NodeRole = "replica"
     promised = Promise()
+    is_connected = False
 
     async def place(self) -> LogPlace | None:
         """None, as of a log that is not open."""

@@ -111,6 +111,7 @@ async def _view(
         promised_to=promised.node or UNSET,
         last_epoch=UNSET if place is None else place.last_epoch,
         end_offset=UNSET if place is None else place.end,
+        connected=promising.is_connected if promising.role == "replica" else UNSET,
         granted=granted,
         reason=reason,
     )

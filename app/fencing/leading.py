@@ -12,6 +12,7 @@ class Leading:
 
     role: NodeRole = "primary"
     promised = Promise()
+    is_connected = False
 
     def __init__(self, log: Callable[[], ReplicatedLog | None]) -> None:
         """`log` is None while it opens."""

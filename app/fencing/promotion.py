@@ -60,6 +60,7 @@ class Quorum:
         self._others = others
         # the candidate itself is one of them
         self.needed = promises_needed(len(options.nodes), options.copies) - 1
+        self._copies = options.copies
 
     async def ask(self) -> list[Heard]:
         """How far each of them is; it changes nothing."""
@@ -96,6 +97,28 @@ class Quorum:
             *[max(one.epoch, one.last_epoch or 0) for one in self._counted(heard).values()],
         )
         return latest + EPOCHS_OF_A_PROMOTION
+
+    def check_loss(self, heard: Sequence[Heard]) -> None:
+        """Is the service lost to the others, too, and could this node go on with them?
+
+        Raises CannotPromote.
+        """
+        answers = self._counted(heard).values()
+        for one in answers:
+            if one.connected:
+                raise CannotPromote(f"{one.node} is connected to the service")
+        if len(answers) < self._copies - 1:
+            raise CannotPromote(
+                f"{len(answers)} of the other nodes answer: too few to have {self._copies} copies"
+            )
+
+    def before(self, candidate: Candidate, heard: Sequence[Heard]) -> list[str]:
+        """Nodes that are to try before it, where several are as far: by their names."""
+        return sorted(
+            one.node
+            for one in self._counted(heard).values()
+            if one.node < candidate.node and (one.last_epoch, one.end_offset) == candidate.place
+        )
 
     async def claim(self, place: LogPlace, promised: Promise, *, heard: Sequence[Heard]) -> Promise:
         """Promises for this node of those that were heard: the epoch to begin in. `place`: of its

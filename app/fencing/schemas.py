@@ -66,6 +66,10 @@ class NodePromise(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     end_offset: EndOffset | UnsetType = UNSET
+    connected: (
+        Annotated[bool, Meta(description="Of a replica: does it have a connection to its service?")]
+        | UnsetType
+    ) = UNSET
     granted: (
         Annotated[bool, Meta(description="Was the promise made that was asked for?")] | UnsetType
     ) = UNSET

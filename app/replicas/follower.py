@@ -37,16 +37,13 @@ from storage.local.replica_store import LocalReplica
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.2, 5.0
+_LOOK_S = 0.1  # so often it looks whether another machine is the primary now
 _NOTE_MS = 5_000
 _DROP_MS = 10_000
 
 _Result = TypeVar("_Result")
 
 log = structlog.get_logger()
-
-
-class _PrimaryMoved(Exception):
-    """Another machine has taken the place of the one that is followed."""
 
 
 class Follower:
@@ -190,21 +187,24 @@ class Follower:
                 await self._connect()
             except LogParts as parts:
                 await self._set_aside(parts)
-            except _PrimaryMoved:
-                log.info("primary_moved", left=self.primary)
-                pause_s = _FIRST_PAUSE_S
             except NoPrimary as unknown:
                 self._note_unknown(str(unknown))
                 pause_s = _FIRST_PAUSE_S
             except (OSError, EOFError, TimeoutError, BadFrame) as error:
-                reason = str(error) or "no answer"
-                log.warning("primary_lost", primary=self.primary, reason=reason)
+                if self._has_moved():
+                    log.info("primary_moved", left=self.primary)
+                else:
+                    reason = str(error) or "no answer"
+                    log.warning("primary_lost", primary=self.primary, reason=reason)
             except (UnavailableError, StorageFull) as error:
                 log.warning("replica_waits", reason=str(error))
             finally:
                 self.is_connected = self.has_caught_up = False
             pause_s = _FIRST_PAUSE_S if self.end > begun_end else min(2 * pause_s, _MOST_PAUSE_S)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(_FIRST_PAUSE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s - _FIRST_PAUSE_S):
+                    await self._wait_until_moved()
 
     def _note_unknown(self, reason: str) -> None:
         """Log each reason once: it may last."""
@@ -257,15 +257,24 @@ class Follower:
         """One connection, to its end. Raises OSError, EOFError, TimeoutError, BadFrame,
         FollowRefused, NoPrimary.
         """
-        host, port = split_address(self._choice.choose(max(self.epoch, self.promised.epoch)))
+        host, port = split_address(self._choice.choose(self._least_epoch))
         self._waits_for = ""
-        async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port, ssl=self._tls())
+        async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S) as limit:
+            leaving = asyncio.ensure_future(self._leave_when_moved(limit))
             try:
-                accept = await self._shake_hands(reader, writer)
-            except BaseException:
-                writer.transport.abort()
-                raise
+                await self._follow_at(host, port, limit)
+            finally:
+                leaving.cancel()
+
+    async def _follow_at(self, host: str, port: int, limit: asyncio.Timeout) -> None:
+        """`limit`: of the handshake alone. Raises as `_connect`."""
+        reader, writer = await asyncio.open_connection(host, port, ssl=self._tls())
+        try:
+            accept = await self._shake_hands(reader, writer)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        limit.reschedule(None)
         acknowledging = asyncio.ensure_future(self._acknowledge(writer))
         try:
             self.is_connected, self._writer = True, writer
@@ -280,6 +289,26 @@ class Follower:
             await asyncio.wait({acknowledging})
             _ = acknowledging.cancelled() or acknowledging.exception()
             await close(writer)
+
+    async def _leave_when_moved(self, handshake: asyncio.Timeout) -> None:
+        """A primary that is paused, or cut off, says nothing of it."""
+        await self._wait_until_moved()
+        if self._writer is not None:
+            self._leave()
+        else:
+            handshake.reschedule(asyncio.get_running_loop().time())
+
+    async def _wait_until_moved(self) -> None:
+        while not self._has_moved():  # noqa: ASYNC110  name servers are asked by others
+            await asyncio.sleep(_LOOK_S)
+
+    def _has_moved(self) -> bool:
+        return self._choice.has_moved(self._least_epoch)
+
+    @property
+    def _least_epoch(self) -> int:
+        """It follows no primary of an earlier one."""
+        return max(self.epoch, self.promised.epoch)
 
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -366,14 +395,12 @@ class Follower:
         await self._open_store()
 
     async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
-        """Raises as `_connect`; _PrimaryMoved; UnavailableError: there is no space for more now."""
+        """Raises as `_connect`; UnavailableError: there is no space for more now."""
         store, rest = self._opened, b""
         snapshots = IncomingSnapshots(self._data_dir)
         while True:
             async with asyncio.timeout(silence_s):
                 kind, payload = await frames.read(reader)
-            if self._choice.has_moved():
-                raise _PrimaryMoved
             if kind is Kind.REGISTRY:
                 files = frames.decode(payload, frames.Registry).files
                 await self._in_thread(folder.write_registry, self._data_dir, files)

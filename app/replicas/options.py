@@ -11,6 +11,7 @@ from app.loopback import is_loopback
 from app.replicas.frames import MAX_HEARTBEAT_MS
 from storage.option_checks import require_at_least
 
+MIN_FAILOVER_MS = 1_000  # a service that hands over is away for as long
 _SHORT_SECRET = 16  # characters; a shorter one can be guessed by trying
 
 
@@ -38,6 +39,9 @@ class ReplicaOptions:
     max_replicas: int = 4
     # of a replica: move aside what its log has and that of the service does not
     set_aside: bool = False
+    # of a machine that runs `escrowmq node`: for so long no service has been there when it takes
+    # its place; 0: a person promotes one
+    failover_after_ms: int = 0
 
     def __post_init__(self) -> None:
         require_at_least(1, self, ("copies", "heartbeat_ms", "max_replicas"))
@@ -57,9 +61,10 @@ class ReplicaOptions:
             self._check_beyond_loopback(f"ha_host {self.ha_host}", bool(self.tls_certificate))
         if self.primary:
             self.check_primary(self.primary)
-
         if self.nodes:
             self._check_nodes()
+        if 0 < self.failover_after_ms < MIN_FAILOVER_MS or self.failover_after_ms < 0:
+            raise ValueError(f"failover_after_ms must be 0, or at least {MIN_FAILOVER_MS}")
 
     @property
     def node_name(self) -> str:

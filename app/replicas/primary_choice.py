@@ -65,9 +65,16 @@ class PrimaryChoice:
         """The one that was chosen has shown that it knows the secret."""
         self._epoch = self._chosen_epoch
 
-    def has_moved(self) -> bool:
-        """Is there a primary of a later epoch now, at another address?"""
+    def has_moved(self, least_epoch: int) -> bool:
+        """Is there a primary of a later epoch now, at another address? `least_epoch`: as of
+        `choose`.
+        """
         if not self.is_by_name:
             return False
         found = self._find()
-        return found is not None and found.epoch > self._epoch and found.address != self.address
+        return (
+            found is not None
+            and found.epoch > self._epoch
+            and found.epoch >= least_epoch
+            and found.address != self.address
+        )

@@ -49,6 +49,10 @@ class Promising(Protocol):
     @property
     def promised(self) -> Promise: ...
 
+    @property
+    def is_connected(self) -> bool:
+        """Is it a replica that has its service at the other end at the moment?"""
+
     async def place(self) -> LogPlace | None:
         """Of its log; None while that is not open."""
 

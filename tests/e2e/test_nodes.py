@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -35,8 +36,28 @@ class Nodes(NamedTuple):
 
 @pytest.fixture
 def new(tmp_path) -> Iterator[Nodes]:
+    with new_nodes(tmp_path) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def nodes(new) -> Nodes:
+    begin(new)
+    return new
+
+
+@pytest.fixture
+def careful(tmp_path) -> Iterator[Nodes]:
+    """Three that need no person when the service is lost."""
+    with new_nodes(tmp_path, ESCROWMQ_REPLICA__FAILOVER_AFTER_MS="1000") as nodes:
+        begin(nodes)
+        yield nodes
+
+
+@contextmanager
+def new_nodes(folder: Path, **settings: str) -> Iterator[Nodes]:
     """Three that run, and have nothing."""
-    nodes = Nodes(*[Node(tmp_path / name, environment=SETTINGS) for name in "abc"])
+    nodes = Nodes(*[Node(folder / name, environment={**SETTINGS, **settings}) for name in "abc"])
     know_each_other(nodes)
     with ExitStack() as stack:
         for node in nodes:
@@ -47,15 +68,13 @@ def new(tmp_path) -> Iterator[Nodes]:
         yield nodes
 
 
-@pytest.fixture
-def nodes(new) -> Nodes:
+def begin(nodes: Nodes) -> None:
     """a is the service, the others follow."""
-    ok(new.a.promote())
-    new.a.wait_until_ready()
-    with new.a.client() as api:
+    ok(nodes.a.promote())
+    nodes.a.wait_until_ready()
+    with nodes.a.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-    until(lambda: new.b.follows() and new.c.follows(), "both follow")
-    return new
+    until(lambda: nodes.b.follows() and nodes.c.follows(), "both follow")
 
 
 def acknowledged(service: Server, count: int = 5) -> set[str]:
@@ -142,6 +161,71 @@ def test_a_service_that_was_thought_dead_goes_on_as_a_replica_in_the_same_proces
     assert read_ids(c) == ids
 
 
+def one_that_serves(nodes: Nodes, but: Node) -> Node:
+    others = [node for node in nodes if node is not but]
+    until(lambda: any(node.serves() for node in others), "one of them takes its place")
+    return next(node for node in others if node.serves())
+
+
+@pytest.mark.parametrize("how", ["killed", "paused"])
+def test_a_service_that_is_lost_is_replaced_without_a_person(careful, how):
+    lost = careful.a
+    ids = acknowledged(lost)
+    lost.wait_until_copied(replicas=2)
+    if how == "killed":
+        lost.kill()
+    else:
+        os.kill(lost.pid, signal.SIGSTOP)
+    now = one_that_serves(careful, lost)
+    ids |= acknowledged(now)
+    if how == "killed":
+        lost.start(until_ready=False)
+    else:
+        os.kill(lost.pid, signal.SIGCONT)
+    until(lost.follows, "it follows the new one")
+    now.wait_until_copied(replicas=2)
+    assert read_ids(now) == ids
+    assert [node.role() for node in careful].count("primary") == 1
+
+
+def test_a_service_that_another_replica_hears_is_not_replaced(tmp_path):
+    settings = {
+        "ESCROWMQ_REPLICA__FAILOVER_AFTER_MS": "1000",
+        "ESCROWMQ_REPLICA__HEARTBEAT_MS": "60000",  # c does not notice that it is paused
+    }
+    with new_nodes(tmp_path, **settings) as nodes:
+        begin(nodes)
+        a, b, _ = nodes
+        b.kill()
+        b.configure(ESCROWMQ_REPLICA__SECRET="x" * 16)  # it is not let in
+        b.start(until_ready=False)
+        until(lambda: "a runs as the service" in b.log(), "it is due")
+        os.kill(a.pid, signal.SIGSTOP)
+        until(lambda: "c is connected to the service" in b.log(), "it asks the other one")
+        os.kill(a.pid, signal.SIGCONT)
+        acknowledged(a)
+
+
+def test_a_replica_alone_waits_for_another_one(careful):
+    a, b, c = careful
+    ids = acknowledged(a)
+    a.wait_until_copied(replicas=2)
+    a.kill()
+    c.kill()
+    reason = "0 of the other nodes can promise, 1 must"
+    until(lambda: reason in b.log(), "it is due")
+    assert b.role() == "replica"
+    c.start(until_ready=False)
+    now = one_that_serves(careful, a)
+    assert read_ids(now) == ids
+
+
+def test_new_machines_choose_no_service_by_themselves(tmp_path):
+    with new_nodes(tmp_path, ESCROWMQ_REPLICA__FAILOVER_AFTER_MS="1000") as nodes:
+        until(lambda: all("no service has begun yet" in node.log() for node in nodes), "it is due")
+        assert [node.role() for node in nodes] == ["replica"] * 3
+
+
 def test_a_service_hands_over_and_nothing_is_lost_while_clients_send(nodes):
     a, b, c = nodes
     ids: set[str] = set()
@@ -159,13 +243,14 @@ def test_a_service_hands_over_and_nothing_is_lost_while_clients_send(nodes):
     sending = threading.Thread(target=send_all)
     sending.start()
     try:
-        for old, new in ((a, b), (b, c), (c, a)):
+        for new in (b, c, a):
             before = len(ids)
             until(lambda before=before: len(ids) > before + 20, "messages are on two machines")
             begun = ok(new.promote(hand_over=True))
             assert begun["node"] == new.data_dir.name
             new.wait_until_ready()
-            until(old.follows, "the old one follows")
+            for other in nodes:
+                until(lambda other=other, new=new: other is new or other.follows(), "it follows")
     finally:
         is_over.set()
         sending.join()

@@ -37,9 +37,12 @@ HOWS = (
 )  # fmt: skip
 
 
+LOSSES = ("killed", "stopped", "paused")
+
+
 @contextmanager
-def three_nodes(folder: Path) -> Iterator[list[Node]]:
-    nodes = [Node(folder / name, environment=SETTINGS) for name in "abc"]
+def three_nodes(folder: Path, **settings: str) -> Iterator[list[Node]]:
+    nodes = [Node(folder / name, environment={**SETTINGS, **settings}) for name in "abc"]
     know_each_other(nodes)
     try:
         for node in nodes:
@@ -54,11 +57,7 @@ def three_nodes(folder: Path) -> Iterator[list[Node]]:
 def test_whichever_role_the_machines_take_there_is_one_history(seed, tmp_path):
     chance = random.Random(seed)
     with three_nodes(tmp_path) as nodes:
-        service = nodes[0]
-        until(lambda: promoted(service, hand_over=False), "a new service begins")
-        service.wait_until_ready()
-        with service.client() as api:
-            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        service = begun(nodes)
         with loads([node.url for node in nodes], seed) as workers:
             for _ in range(CHANGES):
                 until_sent(workers, chance.randrange(10, 100))
@@ -70,6 +69,38 @@ def test_whichever_role_the_machines_take_there_is_one_history(seed, tmp_path):
         service.wait_until_copied(replicas=2)
         assert_one_history(workers, read_ids(service))
         assert [node.role() for node in nodes].count("primary") == 1
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_whichever_machine_is_lost_another_one_takes_its_place_without_a_person(seed, tmp_path):
+    chance = random.Random(seed)
+    with three_nodes(tmp_path, ESCROWMQ_REPLICA__FAILOVER_AFTER_MS="1000") as nodes:
+        service = begun(nodes)
+        with loads([node.url for node in nodes], seed) as workers:
+            for _ in range(CHANGES):
+                until_sent(workers, chance.randrange(10, 100))
+                lost = service
+                others = [node for node in nodes if node is not lost]
+                until_all_follow(others)
+                how = chance.choice(LOSSES)
+                lose(lost, how)
+                service = the_one_that_serves(others)
+                come_back(lost, how)
+                until_sent(workers, chance.randrange(10, 50))
+                until_all_follow([node for node in nodes if node is not service])
+        service.wait_until_copied(replicas=2)
+        assert_one_history(workers, read_ids(service))
+        assert [node.role() for node in nodes].count("primary") == 1
+
+
+def begun(nodes: list[Node]) -> Node:
+    """A new service, with a topic."""
+    service = nodes[0]
+    until(lambda: promoted(service, hand_over=False), "a new service begins")
+    service.wait_until_ready()
+    with service.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+    return service
 
 
 def until_all_follow(others: list[Node]) -> None:
@@ -99,15 +130,23 @@ def change(service: Node, others: list[Node], chance: random.Random) -> None:
     if how == "dies while it hands over":
         die_while_handing_over(service, others, chance)
         return
-    if how in ("killed", "two are promoted at once"):
-        service.kill()
-    elif how == "stopped":
-        assert service.terminate() == 0
-    else:
-        os.kill(service.pid, signal.SIGSTOP)
+    lose(service, how)
     if how == "two are promoted at once":
         promote_both(others, chance)
     promote_one(others)
+    come_back(service, how)
+
+
+def lose(service: Node, how: str) -> None:
+    if how == "stopped":
+        assert service.terminate() == 0
+    elif how == "paused":
+        os.kill(service.pid, signal.SIGSTOP)
+    else:
+        service.kill()
+
+
+def come_back(service: Node, how: str) -> None:
     if how == "paused":
         os.kill(service.pid, signal.SIGCONT)
     else:

@@ -30,7 +30,7 @@ class Names:
 def test_the_primary_of_the_settings_is_followed_whatever_name_servers_know():
     names = Names(ReplicaOptions(primary=A)).know(B, 9)
     assert names.choice.choose(0) == A
-    assert not names.choice.has_moved()
+    assert not names.choice.has_moved(0)
 
 
 def test_the_primary_that_is_known_is_followed():
@@ -50,7 +50,7 @@ def test_what_has_followed_a_later_primary_does_not_go_back_to_an_earlier_one():
     names = Names().know(B, 1_003)
     assert names.follow(3) == B  # it has nothing of its log yet
     names.know(A, 3)
-    assert not names.choice.has_moved()
+    assert not names.choice.has_moved(0)
     with pytest.raises(NoPrimary, match="1003"):
         names.choice.choose(3)
     assert names.choice.address == B
@@ -65,12 +65,14 @@ def test_a_later_primary_that_could_not_be_followed_does_not_keep_one_from_the_e
 def test_a_primary_moves_when_another_address_has_a_later_epoch():
     names = Names().know(A, 3)
     names.follow(3)
-    assert not names.choice.has_moved()
-    assert not names.know(A, 4).choice.has_moved()  # started again
-    assert not names.know(B, 3).choice.has_moved()
-    assert names.know(B, 1_003).choice.has_moved()
+    assert not names.choice.has_moved(0)
+    assert not names.know(A, 4).choice.has_moved(0)  # started again
+    assert not names.know(B, 3).choice.has_moved(0)
+    assert names.know(B, 1_003).choice.has_moved(0)
+    assert names.choice.has_moved(1_003)
+    assert not names.choice.has_moved(1_004), "it could not be followed"
     names.known = None
-    assert not names.choice.has_moved()
+    assert not names.choice.has_moved(0)
 
 
 def test_an_address_beyond_loopback_is_refused_without_secret_and_certificate():

@@ -27,16 +27,18 @@ class Node:
         promise: Promise | None = None,
         role: NodeRole = "replica",
         is_cut: bool = False,
+        is_connected: bool = False,
     ) -> None:
         self.name, self.url = name, f"http://{name}"
         self.place, self.role = place, role
         self.promise = promise or Promise()
-        self.is_cut = is_cut
+        self.is_cut, self.is_connected = is_cut, is_connected
 
     async def get_promise(self) -> NodePromise:
         if self.is_cut:
             raise NoAnswer("the link is cut")
         answer = NodePromise(node=self.name, role=self.role, epoch=self.promise.epoch)
+        answer.connected = self.is_connected
         if self.place is not None:
             answer.last_epoch, answer.end_offset = self.place
         return answer
@@ -136,6 +138,37 @@ def test_a_node_counts_once_and_a_stranger_does_not():
     twice = ReplicaOptions(node="b", nodes=("a", "b", "c"), copies=1)
     with pytest.raises(CannotPromote, match="1 of the other nodes can promise, 2 must"):
         promote(Node("c"), Node("c"), Node("x"), Node("b"), options=twice)
+
+
+def check_loss(*others: Node, options: ReplicaOptions = THREE) -> None:
+    async def main() -> None:
+        quorum = Quorum(options, others)
+        quorum.check_loss(await quorum.ask())
+
+    asyncio.run(main())
+
+
+def test_a_service_is_lost_when_no_other_replica_is_connected_to_it():
+    check_loss(Node("a", is_cut=True), Node("c"))
+    with pytest.raises(CannotPromote, match="c is connected to the service"):
+        check_loss(Node("a", is_cut=True), Node("c", is_connected=True))
+
+
+def test_a_node_that_could_not_go_on_alone_does_not_take_the_place_of_the_service():
+    two = ReplicaOptions(node="b", nodes=("a", "b"), copies=2, ha_host="127.0.0.1")
+    with pytest.raises(CannotPromote, match="0 of the other nodes answer"):
+        check_loss(Node("a", is_cut=True), options=two)
+    check_loss(Node("a"), options=two)
+
+
+def test_of_nodes_that_are_as_far_the_first_by_name_tries_first():
+    async def before(candidate: Candidate, *others: Node) -> list[str]:
+        quorum = Quorum(THREE, others)
+        return quorum.before(candidate, await quorum.ask())
+
+    assert asyncio.run(before(B, Node("a"), Node("c"))) == ["a"]
+    assert asyncio.run(before(B, Node("a", LogPlace(3, 999)), Node("c"))) == []
+    assert asyncio.run(before(B, Node("a", is_cut=True), Node("c"))) == []
 
 
 EMPTY = LogPlace(0, 0)

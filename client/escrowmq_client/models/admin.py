@@ -396,6 +396,8 @@ class NodePromise(Output, frozen=True, kw_only=True):
     last_epoch: int | None = None
     """Last epoch of its log; None while that opens."""
     end_offset: int | None = None
+    connected: bool | None = None
+    """Of a replica: does it have a connection to its service?"""
     granted: bool | None = None
     """Was the promise made that was asked for?"""
     reason: str | None = None

@@ -1,0 +1,39 @@
+"""When a replica is to take the place of its service without a person.
+
+It judges by a clock, and may be wrong: what two services may acknowledge does not depend on it, but
+on the promises alone.
+"""
+
+from storage.clock import Clock
+from storage.identifiers import Random
+
+_PAUSE_MS = 1_000  # between two attempts, and up to so much more
+_TURN_MS = 5_000  # that is left to each node that is to try before this one
+
+
+class FailoverWatch:
+    """For how long there has been no service. Event loop only."""
+
+    def __init__(self, clock: Clock, after_ms: int, random: Random) -> None:
+        """`after_ms` 0: it is never due."""
+        self._clock = clock
+        self._after_ms = after_ms
+        self._random = random
+        self._due_ms = self._next_ms = 0
+        self.note_service()
+
+    def note_service(self) -> None:
+        """There is one, or it is being promoted."""
+        self._due_ms = self._next_ms = self._clock.monotonic_ms() + self._after_ms
+
+    def is_due(self) -> bool:
+        return bool(self._after_ms) and self._clock.monotonic_ms() >= self._next_ms
+
+    def is_its_turn(self, before: int) -> bool:
+        """Has it been due for long enough that as many others should have tried?"""
+        return self._clock.monotonic_ms() >= self._due_ms + before * _TURN_MS
+
+    def put_off(self) -> None:
+        """It could not take the place now."""
+        pause_ms = _PAUSE_MS + int(self._random.random() * _PAUSE_MS)
+        self._next_ms = self._clock.monotonic_ms() + pause_ms
