@@ -15,6 +15,7 @@ from app.fencing.changing import Changing
 from app.fencing.failover import FailoverWatch
 from app.fencing.others import others_of
 from app.fencing.promotion import Candidate, Heard, Quorum
+from app.fencing.schemas import NodePromise
 from app.life import Life
 from app.lifecycle import Phase, ServiceLifecycle
 from app.machine import Machine
@@ -108,7 +109,8 @@ class NodeLife:
             )
         if self._changing.locked() or self._is_stopping:
             raise CannotPromote("it changes its role already, or ends")
-        hear = partial(self._hear, hand_over=hand_over)
+        ends = (lambda _: True) if hand_over else (lambda _: False)
+        hear = partial(self._hear, ends=ends)
         return await asyncio.shield(self._in_background(self._promote(hear)))
 
     async def _watch(self) -> None:
@@ -165,15 +167,13 @@ class NodeLife:
             log.warning("promoted", epoch=begun.last_epoch, end=begun.end)
             return begun
 
-    async def _hear(self, quorum: Quorum, *, hand_over: bool = False) -> list[Heard]:
-        """Ask the others, before anything ends here; and before that, have the service hand over
-        where it is to.
+    async def _hear(self, quorum: Quorum, *, ends: Callable[[NodePromise], bool]) -> list[Heard]:
+        """Ask the others, before anything ends here; and before that, have a service hand over
+        where it is to: `ends` says so of one that answers.
 
         Raises CannotPromote.
         """
-        heard = await quorum.ask()
-        if hand_over:
-            heard = await quorum.take_over(await self._candidate(), heard)
+        heard = await quorum.take_over(await self._candidate(), await quorum.ask(), ends=ends)
         quorum.epoch_for(await self._candidate(), heard)
         return heard
 
@@ -182,7 +182,10 @@ class NodeLife:
         candidate = await self._candidate()
         if candidate.place == LogPlace(0, 0):
             raise CannotPromote("no service has begun yet: promote one of the machines")
-        heard = await self._hear(quorum)
+        # A service that this machine must not follow can do nothing without the others.
+        heard = await self._hear(
+            quorum, ends=lambda one: (one.last_epoch or 0) < candidate.promised.epoch
+        )
         quorum.check_loss(heard)
         before = quorum.before(candidate, heard)
         if not self._failover.is_its_turn(len(before)):
@@ -212,12 +215,13 @@ class NodeLife:
     async def _hand_over(self, promise: Promise) -> LogPlace:
         async with self._changing:
             service, leading = self._life, self._machine.node.promising
-            if not isinstance(service, ServiceLifecycle) or service.phase is not Phase.READY:
-                raise PromiseRefused("it is not ready, so it has nothing to hand over")
+            if not isinstance(service, ServiceLifecycle):
+                raise PromiseRefused("it has become a replica meanwhile")
             before = await leading.place()
             if before is None or promise.epoch <= before.last_epoch:
                 raise PromiseRefused("its own epoch of the log is not earlier")
-            _check_successor(service.get_services(), promise.node)
+            if service.phase is Phase.READY:  # else it has nothing to hand over
+                _check_successor(service.get_services(), promise.node)
             log.warning("hands_over", node=promise.node, epoch=promise.epoch)
             await self._end_role()
             try:
@@ -274,12 +278,13 @@ class NodeLife:
         else:
             life = ServiceLifecycle(settings, self._metrics, machine)
             life.leading.give_up = self._give_up
-        life.on_fatal = self._note_fatal
+        life.on_fatal = partial(self._note_fatal, life)
         life.on_loaded = lambda: self.on_loaded()
         return life
 
-    def _note_fatal(self) -> None:
-        life = self._life
+    def _note_fatal(self, life: Life) -> None:
+        if life is not self._life:
+            return  # it ends already
         if life.exit_code == exit_codes.DEPOSED and not self._is_stopping:
             self._in_background(self._stand_down(life))
         else:

@@ -5,7 +5,7 @@ which the candidate is chosen by hand.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import UNSET
@@ -71,23 +71,29 @@ class Quorum:
         self._check(candidate, self._counted(heard))
         return self._next_epoch(candidate, heard)
 
-    async def take_over(self, candidate: Candidate, heard: Sequence[Heard]) -> list[Heard]:
-        """Have the service that runs, if one does, stop and promise to follow the candidate, which
-        has all of its log then. What the others say after it.
+    async def take_over(
+        self, candidate: Candidate, heard: Sequence[Heard], *, ends: Callable[[NodePromise], bool]
+    ) -> list[Heard]:
+        """Have a service that runs stop, where `ends` says so of it, and promise to follow the
+        candidate, which has all of its log then. What the others say after it.
 
         Raises CannotPromote.
         """
-        running = [node.url for node in heard if node.answer and node.answer.role == "primary"]
+        ending = [
+            one.url
+            for one in heard
+            if one.answer is not None and one.answer.role == "primary" and ends(one.answer)
+        ]
         given = PromiseInput(
             epoch=self._next_epoch(candidate, heard), node=candidate.node, hand_over=True
         )
         for node in self._others:
-            if node.url not in running:
+            if node.url not in ending:
                 continue
             answer = (await self._hear(node, given)).answer
             if answer is not None and not answer.granted:
                 raise CannotPromote(f"{answer.node} does not hand over: {answer.reason}")
-        return await self.ask() if running else [*heard]
+        return await self.ask() if ending else [*heard]
 
     def _next_epoch(self, candidate: Candidate, heard: Sequence[Heard]) -> int:
         """A later one than any node is in, or has promised."""

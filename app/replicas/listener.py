@@ -163,6 +163,8 @@ class ReplicaListener:
             log.warning("replica_refused", address=address, node=sender.node, reason=str(error))
         except (OSError, EOFError, sqlite3.Error, MessagingError) as error:
             log.warning("replica_lost", address=address, node=sender.node, reason=str(error))
+        except asyncio.CancelledError:  # by us, and the streams of 3.11 take it for a failure
+            log.info("replica_left", address=address, node=sender.node)
         finally:
             del self._senders[task]
             if sender.node and all(other.node != sender.node for other in self._senders.values()):

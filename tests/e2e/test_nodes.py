@@ -66,6 +66,7 @@ def new_nodes(folder: Path, **settings: str) -> Iterator[Nodes]:
         for node in nodes:
             until(lambda node=node: node.role() == "replica", "it answers")
         yield nodes
+        assert not [node for node in nodes if "Exception in callback" in node.log()]
 
 
 def begin(nodes: Nodes) -> None:
@@ -158,6 +159,7 @@ def test_a_service_that_was_thought_dead_goes_on_as_a_replica_in_the_same_proces
     until(lambda: a.follows(), "it has heard of the new one")
     until(lambda: b.follows(), "and so has the third")
     assert a.log().count('"starting"') == 1
+    assert "primary_moved" in b.log(), "it did not wait for the paused one to answer"
     assert read_ids(c) == ids
 
 
@@ -218,6 +220,25 @@ def test_a_replica_alone_waits_for_another_one(careful):
     c.start(until_ready=False)
     now = one_that_serves(careful, a)
     assert read_ids(now) == ids
+
+
+def test_a_service_that_no_other_machine_may_follow_makes_way_for_one_that_can_go_on(careful):
+    """It was replaced, and the machine that knows of that only by its promise started again."""
+    a, b, c = careful
+    ids = acknowledged(a)
+    a.wait_until_copied(replicas=2)
+    a.kill()
+    lost = one_that_serves(careful, a)
+    ids |= acknowledged(lost)
+    lost.wait_until_copied()
+    lost.kill()
+    other = b if lost is c else c
+    other.kill()
+    a.start(until_ready=False)
+    until(lambda: "waits_for_replicas" in a.log().rpartition("starting")[2], "it leads, alone")
+    other.start(until_ready=False)
+    until(lambda: a.serves() or other.serves(), "one of the two can go on")
+    assert read_ids(a if a.serves() else other) == ids
 
 
 def test_new_machines_choose_no_service_by_themselves(tmp_path):

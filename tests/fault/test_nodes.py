@@ -63,8 +63,7 @@ def test_whichever_role_the_machines_take_there_is_one_history(seed, tmp_path):
                 until_sent(workers, chance.randrange(10, 100))
                 others = [node for node in nodes if node is not service]
                 until_all_follow(others)
-                change(service, others, chance)
-                service = the_one_that_serves(nodes)
+                service = the_one_that_serves(change(service, others, chance))
                 until_all_follow([node for node in nodes if node is not service])
         service.wait_until_copied(replicas=2)
         assert_one_history(workers, read_ids(service))
@@ -120,21 +119,24 @@ def the_one_that_serves(nodes: list[Node]) -> Node:
     return found[0]
 
 
-def change(service: Node, others: list[Node], chance: random.Random) -> None:
-    """Another machine serves behind a loss or a hand-over; the one before is there again."""
+def change(service: Node, others: list[Node], chance: random.Random) -> list[Node]:
+    """A loss or a hand-over, behind which one of these serves; the one before is there again. One
+    that was paused may still say that it serves.
+    """
     how = chance.choice(HOWS)
     if how == "hands over":
         new = chance.choice(others)
         until(lambda: promoted(new, hand_over=True), "it has handed over")
-        return
+        return [new]
     if how == "dies while it hands over":
         die_while_handing_over(service, others, chance)
-        return
+        return [service, *others]
     lose(service, how)
     if how == "two are promoted at once":
         promote_both(others, chance)
     promote_one(others)
     come_back(service, how)
+    return others
 
 
 def lose(service: Node, how: str) -> None:

@@ -1,6 +1,7 @@
 """Which node may take the place of the service, by what the others say and promise."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -198,12 +199,12 @@ class Service(Node):
         return answer
 
 
-def take_over(*others: Node) -> list[str]:
+def take_over(*others: Node, ends: Callable[[NodePromise], bool] = lambda _: True) -> list[str]:
     """Roles of the others behind it. Raises CannotPromote."""
 
     async def main() -> list[str]:
         quorum = Quorum(THREE, others)
-        heard = await quorum.take_over(B, await quorum.ask())
+        heard = await quorum.take_over(B, await quorum.ask(), ends=ends)
         return [one.answer.role if one.answer else one.problem for one in heard]
 
     return asyncio.run(main())
@@ -215,6 +216,12 @@ def test_the_service_that_runs_hands_over_and_no_other_node_is_asked_to():
     assert a.promise == Promise(3_000, "b"), "later than any promise"
     assert c.promise == Promise(2_000, "a")
     assert take_over(Node("a", is_cut=True), c) == ["the link is cut", "replica"]
+
+
+def test_a_service_that_is_to_go_on_is_not_asked():
+    a = Service("a")
+    assert take_over(a, Node("c"), ends=lambda one: one.last_epoch == 2) == ["primary", "replica"]
+    assert take_over(a, Node("c"), ends=lambda one: one.last_epoch == 3) == ["replica", "replica"]
 
 
 def test_a_service_that_does_not_hand_over_says_why():
