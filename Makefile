@@ -94,6 +94,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 lock: .venv/.dev  ## pin the dependencies of pyproject.toml
 	$(LOCK) pyproject.toml --group build --group dev -o requirements-dev.lock
 	$(LOCK) pyproject.toml --group build -c requirements-dev.lock -o requirements.lock
+	$(LOCK) --group postgresql -c requirements-dev.lock -o requirements-postgresql.lock
 	$(LOCK) --no-deps --group demo -o requirements-demo.lock
 	$(LOCK) --group audit -c requirements-dev.lock -o requirements-audit.lock
 	$(LOCK) --group java -o requirements-java.lock

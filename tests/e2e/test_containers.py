@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 import yaml
+from sqlalchemy import make_url
 
 from app.names.nodes import identity_of
 from app.settings import Settings, load
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 CONTAINERS = ROOT / "containers"
 DOCKERFILE = CONTAINERS / "Dockerfile"
 GIVEN = {
+    "ESCROWMQ_REGISTRY_PASSWORD": "secret",
     "ESCROWMQ_API_KEYS": '["a key of the operator"]',
     "ESCROWMQ_REPLICA__SECRET": "a secret of both machines",
 }
@@ -75,6 +77,14 @@ def compose() -> dict[str, Any]:
     return loaded
 
 
+@pytest.fixture(scope="module")
+def on_postgresql() -> dict[str, Any]:
+    """The other file, which is merged with the first one."""
+    path = CONTAINERS / "compose.postgresql.yaml"
+    loaded: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
+    return loaded
+
+
 def filled_in(text: str) -> str:
     """As Compose does: the variable, or what stands behind it."""
 
@@ -116,6 +126,20 @@ def test_each_machine_has_settings_with_which_it_can_be_the_service(compose, nam
     assert compose["services"][name]["volumes"] == [f"{name}:{settings.data_dir}"]
 
 
+def test_the_machines_can_have_a_registry_on_a_server(compose, on_postgresql, monkeypatch):
+    registry = on_postgresql["services"]["registry"]
+    given = {name: filled_in(text) for name, text in registry["environment"].items()}
+    for name in SERVICES:
+        more = on_postgresql["services"][name]
+        assert more["depends_on"] == {"registry": {"condition": "service_healthy"}}
+        both = {**compose["services"][name]["environment"], **more["environment"]}
+        merged = {"services": {name: {"environment": both}}}
+        url = make_url(settings_of(merged, name, monkeypatch).registry_url)
+        assert (url.host, url.database) == ("registry", given["POSTGRES_DB"])
+        assert (url.username, url.password) == (given["POSTGRES_USER"], given["POSTGRES_PASSWORD"])
+    assert registry["volumes"] == ["registry:/var/lib/postgresql"], "as images from 18 on have it"
+
+
 def test_each_machine_is_what_its_directory_says(compose):
     assert {compose["services"][name]["command"] for name in SERVICES} == {"node"}
 
@@ -127,4 +151,4 @@ def test_a_container_without_keys_does_not_start(compose, monkeypatch):
         if ":?" in str(text)
     ]
 
-    assert sorted(required) == sorted(GIVEN)
+    assert sorted([*required, "ESCROWMQ_REGISTRY_PASSWORD"]) == sorted(GIVEN)

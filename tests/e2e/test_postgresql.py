@@ -2,11 +2,13 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 
 from tests.support.http import assert_problem, ok, until
+from tests.support.replica import Node, know_each_other
 from tests.support.server import Server
 
 pytestmark = pytest.mark.xdist_group("postgresql")
@@ -38,6 +40,39 @@ def test_what_was_configured_is_there_after_a_kill_and_a_server_that_was_away_is
             assert ok(api.post("/v1/topics/Orders.eu/messages", json={"payload": "x"}), 201)
         ok(api.post("/v1/topics", json={"topic": "later"}), 201)
         assert not (tmp_path / "data" / "registry.db").exists()
+
+
+def test_machines_with_one_registry_hand_over_and_a_lost_one_is_replaced(postgresql, tmp_path):
+    settings = {
+        "ESCROWMQ_DATABASE_URL": postgresql.new_database(),
+        "ESCROWMQ_REPLICA__COPIES": "2",
+        "ESCROWMQ_REPLICA__SET_ASIDE": "true",
+        "ESCROWMQ_NAMES__HEARTBEAT_MS": "100",
+        "ESCROWMQ_NAMES__AWAY_MS": "3000",
+    }
+    nodes = [Node(tmp_path / name, environment=settings) for name in "abc"]
+    know_each_other(nodes)
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.push(node.__exit__)
+            node.start(until_ready=False)
+        until(lambda: all(node.role() == "replica" for node in nodes), "all answer")
+        topics: list[dict[str, Any]] = []
+        group = {"topics": [{"topic": "topic-a"}]}
+        for node, hands_over in zip(nodes, (False, True, False), strict=True):
+            ok(node.promote(hand_over=hands_over))
+            node.wait_until_ready()
+            name = f"topic-{node.data_dir.name}"
+            with node.client() as api:
+                assert ok(api.get("/v1/topics"))["items"] == topics
+                topics.append(ok(api.post("/v1/topics", json={"topic": name, "queues": 1}), 201))
+                ok(api.put("/v1/groups/billing", json=group), 200 if topics[1:] else 201)
+                ok(api.post(f"/v1/topics/{name}/messages", json={"payload": "x"}), 201)
+            until(nodes[0 if node is not nodes[0] else 2].follows, "another one has everything")
+            if node is nodes[1]:
+                until(nodes[2].follows, "and so has the next one")
+                node.kill()
+        assert not list(tmp_path.glob("*/registry.db"))
 
 
 def test_a_start_without_the_server_ends_with_75_and_can_be_made_again(postgresql, tmp_path):
