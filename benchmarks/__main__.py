@@ -10,6 +10,7 @@ from benchmarks import (
     audit,
     deletion,
     delivery,
+    failover,
     filters,
     growth,
     http,
@@ -81,6 +82,7 @@ def main() -> int:
     known = usual | {
         "audit": audit.run,
         "deletion": deletion.run,
+        "failover": failover.run,
         "members": members.run,
         "push": push.run,
         "replicas": replicas.run,

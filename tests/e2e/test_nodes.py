@@ -2,17 +2,22 @@
 run.
 """
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from app.replicas.folder import read_promise
+from app.replicas.promise import Promise
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Node, Primary, Replica, command, know_each_other, of, read_ids
 from tests.support.server import Server
@@ -302,6 +307,80 @@ def test_a_long_poll_at_a_service_that_hands_over_is_answered(nodes):
     ok(b.promote(hand_over=True))
     waiting.join(10)
     assert answers == [200], "with nothing"
+
+
+def test_a_service_that_has_handed_over_keeps_its_promise_where_the_other_one_does_not_go_on(nodes):
+    a, b, _ = nodes
+    with a.client() as api:
+        found = ok(api.put(PROMISE, json={"epoch": 9_000, "node": "b", "hand_over": True}))
+        assert found["granted"]
+        assert (found["role"], found["epoch"], found["promised_to"]) == ("replica", 9_000, "b")
+        other = ok(api.put(PROMISE, json={"epoch": 8_999, "node": "c"}))
+        assert other["reason"] == "it has promised to follow b, in epoch 9000"
+    a.kill()
+    assert read_promise(a.data_dir) == Promise(9_000, "b")
+    a.start(until_ready=False)
+    until(lambda: a.role() == "replica", "it is one for good")
+    until(lambda: b.promote().status_code == 200, "its log is open")
+    b.wait_until_ready()
+
+
+class _Held(BaseHTTPRequestHandler):
+    """Passes requests on to a node, but a promise that it is asked for only when it may."""
+
+    node: Node
+    is_asked, may_ask = threading.Event(), threading.Event()
+
+    def do_GET(self) -> None:
+        self._pass_on()
+
+    def do_DELETE(self) -> None:
+        self._pass_on()
+
+    def do_PUT(self) -> None:
+        if self.path == PROMISE:
+            self.is_asked.set()
+            self.may_ask.wait(30)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        headers = {"content-type": "application/json"} if body else {}
+        with self.node.client() as api:
+            answer = api.request(self.command, self.path, content=body, headers=headers)
+        self.send_response(answer.status_code)
+        self.send_header("content-length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name of the library
+        """Say nothing."""
+
+
+def test_a_machine_promises_nothing_to_others_while_it_is_promoted(nodes):
+    a, b, c = nodes
+
+    class Held(_Held):
+        node = c
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Held) as proxy, ThreadPoolExecutor() as pool:
+        pool.submit(proxy.serve_forever)
+        assert b.terminate() == 0
+        at_c = f"http://127.0.0.1:{proxy.server_port}"
+        b.configure(ESCROWMQ_NAMES__SERVERS=json.dumps([a.url, at_c]))
+        b.start(until_ready=False)
+        until(b.follows, "it follows")
+        a.kill()
+        promoting = pool.submit(b.promote)
+        assert Held.is_asked.wait(30)
+        with b.client() as api:
+            found = ok(api.put(PROMISE, json={"epoch": 9_000, "node": "c"}))
+        Held.may_ask.set()
+        assert not found["granted"], "its own promise would be written over this one"
+        assert "its role changes at the moment" in found["reason"]
+        assert ok(promoting.result())["epoch"] == 2_000
+        b.wait_until_ready()
+        proxy.shutdown()
 
 
 def test_a_service_is_handed_over_to_none_that_does_not_follow_it(nodes):
