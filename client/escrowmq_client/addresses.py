@@ -34,6 +34,13 @@ class Addresses:
         elif isinstance(error, Unreachable) or _starts_or_stops(error):
             self.url = self._next()
 
+    def rounds(self, tries: int) -> int:
+        """How often the addresses have had their turn behind so many tries, begun ones included.
+
+        Waits grow with it: those that are left in a round may answer.
+        """
+        return -(-tries // len(self._urls))
+
     def _next(self) -> str:
         """The next one of the list that is not asked now; the same one where it has no other."""
         for _ in self._urls:

@@ -113,7 +113,7 @@ class AsyncClient:
         """
         headers: dict[str, str] = {}
         with self._hooks.on_call(call, headers) if self._hooks else nullcontext():
-            attempts = Attempts(self._retry, repeatable=call.repeatable)
+            attempts = self._attempts(repeatable=call.repeatable)
             while True:
                 url = self._connection.url
                 try:
@@ -126,6 +126,10 @@ class AsyncClient:
                     if wait_ms is None:
                         raise
                 await self._pause(wait_ms)
+
+    def _attempts(self, *, repeatable: bool) -> Attempts:
+        rounds = self._connection.addresses.rounds
+        return Attempts(self._retry, repeatable=repeatable, rounds=rounds)
 
     async def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
         try:
@@ -192,7 +196,7 @@ class AsyncClient:
         (unsupported_combination, validation_failed).
         """
         call = consume.stream_call(group, credit, lease_ms, worker, payload)
-        events, attempts = EventStream(), Attempts(self._retry, repeatable=True)
+        events, attempts = EventStream(), self._attempts(repeatable=True)
         while True:
             events.connect()
             url = self._connection.url
@@ -203,7 +207,7 @@ class AsyncClient:
                         read(response, nothing)
                     async for line in response.aiter_lines():
                         if (message := events.add(line)) is not None:
-                            attempts = Attempts(self._retry, repeatable=True)
+                            attempts = self._attempts(repeatable=True)
                             yield message
                 failure = events.end()
             except LOST as error:

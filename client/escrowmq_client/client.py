@@ -110,7 +110,7 @@ class Client:
         """
         headers: dict[str, str] = {}
         with self._hooks.on_call(call, headers) if self._hooks else nullcontext():
-            attempts = Attempts(self._retry, repeatable=call.repeatable)
+            attempts = self._attempts(repeatable=call.repeatable)
             while True:
                 url = self._connection.url
                 try:
@@ -123,6 +123,10 @@ class Client:
                     if wait_ms is None:
                         raise
                 self._pause(wait_ms)
+
+    def _attempts(self, *, repeatable: bool) -> Attempts:
+        rounds = self._connection.addresses.rounds
+        return Attempts(self._retry, repeatable=repeatable, rounds=rounds)
 
     def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
         try:
@@ -187,7 +191,7 @@ class Client:
         (unsupported_combination, validation_failed).
         """
         call = consume.stream_call(group, credit, lease_ms, worker, payload)
-        events, attempts = EventStream(), Attempts(self._retry, repeatable=True)
+        events, attempts = EventStream(), self._attempts(repeatable=True)
         while True:
             events.connect()
             url = self._connection.url
@@ -198,7 +202,7 @@ class Client:
                         read(response, nothing)
                     for line in response.iter_lines():
                         if (message := events.add(line)) is not None:
-                            attempts = Attempts(self._retry, repeatable=True)
+                            attempts = self._attempts(repeatable=True)
                             yield message
                 failure = events.end()
             except LOST as error:

@@ -4,10 +4,11 @@ arguments.
 A call that failed is repeated if it was never sent, if its answer was lost and a second execution
 has no further effect, if the service says that it may succeed later, or if a replica got it. To the
 service that a replica names it is sent at once, a few times. The wait grows from try to
-try, with full jitter, and is never shorter than the service asks for. The client gives up
-`total_ms` after the first failure.
+try, or from round to round where there are several addresses, with full jitter, and is never
+shorter than the service asks for. The client gives up `total_ms` after the first failure.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from escrowmq_client.errors import EscrowMQError, NotPrimary, ProblemError, Unreachable
@@ -44,8 +45,8 @@ class Retry:
     ) -> float | None:
         """Return how long to wait before the call is repeated; None if it is not.
 
-        `failures`: how often the call has failed, from 1. `spent_ms`: time since the first failure.
-        `chance`: a random number, 0 <= chance < 1.
+        `failures`: how often the call has failed at an address, from 1. `spent_ms`: time since the
+        first failure. `chance`: a random number, 0 <= chance < 1.
         """
         if not may_repeat(error, repeatable=repeatable):
             return None
@@ -57,9 +58,17 @@ class Retry:
 class Attempts:
     """The tries of one call, so far."""
 
-    def __init__(self, retry: Retry, *, repeatable: bool) -> None:
+    def __init__(
+        self,
+        retry: Retry,
+        *,
+        repeatable: bool,
+        rounds: Callable[[int], int] = lambda tries: tries,
+    ) -> None:
+        """`rounds`: of the addresses, behind so many tries."""
         self._retry = retry
         self._repeatable = repeatable
+        self._rounds = rounds
         self._failures = 0
         self._hops = 0  # in a row
         self._first_failed_ms = 0.0
@@ -78,7 +87,7 @@ class Attempts:
         self._failures += 1
         return self._retry.wait_ms(
             error,
-            failures=self._failures,
+            failures=self._rounds(self._failures),
             repeatable=self._repeatable,
             spent_ms=now_ms - self._first_failed_ms,
             chance=chance,

@@ -51,6 +51,12 @@ func parseAddresses(text string) (*addresses, error) {
 	return found, nil
 }
 
+// rounds returns how often the addresses have had their turn behind so many tries, begun ones
+// included. Waits grow with it: those that are left in a round may answer.
+func (a *addresses) rounds(tries int) int {
+	return (tries + len(a.list) - 1) / len(a.list)
+}
+
 // aim sends the request to the address of the moment, and returns that.
 func (a *addresses) aim(request *http.Request) *url.URL {
 	a.mutex.Lock()

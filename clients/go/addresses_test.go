@@ -146,3 +146,22 @@ func TestAWorkerGoesOnWhereAReplicaKnowsNoService(t *testing.T) {
 		t.Error(tries, err)
 	}
 }
+
+func TestTheWaitGrowsWhenEveryAddressHasFailedOnceMore(t *testing.T) {
+	three, err := parseAddresses("http://a,http://b,http://c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err := parseAddresses("http://a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for tries, rounds := range []int{1: 1, 2: 1, 3: 1, 4: 2, 6: 2, 7: 3} {
+		if rounds != 0 && three.rounds(tries) != rounds {
+			t.Errorf("%d tries are %d rounds, want %d", tries, three.rounds(tries), rounds)
+		}
+		if tries != 0 && one.rounds(tries) != tries {
+			t.Errorf("%d tries of one address are %d rounds", tries, one.rounds(tries))
+		}
+	}
+}

@@ -84,7 +84,8 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 			tries--
 		} else {
 			hops = 0
-			wait, ok := r.retry.delay(tries, time.Since(started), found.wait, mathrand.Float64())
+			rounds, spent := r.addresses.rounds(tries), time.Since(started)
+			wait, ok := r.retry.delay(rounds, spent, found.wait, mathrand.Float64())
 			if !ok {
 				return response, err
 			}

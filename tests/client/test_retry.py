@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq_client import Overloaded, ProblemError, Refused, Retry, Unreachable
+from escrowmq_client.addresses import Addresses
 from escrowmq_client.errors import EscrowMQError, error_of
 from escrowmq_client.models.problem import Problem
 from escrowmq_client.retry import Attempts, may_repeat
@@ -102,6 +103,16 @@ def test_time_before_the_first_failure_does_not_count():
 
     assert attempts.wait_ms(LOST, now_ms=1_000_000, chance=0.5) == 5
     assert attempts.wait_ms(LOST, now_ms=1_000_099, chance=0.5) is None
+
+
+def test_the_wait_grows_when_every_address_has_failed_once_more():
+    addresses = Addresses(["http://a", "http://b", "http://c"])
+    retry = Retry(total_ms=10_000, first_ms=100)
+    attempts = Attempts(retry, repeatable=True, rounds=addresses.rounds)
+
+    waits = [attempts.wait_ms(LOST, now_ms=0, chance=0.5) for _ in range(7)]
+
+    assert waits == [50, 50, 50, 100, 100, 100, 200]
 
 
 @given(problems)

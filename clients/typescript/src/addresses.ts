@@ -33,6 +33,14 @@ export class Addresses {
     return this.#now;
   }
 
+  /**
+   * How often the addresses have had their turn behind so many tries, begun ones included. Waits
+   * grow with it: those that are left in a round may answer.
+   */
+  rounds(tries: number): number {
+    return Math.ceil(tries / this.#list.length);
+  }
+
   /** Take another address, where a request that went to `asked` failed so that it may help. */
   note(error: unknown, asked: string): void {
     if (asked !== this.#now) return; // another request has seen it

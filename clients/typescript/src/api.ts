@@ -137,6 +137,7 @@ async function call(
   return retrying(attempt, {
     retry: limits,
     mostHops: isReadOnce ? 0 : MOST_HOPS,
+    rounds: (tries) => addresses.rounds(tries),
     clock,
     signal: init.signal,
     onRetry,

@@ -36,6 +36,8 @@ export function pause(error: unknown, tries: number, retry: Retry, random: numbe
 interface Repetition {
   retry: Retry;
   mostHops: number;
+  /** Of the addresses, behind so many tries. */
+  rounds: (tries: number) => number;
   clock: Clock;
   signal?: AbortSignal | null | undefined;
   /** Takes the error of each try that is repeated. */
@@ -45,7 +47,7 @@ interface Repetition {
 /** The result of the first try that does not fail in a way that is worth repeating. */
 export async function retrying<Result>(
   once: () => Promise<Result>,
-  { retry, mostHops, clock, signal, onRetry }: Repetition,
+  { retry, mostHops, rounds, clock, signal, onRetry }: Repetition,
 ): Promise<Result> {
   const deadline = clock.now() + retry.totalMs;
   let hops = 0;
@@ -60,7 +62,7 @@ export async function retrying<Result>(
         continue;
       }
       hops = 0;
-      const ms = pause(error, tries, retry, clock.random());
+      const ms = pause(error, rounds(tries), retry, clock.random());
       if (!isTransient(error) || clock.now() + ms >= deadline) throw error;
       onRetry?.(error);
       await clock.sleep(ms, signal ?? undefined);

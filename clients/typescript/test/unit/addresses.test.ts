@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { Addresses } from "../../src/addresses.js";
 import { EscrowMQ, ProblemError } from "../../src/index.js";
 import { type Answers, type Call, fakeService, problem, refused, respond } from "./support.js";
 
@@ -106,4 +107,13 @@ test("addresses that are none are refused", () => {
   for (const url of [" , ", "shop:8080", "ftp://shop", "http://", "http://a,b"]) {
     assert.throws(() => new EscrowMQ({ url }), TypeError, url);
   }
+});
+
+test("the wait grows when every address has failed once more", () => {
+  const three = new Addresses("http://a,http://b,http://c");
+  assert.deepEqual(
+    [1, 2, 3, 4, 6, 7].map((tries) => three.rounds(tries)),
+    [1, 1, 1, 2, 2, 3],
+  );
+  assert.equal(new Addresses("http://a").rounds(7), 7);
 });

@@ -50,6 +50,14 @@ final class Addresses {
     return address;
   }
 
+  /**
+   * Returns how often the addresses have had their turn behind so many tries, begun ones included.
+   * Waits grow with it: those that are left in a round may answer.
+   */
+  int rounds(int tries) {
+    return (tries + list.size() - 1) / list.size();
+  }
+
   /** Returns the first address, for which requests are made. */
   URI first() {
     return list.get(0);

@@ -80,7 +80,8 @@ final class RepeatingClient extends HttpClient {
       var wanted = problem == null ? null : problem.getRetryAfterMs();
       var spent = Duration.ofNanos(System.nanoTime() - started);
       var random = ThreadLocalRandom.current().nextDouble();
-      var wait = retry.delay(tries, spent, Duration.ofMillis(wanted == null ? 0 : wanted), random);
+      var asks = Duration.ofMillis(wanted == null ? 0 : wanted);
+      var wait = retry.delay(addresses.rounds(tries), spent, asks, random);
       if (wait.isEmpty() || problem != null && !isRepeated(problem)) {
         if (failure != null) {
           throw failure;

@@ -191,4 +191,12 @@ class AddressesTest {
         "https://b/x/v1/topics/a%2Fb?after=%20",
         Addresses.of(request, URI.create("https://b/x")).toString());
   }
+
+  @Test
+  void theWaitGrowsWhenEveryAddressHasFailedOnceMore() {
+    var three = new Addresses("http://a,http://b,http://c");
+    var rounds = List.of(1, 2, 3, 4, 6, 7).stream().map(three::rounds).toList();
+    assertEquals(List.of(1, 1, 1, 2, 2, 3), rounds);
+    assertEquals(7, new Addresses("http://a").rounds(7));
+  }
 }
