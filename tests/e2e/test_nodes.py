@@ -363,8 +363,12 @@ def test_a_machine_promises_nothing_to_others_while_it_is_promoted(nodes):
     class Held(_Held):
         node = c
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Held) as proxy, ThreadPoolExecutor() as pool:
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor())
+        proxy = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Held))
         pool.submit(proxy.serve_forever)
+        stack.callback(proxy.shutdown)
+        stack.callback(Held.may_ask.set)
         assert b.terminate() == 0
         at_c = f"http://127.0.0.1:{proxy.server_port}"
         b.configure(ESCROWMQ_NAMES__SERVERS=json.dumps([a.url, at_c]))
@@ -375,12 +379,11 @@ def test_a_machine_promises_nothing_to_others_while_it_is_promoted(nodes):
         assert Held.is_asked.wait(30)
         with b.client() as api:
             found = ok(api.put(PROMISE, json={"epoch": 9_000, "node": "c"}))
-        Held.may_ask.set()
         assert not found["granted"], "its own promise would be written over this one"
         assert "its role changes at the moment" in found["reason"]
+        Held.may_ask.set()
         assert ok(promoting.result())["epoch"] == 2_000
         b.wait_until_ready()
-        proxy.shutdown()
 
 
 def test_a_service_is_handed_over_to_none_that_does_not_follow_it(nodes):
