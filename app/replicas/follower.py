@@ -295,7 +295,7 @@ class Follower:
         await self._wait_until_moved()
         if self._writer is not None:
             self._leave()
-        else:
+        elif handshake.when() is not None:  # else the connection ends already
             handshake.reschedule(asyncio.get_running_loop().time())
 
     async def _wait_until_moved(self) -> None:
