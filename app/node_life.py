@@ -23,6 +23,7 @@ from app.observability import Metrics
 from app.replica_life import ReplicaLife
 from app.replicas import folder, promotion
 from app.replicas.folder import NoteDamaged, ReplicaNote
+from app.replicas.kept_promise import check_near
 from app.replicas.promise import CannotPromote, LogPlace, Promise, PromiseRefused
 from app.replicas.promotion import NoReplica
 from app.services import Services
@@ -220,6 +221,7 @@ class NodeLife:
             before = await leading.place()
             if before is None or promise.epoch <= before.last_epoch:
                 raise PromiseRefused("its own epoch of the log is not earlier")
+            check_near(promise, before)
             if service.phase is Phase.READY:  # else it has nothing to hand over
                 _check_successor(service.get_services(), promise.node)
             log.warning("hands_over", node=promise.node, epoch=promise.epoch)

@@ -1,7 +1,7 @@
 """Makes a replica the primary once enough nodes have promised to follow no earlier one.
 
-A person calls it, and nothing is decided by a clock. Source: the vote of Raft (5.2, 5.4.1), in
-which the candidate is chosen by hand.
+A person calls for it, or a replica does (`failover.py`); nothing in it is decided by a clock.
+Source: the vote of Raft (5.2, 5.4.1).
 """
 
 import asyncio
@@ -79,11 +79,11 @@ class Quorum:
 
         Raises CannotPromote.
         """
-        ending = [
+        ending = {
             one.url
-            for one in heard
+            for one in self._of_nodes(heard)
             if one.answer is not None and one.answer.role == "primary" and ends(one.answer)
-        ]
+        }
         given = PromiseInput(
             epoch=self._next_epoch(candidate, heard), node=candidate.node, hand_over=True
         )
@@ -143,7 +143,7 @@ class Quorum:
         Raises CannotPromote.
         """
         given = PromiseInput(epoch=epoch, node=candidate.node)
-        there = {one.url for one in heard if one.answer is not None}
+        there = {one.url for one in self._of_nodes(heard)}
         asked = [self._hear(one, given) for one in self._others if one.url in there]
         answers = await asyncio.gather(*asked)
         for one in answers:
@@ -153,11 +153,14 @@ class Quorum:
 
     def _counted(self, heard: Sequence[Heard]) -> dict[str, NodePromise]:
         """Answers by the names of the nodes: one that answers at two URLs has one disk."""
-        return {
-            one.answer.node: one.answer
-            for one in heard
-            if one.answer is not None and one.answer.node in self._nodes - {self._own}
-        }
+        return {one.answer.node: one.answer for one in self._of_nodes(heard) if one.answer}
+
+    def _of_nodes(self, heard: Sequence[Heard]) -> list[Heard]:
+        """Those that have answered, without what else is at the URLs: a name server may be a node
+        of another service.
+        """
+        others = self._nodes - {self._own}
+        return [one for one in heard if one.answer is not None and one.answer.node in others]
 
     def _check(self, candidate: Candidate, answers: dict[str, NodePromise]) -> None:
         """Raises CannotPromote."""

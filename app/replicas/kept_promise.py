@@ -46,8 +46,7 @@ class KeptPromise:
         Before it is written, and also where it cannot be, `check` refuses every earlier primary,
         and `on_promised` is called if one has been joined. Needs the lock. Raises PromiseRefused.
         """
-        if promise.epoch > place.last_epoch + _MOST_EPOCHS_AHEAD:
-            raise PromiseRefused(f"its log is in epoch {place.last_epoch}, far from that")
+        check_near(promise, place)
         if not self.promised.allows(promise.epoch, promise.node):
             had = self.promised
             raise PromiseRefused(f"it has promised to follow {had.node}, in epoch {had.epoch}")
@@ -76,3 +75,9 @@ class KeptPromise:
                 f"{joined.node or 'it'} is in epoch {joined.epoch}, and this machine has promised "
                 f"to follow {had.node}, in epoch {had.epoch}"
             )
+
+
+def check_near(promise: Promise, place: LogPlace) -> None:
+    """Raises PromiseRefused where it is not about an epoch that the log can come to."""
+    if promise.epoch > place.last_epoch + _MOST_EPOCHS_AHEAD:
+        raise PromiseRefused(f"its log is in epoch {place.last_epoch}, far from that")

@@ -392,6 +392,7 @@ def test_a_service_is_handed_over_to_none_that_does_not_follow_it(nodes):
         for given, reason in (
             ({"epoch": 5_000, "node": "x"}, "x does not follow it at the moment"),
             ({"epoch": 1_000, "node": "b"}, "its own epoch of the log is not earlier"),
+            ({"epoch": 1 << 31, "node": "b"}, "its log is in epoch 1000, far from that"),
         ):
             found = ok(api.put(PROMISE, json={**given, "hand_over": True}))
             assert (found["granted"], found["reason"]) == (False, reason)

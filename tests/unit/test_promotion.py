@@ -135,6 +135,16 @@ def test_a_promise_that_is_not_made_ends_it():
         promote(Taken("c"))
 
 
+def test_a_node_of_another_service_is_asked_for_nothing():
+    """It is a name server of this one, too."""
+    x, c = Node("x"), Node("c")
+    assert promote(Node("a", is_cut=True), x, c) == 1_003
+    assert x.promise == Promise()
+    other = Service("x")
+    assert take_over(other, c) == ["primary", "replica"]
+    assert other.promise == Promise()
+
+
 def test_a_node_counts_once_and_a_stranger_does_not():
     twice = ReplicaOptions(node="b", nodes=("a", "b", "c"), copies=1)
     with pytest.raises(CannotPromote, match="1 of the other nodes can promise, 2 must"):
