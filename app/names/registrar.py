@@ -25,7 +25,7 @@ from app.names.views import registered
 from app.replicas.primary_choice import KnownPrimary
 from storage.errors import LimitReached
 
-_LAST_WORD_S = 1.0
+_FIRST_WORD_S = _LAST_WORD_S = 1.0  # a machine that is lost does not refuse, it says nothing
 _PAUSE_S = 0.2
 
 log = structlog.get_logger()
@@ -128,7 +128,7 @@ class Registrar:
 
         Raises Deposed. A server that does not answer in time is no reason to wait for it.
         """
-        first = [server.register() for server in self._servers]
+        first = [server.register(within_s=_FIRST_WORD_S) for server in self._servers]
         for failure in await asyncio.gather(*first, return_exceptions=True):
             if failure is not None:
                 raise failure
@@ -149,7 +149,9 @@ class Registrar:
             self._tasks.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORD_S):
-                await asyncio.gather(*[server.unregister() for server in self._servers])
+                await asyncio.gather(
+                    *[server.unregister() for server in self._servers if server.is_registered]
+                )
         for server in self._servers:
             await server.aclose()
 
@@ -194,11 +196,11 @@ class _Registration:
             # a program that creates a thousand topics is not registered a thousand times
             await asyncio.sleep(_PAUSE_S)
 
-    async def register(self) -> None:
-        """Register once. Raises Deposed."""
+    async def register(self, *, within_s: float | None = None) -> None:
+        """Register once, within a heartbeat unless a time is given. Raises Deposed."""
         given = self._node.registration()
         try:
-            async with asyncio.timeout(self._heartbeat_s):
+            async with asyncio.timeout(within_s or self._heartbeat_s):
                 found = await self._register(given)
         except TimeoutError:
             self._note("no answer in time")

@@ -149,7 +149,7 @@ def test_a_server_that_never_answers_holds_up_neither_the_start_nor_the_others_n
         shop = Shop(world, silent, server)
         begun = world.loop.now
         await shop.registrar.start()
-        assert world.loop.now - begun <= OPTIONS.heartbeat_ms / 1000 + 0.1
+        assert world.loop.now - begun <= 1.1
         silent.silent = True
         await asyncio.sleep(4)  # it is being asked
         shop.change("bills")
@@ -157,7 +157,7 @@ def test_a_server_that_never_answers_holds_up_neither_the_start_nor_the_others_n
         assert [*server.table.routes("bills")] == ["shop"]
         begun = world.loop.now
         await shop.registrar.stop()
-        assert world.loop.now - begun < 2
+        assert world.loop.now - begun < (2 if after_start else 0.1)
         assert server.table.nodes() == shop.table.nodes() == []
         assert silent.is_closed
         assert server.is_closed
