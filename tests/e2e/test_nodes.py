@@ -80,6 +80,7 @@ def begin(nodes: Nodes) -> None:
     nodes.a.wait_until_ready()
     with nodes.a.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+    nodes.a.wait_until_copied(replicas=2)
     until(lambda: nodes.b.follows() and nodes.c.follows(), "both follow")
 
 
