@@ -795,6 +795,17 @@ def test_no_more_replicas_than_allowed_are_served(tmp_path):
             assert primary.figures()["escrowmq_replicas"] == 1
 
 
+def test_a_replica_that_was_never_let_in_is_not_promoted(tmp_path):
+    replica = Replica(tmp_path / "b", of(1))
+    with replica:
+        until(lambda: note_of(replica.data_dir), "it is a replica")
+        assert replica.terminate() == 0
+    refused = promote(replica.data_dir, "--yes")
+    assert refused.returncode == 3
+    assert "has no log yet: the primary never let it in" in refused.stderr
+    assert note_of(replica.data_dir), "it is one still"
+
+
 def test_strangers_that_say_nothing_keep_no_replica_out(primary, tmp_path):
     send(primary, 3)
     with ExitStack() as stack:

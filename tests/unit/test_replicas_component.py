@@ -9,6 +9,7 @@ from app.components.replicas import ReplicasComponent
 from app.replicas.frames import Ack
 from app.replicas.listener import ReplicaListener
 from app.replicas.options import ReplicaOptions
+from storage.errors import StoreClosed
 from storage.local.local_store import LocalMessageStore
 from storage.message import Durability
 from tests.support.builders import message
@@ -40,6 +41,8 @@ def test_a_stop_lets_connected_replicas_get_the_last_message():
         stopping = asyncio.ensure_future(component.stop())
         await asyncio.sleep(1)  # of the simulation
         assert not stopping.done()
+        with pytest.raises(StoreClosed):
+            await store.append([message()])  # of a request in progress
         store.note_copy("b", store.stored_offset())
         await stopping
         assert store.unsafe_bytes == 0
