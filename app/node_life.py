@@ -225,12 +225,7 @@ class NodeLife:
             if service.phase is Phase.READY:  # else it has nothing to hand over
                 _check_successor(service.get_services(), promise.node)
             log.warning("hands_over", node=promise.node, epoch=promise.epoch)
-            await self._end_role()
-            try:
-                await self._follow(promise)
-            except OSError as error:
-                self._end_process(exit_codes.STORAGE_FAILED)
-                raise PromiseRefused(f"it has ended, and its disk fails: {error}") from error
+            await self._follow_instead(promise)
             return await leading.place() or before
 
     async def _stand_down(self, service: Life) -> None:
@@ -239,15 +234,27 @@ class NodeLife:
             if self._life is not service or self._is_stopping:
                 return
             log.warning("stands_down")
+            with suppress(PromiseRefused):
+                await self._follow_instead(Promise())
+
+    async def _follow_instead(self, promise: Promise) -> None:
+        """End the service, and be a replica in its directory. Raises PromiseRefused where that
+        fails: the process ends then, in no role.
+        """
+        try:
             await self._end_role()
-            try:
-                await self._follow(Promise())
-            except OSError as error:
-                log.critical("cannot_follow", error=str(error))
-                self._end_process(exit_codes.STORAGE_FAILED)
+            await self._follow(promise)
+        except OSError as error:
+            log.critical("cannot_follow", error=str(error))
+            self._end_process(exit_codes.STORAGE_FAILED)
+            raise PromiseRefused(f"it has ended, and its disk fails: {error}") from error
+        except Exception as error:
+            log.exception("cannot_follow")
+            self._end_process(exit_codes.BUG)
+            raise PromiseRefused("it has ended, its log says why") from error
 
     async def _follow(self, promise: Promise) -> None:
-        """Be a replica in the directory of a service that has ended. Raises OSError."""
+        """Raises OSError."""
         data_dir = self._settings.data_dir
         if promise.node:
             await asyncio.to_thread(folder.write_promise, data_dir, promise)
@@ -300,8 +307,12 @@ class NodeLife:
         """It goes to its end, whether or not the one that has asked for it waits."""
         task = asyncio.create_task(change, name="role")
         self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(self._note_changed)
         return task
+
+    def _note_changed(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        _ = task.cancelled() or task.exception()  # of one that has asked, and does not wait
 
 
 def _check_successor(services: Services, node: str) -> None:

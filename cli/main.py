@@ -12,6 +12,7 @@ import typer
 
 from app import exit_codes
 from cli import audit, compact, import_, reconcile, replica, store, watch
+from cli.service_options import Config, DataDir, Host, Port
 
 app = typer.Typer(
     name="escrowmq",
@@ -50,24 +51,14 @@ def escrowmq(
 
 @app.command()
 def serve(
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on; beyond loopback only with ESCROWMQ_API_KEYS."),
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65_535)] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Directory of all data; created if it is missing.")
-    ] = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
     dev: Annotated[
         bool | None,
         typer.Option("--dev", help="Development mode: create topics on first use, readable logs."),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
-        ),
-    ] = None,
+    config: Config = None,
     accept_registry: Annotated[
         bool | None,
         typer.Option(
@@ -108,20 +99,10 @@ def serve(
 
 @app.command()
 def node(
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on; beyond loopback only with ESCROWMQ_API_KEYS."),
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65_535)] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Directory of all data; created if it is missing.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
-        ),
-    ] = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    config: Config = None,
 ) -> None:
     """Start one of several machines: the service, or a replica of it, as its data directory says.
 

@@ -10,6 +10,7 @@ import typer
 
 from cli.audit_common import Exit, in_short, say
 from cli.json_report import STDOUT, check_json, write_json
+from cli.service_options import Config
 
 app = typer.Typer(
     name="replica",
@@ -60,12 +61,7 @@ def follow(
             "of the store; else such a copy is refused.",
         ),
     ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
-        ),
-    ] = None,
+    config: Config = None,
 ) -> None:
     """Follow a running service: its log, byte for byte, and its registry, until it is stopped.
 
@@ -125,12 +121,7 @@ def promote(
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only tell.")] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A TOML file with settings, instead of escrowmq.toml in the data directory."
-        ),
-    ] = None,
+    config: Config = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="API key for --url.")
     ] = None,

@@ -20,12 +20,14 @@ _NOT_READY = 75  # EX_TEMPFAIL
 def run(url: str, *, hand_over: bool, yes: bool, api_key: str | None) -> int:
     """The exit status."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_S) as http:
-        try:
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_S) as http:
             return _run(http, hand_over=hand_over, yes=yes)
-        except (httpx.HTTPError, _NotDone) as error:
-            say(f"{url}: {error or type(error).__name__}")
-            return Exit.NOT_CARRIED_OUT
+    except (httpx.HTTPError, httpx.InvalidURL, _NotDone) as error:
+        say(f"{url}: {str(error) or type(error).__name__}")
+    except msgspec.DecodeError:
+        say(f"{url}: what answers there is no machine of the service")
+    return Exit.NOT_CARRIED_OUT
 
 
 class _NotDone(Exception):
@@ -53,15 +55,24 @@ def _run(http: httpx.Client, *, hand_over: bool, yes: bool) -> int:
 def _wait_until_ready(http: httpx.Client, begun_s: float) -> int:
     last = ""
     while time.monotonic() < begun_s + _READY_S:
-        answer = http.get("/readyz", params={"role": "primary"})
-        if answer.is_success:
+        reason = _why_not_ready(http)
+        if not reason:
             say(f"It is ready, {time.monotonic() - begun_s:.1f} s after the command.")
             return 0
-        if (reason := reason_of(answer)) != last:
+        if reason != last:
             last = reason
             say(f"Not ready: {reason}")
         time.sleep(_PAUSE_S)
     return _NOT_READY
+
+
+def _why_not_ready(http: httpx.Client) -> str:
+    """Empty: it is."""
+    try:
+        answer = http.get("/readyz", params={"role": "primary"})
+    except httpx.TransportError as error:  # it is promoted all the same
+        return str(error) or type(error).__name__
+    return "" if answer.is_success else reason_of(answer)
 
 
 def _show_nodes(http: httpx.Client) -> None:

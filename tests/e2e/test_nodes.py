@@ -500,8 +500,46 @@ def test_a_promotion_is_of_a_directory_or_of_a_machine_that_runs(arguments):
     assert run_promote(*arguments).returncode == 2
 
 
-def test_a_machine_that_does_not_answer_is_not_promoted():
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "shop-2:8080", "http://[shop-2"])
+def test_a_machine_that_does_not_answer_is_not_promoted(url):
     for more in ((), ("--yes",)):
-        failed = run_promote("--url", "http://127.0.0.1:1", *more)
+        failed = run_promote("--url", url, *more)
         assert failed.returncode == 3
-        assert "http://127.0.0.1:1: " in failed.stderr
+        assert f"{url}: " in failed.stderr
+        assert "Traceback" not in failed.stderr
+
+
+def test_what_is_no_machine_of_the_service_is_not_promoted():
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"welcome")
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor())
+        other = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Other))
+        pool.submit(other.serve_forever)
+        stack.callback(other.shutdown)
+        for more in ((), ("--yes",)):
+            failed = run_promote("--url", f"http://127.0.0.1:{other.server_port}", *more)
+            assert failed.returncode == 3
+            assert "what answers there is no machine of the service" in failed.stderr
+
+
+def test_a_service_whose_disk_takes_no_promise_ends_in_place_of_handing_over(nodes):
+    a, b, _ = nodes
+    path = a.data_dir / "promise.json"
+    path.unlink(missing_ok=True)
+    path.mkdir()  # in its place
+    refused = assert_problem(b.promote(hand_over=True), 409, "not_promoted")
+    assert "a does not hand over: it has ended, and its disk fails" in refused["detail"]
+    assert a.wait() == 74
+    path.rmdir()
+    a.start(until_ready=False)
+    until(a.serves, "it is the service still")
+    a.wait_until_copied(replicas=2)
+    acknowledged(a)

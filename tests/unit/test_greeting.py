@@ -25,7 +25,7 @@ Answer = Callable[[bytes, Hello], bytes]  # a frame, by the proof that a primary
 
 
 class Line:
-    """Both ends of a connection to something that answers as it is told."""
+    """Both ends of a connection. The other side sends what the test has chosen."""
 
     def __init__(self, answer: Answer) -> None:
         self.reader = asyncio.StreamReader(loop=asyncio.get_running_loop())
