@@ -121,6 +121,7 @@ class AsyncQueueWorker:
             finally:
                 self.stop()
                 belonging.cancel()
+                await asyncio.wait({belonging})
                 await self._finish()
         if self._error is not None:
             raise self._error

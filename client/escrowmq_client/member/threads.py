@@ -2,7 +2,8 @@
 
 The thread of `run()` waits for the stop. Beside it one thread joins, sends heartbeats and locks,
 and each owned queue has a thread that reads and handles it. One condition guards the share; no
-request is sent while it is held.
+request is sent while it is held. A stop ends the calls that wait, so that none is under way over
+the connections of a client that its program closes behind `run()`.
 """
 
 import threading
@@ -29,7 +30,9 @@ from escrowmq_client.member.words import log_away, log_failed, offset_behind
 from escrowmq_client.models.groups import SubscriptionInput
 from escrowmq_client.models.members import QueueName
 from escrowmq_client.models.messages import Message
+from escrowmq_client.worker.ending import GIVING_BACK_MS
 from escrowmq_client.worker.outcomes import check_blocking, check_returned
+from escrowmq_client.worker.poller import Poller
 from escrowmq_client.worker.signals import stop_at_signals
 from escrowmq_client.worker.words import is_passing, worker_name
 
@@ -109,6 +112,7 @@ class QueueWorker:
         self._handling: set[QueueName] = set()  # queues whose handler runs
         self._is_stopping = False
         self._may_have_joined = False  # by a join whose answer was lost
+        self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None
         self.stats = QueueWorkerStats()
 
@@ -123,14 +127,19 @@ class QueueWorker:
 
         A service that cannot be reached is asked again until it answers.
         """
+        poller = Poller(self._client)
         signals = stop_at_signals(self.stop, once=True)
-        with signals if self._handle_signals else nullcontext():
-            # A daemon: a heartbeat that waits must not keep the process.
-            threading.Thread(target=self._guarded(self._belong), daemon=True).start()
+        with signals if self._handle_signals else nullcontext(), poller:
+            self._start(lambda: self._belong(poller))
             with self._changed:
                 while not self._is_stopping:
                     self._changed.wait()
+            poller.finish()
+            leave_ms = _now_ms() + GIVING_BACK_MS
             self._finish()
+            poller.cut()
+            for one in self._threads:
+                one.join(max(0, leave_ms - _now_ms()) / 1_000)
         if self._error is not None:
             raise self._error
 
@@ -161,17 +170,17 @@ class QueueWorker:
     # ----------------------------------------------------------------------------------------------
     # the member
 
-    def _belong(self) -> None:
+    def _belong(self, poller: Poller) -> None:
         """Be a member until the stop."""
         while not self._is_stopping:
-            self._step()
+            self._step(poller)
 
-    def _step(self) -> None:
+    def _step(self, poller: Poller) -> None:
         try:
             if self._share.is_member:
-                self._beat()
+                self._beat(poller)
             else:
-                self._join()
+                self._join(poller)
         except NotFound as error:
             if error.code != "member_not_found":
                 raise
@@ -181,6 +190,8 @@ class QueueWorker:
         except EscrowMQError as error:
             if not is_passing(error):
                 raise
+            if self._is_stopping:
+                return  # which has ended the call
             log_away(self._group, "a heartbeat", error)
             with self._changed:
                 if self._share.has_expired(_now_ms()):
@@ -188,7 +199,7 @@ class QueueWorker:
                     self._changed.notify_all()
                 self._pause(_PAUSE_MS)
 
-    def _join(self) -> None:
+    def _join(self, poller: Poller) -> None:
         if self._may_have_joined and not self._options.is_id_given:
             self._leave_lost()
         self._may_have_joined = True
@@ -201,7 +212,7 @@ class QueueWorker:
             begun = [] if is_late else self._share.joined(answer, sent_ms)
         if is_late:
             self._client.leave_group(self._group, answer.member_id)
-        self._begin(begun)
+        self._begin(begun, poller)
 
     def _leave_lost(self) -> None:
         """End members of an earlier join whose answer was lost: they would own queues."""
@@ -219,22 +230,22 @@ class QueueWorker:
             if token is None:
                 return
 
-    def _beat(self) -> None:
+    def _beat(self, poller: Poller) -> None:
         with self._changed:
             offsets = self._share.to_commit()
-            beat = self._share.heartbeat_call(offsets, COMMIT_MS)
+            beat = self._share.heartbeat_call(offsets, poller.longest_wait_ms(COMMIT_MS))
             names, member_id = self._share.to_lock(), self._share.member_id
             generation = self._share.generation
         if names and member_id is not None:
             self._lock(member_id, names, generation)
         sent_ms = _now_ms()
-        answer = self._client.call(beat)
+        answer = poller.call(beat)
         with self._changed:
             if self._is_stopping:
                 return
             begun = self._share.beaten(answer, offsets, sent_ms)
             self._changed.notify_all()
-        self._begin(begun)
+        self._begin(begun, poller)
 
     def _lock(self, member_id: str, names: Sequence[QueueName], generation: int) -> None:
         sent_ms = _now_ms()
@@ -248,25 +259,24 @@ class QueueWorker:
             self._share.locked(locks, sent_ms)
             self._changed.notify_all()
 
-    def _begin(self, parts: Sequence[OwnedPart]) -> None:
+    def _begin(self, parts: Sequence[OwnedPart], poller: Poller) -> None:
         for part in parts:
-            work = self._guarded(partial(self._consume, part))
-            threading.Thread(target=work, daemon=True).start()
+            self._start(partial(self._consume, part, poller))
 
     # ----------------------------------------------------------------------------------------------
     # a queue
 
-    def _consume(self, part: OwnedPart) -> None:
+    def _consume(self, part: OwnedPart, poller: Poller) -> None:
         """Handle the messages of a queue, as long as the member owns it."""
         while self._await_turn(part):
             try:
                 with self._pulls:
-                    page = self._client.pull_messages(
+                    page = poller.pull_messages(
                         part.queue.topic,
                         part.queue.queue_id,
                         offset=part.offset,
                         max_messages=self._options.max_messages,
-                        wait_ms=self._share.pull_wait_ms,
+                        wait_ms=poller.longest_wait_ms(self._share.pull_wait_ms),
                         group=self._group,
                         out_of_range="earliest",
                     )
@@ -289,6 +299,8 @@ class QueueWorker:
             return
         if not is_passing(error):
             raise error
+        if self._is_stopping:
+            return  # which has ended the call
         log_away(self._group, "a pull", error)
         with self._changed:
             self._pause(_PAUSE_MS)
@@ -338,8 +350,8 @@ class QueueWorker:
         while not self._is_stopping and (left_ms := until_ms - _now_ms()) > 0:
             self._changed.wait(left_ms / 1_000)
 
-    def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Make a thread's error the worker's."""
+    def _start(self, work: Callable[[], None]) -> None:
+        """Begin a thread whose error is the worker's."""
 
         def run() -> None:
             try:
@@ -351,7 +363,10 @@ class QueueWorker:
                     self._is_stopping = True
                     self._changed.notify_all()
 
-        return run
+        # a daemon: a handler that never returns must not keep the process
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
 
 
 def _now_ms() -> float:

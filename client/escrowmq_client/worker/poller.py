@@ -4,8 +4,8 @@
 has leased nothing; one that is answering sends the answer, so that no lease is lost. `cut` closes
 both sides: what is leased meanwhile comes again when its lease ends.
 
-The connection is the poller's own. Those of an `httpx.Client` of the caller are not known, so that
-a call over them waits a second at most, and comes to its end.
+The connections are the poller's own. Those of an `httpx.Client` of the caller are not known, so
+that a call over them waits a second at most, and comes to its end.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import httpx
 
@@ -31,12 +32,13 @@ _CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_
 
 
 class Poller(Client):
-    """Calls of one thread, with the settings of a client, until `finish` or `cut`.
+    """Calls with the settings of a client, until `finish` or `cut`.
 
-    Both may be called from any thread, not in a signal handler; later calls are refused.
+    All may be called from any thread, the two not in a signal handler; later calls are refused.
     """
 
-    def __init__(self, client: Client, outage: Outage) -> None:
+    def __init__(self, client: Client, outage: Outage | None = None) -> None:
+        """`outage`: notes what the service answers to."""
         self._outage = outage
         self._connection = client._connection
         self._retry = client._retry
@@ -45,28 +47,30 @@ class Poller(Client):
         self._http = httpx.Client() if client._is_own else client._http
         self._is_finished = threading.Event()
         self._guard = threading.RLock()  # `_trace` shuts down inside of it
-        self._socket: socket.socket | None = None
+        self._sockets: WeakSet[socket.socket] = WeakSet()
 
     def longest_wait_ms(self, wait_ms: int) -> int:
         """Return how long a call may wait if it is to wait for so long."""
         return wait_ms if self._is_own else min(wait_ms, _LONGEST_WAIT_MS)
 
     def finish(self) -> None:
-        """Have the call return what the service is answering, or fail at once."""
+        """Have calls return what the service is answering, or fail at once."""
         self._shut_down(socket.SHUT_WR)
 
     def cut(self) -> None:
-        """Have the call fail at once."""
+        """Have calls fail at once."""
         self._shut_down(socket.SHUT_RDWR)
 
     def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
+        outage = self._outage
         try:
             result = super()._try(request, call)
         except EscrowMQError as error:
-            if not self._is_finished.is_set():
-                self._outage.failed(error)
+            if outage is not None and not self._is_finished.is_set():
+                outage.failed(error)
             raise
-        self._outage.answered()
+        if outage is not None:
+            outage.answered()
         return result
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:
@@ -83,17 +87,17 @@ class Poller(Client):
         if not self._is_own or not event.endswith(_CONNECTED):
             return
         with self._guard:
-            self._socket = info["return_value"].get_extra_info("socket")
+            self._sockets.add(info["return_value"].get_extra_info("socket"))
             if self._is_finished.is_set():
                 self._shut_down(socket.SHUT_RDWR)
 
     def _shut_down(self, how: int) -> None:
         with self._guard:
             self._is_finished.set()
-            if self._socket is not None:
+            for one in self._sockets:
                 with suppress(OSError):  # it is closed already
                     # Not that of an SSLSocket, which takes the session from the thread that reads.
-                    socket.socket.shutdown(self._socket, how)
+                    socket.socket.shutdown(one, how)
 
 
 class AsyncPoller(AsyncClient):

@@ -28,7 +28,7 @@ from escrowmq_client.worker.book import (
     message_of,
     settle_calls,
 )
-from escrowmq_client.worker.ending import Ending
+from escrowmq_client.worker.ending import GIVING_BACK_MS, Ending
 from escrowmq_client.worker.failures import log_raised
 from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.outcomes import (
@@ -134,16 +134,23 @@ class Worker:
         """
         self._poller = poller = Poller(self._client, Outage(self._group))
         services = [lambda: self._receive(poller), self._extend, self._settle]
-        services += [self._handle] * self._options.concurrency
         signals = stop_at_signals(self.stop, once=False)
+        # Daemons: a handler that never returns must not keep the process.
+        threads = [
+            threading.Thread(target=self._guarded(one), daemon=True)
+            for one in (*services, *[self._handle] * self._options.concurrency)
+        ]
         with signals if self._handle_signals else nullcontext():
-            for service in services:
-                # A daemon: a handler that never returns must not keep the process.
-                threading.Thread(target=self._guarded(service), daemon=True).start()
+            for one in threads:
+                one.start()
             try:
                 self._supervise(poller)
             finally:
                 self._close(poller)
+                leave_ms = _now_ms() + GIVING_BACK_MS
+                # their calls: the program closes its client behind this
+                for one in threads[: len(services)]:
+                    one.join(max(0, leave_ms - _now_ms()) / 1_000)
         if self._error is not None:
             raise self._error
 
