@@ -63,7 +63,7 @@ async def answer(
     operation: Operation, host: Host, incoming: Incoming, parts: list[object]
 ) -> Reply | FileReply | Waiting:
     """The handler's answer. `parts`: of the path. Raises MessagingError, ClientGone."""
-    with under_pressure(operation, host):
+    with as_client_gets(operation, host):
         body = await _read(incoming, operation.limit and operation.limit(host, *parts))
         call = call_of(operation, host, incoming, body)
         arguments = await operation.arguments(host, call, parts)
@@ -114,11 +114,16 @@ def call_of(operation: Operation, host: Host, incoming: Incoming, body: bytes) -
 
 
 @contextmanager
-def under_pressure(operation: Operation, host: Host) -> Iterator[None]:
-    """Add the header Store-Pressure to the refusal of an operation whose answers have it."""
+def as_client_gets(operation: Operation, host: Host) -> Iterator[None]:
+    """Raise the error that the client gets; with the header Store-Pressure where all answers of
+    the operation have it.
+    """
     try:
         yield
     except MessagingError as error:
+        for_client = host.error_for_client(error)
+        if for_client is not error:
+            raise for_client from error
         if not operation.tells_pressure:
             raise
         refusal = as_refusal(error)

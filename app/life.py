@@ -2,11 +2,11 @@
 a replica in its place.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from app.problems import invalid_field
-from app.services import Services
+from app.services import Reading, Services
 from app.word_sets import Role
 
 _ROLES: dict[str, Role] = {"primary": "primary", "replica": "replica"}
@@ -33,6 +33,12 @@ class Life(Protocol):
 
     def get_services(self) -> Services:
         """Raises MessagingError where it serves no requests, now or ever."""
+
+    def get_reading(self) -> Reading:
+        """Return the part that answers reads of messages. Raises MessagingError."""
+
+    def role_lines(self) -> Sequence[bytes]:
+        """Lines of the head of every answer that tell of the role; none of a service."""
 
     def get_readiness(self) -> Mapping[str, str]:
         """Readiness checks, each "ok", or what is not and blocks few requests. Raises Refusal."""

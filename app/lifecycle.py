@@ -7,7 +7,7 @@ The engine is named here, where its parts are made (`assembly.py`), and by its c
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
 from functools import partial
@@ -137,6 +137,12 @@ class ServiceLifecycle:
         if self.phase is Phase.WITHOUT_REGISTRY:
             raise RegistryUnavailable(_OTHER_REGISTRY)
         raise StoreClosed
+
+    def get_reading(self) -> Services:
+        return self.get_services()
+
+    def role_lines(self) -> Sequence[bytes]:
+        return ()
 
     def start(self) -> None:
         """Begin to open, in the background: probes are answered meanwhile."""

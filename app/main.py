@@ -193,7 +193,9 @@ def _app_of(
             await machine.aclose()
 
     def host_of(operation: Operation) -> Host:
-        return machine.node if operation.by_every_node else lifecycle.get_services()
+        if operation.by_every_node:
+            return machine.node
+        return lifecycle.get_reading() if operation.by_replica else lifecycle.get_services()
 
     operations = [one for module in RESOURCES for one in operations_of(module)]
     app = Application(
@@ -265,13 +267,14 @@ def http_server(app: FastAPI) -> HttpServer:
             return lane.answer(asked)
         return asgi.answer(app, request, can_cut=settings.testing.enabled)
 
-    http = HttpServer(settings.http, app.state.connections, answer, take=lane.take_bytes)
-    parts = HotParts(
-        lifecycle.get_services,
-        lane.bodies,
-        lane.metrics,
-        lambda: http.default_lines,
+    http = HttpServer(
+        settings.http,
+        app.state.connections,
+        answer,
+        take=lane.take_bytes,
+        role_lines=lifecycle.role_lines,
     )
+    parts = HotParts(lifecycle.get_services, lane.bodies, lane.metrics, http.lines)
     lane.hot |= {
         "sendMessage": HotSends(parts),
         "sendMessageBatch": HotBatches(parts),
@@ -281,7 +284,7 @@ def http_server(app: FastAPI) -> HttpServer:
         "commitTransaction": HotDecisions(parts, "commitTransaction", TxnState.COMMITTED),
         "rollbackTransaction": HotDecisions(parts, "rollbackTransaction", TxnState.ROLLED_BACK),
     }
-    lane.hot_read = "pullMessages", HotPulls(parts)
+    lane.hot_read = "pullMessages", HotPulls(parts, lifecycle.get_reading)
     return http
 
 

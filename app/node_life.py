@@ -3,7 +3,7 @@ while it runs: a person promotes it, it hands over, or it hears of a later servi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from app.replicas.folder import NoteDamaged, ReplicaNote
 from app.replicas.kept_promise import check_near
 from app.replicas.promise import CannotPromote, LogPlace, Promise, PromiseRefused
 from app.replicas.promotion import NoReplica
-from app.services import Services
+from app.services import Reading, Services
 from app.settings import Settings
 from app.word_sets import Role
 from storage.clock import SystemClock
@@ -90,6 +90,12 @@ class NodeLife:
     def get_services(self) -> Services:
         """Raises MessagingError while it is a replica, or its role changes."""
         return self._life.get_services()
+
+    def get_reading(self) -> Reading:
+        return self._life.get_reading()
+
+    def role_lines(self) -> Sequence[bytes]:
+        return self._life.role_lines()
 
     def get_readiness(self) -> Mapping[str, str]:
         return self._life.get_readiness()

@@ -37,7 +37,13 @@ ANSWER_HEADERS = {
     "are refused.",
     "Content-Range": "Which bytes of how many these are, where a range was asked for.",
     "Idempotency-Replayed": "true: the request was taken before, and this is what became of it.",
+    "Store-Role": "replica: a replica has answered, with what it has. Each of its answers has this "
+    "header and the two that follow.",
+    "Store-Safe-Offset": "Log offset before which the replica has all that clients can read.",
+    "Store-Behind-Ms": "Milliseconds since the replica had everything that clients could read at "
+    "its service; left out where that never was so.",
 }
+OF_REPLICAS = ("Store-Role", "Store-Safe-Offset", "Store-Behind-Ms")
 
 Handler = Callable[..., Awaitable[Reply | FileReply | Waiting]]
 StreamHandler = Callable[..., AsyncGenerator[bytes, None]]
@@ -87,7 +93,8 @@ class Operation:
     length of a request with one message, asked before the body is read, with the services and the
     path's parts. `problems`: the codes that it may answer with, beside those that all operations
     have. `by_every_node`: a replica answers it, too, and a service that starts; the handler is
-    given the name service in place of the services. `example`: a body that is taken; a test sends
+    given the name service in place of the services. `by_replica`: a replica answers it with what it
+    has, as `Reading`. `example`: a body that is taken; a test sends
     it.
     """
 
@@ -112,6 +119,7 @@ class Operation:
     example: Mapping[str, Any] | None
     problems: Sequence[str]
     by_every_node: bool
+    by_replica: bool
 
     def __post_init__(self) -> None:
         assert (self.body is None) == (self.example is None), (
@@ -195,6 +203,7 @@ def operation(
     example: Mapping[str, Any] | None = None,
     problems: Iterable[str] = (),
     by_every_node: bool = False,
+    by_replica: bool = False,
 ) -> Callable[[AnyHandler], AnyHandler]:
     """Declare the function below as the handler of an operation; the parameters are the fields of
     `Operation`.
@@ -205,8 +214,9 @@ def operation(
         OPERATIONS[operation_id] = Operation(
             method, path, operation_id, tag, handler, answers, media_types, query, body,
             body_is_optional, body_types, decode,
-            takes_bytes, takes_lines, streams, limit, tuple(headers), answer_headers, example,
-            tuple(problems), by_every_node,
+            takes_bytes, takes_lines, streams, limit, tuple(headers),
+            (*answer_headers, *(OF_REPLICAS if by_replica else ())), example,
+            tuple(problems), by_every_node, by_replica,
         )  # fmt: skip
         return handler
 

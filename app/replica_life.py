@@ -3,7 +3,8 @@ service that it follows.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 
 import structlog
@@ -18,6 +19,8 @@ from app.names.nodes import ReplicaNode, identity_of
 from app.names.registrar import Registrar
 from app.observability import Metrics
 from app.problems import Refusal
+from app.registry.followed_topics import FollowedTopics
+from app.replica_reads import ReplicaReads
 from app.replicas.folder import NoteDamaged
 from app.replicas.follower import Follower
 from app.replicas.greeting import FollowRefused
@@ -26,7 +29,7 @@ from app.services import Services
 from app.settings import Settings
 from app.word_sets import Role
 from storage.clock import SystemClock
-from storage.errors import DirectoryInUse, FlushFailed, StorageError
+from storage.errors import DirectoryInUse, FlushFailed, StorageError, StoreClosed
 from storage.identifiers import Identifiers, SystemRandom
 
 log = structlog.get_logger()
@@ -50,6 +53,18 @@ class ReplicaLife:
             Identifiers(clock, SystemRandom()),
             find_primary=self._find_primary,
         )
+        self._make_reads = partial(
+            ReplicaReads,
+            clock,
+            metrics,
+            FollowedTopics(settings.registry_url, clock),
+            machine.node.body_thread,
+            get_store=lambda: self._follower.store,
+            not_primary=self._not_primary,
+            max_body_values=settings.http.max_body_values,
+            most_waiting=settings.http.waiting_limit,
+        )
+        self._reads: ReplicaReads | None = None
         self._table = machine.node.table
         machine.node.promising = self._follower
         self._group = settings.names.group
@@ -67,11 +82,14 @@ class ReplicaLife:
         )
         self._following: asyncio.Task[None] | None = None
         self._registering: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         metrics.watch(self._gauges)
 
     def start(self) -> None:
         self._following = asyncio.create_task(self._follow(), name="following")
         self._registering = asyncio.create_task(self._registrar.start(), name="names")
+        self._reads = self._make_reads()
+        self._watching = asyncio.create_task(self._reads.watch_topics(), name="topics")
 
     async def wait_open(self) -> None:
         """Return once its log is open, or it has ended instead."""
@@ -81,6 +99,8 @@ class ReplicaLife:
         begun.cancel()
 
     def begin_stop(self) -> None:
+        if self._reads is not None:
+            self._reads.begin_stop()
         self._follower.stop()
 
     async def close(self) -> None:
@@ -89,6 +109,10 @@ class ReplicaLife:
             await asyncio.wait({self._registering})
             self._registering = None
             await self._registrar.stop()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+            self._watching = None
         if self._following is not None:
             await asyncio.wait({self._following})
             self._following = None
@@ -98,6 +122,24 @@ class ReplicaLife:
     def get_services(self) -> Services:
         """Raises Refusal: the service has them."""
         raise self._not_primary()
+
+    def get_reading(self) -> ReplicaReads:
+        """Raises StoreClosed, Refusal: there is nothing yet to read."""
+        reads = self._reads
+        if reads is None or not reads.are_possible:
+            raise self._not_primary()
+        if reads.is_stopping:
+            raise StoreClosed
+        return reads
+
+    def role_lines(self) -> Sequence[bytes]:
+        store, behind_ms = self._follower.store, self._follower.behind_ms
+        lines = [b"store-role: replica\r\n"]
+        if store is not None:
+            lines.append(b"store-safe-offset: %d\r\n" % store.synced_offset())
+        if behind_ms is not None:
+            lines.append(b"store-behind-ms: %d\r\n" % behind_ms)
+        return lines
 
     def get_readiness(self) -> Mapping[str, str]:
         follower = self._follower

@@ -196,11 +196,11 @@ async def _answer_lines(
 
     The answer begins with the first piece: what is refused before has a status of its own.
     """
-    with answering.under_pressure(operation, host):
+    with answering.as_client_gets(operation, host):
         call = answering.call_of(operation, host, incoming, b"")
         pieces = cast("StreamHandler", operation.handler)(host, call, *parts, incoming.pieces())
     async with aclosing(pieces):
-        with answering.under_pressure(operation, host):
+        with answering.as_client_gets(operation, host):
             first = await anext(pieces, b"")
         headers = answering.headers_of(Reply(200, b"", host.pressure_header(), JSON_LINES))
         headers = [header for header in headers if header[0] != b"content-length"]

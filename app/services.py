@@ -17,7 +17,7 @@ from app.long_polls import LongPolls
 from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
-from app.registry.topics import Topics
+from app.registry.topics import KnownTopics, Topics
 from app.replicas.listener import ReplicaListener
 from app.reports.service import AuditReports
 from app.store_tasks import StoreTasks
@@ -25,25 +25,30 @@ from app.topic_deletions import TopicDeletions
 from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
 from app.webhooks.signed_post import SignedPost
+from delivery.groups import Subscription
 from delivery.members.service import Members
 from delivery.push import Pusher
 from delivery.requests.service import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
 from scheduler.loops import Loops
+from scheduler.schedule import Schedule
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
-from storage.errors import NotSupportedByEngine
+from storage.errors import MessagingError, NotSupportedByEngine
 from storage.identifiers import Identifiers
 from storage.message import Durability
 from storage.store import MessageStore
 from storage.store_admin import StoreAdmin
 from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
+from txn.transaction import Transaction
 
 
 class Host(Protocol):
-    """Part that answers operations: a service, or the name service of any node."""
+    """Part that answers operations: a service, the reads of a replica, or the name service of any
+    node.
+    """
 
     @property
     def body_thread(self) -> BodyThread: ...
@@ -54,6 +59,41 @@ class Host(Protocol):
 
     def pressure_header(self) -> Mapping[str, str]:
         """Header that says how full the queue of waiting writes is, if there is one."""
+
+    def error_for_client(self, error: MessagingError) -> MessagingError:
+        """Return the error that a client gets for one that a handler has raised."""
+
+
+class Reading(Host, Protocol):
+    """Part that answers reads of messages: a service, or a replica with what it has."""
+
+    @property
+    def store(self) -> MessageStore: ...
+
+    @property
+    def topics(self) -> KnownTopics: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def long_polls(self) -> LongPolls: ...
+
+    @property
+    def is_stopping(self) -> bool: ...
+
+    def subscriptions_of(self, group: str) -> tuple[Subscription, ...]:
+        """Raises UnknownGroup, Refusal."""
+
+    async def find_waiting(self, message_id: str) -> Schedule | None:
+        """The schedule of a message that waits for its time, if there is one. Raises
+        CorruptRecord.
+        """
+
+    async def find_transaction(self, transaction_id: str) -> Transaction | None: ...
 
 
 @dataclass
@@ -116,6 +156,21 @@ class Services:
         refused.
         """
         return {"Store-Pressure": f"{self.pressure():.2f}"}
+
+    def error_for_client(self, error: MessagingError) -> MessagingError:
+        return error
+
+    def subscriptions_of(self, group: str) -> tuple[Subscription, ...]:
+        return self.consumer_groups.get(group).rules.subscriptions
+
+    async def find_waiting(self, message_id: str) -> Schedule | None:
+        return await self.schedules.find_waiting(message_id)
+
+    async def find_transaction(self, transaction_id: str) -> Transaction | None:
+        try:
+            return await self.transactions.get(transaction_id)
+        except MessagingError:
+            return None
 
     def wall_of(self, monotonic_ms: int) -> int:
         """The time on the wall clock of a time on the monotonic one."""

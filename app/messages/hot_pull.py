@@ -3,7 +3,7 @@ for a message.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from os import urandom
 from time import perf_counter
@@ -22,7 +22,7 @@ from app.messages.schemas import PullQuery
 from app.messages.view import joined
 from app.server.hot import HotAnswer, HotParts
 from app.server.request import STATUS_LINES
-from app.services import Services
+from app.services import Reading
 from delivery.filters.filters import EVERYTHING, compile_filter
 from storage.errors import MessagingError
 from storage.formats.record_block import RecordBlock
@@ -60,7 +60,7 @@ class _Waited(NamedTuple):
     `until_ms`: on the monotonic clock; `begun`: by `perf_counter`.
     """
 
-    services: Services
+    reading: Reading
     until_ms: int
     begun: float
 
@@ -68,8 +68,9 @@ class _Waited(NamedTuple):
 class HotPulls:
     """Answers pulls as `pull` does, or leaves them to it. Event loop only."""
 
-    def __init__(self, parts: HotParts) -> None:
+    def __init__(self, parts: HotParts, get_reading: Callable[[], Reading]) -> None:
         self._parts = parts
+        self._get_reading = get_reading
 
     def answering(self, headers: Mapping[str, str]) -> HotAnswer:
         return partial(self._answer, preferred_by(headers, MEDIA_TYPES), takes_gzip(headers))
@@ -95,9 +96,9 @@ class HotPulls:
         offset = int(given_offset)
         block = None
         try:
-            services = self._parts.get_services() if waited is None else waited.services
-            store = services.store
-            queue = services.topics.get(topic_name.decode("ascii")).queue(int(number))
+            reading = self._get_reading() if waited is None else waited.reading
+            store = reading.store
+            queue = reading.topics.get(topic_name.decode("ascii")).queue(int(number))
             bounds = store.bounds(queue)
             count = min(wanted.max_messages, bounds.end - offset)
             if (
@@ -105,14 +106,14 @@ class HotPulls:
                 or offset < bounds.first
             ):
                 return None
-            if not count and wanted.wait_ms and not services.is_stopping:
-                now_ms = services.clock.monotonic_ms()
+            if not count and wanted.wait_ms and not reading.is_stopping:
+                now_ms = reading.clock.monotonic_ms()
                 until_ms = now_ms + wanted.wait_ms if waited is None else waited.until_ms
                 if now_ms < until_ms:
                     again = partial(
-                        self._answer, media_type, has_gzip, data, _Waited(services, until_ms, begun)
+                        self._answer, media_type, has_gzip, data, _Waited(reading, until_ms, begun)
                     )
-                    return services.long_polls.wait_for_arrival(
+                    return reading.long_polls.wait_for_arrival(
                         store, queue, offset, until_ms, again
                     )
             if count:
@@ -135,7 +136,7 @@ class HotPulls:
         length = sum(map(len, parts))
         if has_gzip and is_json and length >= MIN_BYTES:
             return None
-        services.metrics.messages_out.inc(count)
+        reading.metrics.messages_out.inc(count)
         head = (
             b"vary: Accept\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n"
             % (

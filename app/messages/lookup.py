@@ -25,7 +25,7 @@ from app.messages.view import message_view
 from app.operations import RANGE, operation
 from app.problems import Refusal, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
-from app.services import Services
+from app.services import Reading, Services
 from delivery.leases.events import LEASE_QUEUE
 from delivery.offset_by_time import find_offset_by_time
 from delivery.trace import LeaseTrace, LeaseTraceEvent, trace_leases
@@ -57,8 +57,9 @@ _BYTES = "application/octet-stream"
     query=QueryMessagesQuery,
     answers={200: FoundPage},
     problems=["topic_not_found", "reserved_topic", "invalid_page_token", *_FIND_PROBLEMS],
+    by_replica=True,
 )
-async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Reply:
+async def query(reading: Reading, call: Call, query: QueryMessagesQuery) -> Reply:
     """Find messages by key or by log offset.
 
     By `topic` and `key`: the newest first; a key matches only as a whole. By the `log_offset` of a
@@ -66,15 +67,15 @@ async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Re
     one batch.
     """
     if query.log_offset is not UNSET:
-        return await _at_offset(services, call, query, query.log_offset)
+        return await _at_offset(reading, call, query, query.log_offset)
     if query.topic is UNSET:
         raise invalid_field("/query/topic", "missing", "the query has neither topic nor log_offset")
     if query.key is UNSET:
         raise invalid_field("/query/key", "missing", "the query has no key")
-    topic = services.topics.get(query.topic)
+    topic = reading.topics.get(query.topic)
     token = query.page_token
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
-    found = await services.store.find_messages(
+    found = await reading.store.find_messages(
         query.key,
         topics=[topic.name],
         from_ms=0 if query.from_ is UNSET else codec.parse_time(query.from_, "/query/from"),
@@ -91,7 +92,7 @@ async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Re
 
 
 async def _at_offset(
-    services: Services, call: Call, query: QueryMessagesQuery, log_offset: int
+    reading: Reading, call: Call, query: QueryMessagesQuery, log_offset: int
 ) -> Reply:
     for name, value in (
         ("topic", query.topic),
@@ -106,7 +107,7 @@ async def _at_offset(
     token, kind = query.page_token, f"messages at {log_offset}"
     begin = 0 if token is UNSET else pages.decode_number_token(kind, token)
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
-    found = (await at_log_offset(services, log_offset))[begin:]
+    found = (await at_log_offset(reading, log_offset))[begin:]
 
     def token_behind(shown: Sequence[StoredMessage]) -> str:
         return pages.encode_token(kind, str(begin + len(shown)))
@@ -146,8 +147,9 @@ async def _page(
     query=MessageQuery,
     answers={200: KnownMessage},
     problems=[*_FIND_PROBLEMS, "payload_unreadable"],
+    by_replica=True,
 )
-async def get(services: Services, call: Call, message_id: str, query: MessageQuery) -> Reply:
+async def get(reading: Reading, call: Call, message_id: str, query: MessageQuery) -> Reply:
     """Get a message.
 
     The offset message id of a RocketMQ broker gives the message that the broker stored there, in
@@ -155,7 +157,7 @@ async def get(services: Services, call: Call, message_id: str, query: MessageQue
     message is not found before its commit.
     """
     call.share.reserve(MAX_BODY_BYTES)
-    message, schedule = await stored_or_waiting(services, message_id)
+    message, schedule = await stored_or_waiting(reading, message_id)
     if query.payload != "omit":
         message = await _opened(message)
     if schedule is None:
@@ -179,14 +181,15 @@ async def get(services: Services, call: Call, message_id: str, query: MessageQue
     answer_headers=["Content-Range"],
     headers=[RANGE],
     problems=[*_FIND_PROBLEMS, "payload_unreadable", "range_not_satisfiable"],
+    by_replica=True,
 )
-async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
+async def get_payload(reading: Reading, call: Call, message_id: str) -> Reply:
     """Get the body of a message as it was sent.
 
     A request for several ranges, or for something other than a byte range, gets the whole body.
     """
     call.share.reserve(MAX_BODY_BYTES)
-    message, _ = await stored_or_waiting(services, message_id)
+    message, _ = await stored_or_waiting(reading, message_id)
     body = (await _opened(message)).body
     call.share.hold(len(body))
     content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)

@@ -17,7 +17,7 @@ from app.messages.schemas import MessagePage, PullQuery
 from app.messages.view import parts_of_list
 from app.operations import operation
 from app.problems import FieldError, Refusal, invalid_field
-from app.services import Services
+from app.services import Reading
 from app.word_sets import PayloadForm
 from delivery.filters.filtered_read import MAX_SCANNED, read_matching_records
 from delivery.filters.filters import Filter, compile_filter
@@ -53,9 +53,10 @@ _VARIES = {"Vary": "Accept"}
         "record_corrupt",
         "overloaded",
     ],
+    by_replica=True,
 )
 async def pull(
-    services: Services, call: Call, topic_name: str, queue_id: int, query: PullQuery
+    reading: Reading, call: Call, topic_name: str, queue_id: int, query: PullQuery
 ) -> Reply | Waiting:
     """Read a queue from an offset.
 
@@ -64,25 +65,25 @@ async def pull(
     With `Accept: application/vnd.escrowmq.records` the answer is the records as they are stored
     (docs/formats.md); `payload` has no meaning for them, and a compressed body stays compressed.
     """
-    topic = services.topics.get(topic_name)
+    topic = reading.topics.get(topic_name)
     queue = topic.queue(queue_id)
-    bounds = await services.store.offsets(queue)
-    offset = await _first_offset(services.store, queue, query, bounds)
-    wanted = _filter_of(services, topic_name, query)
-    deadline_ms = services.clock.monotonic_ms() + query.wait_ms
+    bounds = await reading.store.offsets(queue)
+    offset = await _first_offset(reading.store, queue, query, bounds)
+    wanted = _filter_of(reading, topic_name, query)
+    deadline_ms = reading.clock.monotonic_ms() + query.wait_ms
     pull = _Pull(
-        services, call, queue, query, wanted, call.preferred(MEDIA_TYPES), offset, deadline_ms
+        reading, call, queue, query, wanted, call.preferred(MEDIA_TYPES), offset, deadline_ms
     )
     return await _look(pull, offset)
 
 
-def _filter_of(services: Services, topic: str, query: PullQuery) -> Filter:
+def _filter_of(reading: Reading, topic: str, query: PullQuery) -> Filter:
     """Which messages to show. Raises Refusal."""
     if query.group is UNSET:
         return compile_filter("tag", query.tag, pointer="/query/tag")
     if query.tag != "*":
         raise invalid_field("/query/tag", "not_allowed", "there is a group, which has a filter")
-    subscriptions = services.consumer_groups.get(query.group).rules.subscriptions
+    subscriptions = reading.subscriptions_of(query.group)
     if all(one.topic != topic for one in subscriptions):
         raise invalid_field(
             "/query/group", "not_allowed", f"group {query.group} does not read topic {topic}"
@@ -93,7 +94,7 @@ def _filter_of(services: Services, topic: str, query: PullQuery) -> Filter:
 class _Pull(NamedTuple):
     """A pull from an offset. `deadline_ms`: until when it may wait, on the monotonic clock."""
 
-    services: Services
+    reading: Reading
     call: Call
     queue: QueueId
     query: PullQuery
@@ -107,14 +108,14 @@ async def _look(pull: _Pull, at: int) -> Reply | Waiting:
     """The answer with what there is from `at` on; a wait where that is nothing and there is
     time.
     """
-    services, call, queue, query, wanted, media_type, offset, deadline_ms = pull
+    reading, call, queue, query, wanted, media_type, offset, deadline_ms = pull
     shows_bodies = media_type == JSON and query.payload != "omit"
-    found, at = await _read(services, call, queue, at, query, wanted, shows_bodies=shows_bodies)
-    if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
+    found, at = await _read(reading, call, queue, at, query, wanted, shows_bodies=shows_bodies)
+    if not found and not reading.is_stopping and reading.clock.monotonic_ms() < deadline_ms:
         again = partial(_look, pull._replace(call=call.during_wait()), at)
-        return services.long_polls.wait_for_arrival(services.store, queue, at, deadline_ms, again)
-    bounds = await services.store.offsets(queue)
-    services.metrics.messages_out.inc(len(found))
+        return reading.long_polls.wait_for_arrival(reading.store, queue, at, deadline_ms, again)
+    bounds = await reading.store.offsets(queue)
+    reading.metrics.messages_out.inc(len(found))
     result = "found" if found else "no_matched_message" if at > offset else "no_new_message"
     if media_type == frames.MEDIA_TYPE:
         parts = frames.parts_of_page(found, at, bounds, result)
@@ -169,7 +170,7 @@ async def _first_offset(
 
 
 async def _read(
-    services: Services,
+    reading: Reading,
     call: Call,
     queue: QueueId,
     at: int,
@@ -185,7 +186,7 @@ async def _read(
     max_bytes = call.share.reserve(query.max_bytes)
     try:
         found, at = await read_matching_records(
-            services.store,
+            reading.store,
             queue,
             at,
             wanted,

@@ -6,6 +6,7 @@ from typing import Protocol
 from app.body_thread import BodyThread
 from app.names.table import NameTable
 from app.replicas.promise import LogPlace, Promising
+from storage.errors import MessagingError
 
 
 class Promote(Protocol):
@@ -31,6 +32,9 @@ class NodeService:
     def pressure_header(self) -> Mapping[str, str]:
         """None: such a request waits for no log."""
         return {}
+
+    def error_for_client(self, error: MessagingError) -> MessagingError:
+        return error
 
     async def aclose(self) -> None:
         await self.body_thread.aclose()

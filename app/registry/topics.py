@@ -129,7 +129,26 @@ class Topic:
         self._next_queue = (self._next_queue + count) % len(self._queues)
 
 
-class Topics:
+class KnownTopics:
+    """The topics as readers need them. Event loop only."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, Topic] = {}
+
+    def all(self) -> list[Topic]:
+        """By name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    def get(self, name: str) -> Topic:
+        """Raises UnknownTopic, ReservedName, InvalidRequest."""
+        topic = self._topics.get(name)
+        if topic is None:
+            check_name(name)
+            raise UnknownTopic(f"topic {name} does not exist")
+        return topic
+
+
+class Topics(KnownTopics):
     """Registry of topics. Event loop only."""
 
     def __init__(
@@ -146,6 +165,7 @@ class Topics:
 
         `retention_ms`: that of a topic of which nothing else is said.
         """
+        super().__init__()
         self._database = database
         self._store = store
         self._clock = clock
@@ -155,7 +175,6 @@ class Topics:
         # called after a topic was created, changed or deleted
         self.on_changed: Callable[[], None] = lambda: None
         self.schema_process = SchemaProcess()
-        self._topics: dict[str, Topic] = {}
         self._deleting: dict[str, Topic] = {}
         self._creating = asyncio.Lock()
         self._uses = TopicUses()
@@ -203,10 +222,6 @@ class Topics:
             changed = msgspec.structs.replace(known.settings, queues=queues)
             await self._save(known, changed, known.payload_schema)
 
-    def all(self) -> list[Topic]:
-        """By name."""
-        return [self._topics[name] for name in sorted(self._topics)]
-
     def retention_ms_of(self, name: str) -> int:
         """Of the topic, or what it would be if the topic was made now and nothing was said
         of it.
@@ -225,14 +240,6 @@ class Topics:
         """0 where the topic does not exist."""
         topic = self._topics.get(name)
         return 0 if topic is None else topic.settings.queues
-
-    def get(self, name: str) -> Topic:
-        """Raises UnknownTopic, ReservedName, InvalidRequest."""
-        topic = self._topics.get(name)
-        if topic is None:
-            check_name(name)
-            raise UnknownTopic(f"topic {name} does not exist")
-        return topic
 
     def to_use(self, name: str) -> Topic:
         """As `get`.

@@ -84,12 +84,26 @@ class Follower:
         self.is_connected = False
         self.has_caught_up = False  # since it was connected
         self._is_stopped = False
-        self._heard_at_ms = 0
+        self._heard_at_ms = 0  # on the wall clock
+        self._heard_ms = 0  # the same on the monotonic one
+        self._level_ms: int | None = None
         self._noted_ms = self._dropped_ms = 0
 
     @property
     def behind_bytes(self) -> int:
         return max(0, self.primary_end - self.end)
+
+    @property
+    def behind_ms(self) -> int | None:
+        """How long ago its service had nothing safe that readers do not see here, as far as that
+        is known; None where it never was so.
+        """
+        return None if self._level_ms is None else self._clock.monotonic_ms() - self._level_ms
+
+    @property
+    def store(self) -> LocalReplica | None:
+        """None before its log was opened."""
+        return self._store
 
     @property
     def primary(self) -> str:
@@ -424,7 +438,8 @@ class Follower:
             at = data.offset + len(data.data) - len(rest)
             self.primary_end = data.safe_end
             store.note_safe(data.safe_end)
-            self._heard_at_ms = self._clock.wall_ms()
+            self._heard_at_ms, self._heard_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
+            self._note_level(store)
             if not self.has_caught_up and store.stored_offset() >= data.safe_end:
                 self.has_caught_up = True
                 log.info("replica_caught_up", end=store.stored_offset())
@@ -456,11 +471,16 @@ class Follower:
         store = self._opened
         while True:
             self.end = await store.wait_on_disk()
+            self._note_level(store)
             writer.write(frames.encode_ack(Ack(store.stored_offset(), self.end)))
             await writer.drain()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.heartbeat_ms / 1000):
                     await self._more(store)
+
+    def _note_level(self, store: LocalReplica) -> None:
+        if self._heard_ms and store.synced_offset() >= self.primary_end:
+            self._level_ms = self._heard_ms
 
     async def _more(self, store: LocalReplica) -> None:
         while store.stored_offset() <= self.end:

@@ -12,7 +12,7 @@ from app.idempotency import KeyedRequest
 from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, operation
 from app.problems import invalid_field
 from app.registry import topics as registry
-from app.services import Services
+from app.services import Reading, Services
 from app.topics.schemas import (
     DeleteTopicQuery,
     OffsetQuery,
@@ -41,11 +41,12 @@ from storage.message import Appended, Message, QueueId
     query=PageQuery,
     answers={200: TopicPage},
     problems=["invalid_page_token"],
+    by_replica=True,
 )
-async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
+async def list_(reading: Reading, _: Call, query: PageQuery) -> Reply:
     """List topics by name."""
     after = "" if query.page_token is UNSET else pages.decode_token("topics", query.page_token)
-    found = [topic for topic in services.topics.all() if topic.name > after]
+    found = [topic for topic in reading.topics.all() if topic.name > after]
     count = pages.fitting(found, query.page_size, _size_of)
     page = TopicPage(items=[_view(topic) for topic in found[:count]])
     if len(found) > count:
@@ -161,10 +162,11 @@ async def put(services: Services, _: Call, topic_name: str, given: TopicDefiniti
     answers={200: Topic},
     answer_headers=["ETag"],
     problems=["topic_not_found", "reserved_topic"],
+    by_replica=True,
 )
-async def get(services: Services, _: Call, topic_name: str) -> Reply:
+async def get(reading: Reading, _: Call, topic_name: str) -> Reply:
     """Get the settings of a topic."""
-    topic = services.topics.get(topic_name)
+    topic = reading.topics.get(topic_name)
     return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
 
 
@@ -277,13 +279,14 @@ def _size_of(topic: registry.Topic) -> int:
     tag="topics",
     answers={200: QueueList},
     problems=["topic_not_found", "reserved_topic"],
+    by_replica=True,
 )
-async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
+async def list_queues(reading: Reading, _: Call, topic_name: str) -> Reply:
     """List the queues of a topic. Each with its range of readable offsets."""
-    topic = services.topics.get(topic_name)
+    topic = reading.topics.get(topic_name)
     items = []
-    for queue in await services.store.queues(topic.name):
-        bounds = await services.store.offsets(queue)
+    for queue in await reading.store.queues(topic.name):
+        bounds = await reading.store.offsets(queue)
         items.append(Queue(queue_id=queue.number, min_offset=bounds.first, max_offset=bounds.end))
     return reply(200, QueueList(items=items))
 
@@ -296,15 +299,16 @@ async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
     query=OffsetQuery,
     answers={200: QueuePosition},
     problems=["topic_not_found", "queue_not_found", "reserved_topic"],
+    by_replica=True,
 )
 async def search_offset(
-    services: Services, _: Call, topic_name: str, queue_id: int, query: OffsetQuery
+    reading: Reading, _: Call, topic_name: str, queue_id: int, query: OffsetQuery
 ) -> Reply:
     """Find the first message stored at or after a time."""
-    topic = services.topics.get(topic_name)
+    topic = reading.topics.get(topic_name)
     queue = topic.queue(queue_id)
     at_ms = codec.parse_time(query.at, "/query/at")
-    offset, message = await find_offset_by_time(services.store, queue, at_ms)
+    offset, message = await find_offset_by_time(reading.store, queue, at_ms)
     position = QueuePosition(queue_id=queue_id, offset=offset)
     if message is not None:
         position.stored_at = codec.rfc3339(message.stored_at_ms)

@@ -214,7 +214,7 @@ def test_a_replica_sends_clients_to_the_primary_that_it_hears_of(tmp_path):
         until(lambda: asked(replica, "nodes"), "it listens")
         promoted = {**NODE, "group": "escrowmq", "epoch": 2_000, "url": "http://promoted"}
         ok(api.put("/v1/names/nodes/c", json=promoted))
-        problem = assert_problem(api.get("/v1/topics"), 421, "not_primary")
+        problem = assert_problem(api.get("/v1/groups"), 421, "not_primary")
         assert problem["context"] == {"primary": "http://promoted"}
 
 

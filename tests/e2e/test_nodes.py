@@ -128,6 +128,26 @@ def test_a_new_machine_begins_no_second_service_where_another_one_does_not_answe
     assert (a.role(), b.role()) == ("replica", "replica")
 
 
+def test_a_pull_that_waits_at_a_replica_ends_when_that_becomes_the_service(nodes):
+    a, b, _ = nodes
+    ids = acknowledged(a)
+    a.wait_until_copied(replicas=2)
+    with b.client() as api, ThreadPoolExecutor(1) as pool:
+        path = MESSAGES.replace("/messages", "/queues/0/messages")
+        until(lambda: api.get(path).status_code == 200, "it knows the topic")
+        end = ok(api.get(path))["max_offset"]
+        pulling = pool.submit(api.get, path, params={"offset": end, "wait_ms": 30_000})
+        until(lambda: "escrowmq_long_polls_open 1.0" in api.get("/metrics").text, "it waits")
+
+        ok(b.promote(hand_over=True))
+
+        answer = pulling.result()
+        assert answer.status_code in (200, 503)
+        assert answer.headers["Store-Role"] == "replica"
+        b.wait_until_ready()
+        assert {one["message_id"] for one in ok(api.get(path))["messages"]} == ids
+
+
 def test_a_lost_machine_is_replaced_and_comes_back_by_itself_when_it_is_started_again(nodes):
     a, b, c = nodes
     ids = acknowledged(a)

@@ -69,9 +69,17 @@ def test_machines_with_one_registry_hand_over_and_a_lost_one_is_replaced(postgre
                 ok(api.put("/v1/groups/billing", json=group), 200 if topics[1:] else 201)
                 ok(api.post(f"/v1/topics/{name}/messages", json={"payload": "x"}), 201)
             node.wait_until_copied(replicas=1 if node is nodes[2] else 2)
+            others = [one for one in nodes if one is not node and one.role() == "replica"]
+            until(lambda: all(reads(one, name) for one in others), "replicas know the topic")  # noqa: B023
             if node is nodes[1]:
                 node.kill()
         assert not list(tmp_path.glob("*/registry.db"))
+
+
+def reads(replica: Node, topic: str) -> bool:
+    with replica.client() as api:
+        answer = api.get(f"/v1/topics/{topic}/queues/0/messages", params={"wait_ms": 1_000})
+        return answer.status_code == 200 and len(answer.json()["messages"]) == 1
 
 
 def test_a_start_without_the_server_ends_with_75_and_can_be_made_again(postgresql, tmp_path):

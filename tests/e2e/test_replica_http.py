@@ -11,7 +11,7 @@ TRANSACTION = {
     "messages": [{"topic": "orders", "message": {"payload": "x"}}],
 }
 REQUESTS = [
-    ("GET", "/v1/topics", None),
+    ("GET", "/v1/groups", None),
     ("GET", "/v1/topics/orders/queues/0/messages", None),
     ("GET", "/v1/messages/msg_1", None),
     ("POST", "/v1/topics/orders/messages", {"payload": "x"}),
@@ -96,7 +96,7 @@ def test_a_replica_whose_service_is_gone_is_not_ready_and_still_knows_where_it_w
             assert replica.terminate() == 0
         with replica, replica.client() as api:
             until(lambda: answers(api), "it listens")
-            problem = assert_problem(api.get("/v1/topics"), 421, "not_primary")
+            problem = assert_problem(api.get("/v1/groups"), 421, "not_primary")
             assert problem["context"] == {"primary": primary.url}
             primary.start()
             until(lambda: is_ready(replica), "it follows again")
@@ -117,7 +117,7 @@ def test_a_replica_of_a_service_that_does_not_say_where_it_is_says_so(tmp_path):
         replica.client() as api,
     ):
         until(lambda: is_ready(replica), "it has caught up")
-        problem = assert_problem(api.get("/v1/topics"), 421, "not_primary")
+        problem = assert_problem(api.get("/v1/groups"), 421, "not_primary")
         assert problem["context"] == {}
         assert "ESCROWMQ_REPLICA__ADVERTISE" in problem["detail"]
 
@@ -128,6 +128,6 @@ def test_a_replica_with_keys_tells_strangers_nothing(tmp_path):
         follower = Replica(tmp_path / "b", of(primary.ha_port), environment=keys)
         with follower as replica, replica.client() as api:
             until(lambda: is_ready(replica), "it has caught up")
-            assert_problem(api.get("/v1/topics"), 401, "unauthenticated")
+            assert_problem(api.get("/v1/groups"), 401, "unauthenticated")
             allowed = {"Authorization": "Bearer a key of the operator"}
-            assert_problem(api.get("/v1/topics", headers=allowed), 421, "not_primary")
+            assert_problem(api.get("/v1/groups", headers=allowed), 421, "not_primary")

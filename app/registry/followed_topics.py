@@ -1,0 +1,105 @@
+"""The topics of the service that a replica follows, as its registry has them: a copy of its file,
+or the database that both use.
+"""
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+from sqlalchemy import URL, create_engine, make_url, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from app.registry.database import rows
+from app.registry.tables import topics as table
+from app.registry.topics import KnownTopics, Topic, TopicSettings
+from storage.clock import Clock
+from storage.errors import InvalidRequest
+from storage.store import MessageStore
+
+_SERVER_MS = 5_000  # so often a database is asked
+
+log = structlog.get_logger()
+
+
+class FollowedTopics(KnownTopics):
+    """Those that were read last; none before there is a registry. Event loop only."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        """`url`: of the registry."""
+        super().__init__()
+        self._url = make_url(url)
+        self._clock = clock
+        self._last: object = None  # the store and the registry that they were read for
+        self._failure = ""
+
+    @property
+    def are_known(self) -> bool:
+        """Have they been read?"""
+        return self._last is not None
+
+    async def refresh(self, store: MessageStore) -> None:
+        """Read them again where they may have changed, and make their queues known to the store.
+
+        Where the registry cannot be read they stay as they are.
+        """
+        try:
+            found = id(store), await asyncio.to_thread(self._version)
+            if found == self._last:
+                return
+            topics = await asyncio.to_thread(self._read)
+        except FileNotFoundError:
+            return  # the service has not sent it yet
+        except (OSError, SQLAlchemyError, msgspec.ValidationError) as error:
+            self._note_failure(str(error).partition("\n")[0])
+            return
+        self._last, self._failure = found, ""
+        for topic in topics:
+            with suppress(InvalidRequest):  # the log has more queues than this copy knows of
+                await store.create_topic(topic.name, queue_count=topic.settings.queues)
+        self._topics = {topic.name: topic for topic in topics}
+
+    @property
+    def _file(self) -> str | None:
+        """None where the registry is a database of several machines."""
+        return self._url.database if self._url.get_backend_name() == "sqlite" else None
+
+    def _version(self) -> object:
+        """Another one when they may have changed. Raises OSError."""
+        if self._file is None:
+            return self._clock.monotonic_ms() // _SERVER_MS
+        found = os.stat(self._file)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _read(self) -> list[Topic]:
+        engine = create_engine(self._readable_url(), poolclass=NullPool)
+        with engine.connect() as connection:
+            query = select(table).where(table.c.is_being_deleted.is_(False))
+            return [_topic_of(values) for values in rows(connection, query)]
+
+    def _readable_url(self) -> URL:
+        """A copied file is replaced, and never changes: it is read without locks, and without files
+        beside it.
+        """
+        if self._file is None:
+            return self._url
+        return self._url.set(
+            database=f"file:{self._file}", query={"mode": "ro", "immutable": "1", "uri": "true"}
+        )
+
+    def _note_failure(self, reason: str) -> None:
+        """Log each reason once: it may last."""
+        if reason != self._failure:
+            self._failure = reason
+            log.warning("followed_topics_not_read", reason=reason)
+
+
+def _topic_of(values: dict[str, Any]) -> Topic:
+    """Without its schema, which only senders need. Raises ValidationError."""
+    created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
+    del values["is_being_deleted"]
+    settings = msgspec.convert(values, TopicSettings)
+    return Topic(settings, None, created_at_ms=created_at_ms, revision=revision)

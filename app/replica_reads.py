@@ -1,0 +1,108 @@
+"""Reads of messages at a replica, of what it has: everything that is safe at its service, up to the
+last that it has heard of.
+
+It never says that something does not exist, which it may not know of yet: it sends the client to
+the service then.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from app.body_thread import BodyThread
+from app.long_polls import LongPolls
+from app.observability import Metrics
+from app.problems import Refusal, as_refusal
+from app.registry.followed_topics import FollowedTopics
+from delivery.groups import Subscription
+from scheduler.schedule import Schedule
+from storage.clock import Clock
+from storage.errors import MessagingError
+from storage.local.replica_store import LocalReplica
+from txn.transaction import Transaction
+
+_LOOK_S = 1.0  # so often it looks for changes of topics
+
+# What is so here, and may not be so at the service.
+_NOT_KNOWN = {
+    "topic_not_found",
+    "queue_not_found",
+    "message_not_found",
+    "offset_beyond_end",
+    "record_corrupt",
+}
+
+
+class ReplicaReads:
+    """The reads of one replica. Event loop only."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: Metrics,
+        topics: FollowedTopics,
+        body_thread: BodyThread,
+        *,
+        get_store: Callable[[], LocalReplica | None],
+        not_primary: Callable[[], Refusal],
+        max_body_values: int,
+        most_waiting: int,
+    ) -> None:
+        """`get_store`: None while the log is not open. `not_primary`: sends a client to the
+        service. `most_waiting`: long polls at once.
+        """
+        self.clock = clock
+        self.metrics = metrics
+        self.topics = topics
+        self.body_thread = body_thread
+        self.max_body_values = max_body_values
+        self.long_polls = LongPolls(clock, most=most_waiting, on_changed=metrics.long_polls.set)
+        self.is_stopping = False
+        self._get_store = get_store
+        self._not_primary = not_primary
+
+    @property
+    def are_possible(self) -> bool:
+        """Is there a log, and are its topics known?"""
+        return self._get_store() is not None and self.topics.are_known
+
+    @property
+    def store(self) -> LocalReplica:
+        """Raises Refusal."""
+        store = self._get_store()
+        if store is None:
+            raise self._not_primary()
+        return store
+
+    async def watch_topics(self) -> None:
+        """Keep the topics up to date, until it is cancelled."""
+        while True:
+            store = self._get_store()
+            if store is not None:
+                await self.topics.refresh(store)
+            await asyncio.sleep(_LOOK_S)
+
+    def begin_stop(self) -> None:
+        """Answer every long poll now."""
+        self.is_stopping = True
+        store = self._get_store()
+        if store is not None:
+            store.stop_waiting()
+
+    def pressure_header(self) -> Mapping[str, str]:
+        """None: nothing is sent to a replica."""
+        return {}
+
+    def error_for_client(self, error: MessagingError) -> MessagingError:
+        return self._not_primary() if as_refusal(error).code in _NOT_KNOWN else error
+
+    def subscriptions_of(self, group: str) -> tuple[Subscription, ...]:
+        """Raises Refusal: the service knows the groups."""
+        raise self._not_primary()
+
+    async def find_waiting(self, message_id: str) -> Schedule | None:
+        """None: it may be cancelled meanwhile."""
+        return None
+
+    async def find_transaction(self, transaction_id: str) -> Transaction | None:
+        """None: it may be decided meanwhile."""
+        return None
