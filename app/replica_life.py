@@ -59,7 +59,7 @@ class ReplicaLife:
             metrics,
             FollowedTopics(settings.registry_url, clock),
             machine.node.body_thread,
-            get_store=lambda: self._follower.store,
+            get_store=lambda: self._follower.readable,
             not_primary=self._not_primary,
             max_body_values=settings.http.max_body_values,
             most_waiting=settings.http.waiting_limit,
@@ -133,12 +133,11 @@ class ReplicaLife:
         return reads
 
     def role_lines(self) -> Sequence[bytes]:
-        store, behind_ms = self._follower.store, self._follower.behind_ms
-        lines = [b"store-role: replica\r\n"]
-        if store is not None:
-            lines.append(b"store-safe-offset: %d\r\n" % store.synced_offset())
-        if behind_ms is not None:
-            lines.append(b"store-behind-ms: %d\r\n" % behind_ms)
+        follower, lines = self._follower, [b"store-role: replica\r\n"]
+        if follower.readable is not None:
+            lines.append(b"store-safe-offset: %d\r\n" % follower.readable_end)
+            if follower.behind_ms is not None:
+                lines.append(b"store-behind-ms: %d\r\n" % follower.behind_ms)
         return lines
 
     def get_readiness(self) -> Mapping[str, str]:

@@ -78,6 +78,8 @@ class Follower:
         self._failure: Exception | None = None
         self._runs: asyncio.Task[None] | None = None
         self.primary_end = 0  # of what is safe there, as it was last heard
+        self._safe_end = 0  # the highest of those
+        self._opened_end = 0  # of the log, when that was opened last
         self.end = 0  # of what is on the disk here
         self.primary_url = ""  # where clients reach it, as far as it has said so
         self.service_id = ""  # that it shares with its service, as far as that is known
@@ -101,9 +103,16 @@ class Follower:
         return None if self._level_ms is None else self._clock.monotonic_ms() - self._level_ms
 
     @property
-    def store(self) -> LocalReplica | None:
-        """None before its log was opened."""
-        return self._store
+    def readable(self) -> LocalReplica | None:
+        """The log for readers, of which it shows what is safe; None where it is not open, or has
+        been opened with something that may not be: a log that is opened shows all of it.
+        """
+        return self._store if self._opened_end <= self._safe_end else None
+
+    @property
+    def readable_end(self) -> int:
+        """The log offset before which readers see everything."""
+        return 0 if self._store is None else max(self._opened_end, self._store.synced_offset())
 
     @property
     def primary(self) -> str:
@@ -235,6 +244,7 @@ class Follower:
         note = folder.read_note(self._data_dir)
         if note is not None:
             self.primary_url = note.api_url
+            self.primary_end = self._safe_end = note.primary_end
         elif not folder.has_log(self._data_dir):
             folder.write_note(self._data_dir, ReplicaNote(primary=self.primary))
 
@@ -258,7 +268,7 @@ class Follower:
         except asyncio.CancelledError:
             await (await opening).aclose()  # what follows opens it again
             raise
-        self._store = store
+        self._store, self._opened_end = store, store.stored_offset()
         self.end = store.synced_offset()
         log.info("replica_open", first_offset=store.first_offset, end=store.stored_offset())
 
@@ -437,6 +447,7 @@ class Follower:
                 rest = await self._take(store, at, rest + data.data)
             at = data.offset + len(data.data) - len(rest)
             self.primary_end = data.safe_end
+            self._safe_end = max(self._safe_end, data.safe_end)
             store.note_safe(data.safe_end)
             self._heard_at_ms, self._heard_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
             self._note_level(store)

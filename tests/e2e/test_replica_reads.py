@@ -219,6 +219,10 @@ def test_a_replica_shows_nothing_that_too_few_machines_have(tmp_path):
 
         until(lambda: has_it("b"), "the replica has it")
         assert_problem(copy.get(found), 421, "not_primary")
+        assert replica.terminate() == 0
+        replica.start(until_ready=False)
+        until(lambda: has_it("b"), "it follows again")
+        assert_problem(copy.get(found), 421, "not_primary")
         os.kill(paused.pid, signal.SIGCONT)
         until(lambda: copy.get(found).status_code == 200, "all have it")
 
@@ -241,6 +245,7 @@ def test_a_replica_whose_service_is_lost_still_answers_after_a_restart(tmp_path)
 
         found = [one["message_id"] for one in ok(answer)["messages"]]
         assert found == [one["message_id"] for one in pair.sent]
+        assert int(answer.headers["Store-Safe-Offset"]) > pair.sent[-1]["log_offset"]
         assert "Store-Behind-Ms" not in answer.headers
 
 

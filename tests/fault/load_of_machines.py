@@ -21,6 +21,7 @@ class Load(threading.Thread):
         self.known: dict[str, str] = {}  # by message id: acknowledged, or read
         self.at_offset: dict[int, str] = {}
         self.twice: list[tuple[int, str, str]] = []
+        self.read_at_replicas = 0
 
     def run(self) -> None:
         with httpx.Client(timeout=2, trust_env=False, verify=False) as http:
@@ -49,6 +50,7 @@ class Load(threading.Thread):
         at = self._randomness.randrange(max(self.at_offset, default=0) + 1)
         query = {"offset": at, "max_messages": 100}
         answer = http.get(f"{url}/v1/topics/orders/queues/0/messages", params=query)
+        self.read_at_replicas += answer.status_code == 200 and "Store-Role" in answer.headers
         for message in answer.json().get("messages", []):
             self.known.setdefault(message["message_id"], "read")
             self._note(message["queue_offset"], message["message_id"])
@@ -82,8 +84,9 @@ def until_sent(workers: list[Load], more: int) -> None:
 
 def assert_one_history(workers: list[Load], ids: set[str]) -> None:
     """Everything that was acknowledged or read is among `ids`, and no two programs have seen
-    different messages at one offset.
+    different messages at one offset. Replicas have answered, too.
     """
+    assert sum(worker.read_at_replicas for worker in workers) > 0
     assert [worker.twice for worker in workers] == [[], [], []]
     assert {*workers[0].known, *workers[1].known, *workers[2].known} <= ids
     merged: dict[int, str] = {}
