@@ -143,7 +143,12 @@ def services_of(base: Base) -> Services:
         store_tasks=StoreTasks(clock, lambda: identifiers.new("task")),
         disk=_disk(base),
         replicas=ReplicaListener(
-            store, settings.local.segment_bytes, settings.data_dir, clock, settings.replica
+            store,
+            settings.local.segment_bytes,
+            settings.data_dir,
+            clock,
+            settings.replica,
+            registry_changes=lambda: base.database.changes,
         ),
         tester=CheckProbe(sender, webhooks, clock, identifiers),
         clock=clock,

@@ -93,6 +93,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.identity = ""  # known once it is open
+        self.changes = 0  # that were made, or may have been
         # why it is no longer the registry that was opened, if it is not
         self.lost: str | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
@@ -146,7 +147,10 @@ class Database:
     def _change(self, work: Callable[[Connection], T]) -> T:
         self._refuse_if_lost()
         try:
-            result = self._in_transaction(work)
+            try:
+                result = self._in_transaction(work)
+            finally:
+                self.changes += 1
         except DatabaseError as error:
             if _sqlite_code(error) in _DAMAGED:
                 raise RegistryUnavailable(

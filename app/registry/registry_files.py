@@ -2,27 +2,13 @@
 
 import sqlite3
 import tempfile
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from storage.files import durable
 from storage.files.vfs import ReadOnlyVfs
 
 REGISTRY, REGISTRY_ID = "registry.db", "store/registry-id"
-
-
-RegistryStamp = tuple[tuple[int, int, int], ...]
-"""Another one after each change of the registry's files."""
-
-
-def stamp_of(data_dir: Path) -> RegistryStamp:
-    """Raises OSError."""
-    found = []
-    for name in (REGISTRY_ID, REGISTRY, f"{REGISTRY}-wal"):
-        with suppress(FileNotFoundError):
-            file = (data_dir / name).stat()
-            found.append((file.st_ino, file.st_size, file.st_mtime_ns))
-    return tuple(found)
 
 
 def read_files(data_dir: Path) -> dict[str, bytes]:

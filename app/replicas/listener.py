@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import ssl
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -48,12 +49,16 @@ class ReplicaListener:
         data_dir: Path,
         clock: Clock,
         options: ReplicaOptions,
+        *,
+        registry_changes: Callable[[], int],
     ) -> None:
+        """`registry_changes`: the number of those that have been made."""
         self._store = store
         self._segment_bytes = segment_bytes
         self._data_dir = data_dir
         self._clock = clock
         self._options = options
+        self._registry_changes = registry_changes
         self._server: asyncio.Server | None = None
         self._senders: dict[asyncio.Task[None], Sender] = {}
 
@@ -153,6 +158,7 @@ class ReplicaListener:
             self._clock,
             self._options,
             address=address,
+            registry_changes=self._registry_changes,
             let_in=self._let_in,
         )
         self._senders[task] = sender

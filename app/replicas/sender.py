@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from app.registry.registry_files import RegistryStamp, read_files, stamp_of
+from app.registry.registry_files import read_files
 from app.replicas import frames
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
 from app.replicas.options import ReplicaOptions
@@ -54,9 +54,11 @@ class Sender:
         options: ReplicaOptions,
         *,
         address: str,
+        registry_changes: Callable[[], int],
         let_in: Callable[[str], None],
     ) -> None:
-        """`data_dir`: of the service, with its registry if that is a file.
+        """`data_dir`: of the service, with its registry if that is a file. `registry_changes`: how
+        many have been made; a change of its files may not be committed yet.
 
         `let_in` is called with the name of the replica before it is accepted. Raises Refused.
         """
@@ -72,7 +74,8 @@ class Sender:
         self.node = ""  # until it is let in
         self.ack = Ack(0, 0)
         self.heard_ms = clock.monotonic_ms()
-        self._registry_stamp: RegistryStamp | None = None  # of what was sent
+        self._registry_changes = registry_changes
+        self._sent_changes: int | None = None  # that were made before what was sent
         self._registry_ms = clock.monotonic_ms()  # when it was looked at
         self._snapshots = OutgoingSnapshots(data_dir, clock)
 
@@ -242,13 +245,13 @@ class Sender:
 
     async def _send_registry(self, writer: asyncio.StreamWriter) -> None:
         """At the beginning, and within a heartbeat of a change. Raises OSError."""
-        now_ms, known = self._clock.monotonic_ms(), self._registry_stamp
-        if known is not None and now_ms - self._registry_ms < self._heartbeat_s * 1000:
+        now_ms, sent = self._clock.monotonic_ms(), self._sent_changes
+        if sent is not None and now_ms - self._registry_ms < self._heartbeat_s * 1000:
             return
         self._registry_ms = now_ms
-        stamp = await asyncio.to_thread(stamp_of, self._data_dir)
-        if stamp != known:
-            self._registry_stamp = stamp
+        changes = self._registry_changes()
+        if changes != sent:
+            self._sent_changes = changes
             files = await asyncio.to_thread(read_files, self._data_dir)
             writer.write(frames.encode_message(Kind.REGISTRY, Registry(files)))
             await writer.drain()

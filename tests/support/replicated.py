@@ -173,6 +173,7 @@ def sender_of(world: World, store: LocalMessageStore) -> Sender:
         world.clock,
         ReplicaOptions(),
         address="",
+        registry_changes=lambda: 0,
         let_in=lambda _: None,
     )
 

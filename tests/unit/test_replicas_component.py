@@ -31,8 +31,14 @@ async def with_the_last_message(
     await store.create_topic("orders", queue_count=1)
     store.note_copy("b", 0)
     await store.append([message()], durability=Durability.BUFFERED)
-    listener = ReplicaListener(store, SEGMENT_BYTES, Path("data"), world.clock, options)
+    listener = listener_of(world, store, options)
     return store, ReplicasComponent(listener, stopping)
+
+
+def listener_of(world: World, store: LocalMessageStore, options: ReplicaOptions) -> ReplicaListener:
+    return ReplicaListener(
+        store, SEGMENT_BYTES, Path("data"), world.clock, options, registry_changes=lambda: 0
+    )
 
 
 def test_a_stop_lets_connected_replicas_get_the_last_message():
@@ -55,9 +61,7 @@ def test_a_stop_lets_a_connected_replica_get_the_last_message_though_one_disk_is
     async def main(world: World) -> None:
         store = await world.open_store(OPTIONS)
         await store.create_topic("orders", queue_count=1)
-        listener = ReplicaListener(
-            store, SEGMENT_BYTES, Path("data"), world.clock, ReplicaOptions()
-        )
+        listener = listener_of(world, store, ReplicaOptions())
         component = ReplicasComponent(listener, asyncio.Event())
         sender = sender_of(world, store)
         sender.node = "b"
