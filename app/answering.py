@@ -67,7 +67,9 @@ async def answer(
         body = await _read(incoming, operation.limit and operation.limit(host, *parts))
         call = call_of(operation, host, incoming, body)
         arguments = await operation.arguments(host, call, parts)
-        return await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
+        return host.marked(
+            await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
+        )
 
 
 async def until_answered(

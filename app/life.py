@@ -2,7 +2,7 @@
 a replica in its place.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from app.problems import invalid_field
@@ -36,9 +36,6 @@ class Life(Protocol):
 
     def get_reading(self) -> Reading:
         """Return the part that answers reads of messages. Raises MessagingError."""
-
-    def role_lines(self) -> Sequence[bytes]:
-        """Lines of the head of every answer that tell of the role; none of a service."""
 
     def get_readiness(self) -> Mapping[str, str]:
         """Readiness checks, each "ok", or what is not and blocks few requests. Raises Refusal."""

@@ -7,7 +7,7 @@ The engine is named here, where its parts are made (`assembly.py`), and by its c
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from enum import Enum
 from functools import partial
@@ -140,9 +140,6 @@ class ServiceLifecycle:
 
     def get_reading(self) -> Services:
         return self.get_services()
-
-    def role_lines(self) -> Sequence[bytes]:
-        return ()
 
     def start(self) -> None:
         """Begin to open, in the background: probes are answered meanwhile."""

@@ -53,6 +53,17 @@ class Waiting:
     def __lt__(self, other: "Waiting") -> bool:
         return self.until_ms < other.until_ms
 
+    def then(self, change: Callable[[Any], Any]) -> None:
+        """Have `change` make what is returned in the end of what `again` returns, which is
+        awaited.
+        """
+        again = self._again
+
+        async def changed() -> Any:
+            return change(await again())
+
+        self._again = changed
+
     def suspend(self, resume: Callable[["Waiting"], None]) -> None:
         """Have `resume` called once, later, when `again` is to be called. Raises TooManyWaiting."""
         try:

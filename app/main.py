@@ -267,14 +267,13 @@ def http_server(app: FastAPI) -> HttpServer:
             return lane.answer(asked)
         return asgi.answer(app, request, can_cut=settings.testing.enabled)
 
-    http = HttpServer(
-        settings.http,
-        app.state.connections,
-        answer,
-        take=lane.take_bytes,
-        role_lines=lifecycle.role_lines,
+    http = HttpServer(settings.http, app.state.connections, answer, take=lane.take_bytes)
+    parts = HotParts(
+        lifecycle.get_services,
+        lane.bodies,
+        lane.metrics,
+        lambda: http.default_lines,
     )
-    parts = HotParts(lifecycle.get_services, lane.bodies, lane.metrics, http.lines)
     lane.hot |= {
         "sendMessage": HotSends(parts),
         "sendMessageBatch": HotBatches(parts),

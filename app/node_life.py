@@ -3,7 +3,7 @@ while it runs: a person promotes it, it hands over, or it hears of a later servi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -93,9 +93,6 @@ class NodeLife:
 
     def get_reading(self) -> Reading:
         return self._life.get_reading()
-
-    def role_lines(self) -> Sequence[bytes]:
-        return self._life.role_lines()
 
     def get_readiness(self) -> Mapping[str, str]:
         return self._life.get_readiness()

@@ -37,8 +37,7 @@ ANSWER_HEADERS = {
     "are refused.",
     "Content-Range": "Which bytes of how many these are, where a range was asked for.",
     "Idempotency-Replayed": "true: the request was taken before, and this is what became of it.",
-    "Store-Role": "replica: a replica has answered, with what it has. Each of its answers has this "
-    "header and the two that follow.",
+    "Store-Role": "replica: a replica has answered, with what it has. So do the two that follow.",
     "Store-Safe-Offset": "Log offset before which the replica has all that clients can read.",
     "Store-Behind-Ms": "Milliseconds since the replica had everything that clients could read at "
     "its service; left out where that never was so.",

@@ -3,7 +3,7 @@ service that it follows.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 
@@ -59,7 +59,7 @@ class ReplicaLife:
             metrics,
             FollowedTopics(settings.registry_url, clock),
             machine.node.body_thread,
-            get_store=lambda: self._follower.readable,
+            self._follower,
             not_primary=self._not_primary,
             max_body_values=settings.http.max_body_values,
             most_waiting=settings.http.waiting_limit,
@@ -131,14 +131,6 @@ class ReplicaLife:
         if reads.is_stopping:
             raise StoreClosed
         return reads
-
-    def role_lines(self) -> Sequence[bytes]:
-        follower, lines = self._follower, [b"store-role: replica\r\n"]
-        if follower.readable is not None:
-            lines.append(b"store-safe-offset: %d\r\n" % follower.readable_end)
-            if follower.behind_ms is not None:
-                lines.append(b"store-behind-ms: %d\r\n" % follower.behind_ms)
-        return lines
 
     def get_readiness(self) -> Mapping[str, str]:
         follower = self._follower

@@ -9,10 +9,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from app.body_thread import BodyThread
-from app.long_polls import LongPolls
+from app.exchange import Reply
+from app.long_polls import LongPolls, Waiting
 from app.observability import Metrics
 from app.problems import Refusal, as_refusal
 from app.registry.followed_topics import FollowedTopics
+from app.replicas.follower import Follower
+from app.services import Answered
 from delivery.groups import Subscription
 from scheduler.schedule import Schedule
 from storage.clock import Clock
@@ -41,15 +44,13 @@ class ReplicaReads:
         metrics: Metrics,
         topics: FollowedTopics,
         body_thread: BodyThread,
+        follower: Follower,
         *,
-        get_store: Callable[[], LocalReplica | None],
         not_primary: Callable[[], Refusal],
         max_body_values: int,
         most_waiting: int,
     ) -> None:
-        """`get_store`: None while the log is not open. `not_primary`: sends a client to the
-        service. `most_waiting`: long polls at once.
-        """
+        """`not_primary`: sends a client to the service. `most_waiting`: long polls at once."""
         self.clock = clock
         self.metrics = metrics
         self.topics = topics
@@ -57,18 +58,18 @@ class ReplicaReads:
         self.max_body_values = max_body_values
         self.long_polls = LongPolls(clock, most=most_waiting, on_changed=metrics.long_polls.set)
         self.is_stopping = False
-        self._get_store = get_store
+        self._follower = follower
         self._not_primary = not_primary
 
     @property
     def are_possible(self) -> bool:
         """Is there a log, and are its topics known?"""
-        return self._get_store() is not None and self.topics.are_known
+        return self._follower.readable is not None and self.topics.are_known
 
     @property
     def store(self) -> LocalReplica:
         """Raises Refusal."""
-        store = self._get_store()
+        store = self._follower.readable
         if store is None:
             raise self._not_primary()
         return store
@@ -76,7 +77,7 @@ class ReplicaReads:
     async def watch_topics(self) -> None:
         """Keep the topics up to date, until it is cancelled."""
         while True:
-            store = self._get_store()
+            store = self._follower.readable
             if store is not None:
                 await self.topics.refresh(store)
             await asyncio.sleep(_LOOK_S)
@@ -84,9 +85,30 @@ class ReplicaReads:
     def begin_stop(self) -> None:
         """Answer every long poll now."""
         self.is_stopping = True
-        store = self._get_store()
+        store = self._follower.readable
         if store is not None:
             store.stop_waiting()
+
+    def marked(self, answer: Answered) -> Answered:
+        if isinstance(answer, Waiting):
+            answer.then(self.marked)
+        elif isinstance(answer, Reply):
+            return answer._replace(headers={**answer.headers, **self._headers()})
+        return answer
+
+    def head_lines(self) -> bytes:
+        lines = [f"{name.lower()}: {value}\r\n" for name, value in self._headers().items()]
+        return "".join(lines).encode("ascii")
+
+    def _headers(self) -> dict[str, str]:
+        """How far it is. `operations.OF_REPLICAS` has their meaning."""
+        headers = {
+            "Store-Role": "replica",
+            "Store-Safe-Offset": str(self._follower.readable_end),
+        }
+        if self._follower.behind_ms is not None:
+            headers["Store-Behind-Ms"] = str(self._follower.behind_ms)
+        return headers
 
     def pressure_header(self) -> Mapping[str, str]:
         """None: nothing is sent to a replica."""

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from app.body_thread import BodyThread
 from app.connections import Connections
 from app.disk.watch import DiskWatch
-from app.exchange import Call, ClientGone
+from app.exchange import Call, ClientGone, FileReply, Reply
 from app.hand_over.broker_files import BrokerFiles
 from app.hand_over.take_over import TakeOver
 from app.idempotency import IdempotencyKeys
-from app.long_polls import LongPolls
+from app.long_polls import LongPolls, Waiting
 from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
@@ -44,6 +44,8 @@ from txn.check_sender import CheckSender
 from txn.coordinator import TransactionCoordinator
 from txn.transaction import Transaction
 
+Answered = TypeVar("Answered", bound=Reply | FileReply | Waiting)
+
 
 class Host(Protocol):
     """Part that answers operations: a service, the reads of a replica, or the name service of any
@@ -59,6 +61,9 @@ class Host(Protocol):
 
     def pressure_header(self) -> Mapping[str, str]:
         """Header that says how full the queue of waiting writes is, if there is one."""
+
+    def marked(self, answer: Answered) -> Answered:
+        """Return what a handler has answered, with the headers that belong to the host."""
 
     def error_for_client(self, error: MessagingError) -> MessagingError:
         """Return the error that a client gets for one that a handler has raised."""
@@ -94,6 +99,9 @@ class Reading(Host, Protocol):
         """
 
     async def find_transaction(self, transaction_id: str) -> Transaction | None: ...
+
+    def head_lines(self) -> bytes:
+        """Lines of the head of an answer, as `marked` adds them."""
 
 
 @dataclass
@@ -156,6 +164,12 @@ class Services:
         refused.
         """
         return {"Store-Pressure": f"{self.pressure():.2f}"}
+
+    def marked(self, answer: Answered) -> Answered:
+        return answer
+
+    def head_lines(self) -> bytes:
+        return b""
 
     def error_for_client(self, error: MessagingError) -> MessagingError:
         return error

@@ -46,8 +46,7 @@ async def readyz(request: Request, role: str | None = None) -> Response:
     if role is not None:
         life.refuse_role(role_of(role))
     answer = _json(200, {"ready": True, "checks": life.get_readiness()})
-    if life.role == "primary":  # a replica says so in every answer
-        answer.headers["Store-Role"] = life.role
+    answer.headers["Store-Role"] = life.role
     return answer
 
 

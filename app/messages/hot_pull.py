@@ -145,7 +145,8 @@ class HotPulls:
                 urandom(_ID_BYTES).hex().encode("ascii"),
             )
         )
-        answer = b"".join((STATUS_LINES[_OK], *self._parts.default_lines(), head, *parts))
+        lines = (*self._parts.default_lines(), reading.head_lines())
+        answer = b"".join((STATUS_LINES[_OK], *lines, head, *parts))
         self._parts.metrics.requests.note("pullMessages", _OK, perf_counter() - begun)
         return answer
 

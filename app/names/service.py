@@ -6,6 +6,7 @@ from typing import Protocol
 from app.body_thread import BodyThread
 from app.names.table import NameTable
 from app.replicas.promise import LogPlace, Promising
+from app.services import Answered
 from storage.errors import MessagingError
 
 
@@ -32,6 +33,9 @@ class NodeService:
     def pressure_header(self) -> Mapping[str, str]:
         """None: such a request waits for no log."""
         return {}
+
+    def marked(self, answer: Answered) -> Answered:
+        return answer
 
     def error_for_client(self, error: MessagingError) -> MessagingError:
         return error

@@ -11,7 +11,7 @@ import secrets
 import sys
 import termios
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import httptools
@@ -54,11 +54,10 @@ class HttpServer:
         answer: Answering,
         *,
         take: HotTake = lambda connection, data: False,
-        role_lines: Callable[[], Sequence[bytes]] = lambda: (),
     ) -> None:
         """`answer`: answers one request. `take`: is asked first, about what arrives on a connection
         that has no request in progress; where it takes the data, it answers by
-        `Connection.answer_held`. `role_lines`: are added to the head of each answer.
+        `Connection.answer_held`.
         """
         self.options = options
         self.counted = connections
@@ -67,18 +66,12 @@ class HttpServer:
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.kept_bytes = 0  # of requests that have not begun
-        self.default_lines: list[bytes] = []  # of the head of every answer, for a while
-        self._role_lines = role_lines
+        self.default_lines: list[bytes] = []  # of the head of every answer
         self.loop = asyncio.get_running_loop()
 
     def connect(self) -> "Connection":
         """The protocol of one more connection."""
         return Connection(self)
-
-    def lines(self) -> Sequence[bytes]:
-        """Lines of the head of the next answer, whatever that is."""
-        more = self._role_lines()
-        return [*self.default_lines, *more] if more else self.default_lines
 
     def run(self, request: Request, answering: Awaitable[None]) -> None:
         """Have the request answered."""
@@ -208,8 +201,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     @property
-    def default_lines(self) -> Sequence[bytes]:
-        return self.server.lines()
+    def default_lines(self) -> list[bytes]:
+        return self.server.default_lines
 
     def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
         """The service's and the client's."""

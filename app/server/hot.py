@@ -97,7 +97,7 @@ class HotParts(NamedTuple):
     get_services: Callable[[], Services]
     bodies: BodyBudget
     metrics: Metrics
-    default_lines: Callable[[], Sequence[bytes]]
+    default_lines: Callable[[], list[bytes]]
 
 
 class Taken(Protocol):

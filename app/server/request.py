@@ -7,7 +7,7 @@ any of them may be left out.
 import asyncio
 import http
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -26,7 +26,7 @@ STATUS_LINES = {
 }
 
 
-def head_of(status: int, default_lines: Sequence[bytes], headers: Headers) -> bytes:
+def head_of(status: int, default_lines: list[bytes], headers: Headers) -> bytes:
     """The head of an answer. Raises ValueError."""
     lines = [STATUS_LINES[status], *default_lines]
     for name, value in headers:
@@ -41,7 +41,7 @@ class Wire(Protocol):
     """The methods of a connection that a request needs."""
 
     @property
-    def default_lines(self) -> Sequence[bytes]:
+    def default_lines(self) -> list[bytes]:
         """Lines of the head of every answer."""
 
     def pause_reading(self) -> None: ...
