@@ -171,13 +171,21 @@ class NodeLife:
             log.warning("promoted", epoch=begun.last_epoch, end=begun.end)
             return begun
 
-    async def _hear(self, quorum: Quorum, *, ends: Callable[[NodePromise], bool]) -> list[Heard]:
+    async def _hear(
+        self,
+        quorum: Quorum,
+        *,
+        ends: Callable[[NodePromise], bool],
+        check: Callable[[list[Heard]], None] = lambda _: None,
+    ) -> list[Heard]:
         """Ask the others, before anything ends here; and before that, have a service hand over
         where it is to: `ends` says so of one that answers.
 
-        Raises CannotPromote.
+        Raises CannotPromote, also where `check` does: nothing has ended then.
         """
-        heard = await quorum.take_over(await self._candidate(), await quorum.ask(), ends=ends)
+        heard = await quorum.ask()
+        check(heard)
+        heard = await quorum.take_over(await self._candidate(), heard, ends=ends)
         quorum.epoch_for(await self._candidate(), heard)
         return heard
 
@@ -186,16 +194,30 @@ class NodeLife:
         candidate = await self._candidate()
         if candidate.place == LogPlace(0, 0):
             raise CannotPromote("no service has begun yet: promote one of the machines")
+
+        def check_turn(heard: list[Heard]) -> None:
+            before = quorum.before(candidate, heard)
+            if not self._failover.is_its_turn(len(before)):
+                raise CannotPromote(f"{', '.join(before)} is as far, and tries first")
+            check(heard)
+
+        def check(heard: list[Heard]) -> None:
+            quorum.check_loss(heard)
+            promising = self._machine.node.promising
+            if promising.promised != candidate.promised:
+                raise CannotPromote(
+                    f"it has promised to follow {promising.promised.node} meanwhile"
+                )
+            if promising.is_connected:
+                raise CannotPromote("it is connected to a service meanwhile")
+
         # A service that this machine must not follow can do nothing without the others.
         heard = await self._hear(
-            quorum, ends=lambda one: (one.last_epoch or 0) < candidate.promised.epoch
+            quorum,
+            ends=lambda one: (one.last_epoch or 0) < candidate.promised.epoch,
+            check=check_turn,
         )
-        quorum.check_loss(heard)
-        before = quorum.before(candidate, heard)
-        if not self._failover.is_its_turn(len(before)):
-            raise CannotPromote(f"{', '.join(before)} is as far, and tries first")
-        if (promised := self._machine.node.promising.promised) != candidate.promised:
-            raise CannotPromote(f"it has promised to follow {promised.node} meanwhile")
+        check(heard)
         log.warning("failover", node=candidate.node, end=candidate.place.end)
         return heard
 

@@ -77,23 +77,27 @@ class Quorum:
         """Have a service that runs stop, where `ends` says so of it, and promise to follow the
         candidate, which has all of its log then. What the others say after it.
 
-        Raises CannotPromote.
+        Raises CannotPromote: where that is because of the others, nothing has stopped. One that
+        has stopped for a candidate that goes no further can follow no earlier service.
         """
-        ending = {
-            one.url
-            for one in self._of_nodes(heard)
-            if one.answer is not None and one.answer.role == "primary" and ends(one.answer)
-        }
+        answers = self._counted(heard)
+        ending = {one.node for one in answers.values() if one.role == "primary" and ends(one)}
+        if not ending:
+            return [*heard]
+        for one in answers.values():
+            if one.node not in ending:
+                _place_of(one)
+        urls = {one.url for one in heard if one.answer is not None and one.answer.node in ending}
         given = PromiseInput(
             epoch=self._next_epoch(candidate, heard), node=candidate.node, hand_over=True
         )
         for node in self._others:
-            if node.url not in ending:
+            if node.url not in urls:
                 continue
             answer = (await self._hear(node, given)).answer
             if answer is not None and not answer.granted:
                 raise CannotPromote(f"{answer.node} does not hand over: {answer.reason}")
-        return await self.ask() if ending else [*heard]
+        return await self.ask()
 
     def _next_epoch(self, candidate: Candidate, heard: Sequence[Heard]) -> int:
         """A later one than any node is in, or has promised."""
@@ -119,11 +123,13 @@ class Quorum:
             )
 
     def before(self, candidate: Candidate, heard: Sequence[Heard]) -> list[str]:
-        """Nodes that are to try before it, where several are as far: by their names."""
+        """Replicas that are to try before it, where several are as far: by their names."""
         return sorted(
             one.node
             for one in self._counted(heard).values()
-            if one.node < candidate.node and (one.last_epoch, one.end_offset) == candidate.place
+            if one.role == "replica"
+            and one.node < candidate.node
+            and (one.last_epoch, one.end_offset) == candidate.place
         )
 
     async def claim(self, place: LogPlace, promised: Promise, *, heard: Sequence[Heard]) -> Promise:
@@ -165,14 +171,11 @@ class Quorum:
     def _check(self, candidate: Candidate, answers: dict[str, NodePromise]) -> None:
         """Raises CannotPromote."""
         for one in answers.values():
-            if one.role == "primary":
-                raise CannotPromote(f"{one.node} runs as the service: stop it first")
-            if one.last_epoch is UNSET or one.end_offset is UNSET:
-                raise CannotPromote(f"{one.node} is starting: try again when its log is open")
-            if LogPlace(one.last_epoch, one.end_offset) > candidate.place:
+            place = _place_of(one)
+            if place > candidate.place:
                 raise CannotPromote(
-                    f"the log of {one.node} is the newer one: it ends at {one.end_offset:,} in "
-                    f"epoch {one.last_epoch}, that of {candidate.node} at "
+                    f"the log of {one.node} is the newer one: it ends at {place.end:,} in "
+                    f"epoch {place.last_epoch}, that of {candidate.node} at "
                     f"{candidate.place.end:,} in epoch {candidate.place.last_epoch}. Promote "
                     f"{one.node}"
                 )
@@ -193,3 +196,12 @@ class Quorum:
         except NoAnswer as error:
             return Heard(node.url, None, str(error))
         return Heard(node.url, answer)
+
+
+def _place_of(one: NodePromise) -> LogPlace:
+    """Where the log of a replica ends. Raises CannotPromote where it is none, or is starting."""
+    if one.role == "primary":
+        raise CannotPromote(f"{one.node} runs as the service: stop it first")
+    if one.last_epoch is UNSET or one.end_offset is UNSET:
+        raise CannotPromote(f"{one.node} is starting: try again when its log is open")
+    return LogPlace(one.last_epoch, one.end_offset)

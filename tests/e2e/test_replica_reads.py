@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from escrowmq_client import Client
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica
 
@@ -178,6 +179,20 @@ def test_a_pull_that_waits_is_answered_when_the_replica_stops(pair, tmp_path):
         assert replica.terminate() == 0
 
         assert ok(pulling.result())["messages"] == []
+
+
+def test_a_client_of_a_replica_reads_there_and_sends_to_the_service(pair):
+    with Client(pair.replica.url) as client:
+        page = client.pull_messages(TOPIC, 0, offset=0, max_messages=3)
+        assert [one.message_id for one in page.messages] == [
+            one["message_id"] for one in pair.sent[:3]
+        ]
+        assert client.get_message(pair.sent[5]["message_id"]).key == "order-0"
+        assert client.url == pair.replica.url
+
+        client.send(TOPIC, payload="by the client")
+
+        assert client.url == pair.primary.url
 
 
 def test_topics_that_are_created_and_deleted_at_the_service_are_so_at_the_replica(pair):

@@ -180,6 +180,7 @@ def test_of_nodes_that_are_as_far_the_first_by_name_tries_first():
     assert asyncio.run(before(B, Node("a"), Node("c"))) == ["a"]
     assert asyncio.run(before(B, Node("a", LogPlace(3, 999)), Node("c"))) == []
     assert asyncio.run(before(B, Node("a", is_cut=True), Node("c"))) == []
+    assert asyncio.run(before(B, Node("a", role="primary"), Node("c"))) == []
 
 
 EMPTY = LogPlace(0, 0)
@@ -232,6 +233,16 @@ def test_a_service_that_is_to_go_on_is_not_asked():
     a = Service("a")
     assert take_over(a, Node("c"), ends=lambda one: one.last_epoch == 2) == ["primary", "replica"]
     assert take_over(a, Node("c"), ends=lambda one: one.last_epoch == 3) == ["replica", "replica"]
+
+
+def test_no_service_stops_for_a_candidate_that_another_node_keeps_from_going_further():
+    """It would have promised to follow that one alone."""
+    earlier = Service("a")
+    with pytest.raises(CannotPromote, match="c runs as the service"):
+        take_over(earlier, Node("c", role="primary"), ends=lambda one: one.node == "a")
+    with pytest.raises(CannotPromote, match="c is starting"):
+        take_over(earlier, Node("c", None))
+    assert (earlier.role, earlier.promise) == ("primary", Promise())
 
 
 def test_a_service_that_does_not_hand_over_says_why():
