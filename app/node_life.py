@@ -12,7 +12,7 @@ import structlog
 
 from app import exit_codes
 from app.fencing.changing import Changing
-from app.fencing.failover import FailoverWatch
+from app.fencing.failover import FailoverWatch, LeftOutWatch
 from app.fencing.others import others_of
 from app.fencing.promotion import Candidate, Heard, Quorum
 from app.fencing.schemas import NodePromise
@@ -61,6 +61,7 @@ class NodeLife:
         self._failover = FailoverWatch(
             SystemClock(), settings.replica.failover_after_ms, SystemRandom()
         )
+        self._left_out = LeftOutWatch(SystemClock())
         self._watching: asyncio.Task[None] | None = None
         machine.node.promote = self.promote
         self._life: ServiceLifecycle | ReplicaLife = self._made()
@@ -118,13 +119,20 @@ class NodeLife:
         return await asyncio.shield(self._in_background(self._promote(hear)))
 
     async def _watch(self) -> None:
-        """Take the place of a service that is lost to the other replicas, too."""
+        """Take the place of a service that is lost to the other replicas, too; as the service,
+        begin again where one of them may not follow it.
+        """
         waits_for = ""
         while True:
             await asyncio.sleep(_LOOK_S)
             if self._is_there_a_service():
                 self._failover.note_service()
                 waits_for = ""
+                if self.role == "primary" and self._left_out.is_due():
+                    try:
+                        await self._look_for_left_out()
+                    except Exception:
+                        log.exception("failover_failed")
             elif self._failover.is_due():
                 try:
                     await asyncio.shield(self._in_background(self._promote(self._hear_of_loss)))
@@ -136,6 +144,29 @@ class NodeLife:
                 except Exception:
                     log.exception("failover_failed")
                     self._failover.put_off()
+
+    async def _look_for_left_out(self) -> None:
+        place = await self._machine.node.promising.place()
+        settings = self._settings
+        async with others_of(settings.replica, settings.names, settings.api_keys) as quorum:
+            heard = await quorum.ask()
+        nodes = quorum.left_out(heard, place.last_epoch) if place is not None else []
+        if lasting := self._left_out.note(nodes):
+            log.warning("begins_again", cannot_follow=lasting)
+            try:
+                await asyncio.shield(self._in_background(self._begin_again()))
+            except (CannotPromote, PromiseRefused) as reason:
+                log.warning("does_not_begin_again", reason=str(reason))
+
+    async def _begin_again(self) -> None:
+        """Be the service in an epoch later than any promise. Raises PromiseRefused, CannotPromote:
+        it is a replica then.
+        """
+        async with self._changing:
+            if self.role != "primary" or self._is_stopping:
+                return
+            await self._follow_instead(Promise())
+        await self._promote(partial(self._hear, ends=lambda _: False))
 
     def _is_there_a_service(self) -> bool:
         """Here, or at the other end, or one that is about to be."""

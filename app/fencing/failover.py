@@ -4,11 +4,14 @@ It judges by a clock, and may be wrong: what two services may acknowledge does n
 on the promises alone.
 """
 
+from collections.abc import Collection
+
 from storage.clock import Clock
 from storage.identifiers import Random
 
 _PAUSE_MS = 1_000  # between two attempts, and up to so much more
 _TURN_MS = 5_000  # that is left to each node that is to try before this one
+_LOOK_MS = 5_000
 
 
 class FailoverWatch:
@@ -37,3 +40,27 @@ class FailoverWatch:
         """It could not take the place now."""
         pause_ms = _PAUSE_MS + int(self._random.random() * _PAUSE_MS)
         self._next_ms = self._clock.monotonic_ms() + pause_ms
+
+
+class LeftOutWatch:
+    """Which replicas a service leaves out: they have promised to follow a later one that does not
+    come. Event loop only.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._next_ms = 0
+        self._last: set[str] = set()
+
+    def is_due(self) -> bool:
+        """Is it time to look?"""
+        return self._clock.monotonic_ms() >= self._next_ms
+
+    def note(self, nodes: Collection[str]) -> list[str]:
+        """Note those that are left out now; return those that also were at the last look. A
+        promotion that goes on is over by then.
+        """
+        self._next_ms = self._clock.monotonic_ms() + _LOOK_MS
+        lasting = sorted(self._last.intersection(nodes))
+        self._last = set(nodes).difference(lasting)
+        return lasting

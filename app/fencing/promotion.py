@@ -132,6 +132,14 @@ class Quorum:
             and (one.last_epoch, one.end_offset) == candidate.place
         )
 
+    def left_out(self, heard: Sequence[Heard], epoch: int) -> list[str]:
+        """Replicas that may not follow a service of this epoch: they have promised a later one."""
+        return [
+            one.node
+            for one in self._counted(heard).values()
+            if one.role == "replica" and one.epoch > epoch and not one.connected
+        ]
+
     async def claim(self, place: LogPlace, promised: Promise, *, heard: Sequence[Heard]) -> Promise:
         """Promises for this node of those that were heard: the epoch to begin in. `place`: of its
         log; `promised`: by itself.

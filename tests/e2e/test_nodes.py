@@ -214,6 +214,31 @@ def test_a_service_that_is_lost_is_replaced_without_a_person(careful, how):
     assert [node.role() for node in careful].count("primary") == 1
 
 
+def test_a_replica_that_has_promised_a_service_that_never_came_follows_again_without_a_person(
+    careful,
+):
+    """The machine that asked for the promise went no further, and the service goes on."""
+    a, b, c = careful
+    ids = acknowledged(a)
+    a.wait_until_copied(replicas=2)
+    with b.client() as api:
+        later = {"epoch": 9_000, "node": "c"}
+        assert ok(api.put("/v1/admin/promise", json=later))["granted"]
+
+    until(lambda: "begins_again" in a.log(), "the service has noticed it")
+    until(lambda: b.follows() and c.follows() and a.serves(), "all follow it")
+
+    assert promise_of(b)["epoch"] == 10_000
+    ids |= acknowledged(a)
+    a.wait_until_copied(replicas=2)
+    assert read_ids(a) == ids
+
+
+def promise_of(node: Node) -> dict[str, Any]:
+    with node.client() as api:
+        return ok(api.get("/v1/admin/promise"))
+
+
 def test_a_service_that_another_replica_hears_is_not_replaced(tmp_path):
     settings = {
         "ESCROWMQ_REPLICA__FAILOVER_AFTER_MS": "1000",

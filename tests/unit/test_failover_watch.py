@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from app.fencing.failover import FailoverWatch
+from app.fencing.failover import FailoverWatch, LeftOutWatch
 from app.replicas.options import ReplicaOptions
 from tests.support.clock import ManualClock
 
@@ -67,3 +67,17 @@ def test_without_a_time_it_is_never_due():
 def test_a_time_that_a_hand_over_takes_is_refused(given):
     with pytest.raises(ValueError, match="failover_after_ms must be 0, or at least"):
         ReplicaOptions(failover_after_ms=given)
+
+
+def test_a_replica_is_left_out_when_it_was_so_at_two_looks_in_turn():
+    clock = ManualClock()
+    watch = LeftOutWatch(clock)
+    assert watch.is_due()
+    assert watch.note(["b"]) == []
+    assert not watch.is_due()
+    clock.advance(5_000)
+    assert watch.is_due()
+    assert watch.note(["c"]) == []
+    assert watch.note(["b", "c"]) == ["c"]
+    assert watch.note([]) == []
+    assert watch.note(["b"]) == []

@@ -183,6 +183,24 @@ def test_of_nodes_that_are_as_far_the_first_by_name_tries_first():
     assert asyncio.run(before(B, Node("a", role="primary"), Node("c"))) == []
 
 
+def test_a_replica_is_left_out_that_has_promised_a_later_service_and_follows_none():
+    later = Promise(4_000, "c")
+
+    async def left_out(*others: Node) -> list[str]:
+        quorum = Quorum(THREE, others)
+        return quorum.left_out(await quorum.ask(), 3_000)
+
+    assert asyncio.run(left_out(Node("a", promise=later), Node("c"))) == ["a"]
+    for other in (
+        Node("a", promise=Promise(3_000, "b")),
+        Node("a", promise=later, is_connected=True),
+        Node("a", promise=later, role="primary"),
+        Node("a", promise=later, is_cut=True),
+        Node("x", promise=later),
+    ):
+        assert asyncio.run(left_out(other)) == []
+
+
 EMPTY = LogPlace(0, 0)
 NEW = Candidate("b", EMPTY, Promise())
 
