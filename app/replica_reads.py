@@ -8,6 +8,8 @@ the service then.
 import asyncio
 from collections.abc import Callable, Mapping
 
+import structlog
+
 from app.body_thread import BodyThread
 from app.exchange import Reply
 from app.long_polls import LongPolls, Waiting
@@ -22,6 +24,8 @@ from storage.clock import Clock
 from storage.errors import MessagingError
 from storage.local.replica_store import LocalReplica
 from txn.transaction import Transaction
+
+log = structlog.get_logger()
 
 _LOOK_S = 1.0  # so often it looks for changes of topics
 
@@ -79,7 +83,10 @@ class ReplicaReads:
         while True:
             store = self._follower.readable
             if store is not None:
-                await self.topics.refresh(store)
+                try:
+                    await self.topics.refresh(store)
+                except Exception:
+                    log.exception("followed_topics_failed")
             await asyncio.sleep(_LOOK_S)
 
     def begin_stop(self) -> None:

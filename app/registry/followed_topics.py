@@ -33,7 +33,8 @@ class FollowedTopics(KnownTopics):
         super().__init__()
         self._url = make_url(url)
         self._clock = clock
-        self._last: object = None  # the store and the registry that they were read for
+        self._store: MessageStore | None = None  # that knows their queues
+        self._last: object = None  # the version of the registry that was read
         self._failure = ""
 
     @property
@@ -47,8 +48,8 @@ class FollowedTopics(KnownTopics):
         Where the registry cannot be read they stay as they are.
         """
         try:
-            found = id(store), await asyncio.to_thread(self._version)
-            if found == self._last:
+            found = await asyncio.to_thread(self._version)
+            if found == self._last and store is self._store:
                 return
             topics = await asyncio.to_thread(self._read)
         except FileNotFoundError:
@@ -56,7 +57,7 @@ class FollowedTopics(KnownTopics):
         except (OSError, SQLAlchemyError, msgspec.ValidationError) as error:
             self._note_failure(str(error).partition("\n")[0])
             return
-        self._last, self._failure = found, ""
+        self._last, self._store, self._failure = found, store, ""
         for topic in topics:
             with suppress(InvalidRequest):  # the log has more queues than this copy knows of
                 await store.create_topic(topic.name, queue_count=topic.settings.queues)

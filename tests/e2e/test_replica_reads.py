@@ -251,6 +251,11 @@ def test_a_replica_whose_service_is_lost_still_answers_after_a_restart(tmp_path)
             primary, replica, *[stack.enter_context(one.client()) for one in (primary, replica)]
         )
         primary.kill()
+        path = f"/v1/topics/{TOPIC}"
+        until(
+            lambda: int(pair.copy.get(path).headers["Store-Behind-Ms"]) > 1_000,
+            "it says for how long it has heard nothing",
+        )
         assert replica.terminate() == 0
         replica.start(until_ready=False)
         copy = stack.enter_context(replica.client())
