@@ -269,6 +269,21 @@ def test_a_replica_whose_service_is_lost_still_answers_after_a_restart(tmp_path)
         assert "Store-Behind-Ms" not in answer.headers
 
 
+def test_a_replica_that_has_no_registry_yet_says_of_no_topic_that_it_does_not_exist(tmp_path):
+    with ExitStack() as stack:
+        primary = stack.enter_context(Primary(tmp_path / "a"))
+        replica = stack.enter_context(Replica(tmp_path / "b", f"127.0.0.1:{primary.ha_port}"))
+        Pair(primary, replica, *[stack.enter_context(one.client()) for one in (primary, replica)])
+        primary.kill()
+        assert replica.terminate() == 0
+        (replica.data_dir / "registry.db").unlink()
+        replica.start(until_ready=False)
+        until(lambda: replica.log().count("replica_open") == 2, "its log is open again")
+        copy = stack.enter_context(replica.client())
+        until(lambda: answers(replica), "it answers")
+        assert_problem(copy.get("/v1/topics"), 421, "not_primary")
+
+
 def test_a_new_replica_leaves_every_read_to_its_service(tmp_path):
     """Also when that has never run."""
     with Replica(tmp_path / "b", "127.0.0.1:9") as replica, replica.client() as api:
