@@ -54,9 +54,7 @@ class Waiting:
         return self.until_ms < other.until_ms
 
     def then(self, change: Callable[[Any], Any]) -> None:
-        """Have `change` make what is returned in the end of what `again` returns, which is
-        awaited.
-        """
+        """Apply `change` to what `again` returns in the end; of one that returns an awaitable."""
         again = self._again
 
         async def changed() -> Any:

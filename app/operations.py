@@ -37,7 +37,8 @@ ANSWER_HEADERS = {
     "are refused.",
     "Content-Range": "Which bytes of how many these are, where a range was asked for.",
     "Idempotency-Replayed": "true: the request was taken before, and this is what became of it.",
-    "Store-Role": "replica: a replica has answered, with what it has. So do the two that follow.",
+    "Store-Role": "replica, where a replica has answered, with what it has. The two that follow "
+    "say how far that is.",
     "Store-Safe-Offset": "Log offset before which the replica has all that clients can read.",
     "Store-Behind-Ms": "Milliseconds since the replica had everything that clients could read at "
     "its service; left out where that never was so.",
@@ -93,8 +94,7 @@ class Operation:
     path's parts. `problems`: the codes that it may answer with, beside those that all operations
     have. `by_every_node`: a replica answers it, too, and a service that starts; the handler is
     given the name service in place of the services. `by_replica`: a replica answers it with what it
-    has, as `Reading`. `example`: a body that is taken; a test sends
-    it.
+    has, as `Reading`. `example`: a body that is taken; a test sends it.
     """
 
     method: str

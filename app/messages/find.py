@@ -6,11 +6,7 @@ from app.problems import Refusal
 from app.services import Reading
 from scheduler import scheduled_message
 from scheduler.schedule import Schedule
-from storage.errors import (
-    CorruptRecord,
-    InvalidRequest,
-    MessageGone,
-)
+from storage.errors import CorruptRecord, InvalidRequest, MessageGone
 from storage.formats import names, offset_id
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.identifiers import made_at_ms

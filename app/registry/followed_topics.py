@@ -21,6 +21,7 @@ from storage.errors import InvalidRequest
 from storage.store import MessageStore
 
 _SERVER_MS = 5_000  # so often a database is asked
+_CONNECT_S = 5  # an orderly end waits for a connection that is being made
 
 log = structlog.get_logger()
 
@@ -76,7 +77,8 @@ class FollowedTopics(KnownTopics):
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read(self) -> list[Topic]:
-        engine = create_engine(self._readable_url(), poolclass=NullPool)
+        of_server = {} if self._file else {"connect_timeout": _CONNECT_S}
+        engine = create_engine(self._readable_url(), poolclass=NullPool, connect_args=of_server)
         with engine.connect() as connection:
             query = select(table).where(table.c.is_being_deleted.is_(False))
             return [_topic_of(values) for values in rows(connection, query)]

@@ -365,8 +365,8 @@ class QueueWorker:
 
         # a daemon: a handler that never returns must not keep the process
         thread = threading.Thread(target=run, daemon=True)
+        thread.start()  # first: what the worker waits for at its end has begun
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
-        thread.start()
 
 
 def _now_ms() -> float:
