@@ -212,12 +212,13 @@ class NodeLife:
         """Ask the others, before anything ends here; and before that, have a service hand over
         where it is to: `ends` says so of one that answers.
 
-        Raises CannotPromote, also where `check` does: nothing has ended then.
+        Raises CannotPromote. `check` may raise it, too, before any service has stopped.
         """
-        heard = await quorum.ask()
-        check(heard)
-        heard = await quorum.take_over(await self._candidate(), heard, ends=ends)
+        asked = await quorum.ask()
+        heard = await quorum.take_over(await self._candidate(), asked, ends=ends, check=check)
         quorum.epoch_for(await self._candidate(), heard)
+        if heard is asked:
+            check(heard)
         return heard
 
     async def _hear_of_loss(self, quorum: Quorum) -> list[Heard]:
@@ -226,14 +227,11 @@ class NodeLife:
         if candidate.place == LogPlace(0, 0):
             raise CannotPromote("no service has begun yet: promote one of the machines")
 
-        def check_turn(heard: list[Heard]) -> None:
+        def check(heard: list[Heard]) -> None:
+            quorum.check_loss(heard)
             before = quorum.before(candidate, heard)
             if not self._failover.is_its_turn(len(before)):
                 raise CannotPromote(f"{', '.join(before)} is as far, and tries first")
-            check(heard)
-
-        def check(heard: list[Heard]) -> None:
-            quorum.check_loss(heard)
             promising = self._machine.node.promising
             if promising.promised != candidate.promised:
                 raise CannotPromote(
@@ -246,9 +244,8 @@ class NodeLife:
         heard = await self._hear(
             quorum,
             ends=lambda one: (one.last_epoch or 0) < candidate.promised.epoch,
-            check=check_turn,
+            check=check,
         )
-        check(heard)
         log.warning("failover", node=candidate.node, end=candidate.place.end)
         return heard
 

@@ -72,21 +72,28 @@ class Quorum:
         return self._next_epoch(candidate, heard)
 
     async def take_over(
-        self, candidate: Candidate, heard: Sequence[Heard], *, ends: Callable[[NodePromise], bool]
+        self,
+        candidate: Candidate,
+        heard: list[Heard],
+        *,
+        ends: Callable[[NodePromise], bool],
+        check: Callable[[list[Heard]], None] = lambda _: None,
     ) -> list[Heard]:
         """Have a service that runs stop, where `ends` says so of it, and promise to follow the
-        candidate, which has all of its log then. What the others say after it.
+        candidate, which has all of its log then. What the others say after it; `heard` itself where
+        there is none.
 
-        Raises CannotPromote: where that is because of the others, nothing has stopped. One that
-        has stopped for a candidate that goes no further can follow no earlier service.
+        Raises CannotPromote. `check` may raise it before any stops: one that has stopped for a
+        candidate that goes no further can follow no earlier service.
         """
         answers = self._counted(heard)
         ending = {one.node for one in answers.values() if one.role == "primary" and ends(one)}
         if not ending:
-            return [*heard]
+            return heard
         for one in answers.values():
             if one.node not in ending:
                 _place_of(one)
+        check(heard)
         urls = {one.url for one in heard if one.answer is not None and one.answer.node in ending}
         given = PromiseInput(
             epoch=self._next_epoch(candidate, heard), node=candidate.node, hand_over=True

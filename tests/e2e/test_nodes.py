@@ -217,8 +217,10 @@ def test_a_service_that_is_lost_is_replaced_without_a_person(careful, how):
 def test_a_replica_that_has_promised_a_service_that_never_came_follows_again_without_a_person(
     careful,
 ):
-    """The machine that asked for the promise went no further, and the service goes on."""
-    a, b, c = careful
+    """The machine that asked for the promise went no further, and the service goes on. When it
+    begins again, another one may be quicker.
+    """
+    a, b, _ = careful
     ids = acknowledged(a)
     a.wait_until_copied(replicas=2)
     with b.client() as api:
@@ -226,17 +228,17 @@ def test_a_replica_that_has_promised_a_service_that_never_came_follows_again_wit
         assert ok(api.put("/v1/admin/promise", json=later))["granted"]
 
     until(lambda: "begins_again" in a.log(), "the service has noticed it")
-    until(lambda: b.follows() and c.follows() and a.serves(), "all follow it")
-
-    assert promise_of(b)["epoch"] == 10_000
-    ids |= acknowledged(a)
-    a.wait_until_copied(replicas=2)
-    assert read_ids(a) == ids
-
-
-def promise_of(node: Node) -> dict[str, Any]:
-    with node.client() as api:
-        return ok(api.get("/v1/admin/promise"))
+    until(
+        lambda: (
+            sum(node.serves() for node in careful) == 1
+            and sum(node.follows() for node in careful) == 2
+        ),
+        "one serves, and the others follow it",
+    )
+    (now,) = [node for node in careful if node.serves()]
+    ids |= acknowledged(now)
+    now.wait_until_copied(replicas=2)
+    assert read_ids(now) == ids
 
 
 def test_a_service_that_another_replica_hears_is_not_replaced(tmp_path):
