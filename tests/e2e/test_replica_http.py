@@ -96,6 +96,8 @@ def test_a_replica_whose_service_is_gone_is_not_ready_and_still_knows_where_it_w
             assert replica.terminate() == 0
         with replica, replica.client() as api:
             until(lambda: answers(api), "it listens")
+            # it has read its note a moment later
+            until(lambda: api.get("/v1/groups").json()["context"], "it knows its service")
             problem = assert_problem(api.get("/v1/groups"), 421, "not_primary")
             assert problem["context"] == {"primary": primary.url}
             primary.start()
