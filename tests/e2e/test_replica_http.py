@@ -95,20 +95,13 @@ def test_a_replica_whose_service_is_gone_is_not_ready_and_still_knows_where_it_w
                 assert "not connected" in problem["detail"]
             assert replica.terminate() == 0
         with replica, replica.client() as api:
-            until(lambda: answers(api), "it listens")
+            until(replica.listens, "it listens")
             # it has read its note a moment later
             until(lambda: api.get("/v1/groups").json()["context"], "it knows its service")
             problem = assert_problem(api.get("/v1/groups"), 421, "not_primary")
             assert problem["context"] == {"primary": primary.url}
             primary.start()
             until(lambda: is_ready(replica), "it follows again")
-
-
-def answers(api: httpx.Client) -> bool:
-    try:
-        return api.get("/livez").status_code == 200
-    except httpx.ConnectError:
-        return False
 
 
 def test_a_replica_of_a_service_that_does_not_say_where_it_is_says_so(tmp_path):

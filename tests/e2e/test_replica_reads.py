@@ -236,6 +236,7 @@ def test_a_replica_shows_nothing_that_too_few_machines_have(tmp_path):
         assert_problem(copy.get(found), 421, "not_primary")
         assert replica.terminate() == 0
         replica.start(until_ready=False)
+        until(replica.listens, "it answers again")
         until(lambda: has_it("b"), "it follows again")
         assert_problem(copy.get(found), 421, "not_primary")
         os.kill(paused.pid, signal.SIGCONT)
@@ -280,14 +281,14 @@ def test_a_replica_that_has_no_registry_yet_says_of_no_topic_that_it_does_not_ex
         replica.start(until_ready=False)
         until(lambda: replica.log().count("replica_open") == 2, "its log is open again")
         copy = stack.enter_context(replica.client())
-        until(lambda: answers(replica), "it answers")
+        until(replica.listens, "it answers")
         assert_problem(copy.get("/v1/topics"), 421, "not_primary")
 
 
 def test_a_new_replica_leaves_every_read_to_its_service(tmp_path):
     """Also when that has never run."""
     with Replica(tmp_path / "b", "127.0.0.1:9") as replica, replica.client() as api:
-        until(lambda: answers(replica), "it answers")
+        until(replica.listens, "it answers")
         assert_problem(api.get("/v1/topics"), 421, "not_primary")
         answer = api.get(f"/v1/topics/{TOPIC}/queues/0/messages", params={"offset": 0})
         assert_problem(answer, 421, "not_primary")
@@ -298,14 +299,6 @@ def knows(api: httpx.Client, topic: str) -> bool:
         return api.get(f"/v1/topics/{topic}").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def answers(replica: Replica) -> bool:
-    with replica.client() as api:
-        try:
-            return api.get("/livez").status_code == 200
-        except httpx.TransportError:
-            return False
 
 
 def waiting_at(replica: Replica) -> int:

@@ -155,6 +155,12 @@ class Server:
             return connection.getresponse().status == 200
         return False
 
+    def listens(self) -> bool:
+        """Does it answer, ready or not?"""
+        with self.client() as api, suppress(httpx.TransportError):
+            return api.get("/livez").status_code == 200
+        return False
+
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
         assert self._process is not None
