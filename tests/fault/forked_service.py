@@ -52,31 +52,44 @@ class Steps:
 
 class Failpoints:
     """Those of a deletion, in the process of the service: each is written to a pipe, and one of
-    them kills.
+    them kills, at the latest as the deletion ends: a start that finishes one never becomes ready.
     """
 
     def __init__(self, deadly: str, pipe: int) -> None:
         self._deadly = deadly
         self._pipe = pipe
         self._step: str | None = None
+        self._is_deadly_met = False
+        self._lock = threading.Lock()
         self._seen: set[str] = set()
 
     def reach_step(self, step: str) -> None:
-        self._step = None if step == "behind end_deletion" else step.split()[1]
-        self._reach(step)
+        with self._lock:
+            self._step = None if step == "behind end_deletion" else step.split()[1]
+            self._note(step)
+            if self._is_deadly_met and (step == self._deadly or self._step is None):
+                _kill()
 
     def reach_call(self, point: Point) -> None:
-        if self._step is not None:
-            self._reach(f"{self._step}: {' '.join(point)}")
+        with self._lock:
+            if self._step is None:
+                return
+            name = f"{self._step}: {' '.join(point)}"
+            self._note(name)
+        if name == self._deadly:
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(_LINGER_SECONDS)
+            _kill()
 
-    def _reach(self, point: str) -> None:
+    def _note(self, point: str) -> None:
+        self._is_deadly_met = self._is_deadly_met or point == self._deadly
         if point not in self._seen:
             self._seen.add(point)
             os.write(self._pipe, f"{point}\n".encode())
-        if point == self._deadly:
-            if threading.current_thread() is not threading.main_thread():
-                time.sleep(_LINGER_SECONDS)
-            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _serve(directory: Path, port: int, failpoints: Failpoints) -> None:

@@ -86,6 +86,7 @@ class Campaign:
         # of each queue: behind the last offset that was answered
         self._ends: dict[tuple[str, int], int] = {}
         self._is_stopping = False
+        self._last_error: httpx.TransportError | None = None
         self._answers = asyncio.Event()
         self._answers_left = 0
         self.kills: Counter[str] = Counter()
@@ -447,7 +448,8 @@ class Campaign:
         """The answer; None where there was none."""
         try:
             answer = await self._client.request(method, path, json=body)
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            self._last_error = error
             return None
         if answer.status_code >= 500 and path != "/readyz":
             self.problems.append(f"{method} {path}: {answer.status_code} {answer.text}")
@@ -462,7 +464,7 @@ class Campaign:
         """Of an answer with this status its body; None: the answer."""
         answer = await self._ask(method, path, body)
         if answer is None:
-            raise AssertionError(f"{method} {path}: no answer")
+            raise AssertionError(f"{method} {path}: no answer: {self._last_error!r}")
         if status is None:
             return answer
         assert answer.status_code == status, f"{method} {path}: {answer.status_code} {answer.text}"
