@@ -151,6 +151,36 @@ def promote(
     _promote_stopped(data_dir, yes=yes, config=config)
 
 
+@app.command("rocketmq-config")
+def rocketmq_config(
+    data_dir: Annotated[
+        Path,
+        typer.Option(help="The data directory of the service, which may run.", metavar="DIR"),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for the slave's store, or the one that it has.", metavar="FOLDER"
+        ),
+    ],
+    json_file: Json = None,
+) -> None:
+    """Write the folder on which a slave of RocketMQ starts to follow this service.
+
+    The slave gets the log from the service, which it reaches by ESCROWMQ_REPLICA__ROCKETMQ_PEERS.
+    Which topics and groups there are, and how far groups have consumed, is in these files alone:
+    stop the slave and run the command again to bring it newer ones. They are at most ten seconds
+    behind a service that runs.
+
+    Exit status: 0 done; 2 wrong usage; 3 the folder could not be written; 73 the slave runs; 78
+    refused: the reason is said.
+    """
+    check_json(json_file)
+    from cli import replica_slave
+
+    raise typer.Exit(replica_slave.run(data_dir, out, json_file=json_file))
+
+
 def _promote_stopped(data_dir: Path, *, yes: bool, config: Path | None) -> None:
     from app import exit_codes
     from app.replicas.folder import is_replica

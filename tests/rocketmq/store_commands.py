@@ -41,3 +41,10 @@ def _run(*arguments: str | Path, json_file: Path) -> tuple[int, Json]:
     assert json_file.exists(), done.stderr
     found: Json = json.loads(json_file.read_text())
     return done.returncode, found
+
+
+def slave_folder(data: Path, folder: Path) -> Json:
+    """Write the folder of a slave that is to follow the service of this data directory."""
+    report = folder.with_suffix(".json")
+    arguments = ("--data-dir", data, "--out", folder)
+    return _run("replica", "rocketmq-config", *arguments, json_file=report)[1]
