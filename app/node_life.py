@@ -370,7 +370,7 @@ class NodeLife:
 
 def _check_successor(services: Services, node: str) -> None:
     """Raises PromiseRefused where this node could not go on at once."""
-    behind = {one.node: one.behind_bytes for one in services.replicas.list()}
+    behind = {one.node: one.behind_bytes for one in services.replicas.connected()}
     if node not in behind:
         raise PromiseRefused(f"{node} does not follow it at the moment")
     if behind[node] > _MOST_BEHIND_BYTES:

@@ -23,6 +23,7 @@ from app.admin.schemas import (
     ReplicaList,
     RetentionInput,
     RetentionPreview,
+    RocketmqSlave,
     Scrub,
     SetAsideItem,
     StartView,
@@ -235,7 +236,10 @@ async def list_replicas(services: Services, _: Call) -> Reply:
             copies=replicas.copies,
             safe_offset=store.synced_offset(),
             lacks_copies=replicas.lacks_copies,
-            items=[Replica(**found._asdict()) for found in replicas.list()],
+            items=[Replica(**found._asdict()) for found in replicas.connected()],
+            rocketmq_slaves=[
+                RocketmqSlave(**found._asdict()) for found in replicas.connected_slaves()
+            ],
         ),
     )
 

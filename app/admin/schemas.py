@@ -374,6 +374,23 @@ class Replica(msgspec.Struct, kw_only=True):
     silent_ms: Annotated[int, Meta(description="Time since it was last heard of.")]
 
 
+class RocketmqSlave(msgspec.Struct, kw_only=True):
+    """A slave of RocketMQ that is connected. It never counts as a copy."""
+
+    address: Annotated[str, Meta(description="The address and port that it connected from.")]
+    stored_offset: Annotated[
+        Offset, Meta(description="It has every message before this log offset, not all on disk.")
+    ]
+    behind_bytes: Annotated[
+        int,
+        Meta(
+            description="Bytes of log that are safe, and that the slave does not have.",
+            extra_json_schema={"format": "int64"},
+        ),
+    ]
+    silent_ms: Annotated[int, Meta(description="Time since it was last heard of.")]
+
+
 class ReplicaList(msgspec.Struct, kw_only=True):
     """The replicas that are connected, and how many copies there must be."""
 
@@ -389,6 +406,9 @@ class ReplicaList(msgspec.Struct, kw_only=True):
         Meta(description="True: too few replicas are connected, and new messages are refused."),
     ]
     items: list[Replica]
+    rocketmq_slaves: Annotated[
+        list[RocketmqSlave], Meta(description="Slaves of RocketMQ that are connected.")
+    ]
 
 
 class Config(msgspec.Struct, kw_only=True):

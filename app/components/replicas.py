@@ -47,7 +47,7 @@ class ReplicasComponent(Component):
     def gauges(self) -> Iterator[Gauge]:
         if not self._listener.is_open:
             return
-        replicas = self._listener.list()
+        replicas = self._listener.connected()
         yield Gauge("escrowmq_replicas", "Replicas that are connected", len(replicas))
         yield Gauge(
             "escrowmq_replica_behind_bytes",

@@ -10,16 +10,20 @@ from typing import NamedTuple
 
 import structlog
 
+from app.replicas import frames
 from app.replicas.closing import close
 from app.replicas.frames import BadFrame
 from app.replicas.options import ReplicaOptions
 from app.replicas.replicated_log import ReplicatedLog
+from app.replicas.rocketmq_slaves import ConnectedSlave, RocketmqSlaves
 from app.replicas.sender import Refused, Sender
+from app.replicas.slave_sender import is_report
 from storage.clock import Clock
 from storage.errors import MessagingError
 
 # connections that have not shown yet that they know the secret; they have ten seconds
 _MOST_STRANGERS = 16
+_GREETING_TIMEOUT_S = 10.0
 
 log = structlog.get_logger()
 
@@ -61,6 +65,7 @@ class ReplicaListener:
         self._registry_changes = registry_changes
         self._server: asyncio.Server | None = None
         self._senders: dict[asyncio.Task[None], Sender] = {}
+        self._slaves = RocketmqSlaves(store, clock, options)
 
     async def start(self) -> None:
         """Raises CannotServeReplicas; StorageError where the log takes nothing."""
@@ -78,6 +83,7 @@ class ReplicaListener:
             raise CannotServeReplicas(f"replicas cannot be served at {where}: {error}") from None
         host, port = self._server.sockets[0].getsockname()[:2]
         log.info("replicas_served", host=host, port=port, tls=bool(options.tls_certificate))
+        self._slaves.start(port)
 
     @property
     def is_open(self) -> bool:
@@ -91,7 +97,7 @@ class ReplicaListener:
         tasks = list(self._senders)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self._slaves.stop(), return_exceptions=True)
         await self._server.wait_closed()
 
     async def wait_safe(self) -> None:
@@ -123,7 +129,7 @@ class ReplicaListener:
         """Are new messages refused because too few replicas are connected?"""
         return self._store.lacks_copies
 
-    def list(self) -> list[ConnectedReplica]:
+    def connected(self) -> list[ConnectedReplica]:
         """Those that are connected, by their names."""
         now_ms = self._clock.monotonic_ms()
         let_in = sorted(
@@ -142,11 +148,18 @@ class ReplicaListener:
             for sender in let_in
         ]
 
+    def connected_slaves(self) -> list[ConnectedSlave]:
+        """Slaves of RocketMQ that are connected."""
+        return self._slaves.connected()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         peer = writer.get_extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        if peer is None:  # it has gone already
+            writer.close()
+            return
+        address = f"{peer[0]}:{peer[1]}"
         if sum(not sender.node for sender in self._senders.values()) >= _MOST_STRANGERS:
             log.warning("replica_refused", address=address, reason="too many connect at once")
             writer.close()
@@ -163,6 +176,14 @@ class ReplicaListener:
         )
         self._senders[task] = sender
         try:
+            async with asyncio.timeout(_GREETING_TIMEOUT_S):
+                greeting = await reader.readexactly(len(frames.GREETING))
+            if is_report(greeting):
+                del self._senders[task]
+                await self._slaves.serve(reader, writer, greeting, address)
+                return
+            if greeting != frames.GREETING:
+                raise BadFrame("no greeting of a replica")
             await sender.run(reader, writer)
             log.info("replica_gone", address=address, node=sender.node)
         except (Refused, BadFrame) as error:
@@ -172,7 +193,7 @@ class ReplicaListener:
         except asyncio.CancelledError:  # by us, and the streams of 3.11 take it for a failure
             log.info("replica_left", address=address, node=sender.node)
         finally:
-            del self._senders[task]
+            self._senders.pop(task, None)
             if sender.node and all(other.node != sender.node for other in self._senders.values()):
                 self._store.forget_copy(sender.node)
             await close(writer)

@@ -37,6 +37,8 @@ class ReplicaOptions:
     copies: int = 1
     heartbeat_ms: int = 1_000
     max_replicas: int = 4
+    # host:port of brokers of RocketMQ that may follow as slaves; none of them counts as a copy
+    rocketmq_peers: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()
     # of a replica: move aside what its log has and that of the service does not
     set_aside: bool = False
     # of a machine that runs `escrowmq node`: for so long no service has been there when it takes
@@ -63,6 +65,8 @@ class ReplicaOptions:
             self.check_primary(self.primary)
         if self.nodes:
             self._check_nodes()
+        if self.rocketmq_peers:
+            self._check_rocketmq_peers()
         if 0 < self.failover_after_ms < MIN_FAILOVER_MS or self.failover_after_ms < 0:
             raise ValueError(f"failover_after_ms must be 0, or at least {MIN_FAILOVER_MS}")
 
@@ -88,6 +92,17 @@ class ReplicaOptions:
         if not self.copies <= len(self.nodes) <= self.max_replicas + 1:
             raise ValueError(
                 f"{len(self.nodes)} nodes: copies must be at most that, and max_replicas allow it"
+            )
+
+    def _check_rocketmq_peers(self) -> None:
+        for address in self.rocketmq_peers:
+            split_address(address)
+        if not self.ha_host:
+            raise ValueError("rocketmq_peers are set, so ha_host must be: they connect there")
+        if self.tls_certificate:
+            raise ValueError(
+                "rocketmq_peers are set, and a slave of RocketMQ speaks no TLS: unset "
+                "tls_certificate, or rocketmq_peers"
             )
 
     def _check_beyond_loopback(self, what: str, has_tls: bool) -> None:

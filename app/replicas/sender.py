@@ -12,6 +12,7 @@ import structlog
 
 from app.registry.registry_files import read_files
 from app.replicas import frames
+from app.replicas.duplex import until_one_ends
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
 from app.replicas.options import ReplicaOptions
 from app.replicas.replicated_log import ReplicatedLog
@@ -85,21 +86,17 @@ class Sender:
         return max(0, self._store.on_disk_end() - self.ack.synced_end)
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Return when the replica has gone. Raises Refused, BadFrame, OSError, TimeoutError."""
+        """Return when the replica has gone, whose greeting was read.
+
+        Raises Refused, BadFrame, OSError, TimeoutError.
+        """
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
             begin, heartbeat_ms = await self._let_in(reader, writer)
-        sending = asyncio.ensure_future(self._send(writer, begin))
-        hearing = asyncio.ensure_future(self._hear(reader, frames.silence_s(heartbeat_ms)))
+        hearing = self._hear(reader, frames.silence_s(heartbeat_ms))
         try:
-            await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+            await until_one_ends(self._send(writer, begin), hearing)
         finally:
-            for task in (sending, hearing):
-                task.cancel()
-            results = await asyncio.gather(sending, hearing, return_exceptions=True)
             self._snapshots.close()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
 
     async def _let_in(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -108,9 +105,6 @@ class Sender:
 
         Raises as `run`.
         """
-        greeting = await reader.readexactly(len(frames.GREETING))
-        if greeting != frames.GREETING:
-            raise frames.BadFrame("no greeting of a replica")
         nonce = secrets.token_bytes(frames.NONCE_BYTES)
         writer.write(frames.encode_message(Kind.CHALLENGE, Challenge(frames.VERSION, nonce)))
         hello = await frames.expect(reader, Kind.HELLO, Hello, max_bytes=_HELLO_BYTES)

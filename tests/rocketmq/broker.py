@@ -50,6 +50,7 @@ class Broker:
         self.driver, self.store, self._folder = driver, store, folder
         self._settings = settings
         self._ports: list[socket.socket] = []
+        self.port = self._reserve()
         self._process: subprocess.Popen[str] | None = None
         self._output: list[str] = []
         self._follower: threading.Thread | None = None
@@ -72,9 +73,8 @@ class Broker:
         """Start it on its store; return once clients find every topic."""
         self._folder.mkdir(parents=True)
         (self._folder / "conf").mkdir()
-        port = self._reserve()
         configuration = self._folder / "broker.conf"
-        configuration.write_text(self._configuration(port))
+        configuration.write_text(self._configuration())
         command = java_command(
             self._folder,
             self.driver.class_path,
@@ -96,7 +96,7 @@ class Broker:
         self._follower.start()
         started.wait(_START_SECONDS)
         assert "boot success" in self.output, self.output + "".join([*self.logged()][-20:])
-        self.driver.run("open", broker=f"127.0.0.1:{port}")
+        self.driver.run("open", broker=f"127.0.0.1:{self.port}")
 
     @property
     def output(self) -> str:
@@ -211,7 +211,7 @@ class Broker:
             self._ports += [upper, lower]
             return port
 
-    def _configuration(self, port: int) -> str:
+    def _configuration(self) -> str:
         replica = reserved_port()
         self._ports.append(replica)
         settings = {
@@ -222,7 +222,7 @@ class Broker:
             "brokerIP1": "127.0.0.1",
             "brokerIP2": "127.0.0.1",
             "bindAddress": "127.0.0.1",
-            "listenPort": port,
+            "listenPort": self.port,
             "haListenPort": replica.getsockname()[1],
             "brokerRole": "ASYNC_MASTER",
             "storePathRootDir": self.store,

@@ -27,11 +27,12 @@ class Stage:
 
     def broker(self, **settings: object) -> Broker:
         """Start a broker; stop or kill it before another turn begins."""
+        return self._running.enter_context(self.new_broker(self.data / "store", **settings))
+
+    def new_broker(self, store: Path, **settings: object) -> Broker:
+        """A broker on any store, that is not started: its port is reserved."""
         self._brokers += 1
-        folder = self.folder / f"broker-{self._brokers}"
-        return self._running.enter_context(
-            Broker(self.driver, folder, self.data / "store", **settings)
-        )
+        return Broker(self.driver, self.folder / f"broker-{self._brokers}", store, **settings)
 
     def service(self, **environment: str) -> Service:
         """Start EscrowMQ; stop or kill it before another turn begins."""

@@ -297,6 +297,27 @@ def test_nodes_that_cannot_be_are_refused(given, reason):
         ReplicaOptions(node="a", **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"rocketmq_peers": ("a:1",)}, "ha_host must be"),
+        ({"rocketmq_peers": ("a",), "ha_host": "127.0.0.1"}, "'a' is no host:port"),
+        (
+            {
+                "rocketmq_peers": ("a:1",),
+                "ha_host": "127.0.0.1",
+                "tls_certificate": "a.pem",
+                "tls_key": "a.key",
+            },
+            "speaks no TLS",
+        ),
+    ],
+)
+def test_slaves_of_rocketmq_that_could_not_follow_are_refused(given, reason):
+    with pytest.raises(ValueError, match=reason):
+        ReplicaOptions(**given)
+
+
 def test_a_promise_allows_the_primary_that_it_names_and_every_later_one():
     promise = Promise(5, "a")
     assert promise.allows(5, "a")

@@ -371,6 +371,19 @@ class Replica(Output, frozen=True, kw_only=True):
     """Time since it was last heard of."""
 
 
+class RocketmqSlave(Output, frozen=True, kw_only=True):
+    """A slave of RocketMQ that is connected. It never counts as a copy."""
+
+    address: str
+    """The address and port that it connected from."""
+    stored_offset: int
+    """It has every message before this log offset, not all on disk."""
+    behind_bytes: int
+    """Bytes of log that are safe, and that the slave does not have."""
+    silent_ms: int
+    """Time since it was last heard of."""
+
+
 class ReplicaList(Output, frozen=True, kw_only=True):
     """The replicas that are connected, and how many copies there must be."""
 
@@ -381,6 +394,8 @@ class ReplicaList(Output, frozen=True, kw_only=True):
     lacks_copies: bool
     """True: too few replicas are connected, and new messages are refused."""
     items: list[Replica]
+    rocketmq_slaves: list[RocketmqSlave]
+    """Slaves of RocketMQ that are connected."""
 
 
 class NodePromise(Output, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""RocketMQ's protocols between brokers, as far as they are spoken here."""
