@@ -1,4 +1,4 @@
-"""`escrowmq import`: what a running service takes from a broker's files alone."""
+"""`escrowmq import`: what is taken from a broker while it, or the service, runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +9,93 @@ from cli.json_report import check_json
 
 app = typer.Typer(
     name="import",
-    help="Import from a RocketMQ broker into a running service.",
+    help="Move from a RocketMQ broker while it, or the service, runs.",
     no_args_is_help=True,
 )
 
 
 @app.callback()
 def import_() -> None:
-    """Import from a RocketMQ broker into a running service."""
+    """Move from a RocketMQ broker while it, or the service, runs."""
+
+
+@app.command()
+def follow(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="Where the broker answers its clients: its brokerIP1 and listenPort.",
+            metavar="HOST:PORT",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the copy: empty, or one that this command has begun.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ],
+    ha_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the broker for its slaves; unless set, its haListenPort.",
+            min=1,
+            max=65_535,
+        ),
+    ] = None,
+    take_over: Annotated[
+        Path | None,
+        typer.Option(
+            help="End when the broker has had nothing new for five seconds and all of it is here, "
+            "and import the copy into this data directory.",
+            metavar="DATA_DIR",
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            help="With --take-over: write the report of the import to this file; -: to the "
+            "standard output alone.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no report.")] = False,
+) -> None:
+    """Follow a running RocketMQ broker: copy its log as a slave does, until it is taken over.
+
+    The copy is made while producers and consumers work. To move, stop both, run the command with
+    --take-over, and stop the broker when it says so: what is left to copy then are seconds. It
+    fetches topics, groups and offsets, and imports as `escrowmq store import` does, with its report
+    and its exit status.
+
+    Without --take-over it follows until it is stopped. It can be stopped, killed and started at any
+    time, and comes back to a broker that restarts. Nothing is written at the broker. What it has
+    copied, it has on disk within a second.
+
+    Exit status: with --take-over that of `escrowmq store import`; 2 wrong usage; 3 the broker does
+    not answer; 73 another process has the folder; 74 the disk failed or is full; 78 refused: the
+    broker's log is another one, has dropped what the copy lacks, or cannot be followed; 130
+    stopped.
+    """
+    check_json(json_file)
+    if json_file is not None and take_over is None:
+        raise typer.BadParameter("it is the report of --take-over", param_hint="--json")
+    from app.replicas.options import split_address
+
+    try:
+        split_address(source)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--from") from None
+    from cli import import_follow
+
+    raise typer.Exit(
+        import_follow.run(
+            source, to, ha_port=ha_port, take_over=take_over, json_file=json_file, quiet=quiet
+        )
+    )
 
 
 @app.command()

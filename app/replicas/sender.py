@@ -10,9 +10,9 @@ from pathlib import Path
 
 import structlog
 
+from app.duplex import until_one_ends
 from app.registry.registry_files import read_files
 from app.replicas import frames
-from app.replicas.duplex import until_one_ends
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
 from app.replicas.options import ReplicaOptions
 from app.replicas.replicated_log import ReplicatedLog

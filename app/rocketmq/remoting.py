@@ -28,6 +28,13 @@ _ENCODING = "serializeTypeCurrentRPC"
 class Request(IntEnum):
     """Requests to a broker, by RocketMQ's codes."""
 
+    TOPICS = 21
+    SETTINGS = 26
+    STATE = 28
+    RECORD = 33
+    CONSUMER_OFFSETS = 43
+    DELAY_OFFSETS = 45
+    GROUPS = 201
     EXCHANGE_HA_ADDRESS = 906
 
 
