@@ -112,6 +112,8 @@ class RocketmqSlaves:
             self._tell(peer, "rocketmq_slave_refused", str(error))
         except (OSError, EOFError, MessagingError) as error:
             log.warning("rocketmq_slave_lost", address=address, reason=str(error))
+        except asyncio.CancelledError:  # by us, and the streams of 3.11 take it for a failure
+            log.info("rocketmq_slave_left", address=address)
         finally:
             del self._senders[task]
 
