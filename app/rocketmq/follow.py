@@ -74,6 +74,7 @@ class BrokerFollower:
         self._note = note
         self._pace = pace
         self._log: FollowedLog | None = None
+        self._was_there = False  # on both of its ports
         self._is_lost = False
         # one call at a time, also behind one whose caller was cancelled
         self._disk = ThreadPoolExecutor(max_workers=1)
@@ -82,8 +83,8 @@ class BrokerFollower:
         """Follow, and come back to the broker when it was lost. Without end, or until its log has
         not grown for so many seconds, and all of it and its `config/` are here.
 
-        The end of the copy. Raises CannotFollow, OtherLog, BadNote, CopyFailed, and what the first
-        connection fails with: OSError, EOFError, BadAnswer, Refused.
+        The end of the copy. Raises CannotFollow, OtherLog, BadNote, CopyFailed, Refused, and what
+        the first connection fails with: OSError, EOFError, BadAnswer.
         """
         try:
             while True:
@@ -92,7 +93,8 @@ class BrokerFollower:
                     assert self._log is not None, "it was opened"
                     return self._log.end
                 except (OSError, EOFError, BadAnswer, BadBlock, Refused) as error:
-                    if self._log is None:  # it was never there
+                    is_refusal = isinstance(error, Refused) and not error.is_busy
+                    if is_refusal or not self._was_there:
                         raise
                     if not self._is_lost:
                         log.warning("broker_lost", reason=str(error) or "no answer")
@@ -113,7 +115,7 @@ class BrokerFollower:
             ha_port = settings.ha_port if self._ha_port is None else self._ha_port
             stream = LogStream(self._host, ha_port, timeout_s=_TIMEOUT_S)
             await stack.enter_async_context(stream)
-            self._is_lost = False
+            self._was_there, self._is_lost = True, False
             await until_one_ends(self._receive(stream, copy), self._watch(broker, copy, settle_s))
 
     async def _open(self, broker: Broker, settings: BrokerSettings) -> FollowedLog:

@@ -21,7 +21,7 @@ MAX_FRAME_BYTES = 1 << 24
 
 _LENGTH = struct.Struct(">i")
 _HEADER_LENGTH_MASK = 0xFFFFFF
-_SUCCESS = 0
+_SUCCESS, _SYSTEM_BUSY = 0, 2
 _ENCODING = "serializeTypeCurrentRPC"
 
 
@@ -44,6 +44,10 @@ class BadAnswer(Exception):
 
 class Refused(Exception):
     """The broker answered that it did not do it; the text is the broker's."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(f"{code}: {remark}")
+        self.is_busy = code == _SYSTEM_BUSY
 
 
 class Answer(NamedTuple):
@@ -104,7 +108,7 @@ class Broker:
         if header.opaque != self._requests:
             raise BadAnswer(f"an answer to request {header.opaque}, not {self._requests}")
         if header.code != _SUCCESS:
-            raise Refused(f"{header.code}: {header.remark or 'no reason given'}")
+            raise Refused(header.code, header.remark or "no reason given")
         return Answer(header.ext_fields or {}, body)
 
 

@@ -29,6 +29,7 @@ class ScriptedMaster:
         self.block_bytes = 1_000
         self.most = 1 << 60  # it sends nothing behind this log offset
         self.settings: dict[str, str] = {}  # further ones
+        self.refusals: dict[int, int] = {}  # code of a request -> of its answer
         self.reports: list[int] = []
         self.asked: list[int] = []  # codes of requests
         self.on_ask: Callable[[int], None] = lambda code: None
@@ -79,7 +80,9 @@ class ScriptedMaster:
                 (length,) = struct.unpack_from(">i", frame)
                 request = json.loads(frame[4 : 4 + length])
                 body = self._answer(request["code"], request["extFields"])
-                answer = {"code": 1 if body is None else 0, "opaque": request["opaque"]}
+                refusal = self.refusals.get(request["code"], 0)
+                code = 1 if body is None else refusal
+                answer = {"code": code, "opaque": request["opaque"]}
                 header, body = json.dumps(answer).encode(), body or b""
                 writer.write(struct.pack(">ii", 4 + len(header) + len(body), len(header)))
                 writer.write(header + body)

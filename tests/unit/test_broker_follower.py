@@ -9,9 +9,10 @@ import pytest
 from app.rocketmq.broker_state import OtherLog
 from app.rocketmq.follow import BrokerFollower, CannotFollow, Pace
 from app.rocketmq.followed_log import NOTE, BadNote, CopyFailed, last_record, read_note
-from app.rocketmq.remoting import BadAnswer
+from app.rocketmq.remoting import BadAnswer, Refused
 from tests.support import http
 from tests.support.rocketmq_master import CONFIG, ScriptedMaster
+from tests.support.server import reserved_port
 
 SEGMENT_BYTES = 4_096
 SOON = Pace(0.01, 0.01, 0.01)
@@ -159,6 +160,30 @@ async def test_a_broker_that_was_lost_is_found_again(tmp_path):
 
         await follow_while(master, folder, act)
     assert log_of(folder)[: len(LOG)] == LOG
+
+
+async def test_a_broker_that_is_busy_is_asked_again_and_one_that_refuses_is_not(tmp_path):
+    async with ScriptedMaster(LOG) as master:
+
+        def be_free(code: int) -> None:
+            if master.asked.count(43) == 3:
+                master.refusals = {}
+
+        master.refusals = {43: 2}
+        master.on_ask = be_free
+        assert await take_over(master, tmp_path / "copy") == len(LOG)
+        master.on_ask = lambda code: None
+        master.refusals = {43: 16}
+        with pytest.raises(Refused, match="16"):
+            await take_over(master, tmp_path / "copy")
+
+
+async def test_a_broker_without_its_port_for_slaves_is_an_error_at_first(tmp_path):
+    with reserved_port() as port:
+        async with ScriptedMaster(LOG) as master:
+            master.settings = {"haListenPort": str(port.getsockname()[1])}
+            with pytest.raises(OSError, match="Connect call failed"):
+                await take_over(master, tmp_path / "copy")
 
 
 async def test_an_empty_broker_is_followed_until_it_has_a_log(tmp_path):
