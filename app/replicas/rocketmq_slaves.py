@@ -21,7 +21,7 @@ from storage.errors import MessagingError
 
 _INVITATION_S = 5.0
 _TIMEOUT_S = 5.0
-_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
+_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, nothing is bound to it here
 
 log = structlog.get_logger()
 

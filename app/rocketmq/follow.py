@@ -93,8 +93,8 @@ class BrokerFollower:
                     assert self._log is not None, "it was opened"
                     return self._log.end
                 except (OSError, EOFError, BadAnswer, BadBlock, Refused) as error:
-                    is_refusal = isinstance(error, Refused) and not error.is_busy
-                    if is_refusal or not self._was_there:
+                    is_final = isinstance(error, Refused) and error.is_final
+                    if is_final or not self._was_there:
                         raise
                     if not self._is_lost:
                         log.warning("broker_lost", reason=str(error) or "no answer")
@@ -111,7 +111,7 @@ class BrokerFollower:
             broker = Broker(self._host, self._port, timeout_s=_TIMEOUT_S)
             await stack.enter_async_context(broker)
             settings = await settings_of(broker)
-            copy = self._log = await self._open(broker, settings)
+            copy = await self._open(broker, settings)
             ha_port = settings.ha_port if self._ha_port is None else self._ha_port
             stream = LogStream(self._host, ha_port, timeout_s=_TIMEOUT_S)
             await stack.enter_async_context(stream)
@@ -123,21 +123,21 @@ class BrokerFollower:
         bounds = await bounds_of(broker)
         copy = self._log
         if copy is None:
-            known = read_note(self._folder)
-            wanted = Followed(
+            note = Followed(
                 cluster=settings.cluster,
                 broker=settings.name,
                 segment_bytes=settings.segment_bytes,
-                begin=bounds.begin if known is None else known.begin,
-                end=bounds.begin if known is None else known.end,
+                begin=bounds.begin,
+                end=bounds.begin,
             )
-            if known is not None and known != wanted:
-                raise CannotFollow(
-                    f"{self._folder} is the copy of {known.cluster}/{known.broker} with segments "
-                    f"of {known.segment_bytes:,} bytes, and this is {wanted.cluster}/"
-                    f"{wanted.broker} with {wanted.segment_bytes:,}"
-                )
-            copy = FollowedLog(self._folder, wanted)
+            known = read_note(self._folder)
+            if known is not None and known.begin < known.end:
+                if known.log != note.log:
+                    raise CannotFollow(
+                        f"{self._folder} is the copy of {known.log}, and this is {note.log}"
+                    )
+                note = known
+            copy = self._log = FollowedLog(self._folder, note)
         await self._on_disk(copy.sync)
         if copy.end < bounds.begin:
             raise CannotFollow(
@@ -151,7 +151,9 @@ class BrokerFollower:
             at, record = last
             try:
                 is_same = await record_at(broker, at) == record
-            except Refused:
+            except Refused as error:
+                if not error.has_not_found:
+                    raise
                 is_same = False
             if not is_same:
                 raise CannotFollow(_other_history(at, bounds.end))

@@ -5,7 +5,7 @@ how far the copy is cannot be seen from the files: the note says it. Blocking.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,9 +28,14 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     begin: int
     end: int
 
+    @property
+    def log(self) -> str:
+        """Which log it is, for a person."""
+        return f"{self.cluster}/{self.broker} with segments of {self.segment_bytes:,} bytes"
+
 
 class BadNote(Exception):
-    """The note cannot be read."""
+    """The note cannot be read, or says more than the files have."""
 
 
 class CopyFailed(Exception):
@@ -55,7 +60,7 @@ class FollowedLog:
     """The copy, open to be continued."""
 
     def __init__(self, folder: Path, note: Followed) -> None:
-        """Raises CopyFailed."""
+        """Raises BadNote, CopyFailed."""
         self._vfs = OsVfs()
         self._folder = folder
         self._note = note
@@ -64,12 +69,18 @@ class FollowedLog:
         self._has_failed = False  # no sync is to be trusted any more
         self.end = note.end  # of what was written, on disk or not
         with self._failing():
-            for made in (COMMIT_LOG, CONFIG, _MAKING):
+            (folder / _MAKING).mkdir(exist_ok=True)
+            # before all else, so that the folder is known as a copy, of nothing yet
+            self._put(folder / NOTE, msgspec.json.encode(note))
+            for made in (COMMIT_LOG, CONFIG):
                 (folder / made).mkdir(exist_ok=True)
             for path in (folder / COMMIT_LOG).iterdir():
                 if path.name.isdigit() and int(path.name) >= note.end:
                     path.unlink()  # of a run that was killed: it was not noted
             self._vfs.sync_directory(folder)
+            self._check_segments()
+            if note.end % note.segment_bytes:
+                self._segment()
 
     @property
     def begin(self) -> int:
@@ -138,9 +149,18 @@ class FollowedLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-        for left in (self._folder / _MAKING).iterdir():
-            left.unlink()
-        (self._folder / _MAKING).rmdir()
+        with suppress(OSError):  # what is left there is harmless
+            for left in (self._folder / _MAKING).iterdir():
+                left.unlink()
+            (self._folder / _MAKING).rmdir()
+
+    def _check_segments(self) -> None:
+        """Raises BadNote where one is missing, or was cut; OSError."""
+        size = self._note.segment_bytes
+        for begin in range(self._note.begin // size * size, self._note.end, size):
+            path = self._folder / COMMIT_LOG / f"{begin:020}"
+            if not path.is_file() or path.stat().st_size != size:
+                raise BadNote(f"{path} is missing, or has another length than {size:,} bytes")
 
     def _segment(self) -> File:
         """The one in which the copy ends; the one before it is synced."""

@@ -9,9 +9,9 @@ Source: DefaultHAConnection of RocketMQ 5.3.3.
 
 import asyncio
 import struct
-from contextlib import suppress
-from types import TracebackType
 from typing import NamedTuple
+
+from app.rocketmq.connection import Connection
 
 # a master's setting haTransferBatchSize, 32 KiB unless set
 _MAX_BLOCK_BYTES = 1 << 26
@@ -31,29 +31,13 @@ class Block(NamedTuple):
     data: bytes
 
 
-class LogStream:
-    """A connection to a master. Use as an asynchronous context manager."""
+class LogStream(Connection):
+    """A connection to a master."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float) -> None:
-        """`timeout_s`: of the connection."""
-        self._host, self._port = host, port
-        self._timeout_s = timeout_s
+        super().__init__(host, port, timeout_s=timeout_s)
         self._header: tuple[int, int] | None = None  # of a block that is not here yet
-        self._heard_s = 0.0
-
-    async def __aenter__(self) -> "LogStream":
-        """Raises OSError, TimeoutError."""
-        async with asyncio.timeout(self._timeout_s):
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
         self._heard_s = asyncio.get_running_loop().time()
-        return self
-
-    async def __aexit__(
-        self, *_: type[BaseException] | BaseException | TracebackType | None
-    ) -> None:
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
 
     def report(self, end: int) -> None:
         """Say that the log is here up to this log offset; the first time, where it goes on."""

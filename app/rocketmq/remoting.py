@@ -9,19 +9,19 @@ Source: RemotingCommand, RequestCode, ResponseCode of RocketMQ 5.3.3.
 import asyncio
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from enum import IntEnum
-from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
+
+from app.rocketmq.connection import Connection
 
 # as a broker's own limit of a frame
 MAX_FRAME_BYTES = 1 << 24
 
 _LENGTH = struct.Struct(">i")
 _HEADER_LENGTH_MASK = 0xFFFFFF
-_SUCCESS, _SYSTEM_BUSY = 0, 2
+_SUCCESS, _SYSTEM_ERROR, _NOT_SUPPORTED, _NO_PERMISSION = 0, 1, 3, 16
 _ENCODING = "serializeTypeCurrentRPC"
 
 
@@ -47,7 +47,8 @@ class Refused(Exception):
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(f"{code}: {remark}")
-        self.is_busy = code == _SYSTEM_BUSY
+        self.is_final = code in (_NOT_SUPPORTED, _NO_PERMISSION)  # else it may be busy, or stop
+        self.has_not_found = code == _SYSTEM_ERROR  # as it answers for a record
 
 
 class Answer(NamedTuple):
@@ -68,27 +69,13 @@ class _Header(msgspec.Struct, rename={"ext_fields": "extFields", "encoding": _EN
     encoding: str = "JSON"
 
 
-class Broker:
-    """A connection to a broker, one request at a time. Use as an asynchronous context manager."""
+class Broker(Connection):
+    """A broker that answers one request at a time."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float) -> None:
         """`timeout_s`: of the connection, and of each answer."""
-        self._host, self._port = host, port
-        self._timeout_s = timeout_s
+        super().__init__(host, port, timeout_s=timeout_s)
         self._requests = 0
-
-    async def __aenter__(self) -> "Broker":
-        """Raises OSError, TimeoutError."""
-        async with asyncio.timeout(self._timeout_s):
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
-        return self
-
-    async def __aexit__(
-        self, *_: type[BaseException] | BaseException | TracebackType | None
-    ) -> None:
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
 
     @property
     def own_host(self) -> str:

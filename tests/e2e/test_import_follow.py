@@ -53,6 +53,18 @@ async def test_a_broker_that_does_not_answer_is_said(tmp_path):
     assert "Traceback" not in said
 
 
+async def test_a_broker_whose_port_for_slaves_does_not_answer_is_tried_again_with_another(tmp_path):
+    folder, data = tmp_path / "copy", tmp_path / "data"
+    async with ScriptedMaster(segment_bytes=1 << 20) as master:
+        master.append(bytes(1 << 20))
+        with reserved_port() as port:
+            wrong = str(port.getsockname()[1])
+            status, said = await follow(master.port, folder, "--ha-port", wrong)
+        assert status == NOT_CARRIED_OUT, said
+        status, said = await follow(master.port, folder, "--take-over", data)
+    assert status in (0, 1), said
+
+
 async def test_a_folder_with_something_else_is_left_alone(tmp_path):
     folder = tmp_path / "copy"
     folder.mkdir()

@@ -165,10 +165,10 @@ def test_a_slave_that_says_that_it_has_more_than_it_was_sent_is_not_believed(tmp
         assert slaves(master) == []
 
 
-def test_why_a_slave_cannot_be_told_is_logged_once(tmp_path, slave):
+def test_why_a_slave_cannot_be_invited_is_logged_once(tmp_path, slave):
     slave.refusal = "no permission"
     with master_of(tmp_path / "a", slave.address) as master:
-        until(lambda: len(slave.invitations) > 1, "it is told again and again")
+        until(lambda: len(slave.invitations) > 1, "it is asked again and again")
         assert master.log().count("no permission") == 1
 
 

@@ -1,11 +1,13 @@
 """A copy of a broker's log: it has every byte and no other, wherever a run of it ends."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app.duplex import until_one_ends
 from app.rocketmq.broker_state import OtherLog
 from app.rocketmq.follow import BrokerFollower, CannotFollow, Pace
 from app.rocketmq.followed_log import NOTE, BadNote, CopyFailed, last_record, read_note
@@ -54,17 +56,16 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def follow_while(
-    master: ScriptedMaster, folder: Path, act: Callable[[], Awaitable[None]]
+    master: ScriptedMaster, folder: Path, act: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Follow without end, until this has been done."""
-    running = asyncio.ensure_future(follower_of(master, folder).run(settle_s=None))
-    acting = asyncio.ensure_future(act())
-    await asyncio.wait((running, acting), return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        running.result()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    await acting
+    """Follow without end, until this has been done. Raises what ended it before."""
+    running = follower_of(master, folder).run(settle_s=None)
+    await asyncio.wait_for(until_one_ends(running, act()), 60)
+
+
+async def follow_up_to(master: ScriptedMaster, folder: Path, end: int) -> None:
+    master.send_up_to(end)
+    await follow_while(master, folder, lambda: until(lambda: end_of(folder) == end))
 
 
 def end_of(folder: Path) -> int:
@@ -126,26 +127,25 @@ async def test_a_run_goes_on_where_the_one_before_it_had_the_log_on_disk(tmp_pat
     folder = tmp_path / "copy"
     async with ScriptedMaster(LOG) as master:
         for most in ENDS:
-            master.send_up_to(most)
-            await follow_while(master, folder, lambda: until(lambda: end_of(folder) == most))  # noqa: B023
+            await follow_up_to(master, folder, most)
         master.send_up_to(1 << 60)
         await take_over(master, folder)
         assert log_of(folder)[: len(LOG)] == LOG
     assert {*ENDS} <= {*master.reports}
 
 
-async def test_what_a_killed_run_had_not_noted_is_gone(tmp_path):
+@pytest.mark.parametrize("end", [700, 1_000], ids=["at the same end", "behind it"])
+async def test_what_a_killed_run_had_not_noted_is_gone(tmp_path, end):
     folder = tmp_path / "copy"
     async with ScriptedMaster(LOG) as master:
-        master.send_up_to(700)
-        await follow_while(master, folder, lambda: until(lambda: end_of(folder) == 700))
+        await follow_up_to(master, folder, 700)
         first, second = (folder / f"commitlog/{at:020}" for at in (0, SEGMENT_BYTES))
         first.write_bytes(first.read_bytes()[:700].ljust(SEGMENT_BYTES, b"?"))
         second.write_bytes(b"?" * SEGMENT_BYTES)
-        master.log = LOG[:1_000]
+        master.log = LOG[:end]
         master.send_up_to(1 << 60)
-        assert await take_over(master, folder) == 1_000
-    assert log_of(folder) == LOG[:1_000].ljust(SEGMENT_BYTES, b"\0")
+        assert await take_over(master, folder) == end
+    assert log_of(folder) == LOG[:end].ljust(SEGMENT_BYTES, b"\0")
 
 
 async def test_a_broker_that_was_lost_is_found_again(tmp_path):
@@ -175,6 +175,9 @@ async def test_a_broker_that_is_busy_is_asked_again_and_one_that_refuses_is_not(
         master.on_ask = lambda code: None
         master.refusals = {43: 16}
         with pytest.raises(Refused, match="16"):
+            await take_over(master, tmp_path / "copy")
+        master.refusals = {33: 2}
+        with pytest.raises(Refused, match="2"):  # not that it is another broker
             await take_over(master, tmp_path / "copy")
 
 
@@ -217,8 +220,7 @@ async def test_an_empty_broker_is_followed_until_it_has_a_log(tmp_path):
 async def test_a_log_that_does_not_continue_the_copy_is_refused(tmp_path, log, begin, reason, end):
     folder = tmp_path / "copy"
     async with ScriptedMaster(LOG) as master:
-        master.send_up_to(end)
-        await follow_while(master, folder, lambda: until(lambda: end_of(folder) == end))
+        await follow_up_to(master, folder, end)
     before = log_of(folder)
     async with ScriptedMaster(log, begin=begin) as other:
         with pytest.raises(CannotFollow, match=reason):
@@ -229,8 +231,7 @@ async def test_a_log_that_does_not_continue_the_copy_is_refused(tmp_path, log, b
 async def test_a_log_that_lost_a_part_of_a_record_that_was_copied_is_refused(tmp_path):
     folder, end = tmp_path / "copy", SEGMENT_BYTES + 100
     async with ScriptedMaster(LOG) as master:
-        master.send_up_to(end)
-        await follow_while(master, folder, lambda: until(lambda: end_of(folder) == end))
+        await follow_up_to(master, folder, end)
         master.log = LOG[:SEGMENT_BYTES]
         with pytest.raises(CannotFollow, match="which ends at 4,096"):
             await take_over(master, folder)
@@ -246,11 +247,8 @@ async def test_a_broker_that_drops_what_the_copy_lacks_is_refused_while_it_is_fo
             master.log, master.begin = LOG[SEGMENT_BYTES:], SEGMENT_BYTES
             await asyncio.Event().wait()
 
-        running = asyncio.ensure_future(follower_of(master, folder).run(settle_s=None))
-        acting = asyncio.ensure_future(act())
         with pytest.raises(CannotFollow, match="has dropped its log up to 4,096"):
-            await asyncio.wait_for(running, 30)
-        acting.cancel()
+            await follow_while(master, folder, act)
 
 
 @pytest.mark.parametrize(
@@ -292,6 +290,17 @@ async def test_a_note_that_cannot_be_read_is_an_error(tmp_path, raw):
             await take_over(master, tmp_path / "copy")
 
 
+@pytest.mark.parametrize("at", [0, SEGMENT_BYTES])
+async def test_a_copy_that_lost_a_segment_is_an_error(tmp_path, at):
+    folder = tmp_path / "copy"
+    async with ScriptedMaster(LOG) as master:
+        await follow_up_to(master, folder, SEGMENT_BYTES + 700)
+        (folder / f"commitlog/{at:020}").unlink()
+        with pytest.raises(BadNote, match=f"{at:020} is missing"):
+            await take_over(master, folder)
+        assert not (folder / f"commitlog/{at:020}").exists()
+
+
 async def test_a_disk_that_fails_ends_it_and_is_not_trusted_again(tmp_path):
     folder = tmp_path / "copy"
     async with ScriptedMaster(LOG) as master:
@@ -303,10 +312,8 @@ async def test_a_disk_that_fails_ends_it_and_is_not_trusted_again(tmp_path):
             master.send_up_to(1 << 60)
             await asyncio.Event().wait()
 
-        acting = asyncio.ensure_future(act())
         with pytest.raises(CopyFailed, match=f"{SEGMENT_BYTES:020}"):
-            await asyncio.wait_for(follower_of(master, folder).run(settle_s=None), 30)
-        acting.cancel()
+            await follow_while(master, folder, act)
     assert end_of(folder) <= SEGMENT_BYTES
 
 
