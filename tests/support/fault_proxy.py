@@ -2,7 +2,8 @@
 withholds what it carries.
 
 An *exchange* is a request and its answer, one after another on a connection. For each a fault is
-drawn from seeded randomness; the counter says which came about.
+dealt from a shuffled deck, so that every hundred exchanges meet each fault; the counter says which
+came about.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ class Fault(StrEnum):
     IN_SPLINTERS = "in splinters"  # a few bytes at a time, both ways
 
 
-WEIGHTS = {
+# how many of a hundred exchanges meet it
+DECK = {
     Fault.NONE: 60,
     Fault.LOST_REPLY: 8,
     Fault.RESET_MID_ANSWER: 6,
@@ -59,6 +61,7 @@ class FaultProxy:
     def __init__(self, target_port: int, randomness: Random) -> None:
         self._target_port = target_port
         self._random = randomness
+        self._deck: list[Fault] = []
         self.counts: Counter[Fault] = Counter()
         self._left_open: list[asyncio.StreamWriter] = []
         self._connections: set[asyncio.Task[None]] = set()
@@ -112,7 +115,10 @@ class FaultProxy:
                 _reset(to_service)
 
     def _draw(self) -> Fault:
-        return self._random.choices(list(WEIGHTS), WEIGHTS.values())[0]
+        if not self._deck:
+            self._deck = list(Counter(DECK).elements())
+            self._random.shuffle(self._deck)
+        return self._deck.pop()
 
     async def _exchange(
         self,
