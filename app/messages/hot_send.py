@@ -12,7 +12,7 @@ from app.messages.send import DURABILITY, can_have, is_late
 from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services
 from storage.errors import MessagingError
-from storage.message import Durability, Placed, Row
+from storage.message import Durability, Placed, Row, Sureness
 
 _CREATED = 201
 _DEPTH = 1  # of the value of a `json` field in a request
@@ -115,14 +115,16 @@ class _Answers(msgspec.Struct, gc=False):
     durability: Durability | None
     begun: float
     made: list[bytes] | None = None
+    made_for: Sureness | None = None
 
     def make(self, placed: Placed) -> None:
         """Make them for the case that the rows are durable in time."""
+        self.made_for = placed.sureness
         self.made = list(self._of(placed, _CREATED))
 
     def send(self, placed: Placed) -> None:
         status = 202 if is_late(self.services, placed.sureness, self.durability) else _CREATED
-        made = self.made if placed.durable else None
+        made = self.made if placed.sureness == self.made_for else None
         self.turn.send(self.taken, status, made or self._of(placed, status), self.begun)
         self.services.metrics.messages_in.inc(len(self.taken))
 

@@ -479,6 +479,8 @@ def can_have(services: Services, durability: Durability | None) -> bool:
 
 def is_late(services: Services, sureness: Sureness, durability: Durability | None) -> bool:
     """It is stored, but to make it as sure as was asked for takes longer than the limit."""
+    if durability is None and sureness.durable:
+        return False
     asked = durability or services.default_durability
     reached = sureness.durability
     return reached is not asked and _STRENGTH[reached] < _STRENGTH[asked]

@@ -376,6 +376,15 @@ class Engine:
         """Leave out a node that is not connected any more."""
         self.copies.forget(node)
 
+    def go_alone(self) -> None:
+        """See `Copies.go_alone`."""
+        self.copies.go_alone()
+        self._on_safe()
+
+    def end_alone(self) -> None:
+        """See `Copies.end_alone`."""
+        self.copies.end_alone(self.tail.written_end)
+
     def _on_safe(self) -> None:
         """More of the log is on as many disks as must have it, or the own disk is free again."""
         if self.received is not None:

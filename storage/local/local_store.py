@@ -281,6 +281,8 @@ class LocalMessageStore:
         if durability is Durability.REPLICATED:
             if self._copies.needed == 1:
                 raise InvalidRequest("replicated cannot be had: one machine has each message")
+            if self._copies.is_alone:
+                raise NotEnoughCopies("this machine acknowledges alone: its replicas are missing")
             durability = Durability.SYNCED
         if self._retention.refuses_new and not from_reserve:
             raise StorageFull
@@ -380,6 +382,32 @@ class LocalMessageStore:
     def forget_copy(self, node: str) -> None:
         """The node is not connected any more: what comes is not safe by its disk."""
         self._engine.forget_copy(node)
+
+    def copied_end(self) -> int:
+        """As many disks as must have the log have everything before this log offset, also while
+        the own one is enough; 0 where too few are connected.
+        """
+        return self._copies.common_end
+
+    def go_alone(self) -> None:
+        """Call safe what the own disk has. To call once no other node can lead."""
+        self._engine.go_alone()
+
+    def end_alone(self) -> None:
+        """Have other disks count again: nothing more is safe before they have all that is
+        written.
+        """
+        self._engine.end_alone()
+
+    @property
+    def is_alone(self) -> bool:
+        """Is the own disk enough for now?"""
+        return self._copies.is_alone
+
+    @property
+    def is_together(self) -> bool:
+        """Is everything that is safe on as many disks as must have it?"""
+        return self._copies.is_together
 
     @property
     def lacks_copies(self) -> bool:

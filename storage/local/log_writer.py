@@ -49,7 +49,6 @@ from storage.message import (
     Placed,
     Row,
     Sureness,
-    safe_on,
 )
 
 _AHEAD_TOLD_MS = 60_000
@@ -156,7 +155,6 @@ class LogWriter:
         self._tail = tail
         self._queues = queues
         self._copies = copies
-        self._safe = safe_on(copies.needed)
         self._runner = runner
         self._clock = clock
         self._options = options
@@ -279,7 +277,7 @@ class LogWriter:
     def sureness_of(self, end: int) -> Sureness:
         """How sure everything before this log offset is."""
         if end <= self._copies.safe_end:
-            return self._safe
+            return self._copies.sureness
         if end <= self.flusher.durable_end:
             return ON_OWN_DISK
         return IN_FILE if end <= self._tail.file_end else IN_MEMORY
@@ -605,7 +603,7 @@ class LogWriter:
         """Report the places to callers that wait for the sync: they make answers meanwhile."""
         for call, at in written.waiting:
             if call.written is not None:
-                call.written(written.placed(call, at, self._safe))
+                call.written(written.placed(call, at, self._copies.sureness))
 
     # -------------------------------------------------------------------------------------------
     # visible, and answered
@@ -629,8 +627,7 @@ class LogWriter:
         for visible in seen:
             self._on_visible(dict.fromkeys(visible.queues))
             for call, at in visible.waiting:
-                sureness = self._safe if visible.end <= safe_end else self.sureness_of(visible.end)
-                self._answer(call, visible.placed(call, at, sureness))
+                self._answer(call, visible.placed(call, at, self.sureness_of(visible.end)))
             visible.waiting = []
 
     def _watch_sync(self, unwritten: _Call | None = None) -> None:

@@ -12,7 +12,7 @@ from storage.local import epoch_begin
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.runner import Lane
-from storage.message import Durability, QueueId
+from storage.message import Durability, QueueId, safe_on
 from tests.support.builders import message
 from tests.support.lives import in_world
 from tests.support.replicated import EVERYTHING, OPTIONS
@@ -387,3 +387,44 @@ def test_a_store_that_shows_what_is_not_safe_ends_without_a_replica():
         assert store.unsafe_bytes == store.stored_offset()
 
     in_world(again, in_world(main))
+
+
+def test_one_that_was_alone_is_together_when_the_other_disk_has_what_was_only_written_then():
+    """The checkpoint may call that safe: its sync was under way when it was alone."""
+
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.go_alone()
+        await store.append([message()])
+        await store.append([message()], durability=Durability.BUFFERED)
+        safe_end, written_end = store.synced_offset(), store.stored_offset()
+        assert safe_end < written_end
+
+        store.end_alone()
+
+        store.note_copy("b", safe_end)
+        await asyncio.sleep(1)
+        assert store.on_disk_end() == written_end
+        assert not store.is_together
+        assert store.synced_offset() == safe_end
+        store.note_copy("b", written_end)
+        assert store.is_together
+
+    in_world(main)
+
+
+def test_a_send_is_as_sure_as_the_machines_that_had_it_when_it_was_safe():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        sending = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(0)
+        store.go_alone()
+        (sent,) = await sending
+        assert sent.sureness == safe_on(1)
+        store.end_alone()
+        assert store.sureness_of(sent.log_offset) == safe_on(1)
+        store.note_copy("b", store.stored_offset())
+        assert store.sureness_of(sent.log_offset) == safe_on(2)
+
+    in_world(main)

@@ -1,6 +1,7 @@
 """Up to where enough disks have the log."""
 
 from storage.local.copies import Copies
+from storage.message import safe_on
 
 
 def test_alone_what_the_own_disk_has_is_safe():
@@ -92,3 +93,52 @@ def test_what_a_primary_has_found_is_safe_together_with_the_first_unit_of_its_ep
     copies.note_own(1_100)
     copies.note_other("b", 1_050)
     assert copies.safe_end == 1_050
+
+
+def test_one_that_goes_on_alone_calls_safe_what_its_own_disk_has():
+    copies = Copies(0, needed=2)
+    copies.note_own(500)
+
+    copies.go_alone()
+
+    assert copies.safe_end == 500
+    assert not copies.is_short
+    copies.note_own(600)
+    assert copies.safe_with(700) == 700
+    assert copies.sureness == safe_on(1)
+    assert not copies.is_together
+
+
+def test_one_that_was_alone_calls_nothing_more_safe_before_others_have_all_that_was_written():
+    copies = Copies(0, needed=2)
+    copies.go_alone()
+    copies.note_own(500)
+
+    copies.end_alone(700)
+
+    assert copies.is_short
+    assert copies.safe_end == 500
+    copies.note_own(800)
+    copies.note_other("b", 699)
+    assert not copies.is_short
+    assert copies.safe_end == 500
+    assert not copies.is_together
+    assert copies.sureness == safe_on(1)
+    copies.note_other("b", 750)
+    assert copies.safe_end == 750
+    assert copies.is_together
+    assert copies.sureness == safe_on(2)
+
+
+def test_one_that_was_alone_waits_for_the_first_unit_of_its_epoch_too():
+    copies = Copies(900, needed=2, safe_end=300)
+    copies.keep_together(1_000)
+    copies.go_alone()
+
+    copies.end_alone(900)
+    copies.note_own(1_000)
+    copies.note_other("b", 950)
+
+    assert not copies.is_together
+    copies.note_other("b", 1_000)
+    assert copies.is_together
