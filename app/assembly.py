@@ -43,7 +43,9 @@ from app.registry.database import Database
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.registry.vault import Vault
+from app.replicas.leader_row import LeaderRow
 from app.replicas.listener import ReplicaListener
+from app.replicas.missing_replicas import MissingReplicas
 from app.reports.service import AuditReports
 from app.schedules import occurrence
 from app.services import Services
@@ -150,6 +152,12 @@ def services_of(base: Base) -> Services:
             settings.replica,
             registry_changes=lambda: base.database.changes,
         ),
+        missing_replicas=MissingReplicas(
+            store,
+            LeaderRow(base.database) if settings.is_registry_shared else None,
+            clock,
+            settings.replica,
+        ),
         tester=CheckProbe(sender, webhooks, clock, identifiers),
         clock=clock,
         identifiers=identifiers,
@@ -207,7 +215,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
     """The components above the store, in the order of their start; they stop in reverse."""
     clock, settings = base.clock, base.settings
     return [
-        ReplicasComponent(services.replicas, services.stopping),
+        ReplicasComponent(services.replicas, services.missing_replicas, services.stopping),
         RetentionComponent(services, base.store),
         DiskComponent(services.disk, base.metrics),
         BrokerFilesComponent(

@@ -32,6 +32,7 @@ from app.registry.database import Database
 from app.registry.vault import CannotOpen
 from app.replicas.folder import NoteDamaged, read_note
 from app.replicas.listener import CannotServeReplicas
+from app.replicas.options import WhenMissing
 from app.services import Services
 from app.settings import ConfigurationError, Settings
 from app.spare_space import SpareSpace
@@ -196,6 +197,7 @@ class ServiceLifecycle:
         return {
             "store_writable": self._store_check(),
             "store_intact": self._scrub_check(),
+            **self._copies_check(),
             **checks,
         }
 
@@ -207,7 +209,11 @@ class ServiceLifecycle:
             return (
                 f"the last {self._store.unsafe_bytes} bytes of the log are not known to be on "
                 f"{copies} machines: it waits until replicas that follow have them. Where none "
-                "will, start it with ESCROWMQ_REPLICA__COPIES=1"
+                + (
+                    "do, it goes on alone in a while"
+                    if self.settings.replica.when_missing is WhenMissing.DEGRADE
+                    else "will, start it with ESCROWMQ_REPLICA__COPIES=1"
+                )
             )
         return None
 
@@ -221,6 +227,12 @@ class ServiceLifecycle:
         if self._store is not None and self._store.lacks_copies:
             return "new messages are refused: too few replicas are connected"
         return _well_or_not(self._loops.failing("store"))
+
+    def _copies_check(self) -> dict[str, str]:
+        if self.settings.replica.when_missing is WhenMissing.REFUSE:
+            return {}
+        is_alone = self._store is not None and self._store.is_alone
+        return {"copies": "new messages are on this machine alone" if is_alone else "ok"}
 
     def _scrub_check(self) -> str:
         """Say whether the old log is damaged.

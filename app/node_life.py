@@ -16,6 +16,7 @@ from app.fencing.failover import FailoverWatch, LeftOutWatch
 from app.fencing.others import others_of
 from app.fencing.promotion import Candidate, Heard, Quorum
 from app.fencing.schemas import NodePromise
+from app.fencing.shared_registry import SharedRegistry
 from app.life import Life
 from app.lifecycle import Phase, ServiceLifecycle
 from app.machine import Machine
@@ -101,9 +102,9 @@ class NodeLife:
     def refuse_role(self, role: Role) -> None:
         self._life.refuse_role(role)
 
-    async def promote(self, *, hand_over: bool) -> LogPlace:
+    async def promote(self, *, hand_over: bool, accept_loss: bool) -> LogPlace:
         """Be the service: the epoch that it begins in, and where its log ends. `hand_over`: one
-        that runs stops first.
+        that runs stops first. `accept_loss`: also without what a service that was alone has.
 
         Durable on return. Raises CannotPromote: it goes on as a replica.
         """
@@ -116,7 +117,8 @@ class NodeLife:
             raise CannotPromote("it changes its role already, or ends")
         ends = (lambda _: True) if hand_over else (lambda _: False)
         hear = partial(self._hear, ends=ends)
-        return await asyncio.shield(self._in_background(self._promote(hear)))
+        promote = self._promote(hear, accept_loss=accept_loss)
+        return await asyncio.shield(self._in_background(promote))
 
     async def _watch(self) -> None:
         """Take the place of a service that is lost to the other replicas, too; as the service,
@@ -179,20 +181,24 @@ class NodeLife:
             or promised != promising.promised
         )
 
-    async def _promote(self, hear: Hear) -> LogPlace:
+    async def _promote(self, hear: Hear, *, accept_loss: bool = False) -> LogPlace:
         """`hear`: what the others say to it, before anything ends here."""
         settings = self._settings
+        registry = SharedRegistry(
+            settings.registry_url, settings.store_dir, settings.replica.node_name
+        )
         async with self._changing:
             if self.role != "replica":
                 raise CannotPromote("it has become the service meanwhile")
             async with others_of(settings.replica, settings.names, settings.api_keys) as quorum:
+                await registry.check(accept_loss=accept_loss)
                 heard = await hear(quorum)
                 await self._end_role()
                 try:
                     begun = await promotion.promote(
                         settings.data_dir,
                         settings.local,
-                        partial(quorum.claim, heard=heard),
+                        registry.claim(partial(quorum.claim, heard=heard), accept_loss=accept_loss),
                         may_be_empty=True,
                     )
                 except (NoReplica, NoteDamaged, StorageError, OSError) as error:
@@ -370,6 +376,11 @@ class NodeLife:
 
 def _check_successor(services: Services, node: str) -> None:
     """Raises PromiseRefused where this node could not go on at once."""
+    if services.missing_replicas.is_noted:
+        raise PromiseRefused(
+            "it has acknowledged messages alone, which its replicas do not have yet: try again "
+            "when they have"
+        )
     behind = {one.node: one.behind_bytes for one in services.replicas.connected()}
     if node not in behind:
         raise PromiseRefused(f"{node} does not follow it at the moment")

@@ -19,6 +19,7 @@ from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import KnownTopics, Topics
 from app.replicas.listener import ReplicaListener
+from app.replicas.missing_replicas import MissingReplicas
 from app.reports.service import AuditReports
 from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
@@ -131,6 +132,7 @@ class Services:
     store_tasks: StoreTasks
     disk: DiskWatch
     replicas: ReplicaListener
+    missing_replicas: MissingReplicas
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

@@ -32,7 +32,7 @@ from app.environment import from_json
 from app.loopback import is_loopback
 from app.names.options import NameOptions
 from app.registry.options import LimitOptions
-from app.replicas.options import ReplicaOptions
+from app.replicas.options import ReplicaOptions, WhenMissing
 from app.reports.options import AuditOptions
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
@@ -169,6 +169,11 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.data_dir / 'registry.db'}"
 
     @property
+    def is_registry_shared(self) -> bool:
+        """Do all machines have one registry?"""
+        return self.registry_url.startswith("postgresql")
+
+    @property
     def is_loopback(self) -> bool:
         """Does the service listen on the loopback interface only?"""
         return is_loopback(self.host)
@@ -255,6 +260,11 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
         )
     if settings.database_url:
         _refuse_unknown_database(settings.database_url)
+    if settings.replica.when_missing is WhenMissing.DEGRADE and not settings.is_registry_shared:
+        raise ConfigurationError(
+            f"{PREFIX}REPLICA__WHEN_MISSING is degrade, so {PREFIX}DATABASE_URL must be one of "
+            "PostgreSQL: all machines read there whether the service is alone"
+        )
     return settings
 
 

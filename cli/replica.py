@@ -120,6 +120,14 @@ def promote(
             "--hand-over", help="With --url: have the service that runs stop first, in order."
         ),
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Also where the service has acknowledged messages alone, while its replicas were "
+            "missing: what only its machine has is lost.",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only tell.")] = False,
     config: Config = None,
     api_key: Annotated[
@@ -136,8 +144,9 @@ def promote(
     more. Without, the old service must not be started again: both would take messages.
 
     Exit status: 0 done, or told; 2 wrong usage; 3 not carried out, and the reason is said: another
-    machine has the newer log, or too few promise; 65 the copy is damaged; 73 the replica still
-    runs; 75 with --url: done, but it is not ready within a minute; 78 the settings are wrong.
+    machine has the newer log or was alone, or too few promise; 65 the copy is damaged; 73 the
+    replica still runs; 75 with --url: done, but it is not ready within a minute; 78 the settings
+    are wrong.
     """
     if (data_dir is None) == (url is None) or (url is None and hand_over):
         raise typer.BadParameter("give --data-dir, or --url, which --hand-over needs")
@@ -145,10 +154,16 @@ def promote(
         from cli import replica_promote_url
 
         raise typer.Exit(
-            replica_promote_url.run(url.rstrip("/"), hand_over=hand_over, yes=yes, api_key=api_key)
+            replica_promote_url.run(
+                url.rstrip("/"),
+                hand_over=hand_over,
+                accept_loss=accept_loss,
+                yes=yes,
+                api_key=api_key,
+            )
         )
     assert data_dir is not None, "it was checked"
-    _promote_stopped(data_dir, yes=yes, config=config)
+    _promote_stopped(data_dir, accept_loss=accept_loss, yes=yes, config=config)
 
 
 @app.command("rocketmq-config")
@@ -181,7 +196,7 @@ def rocketmq_config(
     raise typer.Exit(replica_slave.run(data_dir, out, json_file=json_file))
 
 
-def _promote_stopped(data_dir: Path, *, yes: bool, config: Path | None) -> None:
+def _promote_stopped(data_dir: Path, *, accept_loss: bool, yes: bool, config: Path | None) -> None:
     from app import exit_codes
     from app.replicas.folder import is_replica
     from app.settings import ConfigurationError
@@ -194,13 +209,14 @@ def _promote_stopped(data_dir: Path, *, yes: bool, config: Path | None) -> None:
         if not has_nodes or is_replica(data_dir):
             replica_promote.show(replica_promote.state(data_dir), sys.stderr)
         replica_promote.warn_alone(settings)
+        replica_promote.check_registry(settings, accept_loss=accept_loss)
         if not yes:
             if has_nodes:
                 replica_promote.show_others(settings, sys.stderr)
             do = f"escrowmq replica promote --data-dir {data_dir} --yes"
             say(f"Nothing is changed. Do it with: {do}")
             return
-        end = replica_promote.carry_out(settings)
+        end = replica_promote.carry_out(settings, accept_loss=accept_loss)
     except ConfigurationError as error:
         say(str(error))
         raise typer.Exit(exit_codes.CONFIGURATION) from None

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from app.fencing.others import others_of
 from app.fencing.promotion import Heard, Quorum
+from app.fencing.shared_registry import SharedRegistry
 from app.observability import configure_logging
 from app.replicas.folder import NoteDamaged, read_promise
 from app.replicas.promise import CannotPromote, LogPlace, Promise
@@ -82,8 +83,9 @@ def show_others(settings: Settings, out: TextIO) -> None:
     asyncio.run(_show(settings, out))
 
 
-def carry_out(settings: Settings) -> int:
+def carry_out(settings: Settings, *, accept_loss: bool) -> int:
     """Where the log ends. Raises StorageError, OSError; typer.Exit."""
+    registry = _registry(settings)
 
     async def claim(place: LogPlace, promised: Promise) -> Promise:
         async with _others(settings) as quorum:
@@ -91,12 +93,27 @@ def carry_out(settings: Settings) -> int:
             say(_table(heard))
             return await quorum.claim(place, promised, heard=heard)
 
-    chosen = claim if settings.replica.nodes else claim_alone
+    chosen = registry.claim(
+        claim if settings.replica.nodes else claim_alone, accept_loss=accept_loss
+    )
     try:
         return asyncio.run(promote(settings.data_dir, settings.local, chosen)).end
     except (NoReplica, NoteDamaged, CannotPromote) as error:
         say(str(error))
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+
+
+def check_registry(settings: Settings, *, accept_loss: bool) -> None:
+    """Raises typer.Exit where the registry says that another machine is alone, which is said."""
+    try:
+        asyncio.run(_registry(settings).check(accept_loss=accept_loss))
+    except CannotPromote as error:
+        say(str(error))
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+
+
+def _registry(settings: Settings) -> SharedRegistry:
+    return SharedRegistry(settings.registry_url, settings.store_dir, settings.replica.node_name)
 
 
 async def _show(settings: Settings, out: TextIO) -> None:

@@ -17,12 +17,12 @@ _READY_S, _PAUSE_S = 60.0, 0.1
 _NOT_READY = 75  # EX_TEMPFAIL
 
 
-def run(url: str, *, hand_over: bool, yes: bool, api_key: str | None) -> int:
+def run(url: str, *, hand_over: bool, accept_loss: bool, yes: bool, api_key: str | None) -> int:
     """The exit status."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_S) as http:
-            return _run(http, hand_over=hand_over, yes=yes)
+            return _run(http, hand_over=hand_over, accept_loss=accept_loss, yes=yes)
     except (httpx.HTTPError, httpx.InvalidURL, _NotDone) as error:
         say(f"{url}: {str(error) or type(error).__name__}")
     except msgspec.DecodeError:
@@ -34,17 +34,18 @@ class _NotDone(Exception):
     """The machine has refused, or not understood."""
 
 
-def _run(http: httpx.Client, *, hand_over: bool, yes: bool) -> int:
+def _run(http: httpx.Client, *, hand_over: bool, accept_loss: bool, yes: bool) -> int:
     if not yes:
         _show_nodes(http)
-        more = " --hand-over" if hand_over else ""
+        more = (" --hand-over" if hand_over else "") + (" --accept-loss" if accept_loss else "")
         say(
             "Nothing is changed. Do it with: "
             f"escrowmq replica promote --url {str(http.base_url).rstrip('/')}{more} --yes"
         )
         return 0
     begun_s = time.monotonic()
-    answer = http.post("/v1/admin/promotion", json={"hand_over": hand_over})
+    asked = {"hand_over": hand_over, "accept_loss": accept_loss}
+    answer = http.post("/v1/admin/promotion", json=asked)
     if not answer.is_success:
         raise _NotDone(reason_of(answer))
     done = msgspec.json.decode(answer.content, type=Promotion)

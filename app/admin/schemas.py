@@ -405,6 +405,13 @@ class ReplicaList(msgspec.Struct, kw_only=True):
         bool,
         Meta(description="True: too few replicas are connected, and new messages are refused."),
     ]
+    alone: Annotated[
+        bool,
+        Meta(
+            description="True: too few replicas are connected, and the service acknowledges what "
+            "is on its own disk, with `durability` `synced`."
+        ),
+    ]
     items: list[Replica]
     rocketmq_slaves: Annotated[
         list[RocketmqSlave], Meta(description="Slaves of RocketMQ that are connected.")

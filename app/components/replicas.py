@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from app.component import Component, Gauge
 from app.replicas.listener import ReplicaListener
+from app.replicas.missing_replicas import MissingReplicas
 from storage.errors import MessagingError
 
 _LAST_COPIES_S = 2.0
@@ -14,9 +15,12 @@ _LAST_COPIES_S = 2.0
 class ReplicasComponent(Component):
     """Serves the log to replicas, where the settings say so."""
 
-    def __init__(self, listener: ReplicaListener, stopping: asyncio.Event) -> None:
+    def __init__(
+        self, listener: ReplicaListener, missing: MissingReplicas, stopping: asyncio.Event
+    ) -> None:
         """`stopping` is set when the service is to end, also while it starts."""
         self._listener = listener
+        self._missing = missing
         self._stopping = stopping
 
     async def start(self) -> None:
@@ -24,9 +28,10 @@ class ReplicasComponent(Component):
 
         Until then no reader may see the end of the log: it could be lost with this machine.
 
-        Raises CannotServeReplicas, FlushFailed.
+        Raises CannotServeReplicas, FlushFailed, RegistryUnavailable.
         """
         await self._listener.start()
+        await self._missing.start()
         safe = asyncio.ensure_future(self._listener.wait_safe())
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((safe, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -39,6 +44,7 @@ class ReplicasComponent(Component):
         """Let connected replicas get the last of it first: the next start need not wait for them
         then.
         """
+        await self._missing.stop()
         with suppress(TimeoutError, MessagingError):
             async with asyncio.timeout(_LAST_COPIES_S):
                 await self._listener.end_log()
@@ -53,4 +59,9 @@ class ReplicasComponent(Component):
             "escrowmq_replica_behind_bytes",
             "Log that the connected replica that is furthest behind does not have on disk",
             max((replica.behind_bytes for replica in replicas), default=0),
+        )
+        yield Gauge(
+            "escrowmq_alone",
+            "1 while the service acknowledges what is on its own disk alone",
+            int(self._listener.is_alone),
         )

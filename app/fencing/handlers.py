@@ -91,7 +91,7 @@ async def _promoted(service: NodeService, given: PromotionInput) -> LogPlace:
             "--data-dir`",
         )
     try:
-        return await service.promote(hand_over=given.hand_over)
+        return await service.promote(hand_over=given.hand_over, accept_loss=given.accept_loss)
     except CannotPromote as refused:
         raise Refusal("not_promoted", str(refused)) from None
 

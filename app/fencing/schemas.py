@@ -40,6 +40,13 @@ class PromotionInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
         bool,
         Meta(description="Has the service that runs, if one does, stop first; false unless given."),
     ] = False
+    accept_loss: Annotated[
+        bool,
+        Meta(
+            description="Takes the place of a service that has acknowledged messages alone, too: "
+            "what only that one has is lost. False unless given."
+        ),
+    ] = False
 
 
 class Promotion(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ from storage.errors import MessagingError
 class Promote(Protocol):
     """Has the node take the place of the service."""
 
-    async def __call__(self, *, hand_over: bool) -> LogPlace:
+    async def __call__(self, *, hand_over: bool, accept_loss: bool) -> LogPlace:
         """The epoch that it begins in, and where its log ends. Raises CannotPromote."""
 
 

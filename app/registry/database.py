@@ -38,7 +38,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from app.registry.tables import metadata, registry_identity
+from app.registry.tables import metadata, registry_identity, service_leader
 from storage.errors import RegistryUnavailable, StorageFull
 
 T = TypeVar("T")
@@ -227,6 +227,8 @@ def bring_up_to_date(connection: Connection) -> str:
     if identity is None:
         identity = token_hex(16)
         connection.execute(registry_identity.insert().values(identity=identity))
+    if connection.scalar(select(service_leader.c.epoch)) is None:
+        connection.execute(service_leader.insert().values(epoch=0, node="", is_alone=False))
     return str(identity)
 
 

@@ -29,6 +29,15 @@ registry_identity = Table(
     "registry_identity", metadata, Column("identity", String(32), primary_key=True)
 )
 
+# One row: which machine leads, and whether it is alone (app/replicas/leader.py).
+service_leader = Table(
+    "service_leader",
+    metadata,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("node", String(127), nullable=False),
+    Column("is_alone", Boolean, nullable=False),
+)
+
 topics = Table(
     "topics",
     metadata,

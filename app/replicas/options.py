@@ -2,6 +2,7 @@
 
 import socket
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated
 
 from pydantic import BeforeValidator, SecretStr
@@ -13,6 +14,13 @@ from storage.option_checks import require_at_least
 
 MIN_FAILOVER_MS = 1_000  # a service that hands over is away for as long
 _SHORT_SECRET = 16  # characters; a shorter one can be guessed by trying
+
+
+class WhenMissing(Enum):
+    """The way of a service while too few replicas are there."""
+
+    REFUSE = "refuse"
+    DEGRADE = "degrade"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,9 @@ class ReplicaOptions:
     tls_off_beyond_loopback: bool = False  # the log goes over the network as it is
     # machines that have a message on disk before it is acknowledged, the service's among them
     copies: int = 1
+    # while too few of them are there: refuse new messages, or acknowledge what this one has alone
+    when_missing: WhenMissing = WhenMissing.REFUSE
+    degrade_after_ms: int = 3_000
     heartbeat_ms: int = 1_000
     max_replicas: int = 4
     # host:port of brokers of RocketMQ that may follow as slaves; none of them counts as a copy
@@ -46,7 +57,7 @@ class ReplicaOptions:
     failover_after_ms: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, ("copies", "heartbeat_ms", "max_replicas"))
+        require_at_least(1, self, ("copies", "heartbeat_ms", "max_replicas", "degrade_after_ms"))
         if self.copies > 1 and not self.ha_host:
             raise ValueError(f"copies is {self.copies}, so ha_host must be set: replicas have them")
         if self.copies > self.max_replicas + 1:
@@ -67,6 +78,10 @@ class ReplicaOptions:
             self._check_nodes()
         if self.rocketmq_peers:
             self._check_rocketmq_peers()
+        if self.when_missing is WhenMissing.DEGRADE and not (self.nodes and self.copies > 1):
+            raise ValueError(
+                "when_missing is degrade, so copies must be 2 or more, and nodes must be set"
+            )
         if 0 < self.failover_after_ms < MIN_FAILOVER_MS or self.failover_after_ms < 0:
             raise ValueError(f"failover_after_ms must be 0, or at least {MIN_FAILOVER_MS}")
 

@@ -52,6 +52,27 @@ class ReplicatedLog(Protocol):
     def forget_copy(self, node: str) -> None:
         """Leave out a node that is not connected any more."""
 
+    def copied_end(self) -> int:
+        """As many disks as must have the log have everything before it, also while the own one is
+        enough; 0 where too few are connected.
+        """
+
+    def go_alone(self) -> None:
+        """Call safe what the own disk has. To call once no other node can lead."""
+
+    def end_alone(self) -> None:
+        """Have other disks count again: nothing more is safe before they have all that is
+        written.
+        """
+
+    @property
+    def is_alone(self) -> bool:
+        """Is the own disk enough for now?"""
+
+    @property
+    def is_together(self) -> bool:
+        """Is everything that is safe on as many disks as must have it?"""
+
     @property
     def lacks_copies(self) -> bool:
         """Are new messages refused because too few nodes are connected?"""

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,7 +42,13 @@ LOSSES = ("killed", "stopped", "paused")
 
 @contextmanager
 def three_nodes(folder: Path, **settings: str) -> Iterator[list[Node]]:
-    nodes = [Node(folder / name, environment={**SETTINGS, **settings}) for name in "abc"]
+    with new_nodes(folder, "abc", {**SETTINGS, **settings}) as nodes:
+        yield nodes
+
+
+@contextmanager
+def new_nodes(folder: Path, names: str, settings: Mapping[str, str]) -> Iterator[list[Node]]:
+    nodes = [Node(folder / name, environment=settings) for name in names]
     know_each_other(nodes)
     try:
         for node in nodes:

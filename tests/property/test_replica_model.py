@@ -1,8 +1,10 @@
 """C30: machines that lead, follow, lose their power and are promoted, in any order: no two
 histories are ever acknowledged, and nothing that was acknowledged is missing at a later primary.
+Also where a primary whose replicas are missing acknowledges alone for a while.
 
 The rules are those of the product: promises, how many are needed, how logs are compared and cut,
-and which copies make a message safe. What is between them, the network and the disks, is steps.
+which copies make a message safe, and what the entry in the registry allows. What is between them,
+the network and the disks, is steps.
 """
 
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from random import Random
 
 import pytest
 
+from app.replicas.leader import Leader
 from app.replicas.promise import Promise, promises_needed
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION, EpochHistory, common_end
 from storage.local.copies import Copies
@@ -24,6 +27,7 @@ CRASHES, PROMOTIONS, WRITES = 4, 4, 6
 KINDS = [
     *(3 * ["copy"] + 2 * ["acknowledge"]),
     *("sync", "write", "promote", "crash", "restart", "stop"),
+    *("go_alone", "end_alone", "note_together"),
 ]
 
 Entry = tuple[int, str]  # epoch, and what was written
@@ -61,6 +65,12 @@ class Mistake:
     counts_old_epochs: bool = False
     counts_page_cache: bool = False
     takes_any_primary: bool = False
+    goes_alone_unnoted: bool = False
+    goes_alone_after_a_promotion: bool = False
+    promotes_beside_one_alone: bool = False
+    promotes_unnoted: bool = False
+    is_together_at_once: bool = False
+    is_together_with_what_is_noted: bool = False
 
 
 AS_BUILT = Mistake()
@@ -73,7 +83,12 @@ class TwoHistories(Exception):
 class Machines:
     """All nodes of a service, and what was acknowledged."""
 
-    def __init__(self, nodes: int, copies: int, randomness: Random, mistake: Mistake) -> None:
+    def __init__(
+        self, nodes: int, copies: int, randomness: Random, mistake: Mistake, *, degrades: bool
+    ) -> None:
+        self.degrades = degrades
+        self.leader = Leader()
+        self.was_alone = 0
         self.nodes = [Node(name) for name in "abcde"[:nodes]]
         self.needed = copies
         self.randomness = randomness
@@ -142,6 +157,7 @@ class Machines:
         self.left["crash"] -= 1
         epoch, node.leads, node.copies = node.leads, 0, None
         del node.log[node.synced :]
+        node.known_safe = self.randomness.randint(0, node.known_safe)  # it is noted now and then
         if epoch and self.randomness.random() < 0.7:
             self._lead(node, max(epoch, node.place[0]) + 1)
 
@@ -179,8 +195,49 @@ class Machines:
             one.synced = len(one.log)
         is_latest = all(one.place <= node.place for one in promised)
         if len(promised) + 1 >= needed and (is_latest or self.mistake.leads_with_any_log):
+            if self.degrades and not self._note_promotion(node, epoch):
+                return
             node.promise = Promise(epoch, node.name)
             self._lead(node, epoch)
+
+    def _note_promotion(self, node: Node, epoch: int) -> bool:
+        """Enter it in the registry; False where that does not let it lead."""
+        noted = self.leader.promoted(epoch, node.name)
+        if self.mistake.promotes_beside_one_alone:
+            noted = Leader(epoch, node.name)
+        if noted is not None and not self.mistake.promotes_unnoted:
+            self.leader = noted
+        return noted is not None or self.mistake.promotes_unnoted
+
+    def _go_alone(self, node: Node) -> None:
+        """Its replicas are missing, for all it knows."""
+        if node.copies is None or node.copies.is_alone or not self.degrades:
+            return
+        noted = self.leader.gone_alone(node.leads, node.name)
+        if self.mistake.goes_alone_after_a_promotion:
+            noted = Leader(node.leads, node.name, is_alone=True)
+        if self.mistake.goes_alone_unnoted:
+            noted = self.leader
+        if noted is not None:
+            self.leader = noted
+            node.copies.go_alone()
+            self.was_alone += 1
+            self._note_safe(node)
+
+    def _end_alone(self, node: Node) -> None:
+        """It waits for its replicas again."""
+        if node.copies is not None and node.copies.is_alone:
+            end = len(node.log)
+            if self.mistake.is_together_with_what_is_noted:
+                end = 0
+            node.copies.end_alone(end)
+
+    def _note_together(self, node: Node) -> None:
+        """Its replicas have everything; every other node may lead again."""
+        if node.copies is None or node.copies.is_alone:
+            return
+        if node.copies.is_together or self.mistake.is_together_at_once:
+            self.leader = self.leader.together(node.leads, node.name) or self.leader
 
     def _lead(self, node: Node, epoch: int) -> None:
         node.leads = epoch
@@ -189,6 +246,10 @@ class Machines:
         node.copies = Copies(node.synced, needed=self.needed, safe_end=node.known_safe)
         if not self.mistake.counts_old_epochs:
             node.copies.keep_together(len(node.log))
+        if self.leader.is_alone and self.leader.node == node.name:
+            self._go_alone(node)
+            if self.randomness.random() < 0.5:  # it has other settings by now
+                self._end_alone(node)
 
     def _note_safe(self, primary: Node) -> None:
         """Acknowledge all safe entries, as if consumers read them. Raises TwoHistories."""
@@ -206,8 +267,10 @@ class Machines:
         return iter(others)
 
 
-def walk(nodes: int, copies: int, seed: int, mistake: Mistake = AS_BUILT) -> Machines:
-    machines = Machines(nodes, copies, Random(seed), mistake)
+def walk(
+    nodes: int, copies: int, seed: int, mistake: Mistake = AS_BUILT, *, degrades: bool = False
+) -> Machines:
+    machines = Machines(nodes, copies, Random(seed), mistake, degrades=degrades)
     for _ in range(STEPS):
         machines.step()
     return machines
@@ -224,6 +287,17 @@ def test_no_two_histories_are_acknowledged(nodes, copies):
     assert most > WRITES // 2  # the walks come to something
 
 
+@pytest.mark.parametrize(("nodes", "copies"), [(2, 2), (3, 2), (3, 3)])
+def test_no_two_histories_are_acknowledged_where_one_goes_on_alone(nodes, copies):
+    most = alone = 0
+    for seed in range(WALKS):
+        machines = walk(nodes, copies, seed, degrades=True)
+        most = max(most, len(machines.acknowledged))
+        alone += machines.was_alone
+    assert most > WRITES // 2
+    assert alone > WALKS  # once in each walk
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -237,10 +311,27 @@ def test_no_two_histories_are_acknowledged(nodes, copies):
 )
 def test_a_rule_that_is_left_out_is_found(mistake):
     with pytest.raises(TwoHistories):
-        find(replace(AS_BUILT, **{mistake: True}))
+        find(replace(AS_BUILT, **{mistake: True}), degrades=False)
 
 
-def find(mistake: Mistake) -> None:
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "goes_alone_unnoted",
+        "goes_alone_after_a_promotion",
+        "promotes_beside_one_alone",
+        "promotes_unnoted",
+        "is_together_at_once",
+        "is_together_with_what_is_noted",
+    ],
+)
+def test_a_rule_of_being_alone_that_is_left_out_is_found(mistake, nodes):
+    with pytest.raises(TwoHistories):
+        find(replace(AS_BUILT, **{mistake: True}), degrades=True, nodes=nodes)
+
+
+def find(mistake: Mistake, *, degrades: bool, nodes: int = 3) -> None:
     """Raises TwoHistories."""
     for seed in range(100_000):
-        walk(3, 2, seed, mistake)
+        walk(nodes, 2, seed, mistake, degrades=degrades)

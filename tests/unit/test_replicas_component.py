@@ -8,6 +8,7 @@ import pytest
 from app.components.replicas import ReplicasComponent
 from app.replicas.frames import Ack
 from app.replicas.listener import ReplicaListener
+from app.replicas.missing_replicas import MissingReplicas
 from app.replicas.options import ReplicaOptions
 from storage.errors import StoreClosed
 from storage.local.local_store import LocalMessageStore
@@ -32,13 +33,20 @@ async def with_the_last_message(
     store.note_copy("b", 0)
     await store.append([message()], durability=Durability.BUFFERED)
     listener = listener_of(world, store, options)
-    return store, ReplicasComponent(listener, stopping)
+    return store, component_of(world, store, listener, stopping)
 
 
 def listener_of(world: World, store: LocalMessageStore, options: ReplicaOptions) -> ReplicaListener:
     return ReplicaListener(
         store, SEGMENT_BYTES, Path("data"), world.clock, options, registry_changes=lambda: 0
     )
+
+
+def component_of(
+    world: World, store: LocalMessageStore, listener: ReplicaListener, stopping: asyncio.Event
+) -> ReplicasComponent:
+    missing = MissingReplicas(store, None, world.clock, ReplicaOptions())
+    return ReplicasComponent(listener, missing, stopping)
 
 
 def test_a_stop_lets_connected_replicas_get_the_last_message():
@@ -62,7 +70,7 @@ def test_a_stop_lets_a_connected_replica_get_the_last_message_though_one_disk_is
         store = await world.open_store(OPTIONS)
         await store.create_topic("orders", queue_count=1)
         listener = listener_of(world, store, ReplicaOptions())
-        component = ReplicasComponent(listener, asyncio.Event())
+        component = component_of(world, store, listener, asyncio.Event())
         sender = sender_of(world, store)
         sender.node = "b"
         this = asyncio.current_task()

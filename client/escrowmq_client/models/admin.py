@@ -393,6 +393,10 @@ class ReplicaList(Output, frozen=True, kw_only=True):
     """So many have every message before this log offset."""
     lacks_copies: bool
     """True: too few replicas are connected, and new messages are refused."""
+    alone: bool
+    """True: too few replicas are connected, and the service acknowledges what is on its own disk,
+    with `durability` `synced`.
+    """
     items: list[Replica]
     rocketmq_slaves: list[RocketmqSlave]
     """Slaves of RocketMQ that are connected."""

@@ -102,11 +102,12 @@ def make_promise(*, epoch: int, node: str, hand_over: bool = False) -> Call[Node
     )
 
 
-def promote_node(*, hand_over: bool = False) -> Call[Promotion]:
+def promote_node(*, hand_over: bool = False, accept_loss: bool = False) -> Call[Promotion]:
     """Have a replica that runs `escrowmq node` take the place of the service.
 
-    `hand_over`: a service that runs stops first. The node opens its log then; `/readyz` says when
-    it takes requests. Raises Conflict (not_promoted), NotPrimary.
+    `hand_over`: a service that runs stops first. `accept_loss`: also where the lost service was
+    alone, without the messages that only that one has. The node opens its log then; `/readyz` says
+    when it takes requests. Raises Conflict (not_promoted), NotPrimary.
     """
     return Call(
         "promoteNode",
@@ -114,7 +115,7 @@ def promote_node(*, hand_over: bool = False) -> Call[Promotion]:
         "/v1/admin/promotion",
         decoded(Promotion),
         headers=json_headers(),
-        body=fields(hand_over=hand_over),
+        body=fields(hand_over=hand_over, accept_loss=accept_loss),
     )
 
 
