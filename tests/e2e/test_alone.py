@@ -88,6 +88,20 @@ def send(service: Server, durability: str, count: int = 3) -> set[str]:
     return {one["message_id"] for one in receipts}
 
 
+def received(service: Server) -> set[str]:
+    """Ids of the messages that a group gets now, each acknowledged."""
+    found: set[str] = set()
+    with service.client() as api:
+        while True:
+            asked = {"max_messages": 32, "wait_ms": 0}
+            messages = ok(api.post("/v1/groups/billing/receive", json=asked))["messages"]
+            if not messages:
+                return found
+            entries = [{"receipt_handle": one["receipt_handle"]} for one in messages]
+            ok(api.post("/v1/groups/billing/ack", json={"entries": entries}))
+            found |= {one["message_id"] for one in messages}
+
+
 def leave_alone(pair: Pair) -> set[str]:
     """b is lost, and a goes on; ids of messages that a alone has."""
     pair.b.kill()
@@ -127,8 +141,11 @@ def test_a_service_whose_replica_is_lost_goes_on_alone_and_says_so(pair):
 
 def test_no_other_machine_takes_the_place_of_one_that_was_alone(pair):
     a, b, _ = pair
+    with a.client() as api:
+        ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
     ids = send(a, "replicated")
     lost = leave_alone(pair)
+    assert received(a) == ids | lost
     a.kill()
     b.start(until_ready=False)
     until(lambda: b.role() == "replica", "b answers")
@@ -160,6 +177,12 @@ def test_no_other_machine_takes_the_place_of_one_that_was_alone(pair):
     assert read_ids(b) == ids
     assert not ids & lost
     assert list((a.data_dir / "store").glob("set-aside-*"))
+    until(a.follows, "a follows")
+
+    ok(a.promote(hand_over=True))
+    a.wait_until_ready()
+    assert read_ids(a) == ids
+    assert received(a) == ids, "what was received is lost with the acknowledgements"
 
 
 def test_a_replica_that_may_does_not_take_the_place_of_one_that_was_alone(pair):

@@ -69,6 +69,7 @@ class Mistake:
     goes_alone_after_a_promotion: bool = False
     promotes_beside_one_alone: bool = False
     promotes_unnoted: bool = False
+    overlooks_the_noted_epoch: bool = False
     is_together_at_once: bool = False
     is_together_with_what_is_noted: bool = False
 
@@ -185,6 +186,8 @@ class Machines:
         latest = max(node.place[0], node.promise.epoch, *[0, *[one.promise.epoch for one in asked]])
         if self.randomness.random() < 0.2:
             latest = max(node.place[0], node.promise.epoch)  # it has not heard of a later one
+        if not self.mistake.overlooks_the_noted_epoch:
+            latest = max(latest, self.leader.epoch)
         epoch = latest + EPOCHS_OF_A_PROMOTION
         needed = promises_needed(len(self.nodes), self.needed)
         needed -= self.mistake.fewer_promises
@@ -329,6 +332,11 @@ def test_a_rule_that_is_left_out_is_found(mistake):
 def test_a_rule_of_being_alone_that_is_left_out_is_found(mistake, nodes):
     with pytest.raises(TwoHistories):
         find(replace(AS_BUILT, **{mistake: True}), degrades=True, nodes=nodes)
+
+
+def test_a_promotion_in_an_earlier_epoch_than_the_noted_one_is_found():
+    with pytest.raises(TwoHistories):
+        find(replace(AS_BUILT, overlooks_the_noted_epoch=True), degrades=True, nodes=2)
 
 
 def find(mistake: Mistake, *, degrades: bool, nodes: int = 3) -> None:
