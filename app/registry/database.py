@@ -260,11 +260,8 @@ def refused(error: DatabaseError, database: str) -> Exception:
             "the database that holds topics, groups and schedules is not available: "
             f"{_PASSING[code]}"
         )
-    return (
-        RegistryUnavailable()
-        if database != "sqlite" and isinstance(error, OperationalError)
-        else error
-    )
+    is_away = isinstance(error, OperationalError) or error.connection_invalidated
+    return RegistryUnavailable() if database != "sqlite" and is_away else error
 
 
 def _sqlite_code(error: DatabaseError) -> int | None:

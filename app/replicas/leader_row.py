@@ -9,6 +9,15 @@ from app.registry.database import Database, rows
 from app.registry.tables import service_leader as table
 from app.replicas.leader import Leader
 
+# No crash of the server may take what a promotion relies on, whatever it is set to; and a machine
+# that is lost in the middle of a change holds the row for so long, not until its connection is
+# known to be dead.
+_CAREFULLY = (
+    "SET LOCAL synchronous_commit TO on",
+    "SET LOCAL idle_in_transaction_session_timeout TO '5s'",
+    "SET LOCAL lock_timeout TO '10s'",
+)
+
 
 class LeaderRow:
     """A `LeaderEntry`: one row, which all machines of the service read and change."""
@@ -40,8 +49,8 @@ def _of(row: dict[str, Any]) -> Leader:
 
 def _change(connection: Connection, change: Callable[[Leader], Leader | None]) -> Leader | None:
     if connection.dialect.name == "postgresql":
-        # whatever the server is set to: no crash of it may take what a promotion relies on
-        connection.execute(text("SET LOCAL synchronous_commit TO on"))
+        for statement in _CAREFULLY:
+            connection.execute(text(statement))
     before = _of(rows(connection, select(table).with_for_update())[0])
     after = change(before)
     if after is not None and after != before:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
+from threading import Event
 
 import pytest
 from sqlalchemy import text
@@ -10,6 +11,7 @@ from sqlalchemy import text
 from app.registry.database import Database, migrate
 from app.replicas.leader import Leader
 from app.replicas.leader_row import LeaderRow
+from storage.errors import RegistryUnavailable
 from tests.conftest import ON_POSTGRESQL
 
 ALONE = Leader(1_000, "a", is_alone=True)
@@ -53,6 +55,33 @@ async def test_the_tables_of_an_earlier_release_are_read_as_they_are(database):
         lambda connection: connection.scalar(text("SELECT version_num FROM alembic_version"))
     )
     assert changed == "0012"
+
+
+@ON_POSTGRESQL
+async def test_a_machine_that_is_lost_in_the_middle_of_a_change_holds_up_no_promotion(postgresql):
+    url = postgresql.new_database()
+    lost, other = Database(url), Database(url)
+    for database in (lost, other):
+        await database.open()
+    has_begun, is_over = Event(), Event()
+
+    def stand_still(leader: Leader) -> Leader | None:
+        has_begun.set()
+        is_over.wait()
+        return leader.gone_alone(1, "a")
+
+    standing = asyncio.ensure_future(LeaderRow(lost).change(stand_still))
+    await asyncio.to_thread(has_begun.wait)
+
+    found = await LeaderRow(other).change(lambda leader: leader.promoted(1_000, "b"))
+
+    assert found == Leader(1_000, "b")
+    is_over.set()
+    with pytest.raises(RegistryUnavailable):
+        await standing
+    assert await LeaderRow(other).read() == found
+    for database in (lost, other):
+        await database.aclose()
 
 
 def promoted(epoch: int, node: str, leader: Leader) -> Leader | None:
