@@ -23,6 +23,7 @@ from app.registry.tables import (
     metadata,
     producer_groups,
     registry_identity,
+    service_leader,
     topics,
 )
 from app.registry.vault import Vault
@@ -32,6 +33,7 @@ REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk
 
 ROWS: dict[Table, dict[str, object]] = {
     registry_identity: {"identity": "0123456789abcdef0123456789abcdef"},
+    service_leader: {"epoch": 1 << 31, "node": "shop-1", "is_alone": True},
     topics: {
         "topic": "Orders.eu",
         "queues": 4,
