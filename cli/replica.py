@@ -213,7 +213,8 @@ def _promote_stopped(data_dir: Path, *, accept_loss: bool, yes: bool, config: Pa
         if not yes:
             if has_nodes:
                 replica_promote.show_others(settings, sys.stderr)
-            do = f"escrowmq replica promote --data-dir {data_dir} --yes"
+            more = " --accept-loss" if accept_loss else ""
+            do = f"escrowmq replica promote --data-dir {data_dir}{more} --yes"
             say(f"Nothing is changed. Do it with: {do}")
             return
         end = replica_promote.carry_out(settings, accept_loss=accept_loss)

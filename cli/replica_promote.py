@@ -15,6 +15,7 @@ from app.fencing.others import others_of
 from app.fencing.promotion import Heard, Quorum
 from app.fencing.shared_registry import SharedRegistry
 from app.observability import configure_logging
+from app.registry.registry_files import REGISTRY
 from app.replicas.folder import NoteDamaged, read_promise
 from app.replicas.promise import CannotPromote, LogPlace, Promise
 from app.replicas.promotion import NoReplica, ReplicaState, claim_alone, promote, state_of
@@ -105,6 +106,11 @@ def carry_out(settings: Settings, *, accept_loss: bool) -> int:
 
 def check_registry(settings: Settings, *, accept_loss: bool) -> None:
     """Raises typer.Exit where the registry says that another machine is alone, which is said."""
+    if not settings.is_registry_shared and not (settings.data_dir / REGISTRY).exists():
+        say(
+            "This directory has no registry, and ESCROWMQ_DATABASE_URL is not set. If the service "
+            "has its registry on PostgreSQL, set it: that says whether another machine is alone"
+        )
     try:
         asyncio.run(_registry(settings).check(accept_loss=accept_loss))
     except CannotPromote as error:

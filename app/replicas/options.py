@@ -17,7 +17,7 @@ _SHORT_SECRET = 16  # characters; a shorter one can be guessed by trying
 
 
 class WhenMissing(Enum):
-    """The way of a service while too few replicas are there."""
+    """Behaviour of a service while too few replicas are there."""
 
     REFUSE = "refuse"
     DEGRADE = "degrade"

@@ -160,6 +160,18 @@ def test_no_other_machine_takes_the_place_of_one_that_was_alone(pair):
     stopped = promote(b.data_dir, "--yes", environment=b.environment)
     assert stopped.returncode == 3
     assert "a has acknowledged messages" in stopped.stderr
+    elsewhere = promote(
+        b.data_dir,
+        environment={
+            **b.environment,
+            "ESCROWMQ_DATABASE_URL": None,
+            "ESCROWMQ_REPLICA__WHEN_MISSING": None,
+        },
+    )
+    assert "ESCROWMQ_DATABASE_URL is not set" in elsewhere.stderr
+    told = promote(b.data_dir, "--accept-loss", environment=b.environment)
+    assert told.returncode == 0
+    assert f"--data-dir {b.data_dir} --accept-loss --yes" in told.stderr
     assert pair.leader() == ("a", True)
 
     b.start(until_ready=False)

@@ -1,4 +1,4 @@
-"""What a promotion finds in the registry that all machines share, and enters there."""
+"""The registry that all machines share, as a promotion reads and changes it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
