@@ -6,9 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.formats import checkpoint, index_file, names, properties, queue_entry, scan, timer_file
+from storage.formats import (
+    checkpoint,
+    index_file,
+    names,
+    properties,
+    queue_entry,
+    scan,
+    snapshot_file,
+    timer_file,
+)
 from storage.formats import record as records
-from storage.local import snapshot_files
 
 _WINDOW_BYTES = 64 << 20
 _KNOWN = (
@@ -99,7 +107,7 @@ def _index(file: Path) -> Iterator[str]:
 
 
 def _snapshot(file: Path) -> Iterator[str]:
-    kept = snapshot_files.decode(file.read_bytes())
+    kept = snapshot_file.decode(file.read_bytes())
     if kept is None:
         yield "damaged, or of another version: a start makes the table again from the log"
         return

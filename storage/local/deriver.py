@@ -15,9 +15,9 @@ import structlog
 from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.vfs import is_disk_full, is_out_of_files
+from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local import log_walk
 from storage.local.consume_queue import ConsumeQueue, Unflushed
-from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import Made, Pending
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import QUEUE as OFFSET_QUEUE

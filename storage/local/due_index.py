@@ -17,38 +17,18 @@ import numpy as np
 import structlog
 
 from storage.errors import CorruptRecord
-from storage.formats import timer_file
+from storage.formats import timer_file, timer_list
 from storage.formats.timer_file import Entries, Key, Source
+from storage.formats.timer_list import TimerList
 from storage.local.timer_files import Memory, Part, TimerFile, TimerFolder
 from storage.message import NEVER_MS, DueEntry, QueueId
 from storage.store import ANY_LABEL, DueCounts, DuePage, Snapshot
 
 log = structlog.get_logger()
 
-SNAPSHOT = "timers"
 _LARGE = 50_000  # changes in memory: they wait for no round that comes by itself
 _MOST_MERGED = 1 << 22  # entries; what is larger is left alone
 _READ_AT_ONCE = 200_000  # entries that one call looks at
-
-
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """The snapshot's content, as stored."""
-
-    next_number: int
-    waiting: int
-    never: int
-    files: list[tuple[int, int, int]]  # number, count, begin
-
-
-_decoder = msgspec.msgpack.Decoder(_Kept)
-
-
-def listed_files(kept: Snapshot) -> list[tuple[int, int, int]]:
-    """(number, count, begin) of the files that a snapshot of the timers names.
-
-    Raises msgspec.DecodeError.
-    """
-    return _decoder.decode(kept.data).files
 
 
 class _Changes:
@@ -323,7 +303,7 @@ class LocalDueIndex:
 
     def _restore(self, kept: Snapshot) -> None:
         try:
-            found = _decoder.decode(kept.data)
+            found = timer_list.decode(kept.data)
         except msgspec.DecodeError:
             return
         parts = self._folder.open(found.files)
@@ -361,7 +341,7 @@ class LocalDueIndex:
         if file is not None:
             kept.append(Part(file))
         listed = [(part.file.number, part.file.count, part.begin) for part in kept]
-        data = msgspec.msgpack.encode(_Kept(number + 1, *pending.counts, listed))
+        data = timer_list.encode(TimerList(number + 1, *pending.counts, listed))
         return Made(
             pending.generation, tuple(kept), number + 1, Snapshot((data,), pending.positions)
         )

@@ -11,6 +11,7 @@ from storage.errors import CorruptRecord, LogTakenAway
 from storage.files.segments import Segments
 from storage.files.vfs import Space, Vfs
 from storage.formats.record import to_message
+from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.journal import leave_out, read_event
 from storage.local import broker_census, group_offsets, recovery_reports
 from storage.local.broker_timers import BrokerTimers
@@ -20,7 +21,6 @@ from storage.local.config_files import ConfigFiles
 from storage.local.consume_queue import QueueFiles
 from storage.local.data_directory import DataDirectory
 from storage.local.delay_files import DelayFiles
-from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import LocalDueIndex
 from storage.local.group_offsets import GroupOffsets
 from storage.local.key_index import KeyIndex

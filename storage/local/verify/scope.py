@@ -13,8 +13,7 @@ import msgspec
 from storage.errors import StoreRecovering
 from storage.files import durable
 from storage.files.vfs import Vfs
-from storage.formats import checkpoint, names
-from storage.local import snapshot_files
+from storage.formats import checkpoint, names, snapshot_file
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.message import OffsetRange, QueueId
 
@@ -95,7 +94,7 @@ def look(vfs: Vfs, root: PurePath, *, is_running: bool) -> Scope:
 def newest_queues(vfs: Vfs, root: PurePath) -> QueuesSnapshot | None:
     """The newest snapshot of the consume queues; None where there is none, or it is damaged."""
     raw = durable.read_whole(vfs, root / SNAPSHOTS / QUEUES_SNAPSHOT)
-    kept = None if raw is None else snapshot_files.decode(raw)
+    kept = None if raw is None else snapshot_file.decode(raw)
     if kept is None:
         return None
     try:

@@ -18,13 +18,12 @@ from storage.formats import (
     delay_progress,
     group_configs,
     names,
+    snapshot_file,
     timer_file,
+    timer_list,
     topic_configs,
 )
 from storage.formats.timer_file import BLOCK_BYTES, BLOCK_ENTRIES, DamagedTimers
-from storage.local import snapshot_files
-from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
-from storage.local.due_index import listed_files
 from storage.local.verify import scope as scopes
 from storage.local.verify.scope import CHECKPOINT, COMMIT_LOG, CONFIG, SNAPSHOTS, TIMERS, Scope
 from storage.store_status import Finding, VerifyStep
@@ -130,7 +129,7 @@ def _snapshots(scope: Scope) -> Iterator[VerifyStep]:
             continue
         try:
             size = file.size()
-            head = file.read(0, snapshot_files.HEAD_BYTES)
+            head = file.read(0, snapshot_file.HEAD_BYTES)
             crc = 0
             for at in range(len(head), size, _READ_BYTES):
                 piece = file.read(at, _READ_BYTES)
@@ -138,8 +137,8 @@ def _snapshots(scope: Scope) -> Iterator[VerifyStep]:
                 yield VerifyStep(len(piece), f"{SNAPSHOTS}/{name}")
         finally:
             file.close()
-        is_whole = len(head) == snapshot_files.HEAD_BYTES and head.startswith(snapshot_files.MAGIC)
-        if not is_whole or snapshot_files.stated_crc(head) != crc:
+        is_whole = len(head) == snapshot_file.HEAD_BYTES and head.startswith(snapshot_file.MAGIC)
+        if not is_whole or snapshot_file.stated_crc(head) != crc:
             yield _step(
                 scope,
                 folder / name,
@@ -162,10 +161,14 @@ def _timers(scope: Scope) -> Iterator[VerifyStep]:
 
 
 def _listed_timers(scope: Scope) -> list[tuple[int, int]]:
-    raw = durable.read_whole(scope.vfs, scope.root / SNAPSHOTS / TIMERS_SNAPSHOT)
-    kept = None if raw is None else snapshot_files.decode(raw)
+    raw = durable.read_whole(scope.vfs, scope.root / SNAPSHOTS / timer_list.SNAPSHOT)
+    kept = None if raw is None else snapshot_file.decode(raw)
     try:
-        return [] if kept is None else [(number, count) for number, count, _ in listed_files(kept)]
+        return (
+            []
+            if kept is None
+            else [(number, count) for number, count, _ in timer_list.decode(kept.data).files]
+        )
     except msgspec.DecodeError:
         return []
 
