@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ import pytest
 from app.replicas import folder, frames
 from app.replicas.folder import ReplicaNote
 from escrowmq_client import Client, MessageInput, Retry, TransactionMessageInput
-from storage.formats import names
+from storage.formats import names, snapshot_file, timer_list
 from tests.support.certificates import self_signed
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids, read_whole
@@ -128,7 +129,7 @@ def test_the_first_start_of_a_promoted_replica_reads_the_tables_of_its_service(t
         begun = [client.begin_transaction("shop", [paid]) for _ in range(20)]
         for one in begun[:10]:
             client.commit_transaction(one.transaction_id)
-        until(lambda: has_the_table(primary, replica), "the snapshot is copied")
+        until(lambda: has_snapshot(primary, replica, "transactions"), "the snapshot is copied")
         primary.wait_until_copied()
         primary.kill()
         assert replica.terminate() == 0
@@ -143,11 +144,55 @@ def test_the_first_start_of_a_promoted_replica_reads_the_tables_of_its_service(t
             assert states == ["committed"] * 10 + ["prepared"] * 10
 
 
-def has_the_table(primary: Primary, replica: Replica) -> bool:
-    """Has the replica the snapshot of transactions that the service has now?"""
+def test_the_first_start_of_a_promoted_replica_reads_no_schedule_again(tmp_path):
+    often = {"ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "200"}
+    with (
+        Primary(tmp_path / "a", environment=often) as primary,
+        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+    ):
+        with primary.client() as api:
+            ids = send_later(api, 100)
+            until(lambda: waiting_at(primary, replica) == 100, "the timers are copied")
+            ids += send_later(api, 100)
+            until(lambda: waiting_at(primary, replica) == 200, "the timers are copied")
+            for one in ids[:5]:
+                ok(api.delete(f"/v1/schedules/{one}"))
+        until(lambda: waiting_at(primary, replica) == 195, "the timers are copied")
+        primary.wait_until_copied()
+        primary.kill()
+        assert replica.terminate() == 0
+        assert promote(replica.data_dir, "--yes").returncode == 0
+        with replica.service() as service, service.client() as api:
+            assert re.search(r"schedules_open +replayed=0 scheduled=195", service.log())
+            states = [ok(api.get(f"/v1/schedules/{one}"))["state"] for one in ids]
+            assert states == ["cancelled"] * 5 + ["scheduled"] * 195
+            soon = {"deliver_at": "2020-01-01T00:00:00.000Z"}
+            ok(api.patch(f"/v1/schedules/{ids[100]}", json=soon))
+            until(lambda: len(read_ids(service)) == 1, "it is delivered")
+
+
+def send_later(api: httpx.Client, count: int) -> list[str]:
+    """Messages that are due in an hour; the ids of their schedules."""
+    entries = [
+        {"id": str(n), "message": {"payload": str(n), "delay_ms": 3_600_000}} for n in range(count)
+    ]
+    sent = ok(api.post("/v1/topics/orders/messages/batch", json={"entries": entries}), 201)
+    return [one["receipt"]["schedule_id"] for one in sent["results"]]
+
+
+def waiting_at(primary: Primary, replica: Replica) -> int:
+    """The number of due times in the list that the service has and its replica, too."""
+    if not has_snapshot(primary, replica, "timers"):
+        return 0
+    kept = snapshot_file.decode(read_whole(replica.data_dir / "store" / "snapshots" / "timers"))
+    assert kept is not None
+    return timer_list.decode(kept.data).waiting
+
+
+def has_snapshot(primary: Primary, replica: Replica, name: str) -> bool:
+    """Has the replica the snapshot that the service has now?"""
     own, copied = (
-        read_whole(one.data_dir / "store" / "snapshots" / "transactions")
-        for one in (primary, replica)
+        read_whole(one.data_dir / "store" / "snapshots" / name) for one in (primary, replica)
     )
     return bool(own) and own == copied
 
