@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 
 _SEAL_DIGITS_AND_END = 9
 _RECORD_MAGICS = (records.MAGIC_V1, records.MAGIC_V2)
+_LEAST_RUN_BYTES = 2048  # fewer are judged one after another before numpy has begun
 
 
 class Stop(Enum):
@@ -84,7 +85,8 @@ def scan(
     synced_offset = 0
     epoch_begins: list[EpochBegin] = []
     while True:
-        run = _scan_units(window, at, window_offset, epoch)
+        is_long = len(window) - at >= _LEAST_RUN_BYTES
+        run = _scan_units(window, at, window_offset, epoch) if is_long else None
         if run is not None:
             found.append((run.positions, run.sizes))
             at = run.end
