@@ -58,7 +58,8 @@ class Replay:
         self._signs.clear()
         offsets, lengths = scan.record_offsets, scan.record_bytes
         at = 0
-        for begin, end in skimmed.plain_runs(window, offsets - window_offset):
+        is_long = len(offsets) >= _LEAST_RUN
+        for begin, end in skimmed.plain_runs(window, offsets - window_offset) if is_long else ():
             if end - begin < _LEAST_RUN:
                 continue
             self._feed_each(window, window_offset, offsets[at:begin], lengths[at:begin])
@@ -91,24 +92,24 @@ class Replay:
         of its queue.
         """
         run = skimmed.skim_plain(window, offsets - window_offset, lengths)
-        # the first record of each queue
-        begins = dict(zip(reversed(run.queues), reversed(range(len(offsets))), strict=True))
-        if any(topic in _READ_EACH for topic, _ in begins):
+        if any(topic in _READ_EACH for topic in run.topics):
             return False
-        found = {
-            of_queue: self._found.get(of_queue)
-            or self._find(*of_queue, int(run.queue_offsets[begin]), window)
-            for of_queue, begin in begins.items()
-        }
-        if any(sign is not None for _, sign in found.values()):
+
+        def find(first: int) -> tuple[ConsumeQueue, bytes | None]:
+            topic, number = run.topics[run.of_topic[first]], int(run.queue_numbers[first])
+            known = self._found.get((topic, number))
+            return known or self._find(topic, number, int(run.queue_offsets[first]), window)
+
+        by_queue = (run.of_topic << 32) + run.queue_numbers
+        order = np.argsort(by_queue, kind="stable")
+        begins = np.flatnonzero(np.diff(by_queue[order], prepend=by_queue[order[0]] - 1))
+        found = [find(first) for first in order[begins].tolist()]
+        if any(sign is not None for _, sign in found):
             return False
-        numbers = {of_queue: number for number, of_queue in enumerate(found)}
-        of_record = np.fromiter(map(numbers.__getitem__, run.queues), np.int64, len(offsets))
-        order = np.argsort(of_record, kind="stable")
-        ends = np.cumsum(np.bincount(of_record)).tolist()
+        bounds = [*begins.tolist(), len(order)]
         queue_offsets = run.queue_offsets[order]
         new: list[tuple[ConsumeQueue, int, int]] = []  # the range of its records that are new
-        for (queue, _), begin, end in zip(found.values(), [0, *ends[:-1]], ends, strict=True):
+        for (queue, _), begin, end in zip(found, bounds[:-1], bounds[1:], strict=True):
             own = queue_offsets[begin:end]
             known = int((own < queue.next_offset).sum())
             if (own[known:] != np.arange(len(own) - known) + queue.next_offset).any():
@@ -116,7 +117,7 @@ class Replay:
             new.append((queue, begin + known, end))
         entries = np.empty(len(offsets), queue_entry.STORED)
         entries["physical_offset"], entries["record_bytes"] = offsets, lengths
-        entries["tag_hash"] = _tag_hashes(window, run.properties)
+        entries["tag_hash"] = skimmed.tag_hashes(window, run.properties_begin, run.properties_end)
         raw = entries[order].tobytes()
         each = [raw[at : at + ENTRY_BYTES] for at in range(0, len(raw), ENTRY_BYTES)]
         for queue, begin, end in new:
@@ -239,24 +240,6 @@ def entries_of_batch(offset: int, record_bytes: int, record: records.Record) -> 
         for number, one in zip(range(len(hashes)), inner, strict=False):
             hashes[number] = tags_code(topic, one.properties, record.stored_at_ms)
     return tuple(queue_entry.encode(offset, record_bytes, tag_hash) for tag_hash in hashes)
-
-
-def _tag_hashes(window: bytes, places: Sequence[tuple[int, int]]) -> list[int]:
-    """Hash of the tag in each of these property strings of the window, 0 without a tag."""
-    find_last, starts = window.rfind, window.startswith
-    hashes = []
-    item, item_hash = b"\x02", 0  # of the tag before: the next one is often the same
-    for begin, end in places:
-        at = find_last(_TAG_ITEM, begin, end)
-        if at < 0:
-            hashes.append(tags_code(b"", window[begin:end], 0))
-        elif starts(item, at, end) and len(item) > len(_TAG_ITEM):
-            hashes.append(item_hash)
-        else:
-            item_hash = tags_code(b"", window[at:end], 0)
-            item = window[at : window.find(_VALUE_END, at + len(_TAG_ITEM), end) + 1]
-            hashes.append(item_hash)
-    return hashes
 
 
 def tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:

@@ -153,7 +153,7 @@ def test_a_record_that_only_a_broker_writes_is_counted_in_each_window(log, files
     assert given.broker_records == {"light_queue": 2}
 
 
-TAGS = [{}, {"TAGS": ""}, {"TAGS": "red"}, {"TAGS": "red"}, {"TAGS": "blue"}, {"TAGS": "größe"}]
+TAGS = [{}, {"TAGS": ""}, *({"TAGS": tag} for tag in ("red", "red", "blue", "größe", "x" * 40))]
 PLAIN = [QueueId("orders", 0), QueueId("orders", 1), QueueId("t" * 300, 0), QueueId("x", 7)]
 
 
