@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
         self._http: HttpServer | None = None
         self._acceptor: Acceptor | None = None
         self._wiring.on_fatal = self._end
-        self._wiring.on_loaded = _leave_alone_what_is_loaded  # a million pending transactions, say
+        self._wiring.on_loaded = _note_loaded
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
@@ -90,7 +90,6 @@ class _Server(uvicorn.Server):
 def run(settings: Settings, create: Callable[[Settings], FastAPI] = create_app) -> int:
     """Serve until told to stop; the exit status. `create` makes what serves."""
     os.umask(0o077)
-    _give_memory_back()
     readable = settings.log_format == "console" or (settings.dev and not settings.log_format)
     configure_logging(level=settings.log_level, readable=readable)
     soft, limit = raise_limit()
@@ -138,6 +137,12 @@ def run(settings: Settings, create: Callable[[Settings], FastAPI] = create_app) 
     return lifecycle.exit_code
 
 
+def _note_loaded() -> None:
+    """From now on requests come in; before, the log is read in large windows."""
+    _leave_alone_what_is_loaded()
+    _give_memory_back()
+
+
 def _give_memory_back() -> None:
     """Have the C library return the memory of large buffers; other libraries than glibc do so by
     themselves.
@@ -146,11 +151,12 @@ def _give_memory_back() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+        libc.malloc_trim(0)
 
 
 def _leave_alone_what_is_loaded() -> None:
-    """It stays. Left to the garbage collector, it is walked twice a second under load, 60 to 100 ms
-    each time.
+    """It stays, a million pending transactions, say. Left to the garbage collector, it is walked
+    twice a second under load, 60 to 100 ms each time.
     """
     gc.collect()
     gc.freeze()
