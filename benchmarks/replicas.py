@@ -114,6 +114,8 @@ def _replica(directory: Path, port: int) -> Replica:
     environment = {
         "ESCROWMQ_LOCAL__SEGMENT_BYTES": _SEGMENT_BYTES,
         "ESCROWMQ_REPLICA__HEARTBEAT_MS": "1000",
+        # of two with one name, as of one machine, each takes the connection from the other
+        "ESCROWMQ_REPLICA__NODE": directory.name,
     }
     return Replica(directory, of(port), environment=environment, forked=False)
 
