@@ -12,18 +12,26 @@ import msgspec
 from storage.files.vfs import OsVfs
 from storage.formats import names, snapshot_file, timer_list
 
+_WAITING = "copied-timers-"  # and the name of the file
+
 
 class CopiedTimers:
     """Of one connection. One thread at a time, blocking."""
 
     def __init__(self, store: Path) -> None:
         self._folder = store / "timers"
+        self._making = store / "making"
+        self._is_first = True
         self._waiting: dict[str, Path] = {}  # by name: whole, on disk, and in no list yet
         self._in_place: set[str] = set()
 
     def add(self, name: str, path: Path) -> None:
         """Take a file that is whole and on disk, until a list names it. Raises OSError."""
-        self._waiting[name] = path.replace(path.with_name(f"copied-timers-{name}"))
+        if self._is_first:
+            self._is_first = False
+            for rest in self._making.glob(f"{_WAITING}*"):  # of an earlier connection
+                rest.unlink()
+        self._waiting[name] = path.replace(self._making / f"{_WAITING}{name}")
 
     def put_in_place(self, listed: set[str], *, before: Path) -> None:
         """Give the files of a list their names, and remove all others. The caller then puts the
@@ -38,9 +46,12 @@ class CopiedTimers:
         before.unlink(missing_ok=True)
         vfs.sync_directory(before.parent)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        for name in listed & self._waiting.keys():
-            self._waiting[name].replace(self._folder / name)
-            self._in_place.add(name)
+        for name, path in list(self._waiting.items()):
+            if name in listed:
+                path.replace(self._folder / name)
+                self._in_place.add(name)
+            else:
+                path.unlink()
             del self._waiting[name]
         for path in self._folder.iterdir():
             if path.name not in listed:

@@ -85,6 +85,10 @@ class Ends:
             self.incoming.keep()
         return piece
 
+    def making(self) -> Iterable[Path]:
+        """Files of the replica that have not got their name."""
+        return Path(self.replica.directory.making).iterdir()
+
     def send_all(self) -> list[str]:
         """The names of the pieces."""
         sent = []
@@ -209,6 +213,31 @@ def test_a_list_of_files_that_had_no_space_changes_nothing(ends):
     ends.connect()
     ends.send_all()
     assert due(ends.replica.opened()) == [*range(5_010)]
+
+
+def test_what_a_connection_leaves_is_removed_by_the_next_one(ends):
+    ends.primary.write(range(5_000))
+    ends.send()  # the list is still to come
+    assert [path.name for path in ends.making()] == ["copied-timers-" + names.file_name(0)]
+    ends.outgoing.close()
+    ends.connect()
+    for begin in (5_000, 20_000):  # merged
+        ends.primary.write(range(begin, 4 * begin))
+    ends.send_all()
+
+    assert [*ends.making()] == []
+    assert due(ends.replica.opened()) == [*range(80_000)]
+
+
+def test_a_file_that_no_list_came_to_name_is_removed_with_the_next_list(ends):
+    ends.primary.write(range(5_000))
+    ends.send()
+    unnamed = Piece("timer-file/" + names.file_name(9), 1, 0, b"x")
+    assert not ends.incoming.add(unnamed)
+    ends.send_all()
+
+    assert [*ends.making()] == []
+    assert ends.replica.files() == [names.file_name(0)]
 
 
 @pytest.mark.parametrize(
