@@ -63,7 +63,7 @@ rocketmq: .venv/.dev  ## hand stores over between a real RocketMQ broker and Esc
 	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n 3 --dist loadgroup -m rocketmq tests/rocketmq
 
 test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
-	PYTHONHASHSEED=0 FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults
+	PYTHONHASHSEED=0 FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup --durations 20 -m faults
 
 bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the same run (BENCH="http --rounds 5")
 	$(BIN)/python -m benchmarks $(BENCH)
