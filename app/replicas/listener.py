@@ -212,8 +212,12 @@ class ReplicaListener:
         if len(others) >= self._options.max_replicas:
             raise Refused("max_replicas are connected", is_final=False)
         log.info("replica_follows", node=node)
+        silent_ms = self._clock.monotonic_ms() - 2 * self._options.heartbeat_ms
         for task, sender in self._senders.items():
             if sender.node == node:
+                if sender.heard_ms > silent_ms:
+                    reason = "two machines of one name? ESCROWMQ_REPLICA__NODE gives each its own"
+                    log.warning("replica_replaced", node=node, left=sender.address, reason=reason)
                 task.cancel()
 
 

@@ -740,7 +740,7 @@ def test_with_two_copies_a_replica_that_stands_still_is_left_out_and_counts_agai
             assert set(sent) <= read_ids(service)
 
 
-def test_two_replicas_of_one_name_count_as_one(tmp_path):
+def test_two_replicas_of_one_name_count_as_one_and_the_log_says_so(tmp_path):
     three = {"ESCROWMQ_REPLICA__COPIES": "3"}
 
     def replica(name: str, node: str) -> Replica:
@@ -751,6 +751,7 @@ def test_two_replicas_of_one_name_count_as_one(tmp_path):
         with replica("b", "one"), replica("c", "one") as second:
             until(lambda: "follows" in second.log(), "both were let in")
             assert not takes_messages(api)
+            until(lambda: "replica_replaced" in primary.log(), "one takes the other's connection")
         with replica("b", "one"), replica("c", "two"):
             until(lambda: takes_messages(api), "both count")
 
