@@ -231,8 +231,8 @@ class ServiceLifecycle:
     def _copies_check(self) -> dict[str, str]:
         if self.settings.replica.when_missing is WhenMissing.REFUSE:
             return {}
-        is_alone = self._store is not None and self._store.is_alone
-        return {"copies": "new messages are on this machine alone" if is_alone else "ok"}
+        is_alone = self._services is not None and self._services.missing_replicas.is_alone
+        return {"copies": "messages may be on this machine alone" if is_alone else "ok"}
 
     def _scrub_check(self) -> str:
         """Say whether the old log is damaged.

@@ -236,7 +236,7 @@ async def list_replicas(services: Services, _: Call) -> Reply:
             copies=replicas.copies,
             safe_offset=store.synced_offset(),
             lacks_copies=replicas.lacks_copies,
-            alone=replicas.is_alone,
+            alone=services.missing_replicas.is_alone,
             items=[Replica(**found._asdict()) for found in replicas.connected()],
             rocketmq_slaves=[
                 RocketmqSlave(**found._asdict()) for found in replicas.connected_slaves()

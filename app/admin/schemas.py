@@ -408,8 +408,9 @@ class ReplicaList(msgspec.Struct, kw_only=True):
     alone: Annotated[
         bool,
         Meta(
-            description="True: too few replicas are connected, and the service acknowledges what "
-            "is on its own disk, with `durability` `synced`."
+            description="True: messages may be on the disk of this machine alone, and no other one "
+            "can take its place. While too few replicas are connected, it acknowledges what is on "
+            "its own disk, with `durability` `synced`."
         ),
     ]
     items: list[Replica]

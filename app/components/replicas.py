@@ -62,6 +62,6 @@ class ReplicasComponent(Component):
         )
         yield Gauge(
             "escrowmq_alone",
-            "1 while the service acknowledges what is on its own disk alone",
-            int(self._listener.is_alone),
+            "1 while messages may be on this machine alone, and no other one can take its place",
+            int(self._missing.is_alone),
         )

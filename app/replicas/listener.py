@@ -129,11 +129,6 @@ class ReplicaListener:
         """Are new messages refused because too few replicas are connected?"""
         return self._store.lacks_copies
 
-    @property
-    def is_alone(self) -> bool:
-        """Does the service acknowledge what is on its own disk alone?"""
-        return self._store.is_alone
-
     def connected(self) -> list[ConnectedReplica]:
         """Those that are connected, by their names."""
         now_ms = self._clock.monotonic_ms()

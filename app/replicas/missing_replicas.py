@@ -44,6 +44,7 @@ class MissingReplicas:
         self._after_ms = options.degrade_after_ms
         self._is_entered = False  # that it is alone, for certain
         self._may_be_entered = False
+        self.is_alone = False  # what it has may be here alone: no other machine takes its place
         self._well_ms = clock.monotonic_ms()
         self._not_before_ms = 0  # of the next attempt to be together, or to be alone
         self._entry_ms = 0  # when the entry was last read
@@ -63,7 +64,7 @@ class MissingReplicas:
             return
         before = await self._entry.read()
         if before.is_alone and before.node == self._node:
-            self._may_be_entered = True
+            self._may_be_entered = self.is_alone = True
             self._store.end_alone()
             if self._degrades and await self._enter(self._entry):
                 self._go_alone()
@@ -125,6 +126,7 @@ class MissingReplicas:
         return self._store.copied_end() >= self._mark
 
     def _go_alone(self) -> None:
+        self.is_alone = True
         self._store.go_alone()
         self._last_reason = ""
         log.warning("acknowledges_alone", node=self._node)
@@ -149,7 +151,7 @@ class MissingReplicas:
         epoch = self._store.epochs.last_epoch
         self._is_entered = False
         await entry.change(lambda leader: leader.together(epoch, self._node))
-        self._may_be_entered = False
+        self._may_be_entered = self.is_alone = False
         self._last_reason = ""
         log.info("acknowledges_with_replicas")
 
@@ -161,7 +163,7 @@ class MissingReplicas:
         except RegistryUnavailable:
             return  # then none can be
         if leader.node != self._node:
-            self._is_entered = self._may_be_entered = False
+            self._is_entered = self._may_be_entered = self.is_alone = False
             self._store.end_alone()
             log.critical("alone_no_more", leader=leader.node, epoch=leader.epoch)
 
