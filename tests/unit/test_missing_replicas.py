@@ -151,10 +151,13 @@ def test_the_entry_is_taken_back_when_the_replica_has_everything_and_not_before(
         one.store.note_copy("b", end)  # and not the message that came since
         await asyncio.sleep(2)
         assert one.registry.leader.is_alone
+        assert one.missing.is_alone
+        assert not one.store.is_alone
         one.copy()
         await asyncio.sleep(2)
         assert one.registry.leader == Leader(1, "a")
         assert not one.missing.is_noted
+        assert not one.missing.is_alone
         sending = asyncio.ensure_future(one.send())
         await asyncio.sleep(0.5)
         one.copy()
@@ -248,6 +251,7 @@ def test_one_that_is_alone_no_longer_is_when_another_machine_was_promoted():
             await one.send()
         await asyncio.sleep(10)
         assert one.registry.leader == Leader(1_001, "b")
+        assert not one.missing.is_alone
         await one.missing.stop()
 
     in_world(main)
@@ -269,6 +273,7 @@ def test_a_start_of_one_that_was_alone_and_is_to_refuse_takes_the_entry_back_wit
         with pytest.raises(NotEnoughCopies):
             await one.send()
         assert one.registry.leader.is_alone
+        assert one.missing.is_alone
         one.copy()
         await asyncio.sleep(2)
         assert one.registry.leader == Leader(1, "a")
