@@ -94,7 +94,7 @@ def tag_hashes(window: bytes, begins: Ints, ends: Ints) -> Ints:
     tags_begin, ends = tags_begin[tagged], ends[tagged]
     hashes[tagged], is_done = _short_hashes(window, tags_begin, ends)
     for at in np.flatnonzero(~is_done).tolist():
-        tag, _, _ = window[tags_begin[at] : ends[at]].partition(b"\x02")
+        tag, _, _ = window[tags_begin[at] : ends[at]].partition(bytes([_VALUE_END]))
         hashes[tagged[at]] = queue_entry.tag_hash(tag.decode("utf-8", errors="replace"))
     return hashes
 
@@ -105,7 +105,7 @@ def _tag_begins(window: bytes, begins: Ints, ends: Ints) -> Ints:
     The last one counts, as in a decoded property map.
     """
     bytes_ = np.frombuffer(window, np.uint8)
-    names = _names(window)
+    names = _tag_names(window)
     names = names[bytes_[names + _TAG_BYTES] == _NAME_END]
     # A name is the first of its string, or the end of the value before it is in front of it.
     inner = np.append(-1, names[bytes_[names - 1] == _VALUE_END])
@@ -139,8 +139,8 @@ def _short_hashes(window: bytes, begins: Ints, ends: Ints) -> tuple[Ints, NDArra
     return hashes.view(np.int32).astype(np.int64), is_short
 
 
-def _names(window: bytes) -> Ints:
-    """Where the name of the tag stands, in order; a byte lies in front of it and one behind it."""
+def _tag_names(window: bytes) -> Ints:
+    """Positions of the text TAGS, in order, but for one at either end of the window."""
     found = [
         np.flatnonzero(np.frombuffer(window, np.uint32, (len(window) - at) // 4, at) == _TAG) * 4
         + at

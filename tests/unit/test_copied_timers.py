@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.replicas.frames import BadFrame, Piece
-from app.replicas.snapshots import PIECE_BYTES, IncomingSnapshots, OutgoingSnapshots
+from app.replicas.snapshots import PIECE_BYTES
 from storage.files.vfs import OsVfs
 from storage.formats import names
 from storage.formats.timer_list import SNAPSHOT
@@ -16,10 +16,9 @@ from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
 from storage.message import NEVER_MS, DueEntry, QueueId
 from storage.store import Snapshot
-from tests.support.clock import ManualClock
+from tests.support.snapshot_link import SnapshotLink
 
 ORDERS = QueueId("orders", 0)
-END = 1_000  # of the log
 PIECE = "timer-file/00000000000000000000"
 
 
@@ -65,36 +64,16 @@ def due(index: LocalDueIndex) -> list[int]:
     ]
 
 
-class Ends:
+class Ends(SnapshotLink):
     """A service, its replica, and what is sent from one to the other."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.clock = folder, ManualClock()
+        super().__init__(folder / "a", folder / "b")
         self.primary, self.replica = Timers(folder / "a"), Timers(folder / "b")
-        self.connect()
-
-    def connect(self) -> None:
-        self.outgoing = OutgoingSnapshots(self.folder / "a", self.clock)
-        self.incoming = IncomingSnapshots(self.folder / "b")
-
-    def send(self) -> Piece | None:
-        """The next piece, however long that takes."""
-        self.clock.advance(self.outgoing.wait_ms())
-        piece = self.outgoing.next_piece(on_disk_end=END, sent_end=END)
-        if piece is not None and self.incoming.add(piece):
-            self.incoming.keep()
-        return piece
 
     def making(self) -> Iterable[Path]:
         """Files of the replica that have not got their name."""
         return Path(self.replica.directory.making).iterdir()
-
-    def send_all(self) -> list[str]:
-        """The names of the pieces."""
-        sent = []
-        while (piece := self.send()) is not None:
-            sent.append(piece.name)
-        return sent
 
 
 @pytest.fixture
@@ -125,7 +104,7 @@ def test_a_timer_file_goes_over_a_connection_once(ends):
     assert ends.replica.files() == [first, second]
     assert ends.send_all() == []
 
-    ends.connect()
+    ends.connect_again()
     assert sorted(ends.send_all()) == sorted([PIECE, f"timer-file/{second}", SNAPSHOT])
     assert due(ends.replica.opened()) == [*range(5_010)]
 
@@ -210,7 +189,7 @@ def test_a_list_of_files_that_had_no_space_changes_nothing(ends):
     ends.send_all()
     assert due(ends.replica.opened()) == [*range(5_000)]
 
-    ends.connect()
+    ends.connect_again()
     ends.send_all()
     assert due(ends.replica.opened()) == [*range(5_010)]
 
@@ -219,8 +198,7 @@ def test_what_a_connection_leaves_is_removed_by_the_next_one(ends):
     ends.primary.write(range(5_000))
     ends.send()  # the list is still to come
     assert [path.name for path in ends.making()] == ["copied-timers-" + names.file_name(0)]
-    ends.outgoing.close()
-    ends.connect()
+    ends.connect_again()
     for begin in (5_000, 20_000):  # merged
         ends.primary.write(range(begin, 4 * begin))
     ends.send_all()

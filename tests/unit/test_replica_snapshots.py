@@ -5,23 +5,20 @@ from pathlib import Path
 import pytest
 
 from app.replicas.frames import BadFrame, Piece
-from app.replicas.snapshots import COPIED, PIECE_BYTES, IncomingSnapshots, OutgoingSnapshots
-from tests.support.clock import ManualClock
+from app.replicas.snapshots import COPIED, PIECE_BYTES
+from tests.support.snapshot_link import LOG_END, SnapshotLink
 
 LARGE = bytes(range(256)) * (PIECE_BYTES // 256) * 2 + b"end"  # three pieces
-END = 1_000  # of the log
 
 
-class Ends:
+class Ends(SnapshotLink):
     """A service and its replica: their folders, and what is sent from one to the other."""
 
     def __init__(self, folder: Path) -> None:
-        self.clock = ManualClock()
         self.primary, self.replica = folder / "a", folder / "b"
         (self.primary / "store" / "snapshots").mkdir(parents=True)
         (self.replica / "store").mkdir(parents=True)
-        self.outgoing = OutgoingSnapshots(self.primary, self.clock)
-        self.incoming = IncomingSnapshots(self.replica)
+        super().__init__(self.primary, self.replica)
 
     def write(self, name: str, data: bytes) -> None:
         """As a service does: the file is replaced."""
@@ -34,21 +31,6 @@ class Ends:
         return (
             {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
         )
-
-    def send(self, *, sent_end: int = END) -> Piece | None:
-        """The next piece, however long that takes."""
-        self.clock.advance(self.outgoing.wait_ms())
-        piece = self.outgoing.next_piece(on_disk_end=END, sent_end=sent_end)
-        if piece is not None and self.incoming.add(piece):
-            self.incoming.keep()
-        return piece
-
-    def send_all(self) -> list[str]:
-        """The names of the pieces."""
-        sent = []
-        while (piece := self.send()) is not None:
-            sent.append(piece.name)
-        return sent
 
 
 @pytest.fixture
@@ -104,7 +86,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_sent_arrives_as_it_was(ends):
 def test_the_end_of_a_snapshot_follows_all_of_the_log_that_it_reflects(ends):
     ends.write("leases", LARGE)
 
-    sent = [ends.send(sent_end=END - 1) for _ in range(4)]
+    sent = [ends.send(sent_end=LOG_END - 1) for _ in range(4)]
 
     assert [piece is not None for piece in sent] == [True, True, False, False]
     assert ends.kept() == {}
