@@ -5,7 +5,7 @@
       consumequeue/    <topic>/<queue>/, derived
       index/           RocketMQ's index files: message key to log offset, derived
       checkpoint       how far what is on disk
-      abort            there while a process writes: a start that finds it recovers
+      abort            there while a process writes, with its id: a start that finds it recovers
       lock             RocketMQ's lock file
       config/          what a broker would want to know of the delay queues, RocketMQ's files
       timerlog/        what waits in the timer queue, for a broker, RocketMQ's layout; derived
@@ -23,6 +23,8 @@ from pathlib import PurePath
 from storage.errors import DirectoryInUse
 from storage.files import durable
 from storage.files.vfs import Lock, Vfs, is_disk_full
+
+_OURS = b"escrowmq"  # behind the process id, which is all that a broker writes
 
 
 class DataDirectory:
@@ -60,6 +62,12 @@ class DataDirectory:
         """Did the last owner end without closing in order?"""
         return self.vfs.exists(self._abort_mark)
 
+    @property
+    def is_marked_by_another(self) -> bool:
+        """Was the last owner a broker, or EscrowMQ before its mark had its name, and was killed?"""
+        mark = durable.read_whole(self.vfs, self._abort_mark)
+        return mark is not None and not mark.endswith(_OURS)
+
     def mark(self) -> None:
         """Leave a mark by which the next start sees a crash; durable on return.
 
@@ -67,10 +75,9 @@ class DataDirectory:
 
         On a full disk the mark of an owner that did not close in order stays as it is.
         """
+        mark = b"%d %s" % (self.vfs.process_id(), _OURS)
         try:
-            durable.replace(
-                self.vfs, self._abort_mark, str(self.vfs.process_id()).encode(), scratch=self.making
-            )
+            durable.replace(self.vfs, self._abort_mark, mark, scratch=self.making)
         except OSError as error:
             if not (is_disk_full(error) and self.is_marked):
                 raise
@@ -107,7 +114,8 @@ class DataDirectory:
 
     def _owner_pid(self) -> int | None:
         try:
-            text = (durable.read_whole(self.vfs, self._abort_mark) or b"").decode("ascii")
-        except (OSError, UnicodeDecodeError):
+            mark = durable.read_whole(self.vfs, self._abort_mark) or b""
+        except OSError:
             return None
-        return int(text) if text.isdigit() else None
+        process_id = mark.partition(b" ")[0]
+        return int(process_id) if process_id.isdigit() else None

@@ -31,34 +31,38 @@ class DelayFiles:
         )
         self._counter = found.counter
         # what a broker had done before the store was opened, if it was the last
-        self.by_broker: Mapping[QueueId, int] | None = None
-        if not found.is_ours:
-            self.by_broker = {
-                QueueId(SCHEDULE_TOPIC, level - 1): offset
-                for level, offset in found.offsets.items()
-            }
+        self.by_broker: Mapping[QueueId, int] | None = None if found.is_ours else _by_queue(found)
+        self._found = found
+
+    def note_broker(self) -> None:
+        """A broker was the last to have the store, and was killed before it wrote the file, which
+        it does every ten seconds. Durable on return: it is known until the next `save`.
+        """
+        if self._found.is_ours:
+            self._found = self._found._replace(is_ours=False)
+            self.by_broker = _by_queue(self._found)
+            self._write(self._found)
 
     def save(self, done_before: Mapping[QueueId, int]) -> None:
         """Durable on return."""
         self._counter += 1
-        now_ms = self._clock.wall_ms()
         levels = {
             queue.number + 1: offset
             for queue, offset in done_before.items()
             if queue.topic == SCHEDULE_TOPIC
         }
-        self._replace(
-            _LEVELS,
-            delay_progress.encode_levels(
-                LevelOffsets(levels, self._counter, is_ours=True), now_ms=now_ms
-            ),
-        )
+        self._write(LevelOffsets(levels, self._counter, is_ours=True))
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _write(self, levels: LevelOffsets) -> None:
         directory = self._directory
-        durable.replace(directory.vfs, directory.config / name, data, scratch=directory.making)
+        data = delay_progress.encode_levels(levels, now_ms=self._clock.wall_ms())
+        durable.replace(directory.vfs, directory.config / _LEVELS, data, scratch=directory.making)
 
     def _read(self, name: str) -> LevelOffsets | None:
         path = self._directory.config / name
         raw = durable.read_whole(self._directory.vfs, path, most_bytes=MOST_BYTES)
         return None if raw is None else delay_progress.decode_levels(raw)
+
+
+def _by_queue(levels: LevelOffsets) -> Mapping[QueueId, int]:
+    return {QueueId(SCHEDULE_TOPIC, level - 1): offset for level, offset in levels.offsets.items()}

@@ -9,7 +9,7 @@ import structlog
 from storage.clock import Clock
 from storage.errors import CorruptRecord, LogTakenAway
 from storage.files.segments import Segments
-from storage.files.vfs import Space, Vfs
+from storage.files.vfs import Space, Vfs, is_disk_full
 from storage.formats.record import to_message
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.journal import leave_out, read_event
@@ -179,7 +179,8 @@ class StoreFiles:
                 confirm_offset=safe_end,
             )
             self.checkpoint.force()
-            self.directory.unmark()
+            if not self.directory.is_marked_by_another:
+                self.directory.unmark()
         self._close_all()
 
     def _recover(self, clock: Clock, progress: Progress, *, is_replica: bool) -> None:
@@ -205,7 +206,7 @@ class StoreFiles:
         self._replay_offsets()
         self._open_timers()
         watch.note("offsets_and_timers")
-        self.directory.mark()
+        self._mark()
         end, epoch, stored_at_ms = recovered.end, recovered.epoch, recovered.last_stored_at_ms
         first_offset = self.segments.first_offset
         self.checkpoint.note(
@@ -236,6 +237,17 @@ class StoreFiles:
             folder, self.load_snapshot(TIMERS_SNAPSHOT, self.recovered.queues.bounds_of)
         )
         self._open.append(self.due_index.close)
+
+    def _mark(self) -> None:
+        """Replace the mark of a broker once its files say that it had the store."""
+        try:
+            if self.directory.is_marked_by_another:
+                self.delay_files.note_broker()
+        except OSError as error:
+            if is_disk_full(error):
+                return  # its mark stays, for the next start
+            raise
+        self.directory.mark()
 
     def _replay_offsets(self) -> None:
         queue = group_offsets.QUEUE

@@ -1,22 +1,27 @@
 """What a broker did with delayed messages is not done again by us, and what it left is."""
 
+import errno
+
 import pytest
 
 from scheduler import scheduled_message
 from scheduler.schedule import ScheduleState
 from scheduler.scheduled_message import TIMER_QUEUE
 from storage.files import durable
+from storage.files.faulty import FaultyVfs
 from storage.formats import delay_progress, properties
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.delay_progress import LevelOffsets
 from storage.message import Message, QueueId, StoredMessage, resend
 from tests.support.builders import message
-from tests.support.schedules import EVERYTHING, ORDERS, House, in_house
+from tests.support.lives import run_lives
+from tests.support.schedules import EVERYTHING, ORDERS, House, a_house, in_house
 from tests.support.simulation import ROOT
 from tests.unit.test_broker_timers import OPTIONS
 
 LEVELS = ROOT / "config" / "delayOffset.json"
 CHECK = ROOT / "config" / "timercheck"
+MARK = ROOT / "abort"
 
 
 def timed(name: str, due_ms: int, **system: str) -> Message:
@@ -70,7 +75,12 @@ def killed(house: House) -> None:
     durable.replace(house.world.disk, CHECK, raw[:56] + bytes(4_040), scratch=ROOT / "making")
 
 
-@pytest.mark.parametrize("end", [give_back, killed])
+def killed_at_once(house: House) -> None:
+    """As a broker leaves it that was killed before it wrote any of its files."""
+    durable.replace(house.world.disk, MARK, b"4711", scratch=ROOT / "making")
+
+
+@pytest.mark.parametrize("end", [give_back, killed, killed_at_once])
 def test_what_a_broker_delivered_of_ours_is_not_delivered_again(end):
     async def life(house):
         await house.put_off("a", "b", "c", due_ms=house.now_ms + 1_500)
@@ -90,6 +100,37 @@ def test_what_a_broker_delivered_of_ours_is_not_delivered_again(end):
     in_house(life, next_life, last_life, options=OPTIONS)
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_a_broker_delivered_is_known_though_a_start_between_ended_before_it_was_marked(
+    is_full,
+):
+    def plan(call, path):
+        if is_full and call == "write" and "delayOffset" in path.name:
+            raise OSError(errno.ENOSPC, "simulated")
+
+    async def life(world):
+        house = await a_house(world, options=OPTIONS)
+        await house.put_off("a", "b", due_ms=house.now_ms + 1_500)
+        await by_broker(house, "a")
+        await house.store.aclose()
+        killed_at_once(house)
+
+    async def start_between(world):
+        world.vfs = FaultyVfs(world.disk, plan)
+        store = await world.open_store(OPTIONS)
+        await store.aclose()
+
+    async def last_life(world):
+        house = await a_house(world, options=OPTIONS)
+        await house.deliver(10_000)
+        assert await house.deliver(1_000) == ["a", "b"]
+
+    async def enter(world):
+        return world
+
+    run_lives((life, start_between, last_life), enter)
+
+
 def test_a_moved_message_that_a_broker_delivered_at_its_first_time_is_not_delivered_again():
     async def life(house):
         await house.put_off("a", "b", due_ms=house.now_ms + 1_500)
@@ -107,12 +148,13 @@ def test_a_moved_message_that_a_broker_delivered_at_its_first_time_is_not_delive
     in_house(life, next_life, options=OPTIONS)
 
 
-def test_what_a_broker_delivered_is_known_though_we_are_killed_before_it_is_due_again():
+@pytest.mark.parametrize("end", [give_back, killed, killed_at_once])
+def test_what_a_broker_delivered_is_known_though_we_are_killed_before_it_is_due_again(end):
     async def life(house):
         await house.put_off("a", "b", due_ms=house.now_ms + 1_500)
         await by_broker(house, "a")
         await house.store.aclose()
-        give_back(house)
+        end(house)
 
     async def next_life(house):
         pass
