@@ -67,9 +67,11 @@ def walk(
 
 @contextmanager
 def many_at_a_time() -> Iterator[None]:
-    """Units are checked together however few there are."""
+    """Units are checked together however few there are, two of a length at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "_LEAST_RUN_BYTES", 0)
+        patch.setattr(scan, "_LEAST_COPIED", 1)
+        patch.setattr(scan, "_COPIED_TOGETHER", 2)
         yield
 
 

@@ -27,7 +27,9 @@ MAGIC = records.MAGIC_V1.to_bytes(4, "big")
 # what is found
 
 
-@pytest.mark.parametrize("first_offset", [0, 8, SEGMENT, 5 * SEGMENT + 1024])
+@pytest.mark.parametrize(
+    "first_offset", [0, 8, SEGMENT, 5 * SEGMENT + 1024, 1 << 44, (1 << 44) - 1024, 3 << 44]
+)
 def test_every_record_of_every_unit_is_found_in_order(first_offset):
     log = Log(first_offset).ours(1).ours(3).ours(1).ours(7)
 
@@ -386,6 +388,19 @@ def test_magic_numbers_inside_bodies_are_no_records(shift):
     assert (found.record_offsets, found.stop) == (log.places, Stop.EMPTY)
 
 
+@pytest.mark.parametrize("shift", range(8))
+@pytest.mark.parametrize("seal", [b"", unit.SEAL_START + b"00000000\x02"])
+def test_unit_items_inside_bodies_end_no_record(seal, shift):
+    item = unit.encode_item(unit.UnitItem(0, 0, 1, 1))
+    body = bytes(shift) + (item + seal) * 5
+    log = Log().ours(2).ours([message(body)]).ours([message(), message(body)])
+    log.brokers(body).ours([message(body)]).ours(1)
+
+    found = walk(log.filled(SEGMENT), segment_end=SEGMENT)
+
+    assert (found.record_offsets, found.stop) == (log.places, Stop.EMPTY)
+
+
 @pytest.mark.parametrize("size", [-8, 0, 88, 91, 96, 104, 4096, 0x7FFFFFF8])
 def test_a_body_full_of_starts_of_records_of_one_size_is_a_body(size):
     for shift in range(8):
@@ -436,6 +451,47 @@ def test_a_unit_whose_last_record_is_missing_is_none():
         Stop.DAMAGED,
         "record 3 of the 3 of the unit is none",
     )
+
+
+def changed(log: Log, begin: int, end: int, raw: bytes) -> bytes:
+    """A segment with a log whose last unit has other bytes in [begin, end), under a right seal."""
+    digits_at = log.end - len("00000000\x02")
+    last = log.borders[-2]
+    made = log.data[last:begin] + raw + log.data[end:digits_at]
+    return (log.data[:last] + made + unit.seal_of(made)).ljust(SEGMENT, b"\0")
+
+
+def test_a_unit_with_a_record_that_is_too_short_for_one_is_none_though_its_seal_is_right():
+    log = Log().ours(1).ours(3)
+    begin, second, third = log.borders[1], *log.places[2:]
+    item = log.data[third - unit.UNIT_ITEM_BYTES : third]
+    short = struct.pack(">i", 8 + len(item)) + MAGIC + item
+
+    found = walk(changed(log, second, third, short), segment_end=SEGMENT)
+
+    assert (found.end, found.reason) == (begin, "record 2 of the 3 of the unit is none")
+
+
+@pytest.mark.parametrize("by", [-8, 1, 8, 1 << 20, -1 << 31])
+def test_a_unit_with_a_record_of_another_length_is_none_though_its_seal_is_right(by):
+    log = Log().ours(1).ours(3)
+    begin, second = log.borders[1], log.places[2]
+    length = struct.pack(">i", max(log.sizes[2] + by, -1 << 31))
+
+    found = walk(changed(log, second, second + 4, length), segment_end=SEGMENT)
+
+    assert (found.end, found.stop) == (begin, Stop.DAMAGED)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_unit_with_a_record_of_another_magic_is_none_though_its_seal_is_right(number):
+    log = Log().ours(1).ours(3)
+    magic_at = log.places[1 + number] + 4
+    magic = bytes([MAGIC[0] ^ 1]) + MAGIC[1:]
+
+    found = walk(changed(log, magic_at, magic_at + 4, magic), segment_end=SEGMENT)
+
+    assert (found.end, found.stop) == (log.borders[1], Stop.DAMAGED)
 
 
 def test_a_record_of_another_unit_does_not_complete_one():
@@ -605,6 +661,23 @@ def test_our_units_are_checked_many_at_a_time_whatever_is_in_them(monkeypatch):
     assert judged.count == 1, "only what ends the run is judged alone"
 
 
+def test_records_are_only_looked_for_by_their_magic_where_their_items_do_not_lead_to_them(
+    monkeypatch,
+):
+    searches = Calls(monkeypatch, "_candidates")
+    log = Log().ours(2).ours(1).ours([message(bytes(3_000))]).ours(5)
+    log.ours(messages(2, queue=QueueId("t" * 200, 0)))
+
+    found = scan.scan(log.filled(1 << 16), 0, begin=0, segment_end=1 << 16)
+
+    assert (found.record_offsets.tolist(), searches.count) == (log.places, 0)
+
+    log.ours([message(bytes(at) + unit.UNIT_ITEM_START + b"0") for at in range(8)])
+    found = scan.scan(log.filled(1 << 16), 0, begin=0, segment_end=1 << 16)
+
+    assert (found.record_offsets.tolist(), searches.count) == (log.places, 1)
+
+
 def test_behind_a_brokers_record_the_whole_window_is_only_looked_at_where_a_unit_of_ours_begins(
     monkeypatch,
 ):
@@ -617,7 +690,7 @@ def test_behind_a_brokers_record_the_whole_window_is_only_looked_at_where_a_unit
     log.ours(3).brokers(b"y")
     log.ours(1)
     assert sum(place % 8 == 0 for place in log.places) > 20
-    looks = Calls(monkeypatch, "_candidates")
+    looks = Calls(monkeypatch, "_by_items")
 
     found = scan.scan(log.filled(1 << 16), 0, begin=0, segment_end=1 << 16)
 
