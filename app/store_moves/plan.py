@@ -11,7 +11,8 @@ from typing import NamedTuple
 from app.store_moves.geometry import TIMER_LOG
 from app.store_moves.store_folder import CONSUME_QUEUES, Listing, base_offset
 
-_SINGLE_FILES = ("checkpoint", "timerwheel")
+# `abort` says who had the store last, if it was killed.
+_SINGLE_FILES = ("abort", "checkpoint", "timerwheel")
 _CONFIG = "config"
 # What EscrowMQ has in a store beside a broker's files.
 _OWN_FOLDERS = ("snapshots", "timers", "making")
@@ -53,10 +54,7 @@ def plan_export(listing: Listing, used_segments: Sequence[str], copied_from: str
     """All of EscrowMQ's store, to be opened once more before the broker gets it."""
     plan = _segments(listing, used_segments, copied_from)
     for path, size in listing.files.items():
-        if not path.startswith(("commitlog/", "making/", "repair-")) and path not in (
-            "abort",
-            "lock",
-        ):
+        if path != "lock" and not path.startswith(("commitlog/", "making/", "repair-")):
             plan.copied[path] = size
     return plan
 

@@ -11,6 +11,7 @@ import pytest
 from tests.rocketmq.driver import keys
 from tests.rocketmq.service import Service
 from tests.rocketmq.stage import Stage
+from tests.rocketmq.store_commands import hand_over
 from tests.support.http import ok, until
 
 pytestmark = pytest.mark.rocketmq
@@ -46,6 +47,34 @@ def test_each_delayed_message_is_delivered_once_by_whichever_side_has_the_store(
         until(lambda key=key: key in [one["key"] for one in service.pull("orders")], f"{key} comes")
     everything = [*HERE, *BY_BROKER, *LATER]
     assert sorted(one["key"] for one in service.pull("orders")) == sorted(everything)
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_what_a_broker_delivered_before_it_wrote_its_own_files_is_not_delivered_again(
+    stage, tmp_path, is_imported
+):
+    service = stage.service()
+    service.put("topics/orders", {"queues": 1})
+    service.send("orders", b"x", key="early", delay_ms=2_500)
+    service.send("orders", b"x", key="level", delay_level=2)
+    service.send("orders", b"x", key="far", delay_ms=DAY_MS)
+    service.stop()
+    know_topics(stage)
+    config = stage.data / "store" / "config"
+    before = {name: (config / name).read_bytes() for name in ("delayOffset.json", "timercheck")}
+
+    broker = stage.broker()
+    until(lambda: {"early", "level"} <= set(keys(broker.pull("orders"))), "what is due has come")
+    broker.kill()
+    for name, content in before.items():
+        (config / name).write_bytes(content)
+
+    if is_imported:
+        hand_over("import", stage.data / "store", tmp_path / "imported")
+        stage.data = tmp_path / "imported"
+    service = stage.service()
+    assert list(waiting(service).values()) == ["far"]
+    assert sorted(one["key"] for one in service.pull("orders")) == ["early", "level"]
 
 
 def put_off(service: Service) -> None:

@@ -167,8 +167,8 @@ def test_a_folder_with_more_files_than_a_store_has_is_not_listed_to_its_end(tmp_
 
 
 def test_segments_are_linked_but_for_the_last_and_the_rest_is_copied():
-    files = [*segments(1, 2, 3), "checkpoint", "config/topics.json", f"timerlog/{0:020}"]
-    found = listing(*files, "index/20261121095052187", "abort", "lock", "logs/broker.log")
+    files = [*segments(1, 2, 3), "abort", "checkpoint", "config/topics.json", f"timerlog/{0:020}"]
+    found = listing(*files, "index/20261121095052187", "lock", "logs/broker.log")
 
     plan = plan_import(found, segments(1, 2, 3))
 
@@ -194,10 +194,12 @@ def test_of_each_queue_the_end_is_copied():
 def test_an_export_has_the_derived_files_too():
     derived = [f"consumequeue/a/0/{0:020}", "index/20261121095052187", "snapshots/transactions"]
 
-    plan = plan_export(listing(*segments(0, 1), *derived, "making/x", "lock"), segments(0, 1))
+    found = listing(*segments(0, 1), *derived, "abort", "making/x", "lock")
+
+    plan = plan_export(found, segments(0, 1))
 
     assert sorted(plan.linked) == segments(0)
-    assert sorted(plan.copied) == sorted([*segments(1), *derived])
+    assert sorted(plan.copied) == sorted([*segments(1), *derived, "abort"])
 
 
 def test_spare_segments_are_left_out(tmp_path):
