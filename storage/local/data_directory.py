@@ -64,7 +64,7 @@ class DataDirectory:
 
     @property
     def is_marked_by_another(self) -> bool:
-        """Was the last owner a broker, or EscrowMQ before its mark had its name, and was killed?"""
+        """Was the last owner killed, and a broker, or EscrowMQ before its mark had the name?"""
         mark = durable.read_whole(self.vfs, self._abort_mark)
         return mark is not None and not mark.endswith(_OURS)
 
