@@ -28,8 +28,9 @@ Ints = NDArray[np.int64]
 _SEAL_DIGITS_AND_END = 9
 _RECORD_MAGICS = (records.MAGIC_V1, records.MAGIC_V2)
 _LEAST_RUN_BYTES = 2048  # fewer are judged one after another before numpy has begun
-_MOST_COPIED_BYTES = 1024
-_LEAST_COPIED = 8
+# Parts of the window that are copied out for their crc32c.
+_MOST_COPIED_BYTES = 1024  # of each
+_LEAST_COPIED = 8  # of one length
 _COPIED_TOGETHER = 256
 
 

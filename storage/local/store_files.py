@@ -239,13 +239,13 @@ class StoreFiles:
         self._open.append(self.due_index.close)
 
     def _mark(self) -> None:
-        """Replace the mark of a broker once its files say that it had the store."""
+        """Replace the mark of a broker once `delayOffset.json` says that it had the store."""
         try:
             if self.directory.is_marked_by_another:
                 self.delay_files.note_broker()
         except OSError as error:
             if is_disk_full(error):
-                return  # its mark stays, for the next start
+                return  # its mark stays for the next start, also if the store is closed in order
             raise
         self.directory.mark()
 

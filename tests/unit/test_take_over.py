@@ -131,6 +131,17 @@ def test_what_a_broker_delivered_is_known_though_a_start_between_ended_before_it
     run_lives((life, start_between, last_life), enter)
 
 
+def test_after_a_kill_of_our_own_nothing_is_taken_over():
+    async def life(house):
+        await house.put_off("a", due_ms=house.now_ms + 90_000)
+
+    async def next_life(house):
+        assert house.store.delay_progress_by_others() is None
+        assert await house.deliver(91_000) == ["a"]
+
+    in_house(life, next_life, next_life, options=OPTIONS)
+
+
 def test_a_moved_message_that_a_broker_delivered_at_its_first_time_is_not_delivered_again():
     async def life(house):
         await house.put_off("a", "b", due_ms=house.now_ms + 1_500)
