@@ -7,7 +7,7 @@ that is asked before and after each change.
 
 One connection, because older SQLite libraries have a bug that two writing ones can meet (fixed in
 3.51.3). The rest of the settings are for durability: write-ahead log, FULL sync, no memory map (a
-full disk would kill the process).
+full disk would kill the process; the one that SQLite makes anyway has its blocks from the start).
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -40,6 +41,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from app.registry.tables import metadata, registry_identity, service_leader
 from storage.errors import RegistryUnavailable, StorageFull
+from storage.files.vfs import is_disk_full
 
 T = TypeVar("T")
 
@@ -82,6 +84,9 @@ _PASSING = {
 }
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
+# of the index of the write-ahead log: four of the pieces that SQLite maps, each of 4,000 pages
+_INDEX_BYTES = 4 << 15
+
 _SQLITE: dict[str, Any] = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
 # A server may have been restarted since the connection was last used: tested before use, it is
 # replaced.
@@ -106,6 +111,7 @@ class Database:
         self._path = self._engine.url.database if is_sqlite else None
         self._file: tuple[int, int] | None = None  # device and inode of the file that was opened
         self._file_bytes = 0
+        self._index: int | None = None  # a descriptor of `registry.db-shm`
 
     async def open(self) -> None:
         """Bring the schema up to date.
@@ -131,7 +137,7 @@ class Database:
         return await self._call(partial(self._change, work))
 
     async def aclose(self) -> None:
-        await self._call(self._engine.dispose)
+        await self._call(self._close)
         self._thread.shutdown()
 
     async def _call(self, work: Callable[[], T]) -> T:
@@ -142,7 +148,32 @@ class Database:
         if self._path is not None:
             found = os.stat(self._path)
             self._file, self._file_bytes = (found.st_dev, found.st_ino), found.st_size
+            self._allocate_index(self._path)
         return identity
+
+    def _allocate_index(self, path: str) -> None:
+        """Take all blocks that the index of the write-ahead log needs.
+
+        SQLite maps it, whatever `mmap_size` says, and makes it by writing a byte of each page. In a
+        file system of smaller blocks the rest of the page has none, and once the disk is full, a
+        write to it kills the process. Raises StorageFull.
+        """
+        if self._index is None:
+            with suppress(FileNotFoundError):  # a file system that has no such log
+                self._index = os.open(f"{path}-shm", os.O_RDWR | os.O_CLOEXEC)
+        if self._index is not None:
+            try:
+                os.posix_fallocate(self._index, 0, _INDEX_BYTES)
+            except OSError as error:
+                if is_disk_full(error):
+                    raise StorageFull from error
+                raise
+
+    def _close(self) -> None:
+        self._engine.dispose()
+        # Not before: to close a descriptor of a file ends all locks of the process on it.
+        if self._index is not None:
+            os.close(self._index)
 
     def _change(self, work: Callable[[Connection], T]) -> T:
         self._refuse_if_lost()

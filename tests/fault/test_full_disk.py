@@ -7,9 +7,7 @@ here one has to be mounted.
 """
 
 import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -18,11 +16,11 @@ import pytest
 from tests.fault.campaign_size import sized
 from tests.support.http import assert_problem, ok, until
 from tests.support.server import Server
+from tests.support.small_disk import fill, filler, mounted
 
 pytestmark = pytest.mark.faults
 
-ROUNDS = sized(ci=1, full=20)
-JOURNAL_MIB = 8  # of ext4
+ROUNDS = sized(ci=4, full=20)
 ENVIRONMENT = {
     "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20),
     "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10),
@@ -31,32 +29,11 @@ ENVIRONMENT = {
 
 @pytest.fixture(params=["tmpfs", "ext4"])
 def small_disk(tmp_path, request) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    size_mib = 16 + 5 * ROUNDS
-    if request.param == "tmpfs":
-        run_or_skip("mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "none", str(disk))
-    else:
-        image = tmp_path / "image"
-        with image.open("wb") as file:
-            file.truncate(size_mib + JOURNAL_MIB << 20)
-        run_or_skip("mkfs.ext4", "-q", "-m", "0", "-J", f"size={JOURNAL_MIB}", str(image))
-        run_or_skip("mount", "-o", "loop", str(image), str(disk))
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def run_or_skip(*command: str) -> None:
-    try:
-        subprocess.run(command, capture_output=True, check=True)
-    except FileNotFoundError:
-        pytest.skip(f"there is no {command[0]} here")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no file system can be mounted here: {error.stderr.decode()}")
+    with mounted(request.param, tmp_path, size_mib=16 + 5 * ROUNDS) as disk:
+        yield disk
 
 
 def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_nothing(small_disk):
-    filler = small_disk / "filler"
     sent: list[str] = []
     with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server:
         with server.client() as api:
@@ -65,7 +42,7 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
             with server.client() as api:
                 undecided = [begun(api, f"txn-{number}-{count}") for count in range(12)]
             free_bytes = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
-            filler.write_bytes(bytes(free_bytes - (3 << 20)))
+            filler(small_disk).write_bytes(bytes(free_bytes - (3 << 20)))
             with server.client() as api:
                 fill_log(api, sent)
                 made = fill_registry(api, number)
@@ -79,7 +56,7 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
                     sent.append(settled["message_id"])
                 ok(api.get("/readyz"))
                 assert stored(api) == sent
-                filler.unlink()
+                filler(small_disk).unlink()
                 ok(api.put(f"/v1/producer-groups/after-{number}"), 201)
                 until(lambda api=api: was_sent(api, sent), "the log goes on", seconds=5)
 
@@ -91,7 +68,6 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
 
 
 def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_else(small_disk):
-    filler = small_disk / "filler"
     with (
         Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server,
         server.client() as api,
@@ -103,7 +79,9 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         before = ok(api.get("/v1/admin/disk"))
         assert (before["writable"], before["used_ratio"] < before["refuse_above"]) == (True, True)
         disk = os.statvfs(small_disk)
-        filler.write_bytes(bytes((disk.f_bavail - int(disk.f_blocks * 0.08)) * disk.f_frsize))
+        filler(small_disk).write_bytes(
+            bytes((disk.f_bavail - int(disk.f_blocks * 0.08)) * disk.f_frsize)
+        )
 
         until(lambda: not was_sent(api, sent), "new messages are refused", seconds=5)
 
@@ -121,7 +99,7 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         )
         assert stored(api) == [*sent, settled["message_id"]]
 
-        filler.unlink()
+        filler(small_disk).unlink()
         until(lambda: was_sent(api, sent), "new messages are taken", seconds=5)
         assert ok(api.get("/v1/admin/disk"))["writable"]
 
@@ -148,20 +126,10 @@ def test_a_service_starts_on_a_full_disk_after_a_stop_and_after_a_kill_and_goes_
                 (settled,) = ok(api.post(f"/v1/transactions/{undecided.pop()}/commit"))["messages"]
                 sent.append(settled["message_id"])
                 assert not was_sent(api, sent)
-        (small_disk / "filler").unlink()
+        filler(small_disk).unlink()
         with server.client() as api:
             until(lambda: was_sent(api, sent), "the log goes on", seconds=5)
             assert stored(api) == sent
-
-
-def fill(disk: Path) -> None:
-    """To the last byte."""
-    file = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for size in 1 << 16, 1 << 12, 1:
-        with suppress(OSError):
-            while True:
-                os.write(file, bytes(size))
-    os.close(file)
 
 
 def was_sent(api: httpx.Client, sent: list[str], *, size: int = 1) -> bool:
