@@ -27,6 +27,7 @@ from app.replicas.greeting import FollowRefused
 from app.replicas.primary_choice import KnownPrimary
 from app.services import Services
 from app.settings import Settings
+from app.spare_space import SpareSpace
 from app.word_sets import Role
 from storage.clock import SystemClock
 from storage.errors import DirectoryInUse, FlushFailed, StorageError, StoreClosed
@@ -44,9 +45,10 @@ class ReplicaLife:
         self.exit_code = 0
         self.on_fatal: Callable[[], None] = lambda: None
         self.on_loaded: Callable[[], None] = lambda: None
+        self._data_dir = settings.data_dir
         clock = SystemClock()
         self._follower = Follower(
-            settings.data_dir,
+            self._data_dir,
             settings.replica,
             settings.local,
             clock,
@@ -173,7 +175,9 @@ class ReplicaLife:
 
     async def _follow(self) -> None:
         try:
+            await asyncio.to_thread(self._keep_spare)
             await self._follower.run()
+            await asyncio.to_thread(self._keep_spare)
         except FollowRefused as error:
             log.critical("replica_refused", primary=self._follower.primary, reason=str(error))
             self._end(exit_codes.CONFIGURATION)
@@ -190,6 +194,11 @@ class ReplicaLife:
         except Exception:
             log.exception("replica_failed")
             self._end(exit_codes.BUG)
+
+    def _keep_spare(self) -> None:
+        """Room for the first start as a service; a replica itself starts without any."""
+        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        SpareSpace(self._data_dir).keep()
 
     def _fail(self, exit_code: int, error: Exception) -> None:
         log.critical("replica_failed", error=str(error))

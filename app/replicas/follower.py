@@ -29,7 +29,7 @@ from app.replicas.snapshots import IncomingSnapshots
 from app.word_sets import NodeRole
 from storage.clock import Clock
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull, UnavailableError
-from storage.files.vfs import OsVfs
+from storage.files.vfs import OsVfs, is_disk_full
 from storage.identifiers import Identifiers
 from storage.local.options import LocalStoreOptions
 from storage.local.repair_report import Done, RepairRefused
@@ -138,7 +138,7 @@ class Follower:
             await asyncio.to_thread(self._files.shutdown)
         self._raise_failure()
         if self._store is not None:
-            await asyncio.to_thread(self._note)
+            await asyncio.to_thread(self._note_at_end)
 
     @property
     def epoch(self) -> int:
@@ -213,14 +213,16 @@ class Follower:
             except NoPrimary as unknown:
                 self._note_unknown(str(unknown))
                 pause_s = _FIRST_PAUSE_S
+            except (UnavailableError, StorageFull) as error:
+                log.warning("replica_waits", reason=str(error))
             except (OSError, EOFError, TimeoutError, BadFrame) as error:
-                if self._has_moved():
+                if is_disk_full(error):
+                    log.warning("replica_waits", reason=str(error))
+                elif self._has_moved():
                     log.info("primary_moved", left=self.primary)
                 else:
                     reason = str(error) or "no answer"
                     log.warning("primary_lost", primary=self.primary, reason=reason)
-            except (UnavailableError, StorageFull) as error:
-                log.warning("replica_waits", reason=str(error))
             finally:
                 self.is_connected = self.has_caught_up = False
             pause_s = _FIRST_PAUSE_S if self.end > begun_end else min(2 * pause_s, _MOST_PAUSE_S)
@@ -508,6 +510,15 @@ class Follower:
                 api_url=self.primary_url,
             ),
         )
+
+    def _note_at_end(self) -> None:
+        """Note what the next start would hear from its service; a full disk keeps the older one."""
+        try:
+            self._note()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            log.warning("replica_note_kept", reason=str(error))
 
     async def _in_thread(self, call: Callable[..., _Result], *given: Any, **named: Any) -> _Result:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,86 @@
+"""C34: a replica on a real file system without space, in whatever way it ends meanwhile.
+
+It acknowledges nothing that it does not have, loses nothing that it has acknowledged, and follows
+again by itself once there is space.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fault.campaign_size import sized
+from tests.support.http import ok, until
+from tests.support.replica import Primary, Replica, of, promote, read_ids
+from tests.support.small_disk import fill, filler, mounted
+
+pytestmark = pytest.mark.faults
+
+ROUNDS = sized(ci=1, full=10)
+SEND = "/v1/topics/orders/messages/raw"
+SEGMENT_BYTES = 1 << 20
+SEGMENTS = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(SEGMENT_BYTES)}
+SERVICE = {**SEGMENTS, "ESCROWMQ_REPLICA__COPIES": "2", "ESCROWMQ_LOCAL__SYNC_TIMEOUT_MS": "500"}
+REPLICA = {**SEGMENTS, "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10)}
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(tmp_path, request) -> Iterator[Path]:
+    with mounted(request.param, tmp_path, size_mib=16 + 5 * ROUNDS) as disk:
+        yield disk
+
+
+def test_a_replica_goes_through_full_disks_and_loses_nothing_that_it_has_acknowledged(
+    small_disk, tmp_path
+):
+    copied: list[str] = []
+    with (
+        Primary(tmp_path / "a", environment=SERVICE) as service,
+        service.client() as api,
+        Replica(small_disk / "b", of(service.ha_port), environment=REPLICA) as replica,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        for _ in range(ROUNDS):
+            until(lambda: is_copied(api, copied), "the replica counts")
+            fill(small_disk)
+            while is_copied(api, copied, size=50_000):
+                pass
+            assert "replica_waits" in replica.log()
+            replica.kill()
+            fill(small_disk)
+            for _ in range(2):
+                fill(small_disk)
+                replica.start(until_ready=False)
+                until(lambda: answers(replica), "it runs")
+                assert not is_copied(api, copied, size=50_000)
+                assert replica.terminate() == 0
+            replica.start(until_ready=False)
+            until(lambda: answers(replica), "it runs")
+            filler(small_disk).unlink()
+            until(lambda: is_copied(api, copied), "the replica counts again")
+        service.kill()
+        fill(small_disk)
+        assert replica.terminate() == 0
+        assert promote(replica.data_dir, "--yes", segment_bytes=SEGMENT_BYTES).returncode == 0
+        with replica.service() as promoted:
+            assert set(copied) <= read_ids(promoted)
+            filler(small_disk).unlink()
+            with promoted.client() as api:
+                until(lambda: api.post(SEND, content=b"x").is_success, "it takes messages")
+
+
+def is_copied(api: httpx.Client, copied: list[str], *, size: int = 1) -> bool:
+    """Is a message that is sent now on both disks?"""
+    answer = api.post(SEND, content=b"x" * size)
+    if not answer.is_success or answer.json()["durability"] != "replicated":
+        return False
+    copied.append(answer.json()["message_id"])
+    return True
+
+
+def answers(replica: Replica) -> bool:
+    with replica.client() as api, suppress(httpx.TransportError):
+        return api.get("/readyz?role=replica").status_code == 503
+    return False
