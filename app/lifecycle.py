@@ -20,6 +20,7 @@ from app import exit_codes
 from app.assembly import Base, components_of, names_of, services_of, time_travel
 from app.component import Component, Gauge
 from app.components.local_store import LocalStoreComponent
+from app.data_folder import make_data_folder
 from app.fencing.leading import Leading
 from app.loop_watch import LoopWatch
 from app.machine import Machine
@@ -283,7 +284,7 @@ class ServiceLifecycle:
                 raise ConfigurationError(reason)
         _refuse_store(settings)
         _refuse_replica(settings)
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_data_folder(settings.data_dir)
         spare = SpareSpace(settings.data_dir)
         await asyncio.to_thread(spare.release_if_needed)
         stack.push_async_callback(asyncio.to_thread, spare.keep)

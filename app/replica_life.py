@@ -13,6 +13,7 @@ from msgspec import UNSET
 from app import exit_codes
 from app.component import Gauge
 from app.components.names import names_gauges
+from app.data_folder import make_data_folder
 from app.machine import Machine
 from app.names.http_server import servers_of
 from app.names.nodes import ReplicaNode, identity_of
@@ -197,7 +198,7 @@ class ReplicaLife:
 
     def _keep_spare(self) -> None:
         """Room for the first start as a service; a replica itself starts without any."""
-        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_data_folder(self._data_dir)
         SpareSpace(self._data_dir).keep()
 
     def _fail(self, exit_code: int, error: Exception) -> None:

@@ -11,6 +11,7 @@ full disk would kill the process; the one that SQLite makes anyway has its block
 """
 
 import asyncio
+import mmap
 import os
 import sqlite3
 from collections.abc import Callable
@@ -158,6 +159,8 @@ class Database:
         file system of smaller blocks the rest of the page has none, and once the disk is full, a
         write to it kills the process. Raises StorageFull.
         """
+        if os.statvfs(path).f_bsize >= mmap.PAGESIZE:
+            return  # it has them; to ask xfs for them again takes more space
         if self._index is None:
             with suppress(FileNotFoundError):  # a file system that has no such log
                 self._index = os.open(f"{path}-shm", os.O_RDWR | os.O_CLOEXEC)

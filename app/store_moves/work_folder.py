@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.data_folder import write_in_place
 from storage.files.vfs import OsVfs
 
 UNFINISHED = "unfinished-handover"
@@ -64,6 +65,7 @@ def check_empty(target: Path) -> None:
 def work_folder(target: Path) -> Iterator[Path]:
     """A folder to make a store in; removed at the end, whatever of it was not moved by `finish`."""
     target.mkdir(mode=0o700, exist_ok=True)
+    write_in_place(target)
     work = target / UNFINISHED
     work.mkdir(mode=0o700)
     try:

@@ -16,7 +16,7 @@ import pytest
 from tests.fault.campaign_size import sized
 from tests.support.http import assert_problem, ok, until
 from tests.support.server import Server
-from tests.support.small_disk import fill, filler, mounted
+from tests.support.small_disk import COPY_ON_WRITE, IN_PLACE, fill, give_back, mounted, take
 
 pytestmark = pytest.mark.faults
 
@@ -27,12 +27,13 @@ ENVIRONMENT = {
 }
 
 
-@pytest.fixture(params=["tmpfs", "ext4"])
+@pytest.fixture(params=IN_PLACE)
 def small_disk(tmp_path, request) -> Iterator[Path]:
     with mounted(request.param, tmp_path, size_mib=16 + 5 * ROUNDS) as disk:
         yield disk
 
 
+@pytest.mark.parametrize("small_disk", [*IN_PLACE, *COPY_ON_WRITE], indirect=True)
 def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_nothing(small_disk):
     sent: list[str] = []
     with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server:
@@ -42,7 +43,7 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
             with server.client() as api:
                 undecided = [begun(api, f"txn-{number}-{count}") for count in range(12)]
             free_bytes = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
-            filler(small_disk).write_bytes(bytes(free_bytes - (3 << 20)))
+            take(small_disk, free_bytes - (3 << 20))
             with server.client() as api:
                 fill_log(api, sent)
                 made = fill_registry(api, number)
@@ -56,7 +57,7 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
                     sent.append(settled["message_id"])
                 ok(api.get("/readyz"))
                 assert stored(api) == sent
-                filler(small_disk).unlink()
+                give_back(small_disk)
                 ok(api.put(f"/v1/producer-groups/after-{number}"), 201)
                 until(lambda api=api: was_sent(api, sent), "the log goes on", seconds=5)
 
@@ -79,9 +80,7 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         before = ok(api.get("/v1/admin/disk"))
         assert (before["writable"], before["used_ratio"] < before["refuse_above"]) == (True, True)
         disk = os.statvfs(small_disk)
-        filler(small_disk).write_bytes(
-            bytes((disk.f_bavail - int(disk.f_blocks * 0.08)) * disk.f_frsize)
-        )
+        take(small_disk, (disk.f_bavail - int(disk.f_blocks * 0.08)) * disk.f_frsize)
 
         until(lambda: not was_sent(api, sent), "new messages are refused", seconds=5)
 
@@ -99,7 +98,7 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         )
         assert stored(api) == [*sent, settled["message_id"]]
 
-        filler(small_disk).unlink()
+        give_back(small_disk)
         until(lambda: was_sent(api, sent), "new messages are taken", seconds=5)
         assert ok(api.get("/v1/admin/disk"))["writable"]
 
@@ -126,7 +125,7 @@ def test_a_service_starts_on_a_full_disk_after_a_stop_and_after_a_kill_and_goes_
                 (settled,) = ok(api.post(f"/v1/transactions/{undecided.pop()}/commit"))["messages"]
                 sent.append(settled["message_id"])
                 assert not was_sent(api, sent)
-        filler(small_disk).unlink()
+        give_back(small_disk)
         with server.client() as api:
             until(lambda: was_sent(api, sent), "the log goes on", seconds=5)
             assert stored(api) == sent

@@ -14,7 +14,7 @@ import pytest
 from tests.fault.campaign_size import sized
 from tests.support.http import ok, until
 from tests.support.replica import Primary, Replica, of, promote, read_ids
-from tests.support.small_disk import fill, filler, mounted
+from tests.support.small_disk import IN_PLACE, fill, give_back, mounted
 
 pytestmark = pytest.mark.faults
 
@@ -26,7 +26,7 @@ SERVICE = {**SEGMENTS, "ESCROWMQ_REPLICA__COPIES": "2", "ESCROWMQ_LOCAL__SYNC_TI
 REPLICA = {**SEGMENTS, "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10)}
 
 
-@pytest.fixture(params=["tmpfs", "ext4"])
+@pytest.fixture(params=IN_PLACE)
 def small_disk(tmp_path, request) -> Iterator[Path]:
     with mounted(request.param, tmp_path, size_mib=16 + 5 * ROUNDS) as disk:
         yield disk
@@ -58,7 +58,7 @@ def test_a_replica_goes_through_full_disks_and_loses_nothing_that_it_has_acknowl
                 assert replica.terminate() == 0
             replica.start(until_ready=False)
             until(lambda: answers(replica), "it runs")
-            filler(small_disk).unlink()
+            give_back(small_disk)
             until(lambda: is_copied(api, copied), "the replica counts again")
         service.kill()
         fill(small_disk)
@@ -66,7 +66,7 @@ def test_a_replica_goes_through_full_disks_and_loses_nothing_that_it_has_acknowl
         assert promote(replica.data_dir, "--yes", segment_bytes=SEGMENT_BYTES).returncode == 0
         with replica.service() as promoted:
             assert set(copied) <= read_ids(promoted)
-            filler(small_disk).unlink()
+            give_back(small_disk)
             with promoted.client() as api:
                 until(lambda: api.post(SEND, content=b"x").is_success, "it takes messages")
 

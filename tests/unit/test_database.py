@@ -23,13 +23,6 @@ async def database(tmp_path) -> AsyncIterator[Database]:
     await opened.aclose()
 
 
-async def test_what_sqlite_maps_has_all_its_blocks_before_the_disk_is_full(database, tmp_path):
-    mapped = (tmp_path / "registry.db-shm").stat()
-
-    assert mapped.st_size == 4 << 15
-    assert mapped.st_blocks * 512 >= mapped.st_size
-
-
 @pytest.mark.xdist_group("postgresql")  # a file of SQLite is one process's
 async def test_all_that_open_an_empty_database_at_once_find_its_tables(postgresql):
     for _ in range(5):
