@@ -176,9 +176,12 @@ class ReplicaLife:
 
     async def _follow(self) -> None:
         try:
-            await asyncio.to_thread(self._keep_spare)
+            await asyncio.to_thread(make_data_folder, self._data_dir)
+            # for the first start as a service; a replica starts without any
+            spare = SpareSpace(self._data_dir)
+            await asyncio.to_thread(spare.keep)
             await self._follower.run()
-            await asyncio.to_thread(self._keep_spare)
+            await asyncio.to_thread(spare.keep)
         except FollowRefused as error:
             log.critical("replica_refused", primary=self._follower.primary, reason=str(error))
             self._end(exit_codes.CONFIGURATION)
@@ -195,11 +198,6 @@ class ReplicaLife:
         except Exception:
             log.exception("replica_failed")
             self._end(exit_codes.BUG)
-
-    def _keep_spare(self) -> None:
-        """Room for the first start as a service; a replica itself starts without any."""
-        make_data_folder(self._data_dir)
-        SpareSpace(self._data_dir).keep()
 
     def _fail(self, exit_code: int, error: Exception) -> None:
         log.critical("replica_failed", error=str(error))
