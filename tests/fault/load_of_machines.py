@@ -66,11 +66,15 @@ class Load(threading.Thread):
 def loads(
     urls: list[str], seed: int, *, durabilities: Collection[str] = ("replicated",)
 ) -> Iterator[list[Load]]:
+    """Programs that run for as long as the block, and until a replica has answered one of them:
+    there must be one by then.
+    """
     workers = [Load(urls, 10 * seed + number, durabilities) for number in range(3)]
     for worker in workers:
         worker.start()
     try:
         yield workers
+        until(lambda: any(one.read_at_replicas for one in workers), "a replica answers", seconds=60)
     finally:
         for worker in workers:
             worker.end()
@@ -87,9 +91,8 @@ def until_sent(workers: list[Load], more: int) -> None:
 
 def assert_one_history(workers: list[Load], ids: set[str]) -> None:
     """Everything that was acknowledged or read is among `ids`, and no two programs have seen
-    different messages at one offset. Replicas have answered, too.
+    different messages at one offset.
     """
-    assert sum(worker.read_at_replicas for worker in workers) > 0
     assert [worker.twice for worker in workers] == [[], [], []]
     assert {*workers[0].known, *workers[1].known, *workers[2].known} <= ids
     merged: dict[int, str] = {}
