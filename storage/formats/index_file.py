@@ -153,9 +153,8 @@ class Chains:
 
     def add(self, key_hashes: Ints, first_number: int) -> Ints:
         """The next entries by their hashes; the `previous` of each."""
-        slots = key_hashes % self._slots
-        order = np.argsort(slots, kind="stable")
-        sorted_slots, numbers = slots[order], order + first_number
+        order, sorted_slots = by_slot(key_hashes, self._slots)
+        numbers = order + first_number
         is_first = np.append(True, sorted_slots[1:] != sorted_slots[:-1])
         before = np.append(0, numbers[:-1])
         before[is_first] = self.newest[sorted_slots[is_first]]
@@ -164,6 +163,14 @@ class Chains:
         previous = np.empty(len(key_hashes), np.int64)
         previous[order] = before
         return previous
+
+
+def by_slot(key_hashes: Ints, slots: int) -> tuple[Ints, Ints]:
+    """(order, slots in that order): the hashes by their slots, those of one slot as they stand."""
+    # Numbers of slot and place, sorted: a stable argsort of the slots takes five times as long.
+    bits = len(key_hashes).bit_length()
+    both = np.sort((key_hashes % slots << bits) | np.arange(len(key_hashes)))
+    return both & ((1 << bits) - 1), both >> bits
 
 
 def index_key(topic: str, key: str) -> str:

@@ -29,14 +29,14 @@ _KEYS_START = f"{properties.KEYS}{properties.NAME_END}".encode()
 _VALUE_END = ord(properties.VALUE_END)
 _SPACE = ord(" ")
 
-# Where fields of a record with IPv4 hosts lie (formats/record.py).
-_MAGIC_AT, _SYS_FLAG_AT, _STORED_AT, _STORE_HOST_AT, _BODY_BYTES_AT, _BODY_AT = (
-    4,
-    36,
-    56,
-    64,
-    84,
-    88,
+# What is read of the front of a record with IPv4 hosts (formats/record.py).
+_FRONT = np.dtype(
+    {
+        "names": ["magic", "sys_flag", "stored_at_ms", "store_host", "body_bytes"],
+        "formats": [">u4", ">i4", ">i8", f"S{len(records.HOST)}", ">i4"],
+        "offsets": [4, 36, 56, 64, 84],
+        "itemsize": 88,
+    }
 )
 
 
@@ -74,7 +74,8 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     raw = np.frombuffer(b"".join([memoryview(window)[begin:end], bytes(_LONG_BYTES)]), np.uint8)
     at = record_offsets - record_offsets[0]
     record_end = at + record_bytes
-    topic_at = at + _BODY_AT + np.maximum(_integers(raw, at + _BODY_BYTES_AT, ">i4"), 0)
+    front = _items(raw, at, _FRONT)
+    topic_at = at + _FRONT.itemsize + np.maximum(front["body_bytes"].astype(np.int64), 0)
     # of another form, whose body length lies elsewhere
     topic_at = np.minimum(topic_at, record_end - 1)
     topic_bytes = raw[topic_at].astype(np.int64)
@@ -82,8 +83,8 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     id_end = _value_ends(raw, id_at)
     key_at = id_end + 1 + len(_KEYS_START)
     is_ours = (
-        (_integers(raw, at + _MAGIC_AT, ">u4") == records.MAGIC_V1)
-        & _stands(raw, at + _STORE_HOST_AT, records.HOST)
+        (front["magic"] == records.MAGIC_V1)
+        & (front["store_host"] == records.HOST)
         & _stands(raw, id_at - len(_ID_START), _ID_START)
         & (id_end < record_end)
     )
@@ -107,11 +108,9 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
         each, each_plain = _hashes(raw, each_at, each_bytes)
         is_ours[of_record[~each_plain]] = False
     has_key &= is_ours & key_plain
-    is_seen = (
-        _integers(raw, at + _SYS_FLAG_AT, ">i4") & records.TRANSACTION_MASK
-    ) != TransactionBits.ROLLBACK
+    is_seen = (front["sys_flag"] & records.TRANSACTION_MASK) != TransactionBits.ROLLBACK
     prefixes: Words = topics * np.uint32(31) + np.uint32(ord("#"))
-    stored_at_ms = _integers(raw, at + _STORED_AT, ">i8")
+    stored_at_ms = front["stored_at_ms"].astype(np.int64)
     by_id, by_key = is_ours & is_seen, has_key & is_seen
     found = [
         (
@@ -161,12 +160,6 @@ def _one_by_one(
     return [(np.array(found_numbers), index_file.key_hashes(index_keys), np.array(times_ms))]
 
 
-def _integers(raw: Bytes, at: Ints, kind: str) -> Ints:
-    """The number at each place."""
-    found: Ints = _items(raw, at, np.dtype(kind)).astype(np.int64)
-    return found
-
-
 def _stands(raw: Bytes, at: Ints, text: bytes) -> Flags:
     """Is the text at each place? It does not end with a zero: numpy does not see those."""
     found: Flags = _items(raw, at, np.dtype(f"S{len(text)}")) == text
@@ -177,7 +170,12 @@ def _value_ends(raw: Bytes, at: Ints, most_bytes: int = _SHORT_BYTES) -> Ints:
     """Where the value that begins at each place ends; of one that has more bytes with its end,
     where it begins.
     """
-    is_end = _items(raw, at, np.dtype((np.uint8, most_bytes))) == _VALUE_END
+    # Most often all of them have as many bytes as the first one.
+    length = raw[at[0] : at[0] + most_bytes].tobytes().find(_VALUE_END)
+    is_alike = length > 0 and (raw[np.minimum(at + length, len(raw) - 1)] == _VALUE_END).all()
+    if is_alike and _rows(raw, at, length).min() > _VALUE_END:
+        return at + length
+    is_end = _rows(raw, at, most_bytes) == _VALUE_END
     ends: Ints = at + is_end.argmax(axis=1)
     return ends
 
@@ -186,7 +184,7 @@ def _between_spaces(raw: Bytes, at: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]
     """(number of the text, place, length) of each piece of these texts, none of them empty."""
     lengths = ends - at
     columns = np.arange(lengths.max(initial=1))
-    is_piece = _items(raw, at, np.dtype((np.uint8, len(columns)))) != _SPACE
+    is_piece = _rows(raw, at, len(columns)) != _SPACE
     is_piece &= columns < lengths[:, np.newaxis]
     is_first, is_last = is_piece.copy(), is_piece.copy()
     is_first[:, 1:] &= ~is_piece[:, :-1]
@@ -208,7 +206,7 @@ def _hashes(raw: Bytes, at: Ints, lengths: Ints) -> tuple[Words, Flags]:
             continue
         # Texts of one length at once: the rows of a matrix, times powers of 31.
         alike = slice(None) if (lengths == length).all() else np.flatnonzero(lengths == length)
-        units = _items(raw, at[alike], np.dtype((np.uint8, length)))
+        units = _rows(raw, at[alike], length)
         hashes[alike] = index_file.hashes_of_rows(units)
         if units.max() >= 0x80 or (units == _SPACE).any():
             is_plain[alike] = ((units < 0x80) & (units != _SPACE)).all(axis=1)
@@ -217,8 +215,15 @@ def _hashes(raw: Bytes, at: Ints, lengths: Ints) -> tuple[Words, Flags]:
 
 def _items(raw: Bytes, at: Ints, kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Items at these places, aligned or not; for a place beyond the end, the last item."""
-    last = len(raw) - kind.itemsize
-    if kind.subdtype is not None:
-        return np.lib.stride_tricks.sliding_window_view(raw, kind.itemsize)[np.minimum(at, last)]
-    every = np.ndarray(last + 1, kind, raw, strides=(1,))
-    return every[np.minimum(at, last)]
+    return _pieces(raw, at, kind.itemsize).view(kind)
+
+
+def _rows(raw: Bytes, at: Ints, length: int) -> Bytes:
+    """A row for each place, with so many bytes."""
+    return _pieces(raw, at, length).view(np.uint8).reshape(len(at), length)
+
+
+def _pieces(raw: Bytes, at: Ints, length: int) -> np.ndarray[Any, Any]:
+    # Without a type: numpy copies such items whole, which takes a quarter of a copy by columns.
+    last = len(raw) - length
+    return np.ndarray(last + 1, f"V{length}", raw, strides=(1,))[np.minimum(at, last)]

@@ -363,12 +363,10 @@ class IndexFile:
                 begin_stored_at_ms=int(times_ms[0]), begin_offset=int(log_offsets[0])
             )
         count = len(hashes)
-        numbers = np.arange(header.next_entry, header.next_entry + count)
-        slots = hashes % self._slots
         # Entries of one slot, in their order, point each at the one before it; the first at what
         # the slot held.
-        order = np.argsort(slots, kind="stable")
-        sorted_slots, sorted_numbers = slots[order], numbers[order]
+        order, sorted_slots = index_file.by_slot(hashes, self._slots)
+        sorted_numbers = order + header.next_entry
         is_first = np.concatenate([[True], sorted_slots[1:] != sorted_slots[:-1]])
         is_last = np.concatenate([is_first[1:], [True]])
         previous = np.empty(count, np.int64)

@@ -225,6 +225,19 @@ def test_keys_that_go_to_the_end_of_their_record_do_not_go_on_in_the_next_one():
     assert keys.hashes.tolist() == index_file.key_hashes(expected).tolist()
 
 
+def test_a_short_id_with_an_end_behind_it_where_another_id_ends_is_read_to_its_own_end():
+    raw = [
+        logs.broker_record(0, b"", properties=own, host=records.HOST)
+        for own in (b"UNIQ_KEY\x01123456789\x02KEYS\x01ab\x02", b"UNIQ_KEY\x01x\x02KEYS\x01ab\x02")
+    ]
+    places, lengths = np.array([0, len(raw[0])]), np.array(list(map(len, raw)))
+
+    keys = key_scan.keys(b"".join(raw), 0, places, lengths)
+
+    expected = ["orders#123456789", "orders#ab", "orders#x", "orders#ab"]
+    assert keys.hashes.tolist() == index_file.key_hashes(expected).tolist()
+
+
 def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path):
     with tarfile.open(fileobj=lzma.open(GOLDEN / "public-1.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
