@@ -254,9 +254,16 @@ class Campaign:
 
     async def _queue(self, queue: int) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-        path = f"/v1/topics/{TOPIC}/queues/{queue}/messages?max_messages=1000&payload=omit&offset="
-        while page := (await self._ask("GET", f"{path}{len(messages)}"))["messages"]:
-            messages += page
+        path = f"/v1/topics/{TOPIC}/queues/{queue}"
+        # The clock goes further forward than back: the oldest messages may have expired.
+        first = await self._ask("GET", f"{path}/offset?at=1970-01-01T00:00:00Z")
+        offset = first["offset"]
+        options = "max_messages=1000&payload=omit"
+        while page := (await self._ask("GET", f"{path}/messages?{options}&offset={offset}")):
+            if not page["messages"]:
+                break
+            messages += page["messages"]
+            offset = page["next_offset"]
         return messages
 
     async def _ask(
