@@ -7,11 +7,15 @@ together, or after the interval.
 
 from collections.abc import Callable
 
+import structlog
+
 from storage.clock import Clock
 from storage.files.vfs import PAGE_BYTES
 from storage.files.write_pool import WritePool
 from storage.local.options import LocalStoreOptions
 from storage.local.runner import Lane, Runner
+
+log = structlog.get_logger()
 
 
 class Committer:
@@ -36,6 +40,7 @@ class Committer:
         self._interval_ms = options.commit_interval_ms
         self._thorough_ms = options.commit_thorough_interval_ms
         self._least_pages = options.commit_least_pages
+        self._warn_ms = options.warn_sync_ms
         self._on_committed = on_committed
         self._on_failure = on_failure
         self._wanted_end = pool.committed_end
@@ -68,7 +73,7 @@ class Committer:
         self._is_busy, self._is_awaited, self._committed_ms = True, False, now_ms
         end = self._wanted_end
         self._runner.beside(
-            Lane.COMMIT, lambda: self._pool.commit(end), lambda _: self._done(), self._failed
+            Lane.COMMIT, lambda: self._pool.commit(end), lambda _: self._done(begin), self._failed
         )
 
     def _is_time(self, begin: int, now_ms: int) -> bool:
@@ -87,9 +92,12 @@ class Committer:
         self._ticks = False
         self._start()
 
-    def _done(self) -> None:
+    def _done(self, begin: int) -> None:
         self._is_busy = False
         self._reported_end = self._pool.committed_end
+        took_ms = self._clock.monotonic_ms() - self._committed_ms
+        if took_ms >= self._warn_ms:
+            log.warning("commit_was_slow", took_ms=took_ms, bytes=self._reported_end - begin)
         self._on_committed()
         self._start()
 

@@ -227,6 +227,26 @@ def test_a_commit_that_fails_is_final_and_nothing_more_is_answered():
         assert [str(error) for error in world.failures] == ["[Errno 5] simulated"]
 
 
+def test_a_slow_commit_is_reported_with_its_duration_and_bytes():
+    async def main() -> None:
+        chosen = options(warn_sync_ms=500, commit_interval_ms=10, commit_thorough_interval_ms=10)
+        store = await opened(world, chosen)
+        with capture_logs() as lines:
+            await store.append([message(b"quick")])
+            await asyncio.sleep(0.1)
+            assert lines == []
+            world.runner.hold_up(Lane.COMMIT, seconds=0.7)
+            await store.append([message(b"slow")])
+            await asyncio.sleep(1)
+        (line,) = lines
+        assert (line["event"], line["bytes"] > 100) == ("commit_was_slow", True)
+        assert line["took_ms"] == pytest.approx(700, abs=20)
+        await store.aclose()
+
+    with World(SimulatedDisk(), 2) as world:
+        world.call(main())
+
+
 def test_what_a_flush_has_committed_is_seen_before_its_sync_ends():
     async def main() -> None:
         store = await opened(world, options())
