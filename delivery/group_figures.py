@@ -78,6 +78,12 @@ class FigureReader:
             found.append(await self._figures(group, rules, turns))
         return found
 
+    async def count_retries(self, group: str) -> int:
+        """Number of messages that wait for a retry or were put off and are ready again."""
+        leases = self._table.group(group)
+        retries = await self._backlog(leases, leases.retry_queue, Turns())
+        return sum(retries) + _retries_elsewhere(leases, retries)
+
     async def _figures(self, group: str, rules: GroupRules, turns: Turns) -> GroupFigures:
         leases = self._table.group(group)
         retries = await self._backlog(leases, leases.retry_queue, turns)

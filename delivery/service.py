@@ -45,7 +45,14 @@ from delivery.settle.reject import Rejecter, Rejection
 from delivery.streams import Streams
 from delivery.trace import LeaseTrace
 from storage.clock import Clock
-from storage.errors import LeaseExpired, MessagingError, StorageFull, UnavailableError, UnknownGroup
+from storage.errors import (
+    GroupActive,
+    LeaseExpired,
+    MessagingError,
+    StorageFull,
+    UnavailableError,
+    UnknownGroup,
+)
 from storage.formats import names
 from storage.identifiers import Random
 from storage.message import Appended, Message, QueueId, StoredMessage
@@ -302,6 +309,15 @@ class Delivery:
         if self._rules_of(group) is None:
             raise UnknownGroup(f"group {group} does not exist")
         await self._receiver.check_no_leases(group)
+
+    async def check_no_retries(self, group: str) -> None:
+        """Raises GroupActive where messages of the group are to be delivered again."""
+        count = await self._figures.count_retries(group)
+        if count:
+            raise GroupActive(
+                f"{count} messages of group {group} are to be delivered again: receive and settle"
+                " them, or reset its offsets"
+            )
 
     async def set_positions(self, group: str, positions: Mapping[QueueId, int]) -> None:
         """Go on at these offsets; leases in these queues end. Durable on return."""

@@ -71,7 +71,7 @@ async def join(services: Services, _: Call, name: str, given: JoinInput) -> Repl
         services.members.check_join(name, request)
         services.consumer_groups.check_not_pushed(name)
         if known is not None:
-            await services.delivery.check_no_leases(name)
+            await services.members.check_not_leased(name)
         await services.consumer_groups.put(
             name,
             lambda group: _rules(services, given, group),

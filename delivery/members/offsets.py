@@ -24,6 +24,9 @@ class GroupPositions(Protocol):
     async def check_no_leases(self, group: str) -> None:
         """Raises GroupActive where messages of the group are leased; UnknownGroup."""
 
+    async def check_no_retries(self, group: str) -> None:
+        """Raises GroupActive where messages of the group are to be delivered again."""
+
     async def set_positions(self, group: str, positions: Mapping[QueueId, int]) -> None:
         """Durable on return. Raises LimitReached."""
 

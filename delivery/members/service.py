@@ -212,6 +212,14 @@ class Members:
             _check_alike(members.first, request)
         self._check_limits(members, len(request.named))
 
+    async def check_not_leased(self, group: str) -> None:
+        """Raises GroupActive where messages of the group are leased, or wait for a retry, which no
+        member would get; UnknownGroup.
+        """
+        await self._positions.check_no_leases(group)
+        if not self.of_group(group).is_in_use:
+            await self._positions.check_no_retries(group)
+
     async def join(self, group: str, request: JoinRequest) -> Membership:
         """Raises GroupActive, LimitReached, UnknownGroup."""
         return await self._locks.shielded(self._join(group, request))
@@ -274,7 +282,7 @@ class Members:
             # From now on nothing is leased.
             self._joining.add(group)
             try:
-                await self._positions.check_no_leases(group)
+                await self.check_not_leased(group)
                 return await self._let_join(group, request)
             finally:
                 self._joining.discard(group)

@@ -411,6 +411,19 @@ def test_no_member_joins_a_group_whose_messages_are_leased(group):
     assert group.join("a").told["assignment"][leased["queue_id"]]["offset"] == 1
 
 
+def test_no_member_joins_a_group_with_a_waiting_retry_until_its_offsets_are_reset(group):
+    ok(group.api.put(group.path, json={"topics": [{"topic": group.topic}]}), 201)
+    (leased,) = ok(group.receive())["messages"]
+    entries = [{"receipt_handle": leased["receipt_handle"], "delay_ms": 60_000}]
+    ok(group.api.post(f"{group.path}/nack", json={"entries": entries}))
+
+    assert_problem(group.try_join("a"), 409, "group_active")
+    ok(group.api.post(f"{group.path}/offsets/reset", json={"topic": group.topic, "to": "earliest"}))
+    first = group.join("a")
+    assert all(queue["offset"] == 0 for queue in first.told["assignment"])
+    group.join("b")
+
+
 def test_a_member_begins_where_the_group_starts(api):
     group = Group(api, start="latest")
 

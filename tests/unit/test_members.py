@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from delivery.groups import GroupRules, Subscription
+from delivery.leases.retry_message import retry_queue
 from delivery.members.assignment import Strategy
 from delivery.members.deadlines import Deadlines
 from delivery.members.service import JoinRequest, Members
@@ -363,6 +364,24 @@ async def test_no_member_joins_while_messages_are_leased_and_none_is_leased_from
 
     outcomes = await asyncio.gather(receiving, joining, return_exceptions=True)
     assert [isinstance(one, GroupActive) for one in outcomes].count(True) == 1
+
+
+async def test_the_first_member_joins_only_when_no_message_is_to_be_delivered_again(house):
+    first = await house.join("a")
+    await house.store.append([message(queue=retry_queue("billing"))])
+    second = await house.join("b")
+    await house.members.leave("billing", first.member_id)
+    await house.members.leave("billing", second.member_id)
+
+    with pytest.raises(GroupActive, match="1 messages of group billing are to be delivered again"):
+        await house.join("a")
+    received = 0
+    while leased := await house.receive():
+        received += 1
+        await house.delivery.ack("billing", [leased[0].handle])
+
+    assert received == 21
+    await house.join("a")
 
 
 async def test_a_group_stays_in_use_until_the_locks_of_its_last_silent_member_end(house):
