@@ -52,6 +52,8 @@ _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
 _WHOLE_NUMBER = re.compile("-?[0-9]+")
 _MAX_SHOWN = 500  # of a name that a client chose
+# the seconds that RFC 3339 has texts for: the years 1 to 9999
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 # msgspec's sentences, by what they begin with or hold, and the code that the field error gets.
 _CODES: tuple[tuple[str, str], ...] = (
@@ -405,18 +407,24 @@ def _outside_of_strings(text: bytes) -> Iterator[bytes]:
 @lru_cache(maxsize=1024)
 def _second(seconds: int) -> str:
     # a year has four digits, which strftime does not see to
-    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
+    shown = min(max(seconds, _FIRST_SECOND), _LAST_SECOND)
+    return datetime.fromtimestamp(shown, UTC).isoformat()[:19]
 
 
 @lru_cache(maxsize=1024)
 def rfc3339(wall_ms: int) -> str:
-    """UTC with milliseconds, as every time of the API."""
+    """UTC with milliseconds, as every time of the API.
+
+    A time behind the year 9999, which a long duration leads to, is shown as the end of that year.
+    """
     seconds, ms = divmod(wall_ms, 1000)
     return f"{_second(seconds)}.{ms:03d}Z"
 
 
 def parse_time(text: str, pointer: str) -> int:
-    """An RFC 3339 time as wall milliseconds. Raises Refusal."""
+    """An RFC 3339 time as wall milliseconds; one before the year 1, by its offset, as the
+    beginning of that. Raises Refusal, also for one behind the year 9999.
+    """
     try:
         moment = msgspec.convert(text, datetime)
     except msgspec.ValidationError:
@@ -427,4 +435,7 @@ def parse_time(text: str, pointer: str) -> int:
             "invalid_format",
             "must be an RFC 3339 time with an offset, as 2026-03-02T10:15:00.000Z",
         )
-    return int(moment.timestamp() * 1000)
+    seconds = max(moment.timestamp(), _FIRST_SECOND)
+    if seconds >= _LAST_SECOND + 1:
+        raise invalid_field(pointer, "out_of_range", "must be before the year 10000, in UTC")
+    return int(seconds * 1000)
