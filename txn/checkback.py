@@ -143,7 +143,12 @@ class Checkback:
         if parsed is None or transaction is None or transaction.producer_group != group:
             raise CheckNotOpen(f"no check {check_id} of producer group {group} is open")
         number, now_ms = parsed[1], self._clock.wall_ms()
-        if not _was_asked(transaction, number, now_ms):
+        is_wanted = (  # by an operator
+            transaction.state is TxnState.HELD
+            and number == transaction.checks_answered + 1
+            and self._checks.leased_at_ms(transaction) is not None
+        )
+        if not is_wanted and not _was_asked(transaction, number, now_ms):
             raise CheckNotOpen(
                 f"transaction {transaction.transaction_id} has no check {number} open"
             )
@@ -177,8 +182,12 @@ class Checkback:
         return await self._locks.shielded(self._resume(transaction))
 
     def make_due(self, transaction: Transaction) -> None:
-        """Have its check handed out at once, where none is open."""
+        """Have its check handed out at once, where none is open: also that of a held transaction,
+        once, until it is answered or the service stops.
+        """
         now_ms = self._clock.wall_ms()
+        if transaction.state is TxnState.HELD and not self._checks.is_leased(transaction):
+            self._checks.offer(transaction)
         if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is None:
             transaction.next_check_at_ms = min(transaction.next_check_at_ms, now_ms)
             self._table.look_again(transaction, now_ms)
@@ -193,6 +202,8 @@ class Checkback:
                 TxnEvent.UNKNOWN,
                 resolved_by=transaction.resolved_by or "",
             )
+            if state is TxnState.HELD:
+                self._checks.withdraw(transaction)  # an operator had it asked once
             if state is TxnState.HELD or answer.check_number <= transaction.checks_answered:
                 return transaction  # nothing is decided, and no budget is used twice for one check
             wait_ms = (

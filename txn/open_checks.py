@@ -111,6 +111,10 @@ class OpenChecks:
             del self._available[group]
         return checks
 
+    def is_leased(self, transaction: Transaction) -> bool:
+        """Is its open check handed out, and not answered yet?"""
+        return transaction.transaction_id in self._leased
+
     def count_failure(self, check: LeasedCheck) -> int:
         """How many tries of it have given no answer, this one among them."""
         transaction_id = check.transaction.transaction_id

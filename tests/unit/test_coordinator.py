@@ -655,6 +655,32 @@ async def test_a_held_transaction_can_be_decided_and_is_late_then(house):
 
 
 @with_house()
+async def test_a_held_transaction_is_asked_about_once_each_time_an_operator_wants_it(house):
+    transaction_id = await house.begin()
+    await _exhaust(house)
+    assert await house.checks() == []
+
+    await house.coordinator.make_due(transaction_id)
+    (check,) = await house.checks(lease_ms=1_000)
+    await house.coordinator.make_due(transaction_id)
+    assert await house.checks() == []  # it is leased
+    await asyncio.sleep(1.1)
+    assert [one.check_id for one in await house.checks()] == [check.check_id]
+    unknown = await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
+    assert (unknown.state, unknown.answers) == (TxnState.HELD, 3)
+    await asyncio.sleep(2)
+    assert await house.checks() == []
+    with pytest.raises(CheckNotOpen):
+        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT)
+
+    await house.coordinator.make_due(transaction_id)
+    decided = await house.answer(TxnEvent.COMMIT)
+
+    assert (decided.state, decided.resolved_by) == (TxnState.COMMITTED, Resolver.CHECK)
+    assert len(await house.bodies()) == 1
+
+
+@with_house()
 async def test_a_held_transaction_that_is_resumed_is_asked_again_from_the_beginning(house):
     transaction_id = await house.begin()
     await _exhaust(house)
