@@ -212,7 +212,7 @@ def _success(operation: Operation, status: int) -> dict[str, Any]:
     if kind is None:
         return {"description": "Done."}
     if kind is bytes:
-        what = "The bytes, with the content type that they were sent with."
+        what = "The bytes, with their content type."
         content: dict[str, Any] = {"application/octet-stream": {"schema": dict(_BYTES)}}
     elif issubclass(kind, Events):
         what = _summary(kind)

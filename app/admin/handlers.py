@@ -264,7 +264,7 @@ async def get_durability(services: Services, call: Call, query: DurabilityQuery)
     """Get how far the log is synced to disk.
 
     With `wait_ms` the response waits until the given offset is synced, so that a buffered message
-    becomes a synced one.
+    becomes a synced one. An offset behind the end of the log is not waited for.
     """
     store = services.store
     stored_end = store.stored_offset()

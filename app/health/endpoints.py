@@ -106,11 +106,12 @@ async def problem(code: str) -> HTMLResponse:
     if kind is None:
         raise Refusal("route_not_found", f"there is no problem code {code[:100]}")
     reserved = "<p>No operation of this release answers with it.</p>" if kind.is_reserved else ""
-    again = (
-        "The same request may succeed later."
-        if kind.retryable
-        else "The same request will be refused again."
-    )
+    if kind.retryable:
+        again = "The same request may succeed later."
+    elif kind.status >= 500:
+        again = "With the same Idempotency-Key it is: nothing is stored twice. It may fail again."
+    else:
+        again = "The same request will be refused again."
     return _page(
         f"{kind.title} ({kind.status})",
         f"<p><code>{code}</code></p>{reserved}<h2>Cause</h2><p>{escape(kind.cause)}</p>"
