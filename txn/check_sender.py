@@ -95,7 +95,11 @@ class CheckSender:
             await self._coordinator.answer_sent(check, outcome)
         elif isinstance(outcome, Failed) and has_asked and not self._is_stopping and not dry_run:
             await self._coordinator.note_failed_check(
-                check, outcome.why.value, outcome.detail, latency_ms=outcome.latency_ms
+                check,
+                outcome.why.value,
+                outcome.detail,
+                latency_ms=outcome.latency_ms,
+                out_of_turn=True,
             )
         return outcome
 

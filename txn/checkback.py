@@ -169,10 +169,13 @@ class Checkback:
         )
 
     async def note_failed(
-        self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int
+        self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int, out_of_turn: bool
     ) -> None:
-        """Record a try that gave no answer. Raises what `append` raises."""
-        await self._locks.shielded(self._note_failed(check, why, detail, latency_ms))
+        """Record a try that gave no answer; of a held transaction only one out of turn.
+
+        Raises what `append` raises.
+        """
+        await self._locks.shielded(self._note_failed(check, why, detail, latency_ms, out_of_turn))
 
     async def resume(self, transaction: Transaction) -> Transaction:
         """Ask about a held transaction again; a prepared one stays as it is.
@@ -228,12 +231,14 @@ class Checkback:
             return transaction
 
     async def _note_failed(
-        self, check: LeasedCheck, why: str, detail: str, latency_ms: int
+        self, check: LeasedCheck, why: str, detail: str, latency_ms: int, out_of_turn: bool
     ) -> None:
         transaction = check.transaction
         async with self._locks.lock(transaction.transaction_id):
-            if transaction.state is not TxnState.PREPARED or transaction.asked_at_ms is None:
-                return  # it was answered or decided meanwhile
+            if transaction.state.is_decided or check.number != transaction.checks_answered + 1:
+                return  # it was decided or answered meanwhile
+            if transaction.state is TxnState.HELD and not out_of_turn:
+                return  # that is its last event
             event = CheckFailed(
                 transaction_id=transaction.transaction_id,
                 revision=transaction.revision + 1,

@@ -388,7 +388,15 @@ class TransactionCoordinator:
         return transaction
 
     async def note_failed_check(
-        self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int
+        self,
+        check: LeasedCheck,
+        why: str,
+        detail: str,
+        *,
+        latency_ms: int,
+        out_of_turn: bool = False,
     ) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
-        await self._checkback.note_failed(check, why, detail, latency_ms=latency_ms)
+        await self._checkback.note_failed(
+            check, why, detail, latency_ms=latency_ms, out_of_turn=out_of_turn
+        )

@@ -145,9 +145,9 @@ class CheckFailed(CheckEvent, frozen=True, omit_defaults=True, tag="check_failed
     """
 
     check_number: int
-    asked_at_ms: int  # since when it is unanswered
     why: str
     detail: str
+    asked_at_ms: int | None = None  # since when it is unanswered; None where it was not due yet
     latency_ms: int | None = None
 
 

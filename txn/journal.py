@@ -25,6 +25,7 @@ from txn.half_message import (
     OP_QUEUE,
     AnyCheckEvent,
     CheckAnswer,
+    CheckFailed,
     Held,
     Op,
 )
@@ -155,7 +156,7 @@ class Journal:
             )
         await self.append(messages, durability)
         transaction = self.table.apply(event)
-        if transaction is not None and transaction.asked_at_ms is None:
+        if transaction is not None and not isinstance(event, CheckFailed):
             self._changed(transaction)
 
     async def decide(

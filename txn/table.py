@@ -232,7 +232,8 @@ class TransactionTable:
             return None
         transaction.revision = event.revision
         if isinstance(event, CheckFailed):
-            transaction.asked_at_ms = event.asked_at_ms
+            if event.asked_at_ms is not None:
+                transaction.asked_at_ms = event.asked_at_ms
             transaction.last_failure = f"{event.why}: {event.detail}"
             return transaction
         transaction.asked_at_ms = None

@@ -604,6 +604,32 @@ def test_the_history_tells_of_holds_and_what_people_did(shop):
     assert (told[-1]["by"], told[-1]["reason"]) == ("operator", "INC-311")
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_check_out_of_turn_that_gets_no_answer_is_in_the_history(shop, is_held):
+    shop.receiver.answering = lambda _: decide("unknown") if is_held else Said(500)
+    shop.put()
+    transaction_id = shop.begin(**({"max_answers": 1} if is_held else LATER))
+    if is_held:
+        shop.outcome(transaction_id)
+        shop.receiver.answering = lambda _: Said(500)
+    before = shop.look(transaction_id)
+
+    asked = ok(shop.api.post(f"/v1/transactions/{transaction_id}/check"))
+
+    assert (asked["reason"], asked["detail"]) == ("unreachable", "status 500")
+    until(
+        lambda: (
+            [event["event"] for event in events(shop, transaction_id)][-2:]
+            == ["check_sent", "check_failed"]
+        ),
+        "the try is recorded",
+    )
+    after = shop.look(transaction_id)
+    assert after.pop("last_failure") == "unreachable: status 500"
+    assert after == before | {"revision": before["revision"] + 1}
+    explained(shop, transaction_id)
+
+
 def explained(shop: Shop, transaction_id: str) -> str:
     """All of it as one text."""
     words = ok(shop.api.get(f"/v1/transactions/{transaction_id}/explain"))
