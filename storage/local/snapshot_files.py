@@ -1,7 +1,7 @@
 """Derived tables on disk, each a checked file of its own (`storage/formats/snapshot_file.py`).
 
-A snapshot is kept only once everything it reflects is on disk, so a power cut can never leave one
-that knows more than the log.
+One may know more than the log after a power cut, since tables count events that are not on disk
+yet. A start discards it: other events will take the places of those that were lost.
 """
 
 from storage.files import durable
@@ -35,6 +35,11 @@ class SnapshotFiles:
         path = self._directory.snapshots / name
         if self._directory.vfs.exists(path):
             self._directory.vfs.remove(path)
+
+    def discard(self, name: str) -> None:
+        """Remove one that there is. Durable on return."""
+        self.remove(name)
+        self._directory.vfs.sync_directory(self._directory.snapshots)
 
     def load(self, name: str) -> Snapshot | None:
         raw = durable.read_whole(self._directory.vfs, self._directory.snapshots / name)

@@ -138,7 +138,7 @@ class StoreFiles:
         self, name: str, bounds_of: Callable[[QueueId], OffsetRange]
     ) -> Snapshot | None:
         """The kept one, unless it reflects more than the log holds, or the log has dropped what
-        came after it.
+        came after it: then it is discarded.
         """
         snapshot = self.snapshots.load(name)
         later = 0
@@ -147,6 +147,8 @@ class StoreFiles:
                 bounds = bounds_of(queue)
                 later += bounds.end - queue_offset
                 if not bounds.first <= queue_offset <= bounds.end:
+                    # For good: the log may grow up to what it knows, with other events.
+                    self.snapshots.discard(name)
                     snapshot = None
                     break
         has_snapshot = snapshot is not None
