@@ -109,11 +109,14 @@ class CronLog:
         ]  # fmt: skip
         has_sent = any(step.messages for step in steps)
         durability = None if has_sent else Durability.SYNCED
-        self._log.count(await self._store.append(messages, durability=durability))
+        appended = await self._store.append(messages, durability=durability)
+        self._log.count(appended)
         # The log has it: the next reader finds it settled, even if this is not on disk yet.
         for step in steps:
             self._settle(step.mark)
             self._on_settled(_event(step.mark), now_ms - step.mark.settled_ms)
+        if not has_sent and not appended[-1].durable:
+            await self._store.wait_durable(appended[-1].log_offset)
 
     def _settle(self, mark: AnyCronMark) -> None:
         if isinstance(mark, CountRestarted):

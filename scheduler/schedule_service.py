@@ -174,22 +174,23 @@ class ScheduleService:
     async def _change(
         self, schedule_id: str, mark_of: Callable[[Schedule], Change | None]
     ) -> Schedule:
-        put_backs = self._log.put_backs
-        made = await self._lookup.find(schedule_id)
-        place = made.entry.place
-        await self._under_way.wait(place)
-        self._under_way.begin([place])
-        try:
-            schedule = await self._lookup.look_at(made)
-            if schedule.state is ScheduleState.DELIVERED and put_backs != self._log.put_backs:
-                return await self._change(schedule_id, mark_of)  # it may lie elsewhere by now
-            if schedule.state is ScheduleState.DELIVERED:
+        while True:
+            put_backs = self._log.put_backs
+            made = await self._lookup.find(schedule_id)
+            place = made.entry.place
+            await self._under_way.wait(place)
+            self._under_way.begin([place])
+            try:
+                schedule = await self._lookup.look_at(made)
+                if schedule.state is not ScheduleState.DELIVERED:
+                    mark = mark_of(schedule)
+                    if mark is None:
+                        return schedule
+                    await self._log.append([], mark, Durability.SYNCED)
+                    return schedule.after(mark)
+            finally:
+                self._under_way.end(place)
+                self._log.window.requeue_at(place)
+            if put_backs == self._log.put_backs:
                 raise AlreadyDelivered(f"schedule {schedule_id} was delivered")
-            mark = mark_of(schedule)
-            if mark is None:
-                return schedule
-            await self._log.append([], mark, Durability.SYNCED)
-            return schedule.after(mark)
-        finally:
-            self._under_way.end(place)
-            self._log.window.requeue_at(place)
+            # Retention has written schedules again meanwhile: it may lie elsewhere by now.

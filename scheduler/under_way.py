@@ -28,4 +28,4 @@ class UnderWay(ShieldedTasks):
     async def wait(self, place: int) -> None:
         """Return when it is not under way."""
         while (ended := self._ends.get(place)) is not None:
-            await ended
+            await asyncio.shield(ended)  # others wait for it, too

@@ -11,14 +11,14 @@ from scheduler import scheduled_message as scheduled
 from scheduler.options import ScheduleOptions
 from scheduler.schedule import ScheduleState
 from scheduler.schedule_service import ScheduleService
-from storage.errors import InvalidMessage
+from storage.errors import AlreadyDelivered, InvalidMessage
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message
 from tests.support.lives import one_life, run_lives
-from tests.support.simulation import ROOT, World
+from tests.support.simulation import ROOT, SlowSync, World
 
 ORDERS, FILLING = QueueId("orders", 0), QueueId("filling", 0)
 EVERYTHING = {"max_messages": 10_000, "max_bytes": 1 << 30}
@@ -219,3 +219,27 @@ def test_a_message_whose_properties_have_no_room_for_more_holds_up_no_drop():
         assert await house.delivered(due) == ["second"]
 
     in_lives(put_off)
+
+
+@with_house()
+async def test_a_change_of_a_delivered_schedule_ends_while_another_one_is_put_back(house):
+    disk = SlowSync(house.world)
+    await house.put_off("B", LEVEL_MS)
+    await house.put_off("A", 5_500)
+    await house.service.run_once(house.world.clock.wall_ms())
+    levels = await house.store.queues("SCHEDULE_TOPIC_XXXX")
+    (level,) = [queue for queue in levels if (await house.store.offsets(queue)).end]
+    await asyncio.sleep(6)
+    disk.is_stuck = True
+    delivering = asyncio.ensure_future(house.service.run_once(house.world.clock.wall_ms()))
+    await asyncio.sleep(0.1)
+    cancelling = asyncio.ensure_future(house.service.cancel("sch_A"))
+    putting_back = asyncio.ensure_future(house.service.put_back({level: 1}))
+    await asyncio.sleep(0.4)
+    disk.release()
+    await delivering
+    assert await putting_back == 1
+    async with asyncio.timeout(60):
+        with pytest.raises(AlreadyDelivered):
+            await cancelling
+        await house.service.drain()
