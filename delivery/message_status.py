@@ -11,6 +11,7 @@ from delivery.leases.group import GroupLeases
 from delivery.leases.message_states import State
 from delivery.leases.queue import QueueLeases
 from delivery.leases.queue_slots import Slot
+from delivery.leases.retry_message import retry_queue
 from delivery.trace import LeaseTrace
 from storage.message import StoredMessage
 
@@ -70,7 +71,12 @@ def status_of(
         return MessageStatus("before_start")
     if last in _FINAL:
         return MessageStatus(last)
-    return MessageStatus("waiting" if last in _RETRIED else "unknown")
+    if last not in _RETRIED:
+        return MessageStatus("unknown")
+    # None is settled in a retry queue that was not looked at since the start.
+    retries = retry_queue(group)
+    is_there = (leases is None or leases.find(retries) is None) and trace.places.get(retries)
+    return MessageStatus("ready" if is_there else "waiting")
 
 
 def _unsettled(

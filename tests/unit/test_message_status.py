@@ -7,7 +7,7 @@ from delivery.leases.tasks import Wanted
 from delivery.message_status import MessageStatus
 from delivery.settle.dead_letters import Redrive
 from delivery.trace import trace_leases
-from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, rules, with_house
+from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, rules, with_house
 
 NEXT = Subscription("orders", "tag", "next")
 IS_A = Subscription("orders", "sql92", "TAGS = 'a'")
@@ -151,3 +151,21 @@ async def test_a_status_that_later_events_may_have_changed_is_unknown(house):
 
     assert await status(house, "a", most_events=1) == "unknown"
     assert await status(house, "b", most_events=1) == "leased", "the table says so"
+
+
+def test_a_retry_that_has_come_is_ready_after_a_restart_too():
+    async def first_life(house: House) -> None:
+        await house.send("a")
+        await house.nack(*await house.receive(), delay_ms=100)
+        await house.pass_time(200)
+        assert await status(house) == "ready"
+
+    async def second_life(house: House) -> None:
+        assert await status(house) == "ready"
+        await house.nack(*await house.receive(), delay_ms=60_000)
+        assert await status(house) == "waiting"
+
+    async def third_life(house: House) -> None:
+        assert await status(house) == "waiting"
+
+    in_house(first_life, second_life, third_life)
