@@ -503,13 +503,9 @@ class Engine:
             done=done,
             failed=failed,
             from_reserve=True,
+            until_safe=True,
         )
-        await self.wait_placed(await answer)
-
-    async def wait_placed(self, placed: Placed) -> None:
-        """Return once what was appended is durable. Raises FlushFailed."""
-        if not placed.durable:
-            await self.wait_synced(placed.log_offsets[-1])
+        await answer
 
     async def _record_beginning(self, first_offset: int) -> None:
         """Durable on return. A failed sync is final, as each one of the checkpoint is."""

@@ -229,7 +229,7 @@ class LocalMessageStore:
         self._check_readable()
         answer: asyncio.Future[Placed] = self._loop.create_future()
         if self._deletion.begin(topic, answering(answer), failing(answer)):
-            await self._engine.wait_placed(await answer)
+            await answer
 
     def deleted_queues(self) -> int:
         return self._queues.deleted_count

@@ -68,6 +68,7 @@ class _Call(msgspec.Struct):
     failed: Callable[[Exception], None]
     written: Callable[[Placed], None] | None
     from_reserve: bool
+    until_safe: bool
     cost_bytes: int
     added_ms: int  # on the monotonic clock
 
@@ -226,8 +227,12 @@ class LogWriter:
         failed: Callable[[Exception], None],
         written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
+        until_safe: bool = False,
     ) -> None:
         """Take rows, at least one, as one call; it is written in this turn.
+
+        `until_safe`: `done` is called in the turn in which readers see the rows, however long a
+        sync or a copy takes.
 
         Raises UnknownTopic, UnknownQueue, StoreClosed, FlushFailed, Backpressure: nothing was
         taken.
@@ -258,6 +263,7 @@ class LogWriter:
                 failed,
                 written,
                 from_reserve,
+                until_safe,
                 cost_bytes,
                 self._turn_ms,
             )
@@ -288,7 +294,10 @@ class LogWriter:
         """
         for written in self._units:
             for call, at in written.waiting:
-                self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
+                if call.until_safe:
+                    self._refuse([call], FlushFailed("the store closes before it is safe"))
+                else:
+                    self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
             written.waiting = []
         self._units.clear()
 
@@ -639,7 +648,9 @@ class LogWriter:
         """
         if self._sync_timer_runs:
             return
-        waiting = (call for written in self._units for call, _ in written.waiting)
+        waiting = (
+            call for written in self._units for call, _ in written.waiting if not call.until_safe
+        )
         oldest = next(waiting, unwritten)
         if oldest is not None:
             self._sync_timer_runs = True
@@ -656,10 +667,12 @@ class LogWriter:
         self._sync_timer_runs = False
         limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
         for written in self._units:
-            overdue = [(call, at) for call, at in written.waiting if call.added_ms <= limit_ms]
-            written.waiting = [
-                (call, at) for call, at in written.waiting if call.added_ms > limit_ms
-            ]
+            overdue: list[tuple[_Call, int]] = []
+            kept: list[tuple[_Call, int]] = []
+            for call, at in written.waiting:
+                is_overdue = call.added_ms <= limit_ms and not call.until_safe
+                (overdue if is_overdue else kept).append((call, at))
+            written.waiting = kept
             for call, at in overdue:
                 self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
             self.flusher.times.note_answered_before(len(overdue))

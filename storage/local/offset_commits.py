@@ -52,11 +52,14 @@ class OffsetCommits:
             message, lambda place: self._offsets.set(group, queue, queue_offset, place=place)
         )
         self._under_way[group, queue] = answer
-        try:
-            await answer
-        finally:
+
+        def end(_: asyncio.Future[None]) -> None:
             if self._under_way.get((group, queue)) is answer:
                 del self._under_way[group, queue]
+
+        answer.add_done_callback(end)
+        # A caller that is cancelled does not end the commit: what it says is in the log by now.
+        await asyncio.shield(answer)
 
     async def forget(self, group: str) -> None:
         """Remove what the group has committed. Durable on return."""
@@ -64,7 +67,7 @@ class OffsetCommits:
             message = group_offsets.group_deletion_message(
                 group, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
             )
-            await self._add(message, lambda _: self._offsets.drop_group(group))
+            await asyncio.shield(self._add(message, lambda _: self._offsets.drop_group(group)))
 
     def _add(self, message: Message, apply: Callable[[int], None]) -> asyncio.Future[None]:
         """Append a message of the offset topic; `apply` gets its place once it can be read."""
@@ -76,7 +79,12 @@ class OffsetCommits:
 
         rows, failed = rows_of([message]), failing(answer)
         self._writer.add(
-            rows, durability=Durability.SYNCED, done=done, failed=failed, from_reserve=True
+            rows,
+            durability=Durability.SYNCED,
+            done=done,
+            failed=failed,
+            from_reserve=True,
+            until_safe=True,
         )
         return answer
 

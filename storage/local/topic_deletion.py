@@ -40,7 +40,7 @@ class TopicDeletions:
     ) -> bool:
         """Delete the topic; False where it does not exist.
 
-        `done` gets where its events are, which may not be durable yet.
+        `done` gets where its events are, once readers see them.
         """
         # From here on nothing is taken for it; what was taken before is written in front of its
         # deletion.
@@ -75,6 +75,7 @@ class TopicDeletions:
                 done=deleted,
                 failed=not_deleted,
                 from_reserve=True,
+                until_safe=True,
             )
         except Exception:
             self._queues.reopen(topic)

@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import PurePath
+from random import Random
 
 import msgspec
 import pytest
@@ -552,6 +553,57 @@ async def test_sends_behind_a_sync_that_does_not_come_back_are_answered_too(worl
 
     assert await store.wait_for_arrival(QUEUE, 2, timeout_ms=1_000)
     assert (await store.append([message()]))[0].durable
+
+
+def test_an_offset_is_committed_only_when_it_is_on_disk_however_long_its_sync_takes():
+    async def main(world):
+        disk = SlowSync(world)
+        store = await open_with_orders(world, options(sync_timeout_ms=5_000))
+        await store.append(messages(2))
+        await store.commit_offset("billing", QUEUE, 1)
+        disk.is_stuck = True
+        committing = asyncio.ensure_future(store.commit_offset("billing", QUEUE, 2))
+        cancelled = asyncio.ensure_future(store.commit_offset("billing", QUEUE, 2))
+        await asyncio.sleep(60)
+        assert not committing.done()
+        assert await store.committed_offset("billing", QUEUE) == 1
+        cancelled.cancel()
+        disk.release()
+        await committing
+        assert await store.committed_offset("billing", QUEUE) == 2
+
+    async def again(world):
+        store = await open_with_orders(world, options())
+        assert await store.committed_offset("billing", QUEUE) == 2
+
+    disk = in_world(main)
+    for seed in range(10):
+        in_world(again, disk.after_power_cut(Random(seed)))
+
+
+def test_a_topic_is_whole_after_a_power_cut_that_took_its_deletion():
+    outcomes = set()
+
+    async def main(world):
+        disk = SlowSync(world)
+        store = await open_with_orders(world, options(sync_timeout_ms=5_000))
+        await store.append(messages(2))
+        await store.commit_offset("billing", QUEUE, 1)
+        disk.is_stuck = True
+        deleting = asyncio.ensure_future(store.delete_topic("orders"))
+        await asyncio.sleep(60)  # snapshots are saved meanwhile
+        assert not deleting.done()
+
+    async def again(world):
+        store = await open_with_orders(world, options())
+        committed = await store.committed_offset("billing", QUEUE)
+        outcomes.add((tuple(await store.offsets(QUEUE)), committed))
+
+    disk = in_world(main)
+    for seed in range(10):
+        in_world(again, disk.after_power_cut(Random(seed)))
+    # a power cut may leave the deletion: then the topic is made again
+    assert outcomes == {((0, 2), 1), ((2, 2), None)}
 
 
 class PassingClock(SimulatedClock):
@@ -1341,8 +1393,14 @@ def test_a_snapshot_that_reflects_more_than_the_log_holds_is_not_given_back():
     async def again(world):
         store = await open_with_orders(world, options())
         assert await store.load_snapshot("table") is None
+        await store.append(messages(6))  # other ones than it knows
 
-    in_world(again, in_world(main))
+    async def at_last(world):
+        store = await open_with_orders(world, options())
+        assert (await store.offsets(QUEUE)).end > 9
+        assert await store.load_snapshot("table") is None
+
+    in_world(at_last, in_world(again, in_world(main)))
 
 
 def test_committed_offsets_and_that_a_group_is_deleted_survive_a_kill_and_an_orderly_close():
