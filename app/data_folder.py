@@ -1,7 +1,8 @@
-"""The folder of a service or of a replica, whose files a copy-on-write file system writes in place.
+"""The folder of a service or of a replica: its name is on disk, and a copy-on-write file system
+writes its files in place.
 
-Such a one writes an overwrite elsewhere, which needs space: so it can fail on a full disk although
-the file has all its blocks, and where the file is mapped, it kills the process.
+Such a file system writes an overwrite elsewhere, which needs space: so it can fail on a full disk
+although the file has all its blocks, and where the file is mapped, it kills the process.
 """
 
 import fcntl
@@ -18,10 +19,27 @@ _flags = struct.Struct("=l")
 
 
 def make_data_folder(data_dir: Path) -> None:
-    """Make it where it is not there. One that has a store stays as it is. Raises OSError."""
+    """Make it where it is not there; durable on return. One that has a store stays as it is.
+
+    Raises OSError.
+    """
+    data_dir = data_dir.absolute()
+    new = [folder for folder in data_dir.parents if not folder.exists()]
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (data_dir / _STORE).exists():
         write_in_place(data_dir)
+        for folder in {data_dir.parent, *new, *[one.parent for one in new]}:
+            _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    """Return once the names in it are on disk; at once where it may not be read."""
+    with suppress(PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_in_place(folder: Path) -> None:
