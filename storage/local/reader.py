@@ -217,13 +217,13 @@ class Reader:
         """
         max_bytes -= sum([len(one.body) for one in found if isinstance(one, StoredMessage)])
         for queue, queue_offset in places[len(found) :]:
-            consume_queue = self._queues[queue]
             try:
+                consume_queue = self._queues[queue]  # its topic may be deleted meanwhile
                 entry = self._check.entries(consume_queue, queue_offset, 1)[0]
                 message = records.to_message(self._check.record(consume_queue, queue_offset, entry))
                 found.append(message)
                 max_bytes -= len(message.body)
-            except (OffsetExpired, CorruptRecord) as error:
+            except (RejectedError, CorruptRecord) as error:
                 found.append(error)
             if max_bytes <= 0:
                 break

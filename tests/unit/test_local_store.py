@@ -22,6 +22,7 @@ from storage.errors import (
     StorageFull,
     StoreClosed,
     UnknownFormat,
+    UnknownTopic,
 )
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
@@ -34,7 +35,7 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.repair import Repair
 from storage.local.runner import Lane
-from storage.message import Appended, Durability, Placed, QueueId
+from storage.message import Appended, Durability, Placed, QueueId, StoredMessage
 from storage.store import Snapshot
 from tests.support.builders import message, messages
 from tests.support.lives import in_world, with_world
@@ -604,6 +605,27 @@ def test_a_topic_is_whole_after_a_power_cut_that_took_its_deletion():
         in_world(again, disk.after_power_cut(Random(seed)))
     # a power cut may leave the deletion: then the topic is made again
     assert outcomes == {((0, 2), 1), ((2, 2), None)}
+
+
+@with_world()
+async def test_of_messages_that_are_read_together_those_of_a_topic_deleted_meanwhile_are_refused(
+    world,
+):
+    emails = QueueId("emails", 0)
+    store = await open_with_orders(world, options())
+    await store.create_topic("emails", queue_count=1)
+    await store.append([message(), message(queue=emails)])
+    await store.aclose()
+    store = await open_with_orders(world, options())
+    world.runner.hold_up(Lane.READ, seconds=0.5)
+    reading = asyncio.ensure_future(store.read_each([(emails, 0), (QUEUE, 0)], max_bytes=1 << 20))
+    await asyncio.sleep(0)
+    await store.delete_topic("emails")
+
+    refused, found = await reading
+
+    assert isinstance(refused, UnknownTopic)
+    assert isinstance(found, StoredMessage)
 
 
 class PassingClock(SimulatedClock):
