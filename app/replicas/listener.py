@@ -194,12 +194,13 @@ class ReplicaListener:
             log.info("replica_left", address=address, node=sender.node)
         finally:
             self._senders.pop(task, None)
-            if sender.node and all(other.node != sender.node for other in self._senders.values()):
+            if sender.node and not sender.is_replaced:
                 self._store.forget_copy(sender.node)
             await close(writer)
 
     def _let_in(self, node: str) -> None:
-        """A node has one disk, so it has one connection: the one before is a dead one.
+        """A node has one disk, so it has one connection: the one before is a dead one. What that
+        has acknowledged is forgotten, since the disk may be another one now.
 
         Raises Refused.
         """
@@ -213,6 +214,8 @@ class ReplicaListener:
                 if sender.heard_ms > silent_ms:
                     reason = "two machines of one name? ESCROWMQ_REPLICA__NODE gives each its own"
                     log.warning("replica_replaced", node=node, left=sender.address, reason=reason)
+                sender.is_replaced = True
+                self._store.forget_copy(node)
                 task.cancel()
 
 

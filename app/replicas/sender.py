@@ -73,6 +73,7 @@ class Sender:
         self._note_let_in = let_in
         self.address = address  # of the replica, with its port
         self.node = ""  # until it is let in
+        self.is_replaced = False  # by a newer connection of the node: what it says counts no more
         self.ack = Ack(0, 0)
         self.heard_ms = clock.monotonic_ms()
         self._registry_changes = registry_changes
@@ -272,5 +273,6 @@ class Sender:
             if kind is not Kind.ACK:
                 raise frames.BadFrame(f"{kind.name} where ACK must come")
             self.ack = frames.decode_ack(payload)
-            self._store.note_copy(self.node, self.ack.synced_end)
+            if not self.is_replaced:
+                self._store.note_copy(self.node, self.ack.synced_end)
             self.heard_ms = self._clock.monotonic_ms()

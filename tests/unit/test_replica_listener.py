@@ -1,0 +1,152 @@
+"""Connections of replicas, and of others, to the port for them."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from app.replicas import frames
+from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind
+from app.replicas.listener import ReplicaListener
+from app.replicas.options import ReplicaOptions
+from storage.clock import SystemClock
+from storage.files.vfs import OsVfs
+from storage.identifiers import Identifiers, SystemRandom
+from storage.local.local_store import LocalMessageStore
+from storage.message import safe_on
+from tests.support.builders import message
+from tests.support.http import reached
+from tests.support.lives import in_world
+from tests.support.replicated import OPTIONS, SEGMENT_BYTES, sender_of
+from tests.support.simulation import ROOT, World
+
+
+class Connection:
+    """A replica of this name with an empty disk, as far as its service can tell."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.received_end = 0
+
+    async def connect(self, port: int) -> None:
+        """Return once it is let in."""
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
+        self._writer.write(frames.GREETING)
+        challenge = await frames.expect(self._reader, Kind.CHALLENGE, Challenge)
+        nonce = secrets.token_bytes(frames.NONCE_BYTES)
+        proof = frames.replica_proof("", challenge.nonce, nonce)
+        hello = Hello(1, self.node, nonce, proof, SEGMENT_BYTES, 0, 0, b"", [], 1_000)
+        self._writer.write(frames.encode_message(Kind.HELLO, hello))
+        await frames.expect(self._reader, Kind.ACCEPT, Accept)
+
+    async def receive(self, end: int) -> None:
+        """Return once it has the log up to there."""
+        while self.received_end < end:
+            kind, payload = await frames.read(self._reader)
+            if kind is Kind.DATA:
+                data: Data = frames.decode_data(payload)
+                self.received_end = data.offset + len(data.data)
+
+    def acknowledge(self) -> None:
+        self._writer.write(frames.encode_ack(Ack(self.received_end, self.received_end)))
+
+    async def wait_until_closed(self) -> None:
+        while await self._reader.read(1 << 16):
+            pass
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *, copies: int
+) -> AsyncIterator[tuple[LocalMessageStore, ReplicaListener, int]]:
+    """A store, the listener that serves it, and its port."""
+    clock = SystemClock()
+    identifiers = Identifiers(clock, SystemRandom())
+    store = await LocalMessageStore.open(
+        folder / "store", OPTIONS, OsVfs(), clock, identifiers, copies=copies
+    )
+    options = ReplicaOptions(ha_host="127.0.0.1", ha_port=0, copies=copies)
+    listener = ReplicaListener(
+        store, SEGMENT_BYTES, folder, clock, options, registry_changes=lambda: 0
+    )
+    await listener.start()
+    assert listener._server is not None
+    try:
+        yield store, listener, listener._server.sockets[0].getsockname()[1]
+    finally:
+        await listener.stop()
+        await store.aclose()
+
+
+def test_what_a_replica_acknowledged_counts_no_more_once_it_connects_again(tmp_path):
+    """With an empty disk, say, before its dead connection is noticed."""
+
+    async def main() -> None:
+        async with serving(tmp_path, copies=3) as (store, _, port):
+            await store.create_topic("orders", queue_count=1)
+            before, other, again = Connection("b"), Connection("c"), Connection("b")
+            for replica in (before, other):
+                await replica.connect(port)
+                replica.acknowledge()
+            await reached(lambda: not store.lacks_copies, "both count")
+            sending = asyncio.ensure_future(store.append([message()]))
+            await reached(lambda: store.stored_offset() > 0, "it is written")
+            end = store.stored_offset()
+            for replica in (before, other):
+                await replica.receive(end)
+            before.acknowledge()
+            await reached(lambda: store.on_disk_end() == end, "the own disk has it")
+
+            await again.connect(port)
+            assert store.lacks_copies
+            await before.wait_until_closed()
+            other.acknowledge()
+            again.acknowledge()
+            await reached(lambda: not store.lacks_copies, "both count")
+            assert not sending.done()
+            assert store.synced_offset() < end
+
+            await again.receive(end)
+            again.acknowledge()
+            (sent,) = await sending
+            assert sent.sureness == safe_on(3)
+            for replica in (before, other, again):
+                replica.close()
+
+    asyncio.run(main())
+
+
+def test_an_acknowledgement_over_a_replaced_connection_does_not_count():
+    async def main(world: World) -> None:
+        store = await LocalMessageStore.open(
+            ROOT, OPTIONS, world.vfs, world.clock, world.identifiers, runner=world.runner, copies=2
+        )
+        listener = ReplicaListener(
+            store,
+            SEGMENT_BYTES,
+            Path("data"),
+            world.clock,
+            ReplicaOptions(),
+            registry_changes=lambda: 0,
+        )
+        before, reader = sender_of(world, store), asyncio.StreamReader()
+        before.node = "b"
+        connection = asyncio.ensure_future(asyncio.sleep(60))  # of the simulation
+        listener._senders[connection] = before
+        hearing = asyncio.ensure_future(before._hear(reader, 60))
+        reader.feed_data(frames.encode_ack(Ack(0, 0)))
+        await asyncio.sleep(1)  # of the simulation
+        assert not store.lacks_copies
+
+        listener._let_in("b")
+        reader.feed_data(frames.encode_ack(Ack(0, 0)))
+        reader.feed_eof()
+        await hearing
+        assert connection.cancelled()
+        assert store.lacks_copies
+
+    in_world(main)
