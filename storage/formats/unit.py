@@ -135,7 +135,9 @@ class EncodedUnit(NamedTuple):
                     crc = crc32c(piece, crc)
                     yield piece
         rest = b"".join(waiting)
-        yield rest + _seal(crc32c(rest, crc))
+        rest += _seal(crc32c(rest, crc))
+        for at in range(0, len(rest), piece_bytes):
+            yield rest[at : at + piece_bytes]
 
 
 def encode_item(item: UnitItem) -> bytes:

@@ -95,10 +95,14 @@ class LogTail:
         """
         try:
             self._put(at, data)
-        except OSError as error:
-            self.has_failed = True
-            self._runner.soon(partial(self._on_failure, error))
+        except Exception as error:  # noqa: BLE001 - of any kind: there may be a part of a unit
+            self.fail(error)
         return not self.has_failed
+
+    def fail(self, error: Exception) -> None:
+        """Store nothing more, and report the failure in a moment."""
+        self.has_failed = True
+        self._runner.soon(partial(self._on_failure, error))
 
     def close_segment(self) -> bool:
         """Fill the rest of this segment with an end-of-file record.

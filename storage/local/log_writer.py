@@ -463,7 +463,11 @@ class LogWriter:
         if self._lacks_pool(storing.at, next_bytes):
             storing.waits = True
             return
-        piece = next(storing.pieces, None)
+        try:
+            piece = next(storing.pieces, None)
+        except Exception as error:  # noqa: BLE001 - else all behind it would wait without end
+            self._tail.fail(error)
+            return
         if piece is not None:
             if self._tail.store(storing.at, piece):
                 storing.at += len(piece)

@@ -4,16 +4,19 @@ files, what a kill takes, and what happens when the pool is full.
 
 import asyncio
 import errno
+import mmap
 from pathlib import PurePath
 from random import Random
 
 import pytest
+from crc32c import crc32c
 from structlog.testing import capture_logs
 
 from storage.errors import Backpressure, FlushFailed
-from storage.files import locked_memory
+from storage.files import locked_memory, write_pool
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
+from storage.formats import unit
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import AppendMode, FlushPolicy, LocalStoreOptions
 from storage.local.runner import Lane
@@ -179,6 +182,57 @@ def test_a_message_that_is_larger_than_the_pool_goes_through_it_in_pieces():
 
     with World(SimulatedDisk(), 1) as world:
         world.call(main())
+
+
+def test_a_unit_of_any_length_goes_through_the_pool_in_pieces():
+    async def main() -> None:
+        store = await opened(world, options(buffers=2))
+        for body_bytes in range(7_850, 8_250, 8):  # up to two buffers, and more than they have
+            await store.append([message(b"x" * body_bytes)])
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
+
+
+@pytest.mark.parametrize("body_bytes", [10, 40_000])
+def test_an_append_that_fails_in_the_pool_for_whatever_reason_is_final_and_reported(
+    body_bytes, monkeypatch
+):
+    async def main() -> None:
+        store = await opened(world, options())
+        with pytest.raises(FlushFailed):
+            await store.append([message(b"x" * body_bytes)])
+        with pytest.raises(FlushFailed):
+            await store.append([message(b"two")])
+        await store.aclose()
+
+    def read_only(byte_count: int) -> tuple[mmap.mmap, None]:
+        return mmap.mmap(-1, byte_count, prot=mmap.PROT_READ), None
+
+    monkeypatch.setattr(write_pool, "locked_memory", read_only)
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
+        assert [type(error) for error in world.failures] == [TypeError]
+
+
+def test_a_piece_that_cannot_be_made_is_a_failure_that_is_final_and_reported(monkeypatch):
+    async def main() -> None:
+        store = await opened(world, options())
+        monkeypatch.setattr(unit, "crc32c", out_of_memory)
+        sends = [store.append([message(b"x" * 40_000)]), store.append([message(b"two")])]
+        for answer in await asyncio.gather(*sends, return_exceptions=True):
+            assert isinstance(answer, FlushFailed)
+        await store.aclose()
+
+    def out_of_memory(data: bytes, crc: int = 0) -> int:
+        if len(data) == 2 * BUFFER_BYTES:  # a piece
+            raise MemoryError
+        return crc32c(data, crc)
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
+        assert [type(error) for error in world.failures] == [MemoryError]
 
 
 def test_without_a_free_buffer_a_send_waits_and_is_refused_in_the_end_with_the_reason():
