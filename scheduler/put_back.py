@@ -18,7 +18,7 @@ from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_lookup import ScheduleLookup, as_made
 from scheduler.scheduled_message import CarriedState
 from scheduler.under_way import UnderWay
-from storage.errors import CorruptRecord, InvalidMessage
+from storage.errors import CorruptRecord, InvalidMessage, MessageTooLarge
 from storage.message import NEVER_MS, DueEntry, Durability, QueueId, StoredMessage
 from storage.store import MessageStore
 
@@ -118,8 +118,8 @@ class PutBackService:
     async def _write_again(self, waiting: Sequence[tuple[Schedule, StoredMessage]]) -> None:
         """All in one append; where that is refused, each in its own.
 
-        One that is refused, since its properties have no room for more, as a broker's may not, goes
-        with its segment.
+        One that is refused, since its properties or a segment have no room for more, goes with its
+        segment.
         """
         # One that a broker has delivered, which marks nothing, is only let go of.
         copies = [
@@ -130,7 +130,7 @@ class PutBackService:
         mark = marks.PutBack(tuple(one.entry for one, _ in waiting))
         try:
             await self._log.append(copies, mark, Durability.SYNCED)
-        except InvalidMessage as refused:
+        except (InvalidMessage, MessageTooLarge) as refused:
             if len(waiting) > 1:
                 for each in waiting:
                     await self._write_again([each])

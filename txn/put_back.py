@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from storage.errors import CorruptRecord, InvalidMessage, OffsetExpired
+from storage.errors import CorruptRecord, InvalidMessage, MessageTooLarge, OffsetExpired
 from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message, QueueId
 from txn import half_message
@@ -66,10 +66,10 @@ class PutBack:
                 return
             try:
                 await self._write_again(transaction)
-            except (CorruptRecord, OffsetExpired, InvalidMessage) as error:
-                # It could never be committed, or its properties have no room for more, as a
-                # broker's may not. The others must not wait for it: neither now nor when, at the
-                # next drop, what was damaged is gone.
+            except (CorruptRecord, OffsetExpired, InvalidMessage, MessageTooLarge) as error:
+                # It could never be committed, or its properties or a segment have no room for
+                # more, as a broker's may not. The others must not wait for it: neither now nor
+                # when, at the next drop, what was damaged is gone.
                 if transaction.transaction_id not in self._parked:
                     log.error(
                         "not_put_back", transaction_id=transaction.transaction_id, reason=str(error)

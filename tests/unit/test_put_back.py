@@ -10,6 +10,7 @@ import pytest
 from storage.errors import (
     CorruptRecord,
     InvalidMessage,
+    MessageTooLarge,
     OffsetExpired,
     TransactionConflict,
     TransactionExpired,
@@ -494,8 +495,17 @@ def test_a_decided_transaction_whose_messages_have_expired_is_forgotten_with_the
     in_lives(restarted, disk=without_derived(in_lives(begun)))
 
 
-def test_a_half_message_whose_properties_have_no_room_for_more_holds_up_no_drop():
-    """A broker's may have all but a few of the 32,767 bytes."""
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidMessage("the properties take 32,800 bytes"),
+        MessageTooLarge("it takes more than a segment", limit_bytes=1 << 20),
+    ],
+)
+def test_a_half_message_that_has_no_room_for_more_holds_up_no_drop(refusal):
+    """A broker's properties may have all but a few of the 32,767 bytes, a message may take nearly
+    all of a small segment.
+    """
 
     async def begun(house):
         await house.begin("full")
@@ -507,13 +517,13 @@ def test_a_half_message_whose_properties_have_no_room_for_more_holds_up_no_drop(
                 properties.CHECK_TIMES in one.system and one.message_id == "o-full"
                 for one in messages
             ):
-                raise InvalidMessage("the properties take 32,800 bytes")
+                raise refusal
             return await append(messages, **more)
 
         house.store.append = with_little_room
         await house.expire_all()
 
-        assert "InvalidMessage" in house.coordinator.not_put_back()["full"]
+        assert type(refusal).__name__ in house.coordinator.not_put_back()["full"]
         await house.coordinator.commit("another")
         assert await bodies(house.store, ORDERS) == [b"order"]
 

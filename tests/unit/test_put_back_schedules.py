@@ -11,7 +11,7 @@ from scheduler import scheduled_message as scheduled
 from scheduler.options import ScheduleOptions
 from scheduler.schedule import ScheduleState
 from scheduler.schedule_service import ScheduleService
-from storage.errors import AlreadyDelivered, InvalidMessage
+from storage.errors import AlreadyDelivered, InvalidMessage, MessageTooLarge
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -200,8 +200,17 @@ def test_a_schedule_that_is_changed_while_it_is_put_back_is_changed():
     in_lives(after, disk=without_derived(disk), begin_ms=wall_ms)
 
 
-def test_a_message_whose_properties_have_no_room_for_more_holds_up_no_drop():
-    """A broker's may have all but a few of the 32,767 bytes."""
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidMessage("the properties take 32,800 bytes"),
+        MessageTooLarge("it takes more than a segment", limit_bytes=1 << 20),
+    ],
+)
+def test_a_message_that_has_no_room_for_more_holds_up_no_drop(refusal):
+    """A broker's properties may have all but a few of the 32,767 bytes, a message may take nearly
+    all of a small segment.
+    """
 
     async def put_off(house):
         await house.put_off("first", 20 * MINUTE_MS)
@@ -210,7 +219,7 @@ def test_a_message_whose_properties_have_no_room_for_more_holds_up_no_drop():
 
         async def with_little_room(messages, **more):
             if any(scheduled.SO_FAR in one.system and one.body == b"first" for one in messages):
-                raise InvalidMessage("the properties take 32,800 bytes")
+                raise refusal
             return await append(messages, **more)
 
         house.store.append = with_little_room
