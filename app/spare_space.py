@@ -3,6 +3,9 @@
 A start writes little, but not nothing: the mark of a running service, SQLite's -wal and -shm. On a
 full disk there would be no room for them, and a restart would take away what the running service
 still did: decisions, acknowledgements, reads.
+
+A replica keeps it for its first start as a service. It needs some for its own start, but not
+all of it: its mark, and what it promises.
 """
 
 import os
@@ -13,6 +16,9 @@ import structlog
 from storage.files.vfs import is_disk_full
 
 SPARE_BYTES = 1 << 20  # SQLite takes 32 KiB at once, and more with each write
+
+_REPLICA_BYTES = 256 << 10  # of XFS, which may make more than one file needs
+_LEAST_BYTES = SPARE_BYTES // 2  # is left for a service
 
 log = structlog.get_logger()
 
@@ -26,22 +32,42 @@ class SpareSpace:
 
         Called before anything else is written.
         """
-        disk = os.statvfs(self._path.parent)
-        if disk.f_bavail * disk.f_frsize < SPARE_BYTES and self._path.exists():
+        taken = self._taken_bytes()
+        if taken and self._free_bytes() < SPARE_BYTES:
             self._path.unlink()
-            log.warning("spare_space_released", bytes=SPARE_BYTES)
+            log.warning("spare_space_released", bytes=taken)
+
+    def lend(self) -> None:
+        """Give a part of the room back where the disk has no other, for a replica; the rest of it
+        stays for a service. `keep` takes it again.
+        """
+        left = max(self._taken_bytes() - _REPLICA_BYTES, _LEAST_BYTES)
+        if left < self._taken_bytes() and self._free_bytes() < _REPLICA_BYTES:
+            os.truncate(self._path, left)
 
     def keep(self) -> None:
         """Take the room, if the disk has it and it is not taken yet."""
-        if self._path.exists() and self._path.stat().st_size == SPARE_BYTES:
+        taken = self._taken_bytes()
+        if taken == SPARE_BYTES:
             return
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.posix_fallocate(file, 0, SPARE_BYTES)
+                os.posix_fallocate(file, taken, SPARE_BYTES - taken)
+            except OSError:
+                os.ftruncate(file, taken)
+                raise
             finally:
                 os.close(file)
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            self._path.unlink(missing_ok=True)
+            if not taken:
+                self._path.unlink(missing_ok=True)
+
+    def _taken_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self._path.parent)
+        return disk.f_bavail * disk.f_frsize

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.audit_common import Exit, in_short, say
+from cli.audit_common import in_short, say
 from cli.json_report import STDOUT, check_json, write_json
 from cli.service_options import Config
 
@@ -145,8 +145,8 @@ def promote(
 
     Exit status: 0 done, or told; 2 wrong usage; 3 not carried out, and the reason is said: another
     machine has the newer log or was alone, or too few promise; 65 the copy is damaged; 73 the
-    replica still runs; 75 with --url: done, but it is not ready within a minute; 78 the settings
-    are wrong.
+    replica still runs; 74 the disk failed or is full, so it is a replica as before and this can be
+    repeated; 75 with --url: done, but it is not ready within a minute; 78 the settings are wrong.
     """
     if (data_dir is None) == (url is None) or (url is None and hand_over):
         raise typer.BadParameter("give --data-dir, or --url, which --hand-over needs")
@@ -201,7 +201,7 @@ def _promote_stopped(data_dir: Path, *, accept_loss: bool, yes: bool, config: Pa
     from app.replicas.folder import is_replica
     from app.settings import ConfigurationError
     from cli import replica_promote
-    from storage.errors import DirectoryInUse, StorageError
+    from storage.errors import DirectoryInUse, FlushFailed, StorageError
 
     try:
         settings = replica_promote.settings_of(data_dir, config)
@@ -224,10 +224,10 @@ def _promote_stopped(data_dir: Path, *, accept_loss: bool, yes: bool, config: Pa
     except DirectoryInUse as error:
         say(f"The replica still runs, stop it first: {in_short(error)}")
         raise typer.Exit(exit_codes.DIRECTORY_IN_USE) from None
+    except (FlushFailed, OSError) as error:
+        say(f"The replica could not be promoted: {in_short(error)}")
+        raise typer.Exit(exit_codes.STORAGE_FAILED) from None
     except StorageError as error:
         say(f"The copy is damaged: {in_short(error)}")
         raise typer.Exit(exit_codes.DATA_DAMAGED) from None
-    except OSError as error:
-        say(f"The replica could not be promoted: {in_short(error)}")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     say(f"Promoted: the log ends at {end:,}. Start it: escrowmq serve --data-dir {data_dir}")

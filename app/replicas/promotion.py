@@ -8,6 +8,7 @@ import msgspec
 
 from app.replicas import folder
 from app.replicas.promise import LogPlace, Promise
+from app.spare_space import SpareSpace
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
@@ -74,8 +75,11 @@ async def promote(
 
     `may_be_empty`: where there is no log yet, one begins.
 
-    Raises NoReplica, NoteDamaged, DirectoryInUse, StorageError, OSError.
+    Raises NoReplica, NoteDamaged, DirectoryInUse, StorageError, OSError. It can be repeated: the
+    directory is a replica's until all the rest is durable.
     """
+    spare = SpareSpace(data_dir)
+    await asyncio.to_thread(spare.lend)
     if not folder.has_log(data_dir):
         if not may_be_empty:
             raise NoReplica(f"{data_dir} has no log yet: the primary never let it in")
@@ -96,4 +100,5 @@ async def promote(
     end = replica.stored_offset()
     await replica.promote(own.epoch)
     await asyncio.to_thread(folder.remove_note, data_dir)
+    await asyncio.to_thread(spare.keep)
     return LogPlace(own.epoch, end)

@@ -71,6 +71,16 @@ class CheckpointFile:
         self._write()
         self.force()
 
+    def record_epoch(self, epoch: int) -> None:
+        """Record that a start goes on in this epoch, or a later one; durable on return.
+
+        In place, so a full disk has the space for it.
+        """
+        assert self.slot is not None, "a start notes the first one"
+        self._set_slot(self.slot.synced_offset, epoch, self.slot.first_offset, is_clean=False)
+        self._write()
+        self.force()
+
     def note_queues(self, stored_at_ms: int) -> None:
         """The consume queues are on disk for records up to this store time."""
         self._set_fields(self.fields._replace(logics_ms=stored_at_ms))

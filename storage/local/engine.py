@@ -507,14 +507,23 @@ class Engine:
         )
         await answer
 
+    async def record_epoch(self, epoch: int) -> None:
+        """The next start goes on in this epoch, or a later one: durable on return, so it does not
+        depend on an orderly end. Called when nothing more arrives. Raises FlushFailed, OSError.
+        """
+        await self.wait_flushed()  # a flush would note the old one again
+        self.last_epoch = epoch
+        await self._record(partial(self._files.checkpoint.record_epoch, epoch))
+
     async def _record_beginning(self, first_offset: int) -> None:
+        await self._record(partial(self._files.checkpoint.record_beginning, first_offset))
+
+    async def _record(self, record: Callable[[], None]) -> None:
         """Durable on return. A failed sync is final, as each one of the checkpoint is."""
         if self._failure is not None:
             raise FlushFailed
         try:
-            await self.in_lane(
-                Lane.FLUSH, lambda: self._files.checkpoint.record_beginning(first_offset)
-            )
+            await self.in_lane(Lane.FLUSH, record)
         except OSError as error:
             self.fail(error)
             raise

@@ -70,9 +70,14 @@ class LocalReplica(LocalMessageStore):
         """Close it; the next start is that of a store of its own, in this epoch, later than any
         that the store it has followed comes to by starting again (EPOCHS_OF_A_PROMOTION): so the
         two logs can be compared, and this one is the newer.
+
+        The epoch is durable on return, also on a full disk, which allows no orderly end. Raises
+        FlushFailed, OSError: it may not be, and the store is closed.
         """
-        self._engine.last_epoch = epoch
-        await self.aclose()
+        try:
+            await self._engine.record_epoch(epoch)
+        finally:
+            await self.aclose()
 
     def _take(self, offset: int, data: bytes) -> bool:
         self._check_readable()

@@ -11,9 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.exit_codes import STORAGE_FAILED
+from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from tests.fault.campaign_size import sized
 from tests.support.http import ok, until
-from tests.support.replica import Primary, Replica, of, promote, read_ids
+from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids
 from tests.support.small_disk import IN_PLACE, fill, give_back, mounted
 
 pytestmark = pytest.mark.faults
@@ -71,6 +73,55 @@ def test_a_replica_goes_through_full_disks_and_loses_nothing_that_it_has_acknowl
             give_back(small_disk)
             with promoted.client() as api:
                 until(lambda: api.post(SEND, content=b"x").is_success, "it takes messages")
+                assert epoch_of(api) > EPOCHS_OF_A_PROMOTION
+
+
+@pytest.fixture
+def stopped(small_disk, tmp_path) -> Iterator[Replica]:
+    """A replica that has ended in order on a disk with space, beside a service that runs."""
+    with ExitStack() as stack:
+        service = stack.enter_context(Primary(tmp_path / "a", environment=SERVICE))
+        replica = Replica(small_disk / "b", of(service.ha_port), environment=REPLICA)
+        replica.log_path = tmp_path / "b.log"
+        stack.enter_context(replica)
+        with service.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            until(lambda: is_copied(api, []), "the replica counts")
+        assert replica.terminate() == 0
+        yield replica
+
+
+def test_a_replica_whose_disk_is_full_since_it_was_stopped_is_promoted_and_serves(
+    stopped, small_disk
+):
+    fill(small_disk)
+    done = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
+    assert done.returncode == 0, done.stderr
+    promoted = stopped.service()
+    promoted.log_path = stopped.log_path
+    promoted.configure(ESCROWMQ_REPLICA__COPIES="1")
+    with promoted, promoted.client() as api:
+        assert len(read_ids(promoted)) == 1
+        assert epoch_of(api) > EPOCHS_OF_A_PROMOTION
+
+
+def test_a_promotion_for_which_there_is_no_space_at_all_says_so_and_can_be_repeated(
+    stopped, small_disk
+):
+    (stopped.data_dir / "spare").unlink()
+    fill(small_disk)
+    refused = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
+    assert refused.returncode == STORAGE_FAILED, refused.stderr
+    assert "No space left on device" in refused.stderr
+    assert note_of(stopped.data_dir), "it is a replica as before"
+    give_back(small_disk)
+    done = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
+    assert done.returncode == 0, done.stderr
+
+
+def epoch_of(api: httpx.Client) -> int:
+    """In which the service is."""
+    return int(ok(api.get("/v1/names/groups/escrowmq"))["primary"]["epoch"])
 
 
 def is_copied(api: httpx.Client, copied: list[str], *, size: int = 1) -> bool:

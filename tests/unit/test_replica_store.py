@@ -3,8 +3,10 @@
 import asyncio
 import dataclasses
 import errno
+from collections.abc import Callable
 from pathlib import PurePath
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
@@ -431,6 +433,80 @@ def test_a_promoted_replica_begins_an_epoch_where_its_log_ends_though_it_ended_i
         await store.append([message()])
 
     in_world(begin, in_world(follow))
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_promotion_lasts_though_the_disk_takes_nothing_new_and_it_cannot_end_in_order(
+    recorded, error
+):
+    disk, promoted = promoted_where(
+        recorded,
+        lambda operation, path: operation == "allocate" or "making" in path.parts,
+        error,
+    )
+    assert not promoted.failed
+
+    async def begin(world: World) -> None:
+        store = await world.open_store(REPLICA_OPTIONS)
+        assert not store.recovery.was_clean
+        assert store.epochs.last_epoch > promoted.epoch
+        await store.aclose()
+
+    in_world(begin, disk)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_promotion_whose_epoch_the_disk_refuses_fails_and_can_be_repeated(recorded, operation):
+    disk, promoted = promoted_where(
+        recorded, lambda done, path: done == operation and path.name == "checkpoint", errno.EIO
+    )
+    assert promoted.failed
+
+    async def promote(world: World) -> None:
+        replica = await open_replica(world)
+        assert replica.stored_offset() == recorded.end
+        await replica.promote(promoted.epoch + EPOCHS_OF_A_PROMOTION)
+
+    async def begin(world: World) -> None:
+        store = await world.open_store(REPLICA_OPTIONS)
+        assert store.epochs.last_epoch == promoted.epoch + EPOCHS_OF_A_PROMOTION
+        await store.aclose()
+
+    in_world(begin, in_world(promote, disk))
+
+
+class Promoted(NamedTuple):
+    epoch: int
+    failed: bool
+
+
+def promoted_where(
+    recorded: Recorded, fails: Callable[[str, PurePath], bool], error: int
+) -> tuple[SimulatedDisk, Promoted]:
+    """A replica is promoted while such calls of the disk fail: the disk, and how it went."""
+    is_failing = False
+    promoted = []
+
+    def plan(operation: str, path: PurePath) -> None:
+        if is_failing and fails(operation, path):
+            raise OSError(error, "simulated")
+
+    async def follow(world: World) -> None:
+        nonlocal is_failing
+        world.vfs = FaultyVfs(world.disk, plan)
+        replica = await open_replica(world)
+        await take_all(replica, recorded.pieces)
+        await replica.wait_on_disk()
+        replica.note_safe(recorded.end)
+        is_failing = True
+        epoch = replica.epochs.last_epoch + EPOCHS_OF_A_PROMOTION
+        try:
+            await replica.promote(epoch)
+            promoted.append(Promoted(epoch, failed=False))
+        except OSError:
+            promoted.append(Promoted(epoch, failed=True))
+
+    return in_world(follow), promoted[0]
 
 
 def test_a_unit_of_an_older_epoch_is_refused(recorded):
