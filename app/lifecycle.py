@@ -45,6 +45,7 @@ from storage.clock import Clock, SystemClock
 from storage.errors import (
     CorruptRecord,
     DirectoryInUse,
+    FlushFailed,
     LogOfDLedger,
     RegistryUnavailable,
     StorageError,
@@ -254,6 +255,9 @@ class ServiceLifecycle:
             self._fail(exit_codes.DEPOSED, error)
         except StorageFull as error:
             self._fail(exit_codes.STORAGE_FAILED, error)
+        except FlushFailed as error:
+            if self.phase is not Phase.STOPPING:  # it waits for no replicas then
+                self._fail(exit_codes.STORAGE_FAILED, error)
         except RegistryUnavailable as error:
             log.warning("registry_unavailable", error=str(error.__cause__))
             self._fail(exit_codes.NO_REGISTRY, error)

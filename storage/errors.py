@@ -49,7 +49,7 @@
         ├── DirectoryInUse          .path .owner_pid
         ├── StorageFull             the disk is full
         ├── LogTakenAway            .path   final, too: segments were removed under the service
-        └── FlushFailed             final: the store closes and the process exits with 74
+        └── FlushFailed             final: the store fails and the process exits with 74, or it ends
 
 The first paragraph of a docstring says what happened and is the default text. What each becomes
 over HTTP: `app/problems.py`.
@@ -467,4 +467,6 @@ class LogTakenAway(StorageError):
 
 
 class FlushFailed(StorageError):
-    """A write to the log could not be made durable; whether it was stored is unknown."""
+    """A write to the log could not be made durable, or other disks did not have it before the store
+    ended; whether it was stored is unknown.
+    """

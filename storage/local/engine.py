@@ -40,7 +40,7 @@ from storage.local.rate_limit import RateLimit
 from storage.local.reader import Reader
 from storage.local.received_units import ReceivedUnits
 from storage.local.retention import Retention
-from storage.local.runner import Lane, Runner
+from storage.local.runner import Lane, Runner, Timer
 from storage.local.scrub import Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
@@ -48,6 +48,11 @@ from storage.message import Durability, Message, Placed
 from storage.store_status import PoolStatus
 
 _CONFIRM_MS = 100
+_LAST_COPIES_MS = 2_000  # other disks are waited for so long once the store is to end
+_NEXT_LOOK_MS = 100  # and behind that, where too few are connected
+_LACKS_COPIES = (
+    "The service is stopping, and too few replicas have this: whether it stays stored is unknown."
+)
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -88,6 +93,8 @@ class Engine:
         self._kept: asyncio.Future[bool] | None = None
         self._safe = EndWaits(self._loop)
         self._on_disk = EndWaits(self._loop)  # the own one
+        self._given_up_end = 0  # no wait for other disks to have what lies before it
+        self._giving_up: Timer | None = None
         self._progress: asyncio.Future[None] | None = None
         self.queues = files.recovered.queues
         self.arrivals = Arrivals()
@@ -281,12 +288,14 @@ class Engine:
 
     async def wait_synced(self, log_offset: int) -> None:
         """Return once the byte at this log offset is on as many disks as must have it. Raises
-        FlushFailed.
+        FlushFailed: also where the store ends while other disks do not have it.
         """
         if log_offset < self.copies.safe_end:
             return
         if self._failure is not None:
             raise FlushFailed
+        if log_offset < self._given_up_end:
+            raise FlushFailed(_LACKS_COPIES)
         safe = self._safe.wait(log_offset + 1)
         self.flusher.request(self.tail.written_end, self.tail.stored_at_ms)
         await safe
@@ -429,7 +438,11 @@ class Engine:
     # closing
 
     def stop_waiting(self) -> None:
-        """Every reader that waits, or will, returns at once."""
+        """Every reader that waits, or will, returns at once; and other disks are waited for no
+        longer than a moment: the store is to end.
+        """
+        if self.waits and self.copies.needed > 1:
+            self._giving_up = self._runner.later(_LAST_COPIES_MS, self._give_up_copies)
         self.waits = False
         self.arrivals.wake_all()
         self._note_progress()
@@ -438,13 +451,14 @@ class Engine:
         self.stop_waiting()
         if not self.writer.is_idle and self._failure is None:
             self._drained = self._loop.create_future()
-            # what other disks do not have by then is answered as what it is
-            timer = self._runner.later(self._options.sync_timeout_ms, self._give_up_copies)
+            if self.copies.is_short:
+                self._give_up_copies()
             await self._drained
-            timer.cancel()
         with suppress(FlushFailed):
             # An end of a segment may be written behind the last unit.
             await self.wait_flushed()
+        if self._giving_up is not None:
+            self._giving_up.cancel()
         self._interval.stop()
         self.preparer.stop()
         is_kept = self._failure is None and await self._keep_derived()
@@ -474,11 +488,22 @@ class Engine:
         return await kept
 
     def _give_up_copies(self) -> None:
-        if self.copies.needed > 1 and self.flusher.durable_end >= self.tail.written_end:
-            self.writer.give_up_waiting()
+        """End each wait for other disks to have what the own one has: appends are answered as what
+        they are, other waits fail.
+        """
+        if self._failure is not None:
+            return
+        self._given_up_end = end = self.flusher.durable_end
+        error = FlushFailed(_LACKS_COPIES)
+        self.writer.give_up_waiting(end, error)
+        self._safe.fail(error, until=end)
+        if self._drained is not None and end >= self.tail.written_end:
+            self.writer.leave_unseen()
             self._check_drained()
-        elif self._drained is not None and not self._drained.done():
-            self._runner.later(self._options.sync_timeout_ms, self._give_up_copies)
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        delay_ms = _NEXT_LOOK_MS if self.copies.is_short else _LAST_COPIES_MS
+        self._giving_up = self._runner.later(delay_ms, self._give_up_copies)
 
     def _check_drained(self) -> None:
         if self._drained is not None and (self.writer.is_idle or self._failure is not None):

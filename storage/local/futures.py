@@ -77,7 +77,11 @@ class EndWaits:
             else:
                 self._waiting.append((wanted, reached))
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, *, until: int | None = None) -> None:
+        """Fail every wait; with `until`, those up to there."""
         waiting, self._waiting = self._waiting, []
-        for _, reached in waiting:
-            failing(reached)(error)
+        for wanted, reached in waiting:
+            if until is None or wanted <= until:
+                failing(reached)(error)
+            else:
+                self._waiting.append((wanted, reached))

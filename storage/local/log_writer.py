@@ -288,18 +288,23 @@ class LogWriter:
             return ON_OWN_DISK
         return IN_FILE if end <= self._tail.file_end else IN_MEMORY
 
-    def give_up_waiting(self) -> None:
-        """Answer those who wait as stored and not safe, and show nothing of it: the store closes
-        while other disks do not have it.
+    def give_up_waiting(self, end: int, error: FlushFailed) -> None:
+        """Answer those who wait for units up to this log offset, as stored and not safe: the store
+        ends while other disks do not have them. What must be safe fails with the error.
         """
         for written in self._units:
-            for call, at in written.waiting:
-                if call.until_safe:
-                    self._refuse([call], FlushFailed("the store closes before it is safe"))
-                else:
-                    self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
-            written.waiting = []
-        self._units.clear()
+            if written.end <= end:
+                waiting, written.waiting = written.waiting, []
+                for call, at in waiting:
+                    if call.until_safe:
+                        self._refuse([call], error)
+                    else:
+                        self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
+
+    def leave_unseen(self) -> None:
+        """Show nothing of what is not safe, unless more is still to be written behind it."""
+        if not self.has_queued:
+            self._units.clear()
 
     def fail(self, error: Exception) -> None:
         """The log cannot be made durable.

@@ -5,6 +5,7 @@ run.
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +186,34 @@ def test_a_service_that_was_thought_dead_goes_on_as_a_replica_in_the_same_proces
     assert a.log().count('"starting"') == 1
     assert "primary_moved" in b.log(), "it did not wait for the paused one to answer"
     assert read_ids(c) == ids
+
+
+def test_a_service_that_was_thought_dead_makes_way_while_acknowledgements_wait_for_a_replica(nodes):
+    a, b, c = nodes
+    with a.client() as api:
+        ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+        acknowledged(a)
+        received = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 5}))
+    os.kill(a.pid, signal.SIGSTOP)
+    ok(b.promote())
+    b.wait_until_ready()
+    with ExitStack() as stack:
+        waiting = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", a.port), timeout=60))
+            for _ in received["messages"]
+        ]
+        for connection, message in zip(waiting, received["messages"], strict=True):
+            body = json.dumps({"entries": [{"receipt_handle": message["receipt_handle"]}]})
+            connection.sendall(
+                b"POST /v1/groups/billing/ack HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body.encode())
+            )
+        os.kill(a.pid, signal.SIGCONT)
+        until(lambda: a.follows(), "it has heard of the new one")
+        answers = [connection.recv(65_536) for connection in waiting]
+    assert {answer.partition(b"\r\n")[0][:12] for answer in answers} == {b"HTTP/1.1 503"}
+    until(lambda: c.follows(), "and so has the third")
 
 
 def one_that_serves(nodes: Nodes, but: Node) -> Node:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -678,6 +679,45 @@ def test_with_two_copies_a_service_without_a_replica_gives_what_it_has_and_stops
         assert {one["message_id"] for one in received["messages"]} == set(sent)
         assert_problem(api.post("/v1/admin/store/flush"), 503, "not_enough_copies")
         assert primary.terminate() == 0
+
+
+@pytest.mark.parametrize("change", ["commit", "ack"])
+def test_with_two_copies_a_stop_ends_what_waits_for_a_replica_and_acknowledges_none_of_it(
+    tmp_path, change
+):
+    with Primary(tmp_path / "a", environment=TWO_COPIES) as primary, primary.client() as api:
+        with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+            until(lambda: takes_messages(api), "the replica counts")
+            send(primary, 3)
+            ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+            received = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 1}))
+            handle = received["messages"][0]["receipt_handle"]
+            messages = [{"topic": "orders", "message": {"payload": "x"}}]
+            begun = ok(
+                api.post("/v1/transactions", json={"producer_group": "shop", "messages": messages}),
+                201,
+            )
+            replica.kill()
+        until(lambda: not takes_messages(api), "it is known to be gone")
+        path, body = {
+            "commit": (f"/v1/transactions/{begun['transaction_id']}/commit", {}),
+            "ack": ("/v1/groups/billing/ack", {"entries": [{"receipt_handle": handle}]}),
+        }[change]
+        stored = written_end(api)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(api.post, path, json=body)
+            with primary.client() as other:
+                until(lambda: written_end(other) > stored, "it is stored")
+            begun_at = time.monotonic()
+            assert primary.terminate() == 0
+            assert time.monotonic() - begun_at < 10
+        assert_problem(waiting.result(), 503, "storage_failed")
+
+
+def written_end(api: httpx.Client) -> float:
+    lines = api.get("/metrics").text.splitlines()
+    name = "escrowmq_log_written_offset "
+    return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 def test_with_two_copies_a_service_that_was_killed_shows_nothing_that_it_may_have_alone(tmp_path):

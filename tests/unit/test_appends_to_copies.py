@@ -6,7 +6,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from storage.errors import Backpressure, NotEnoughCopies, StoreClosed
+from storage.errors import Backpressure, FlushFailed, NotEnoughCopies, StoreClosed
 from storage.files.simulated import SimulatedDisk
 from storage.local import epoch_begin
 from storage.local.local_store import LocalMessageStore
@@ -254,6 +254,81 @@ def test_a_store_that_is_closed_while_its_replica_is_away_ends_and_has_everythin
 
     in_world(again, in_world(close))
     assert [one.durable for one in sent] == [False]
+
+
+def test_a_wait_for_a_replica_that_is_away_fails_soon_once_the_store_is_to_end():
+    """What waits is a decision, say, which is stored and must not be acknowledged."""
+
+    async def main(world: World) -> None:
+        store = await opened(world)
+        waiting = [asyncio.ensure_future(_settle(store))]
+        await asyncio.sleep(1)
+        waiting.append(asyncio.ensure_future(store.flush()))
+        begun = world.loop.now
+        store.stop_waiting()
+        await asyncio.sleep(1)
+        assert not any(one.done() for one in waiting)
+        for one in waiting:
+            with pytest.raises(FlushFailed, match="too few replicas have this"):
+                await one
+        with pytest.raises(FlushFailed):
+            await _settle(store)
+        await store.aclose()
+        assert world.loop.now - begun < 3
+        assert world.failures == []
+
+    in_world(main)
+
+
+def test_what_a_replica_has_in_time_is_acknowledged_while_the_store_is_to_end():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        store.stop_waiting()
+        for _ in range(20):
+            settling = asyncio.ensure_future(_settle(store))
+            await asyncio.sleep(0.05)
+            store.note_copy("b", store.stored_offset())
+            await settling
+            await asyncio.sleep(0.25)
+
+    in_world(main)
+
+
+def test_a_replica_that_stands_still_is_not_waited_for_either_once_the_store_is_to_end():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        store.note_copy("b", 0)
+        settling = asyncio.ensure_future(_settle(store))
+        await asyncio.sleep(0)
+        store.stop_waiting()
+        with pytest.raises(FlushFailed):
+            await settling
+        await store.aclose()
+        assert world.loop.now < 6
+
+    in_world(main)
+
+
+def test_what_the_own_disk_has_not_taken_is_waited_for_until_the_store_ends():
+    async def main(world: World) -> None:
+        store = await opened(world)
+        world.runner.hold_up(Lane.FLUSH, seconds=20)
+        settling = asyncio.ensure_future(_settle(store))
+        await asyncio.sleep(0)
+        await store.aclose()
+        assert world.loop.now >= 20
+        with pytest.raises(FlushFailed):
+            await settling
+        assert store.on_disk_end() == store.stored_offset()
+
+    in_world(main)
+
+
+async def _settle(store: LocalMessageStore) -> None:
+    """Store what settles something, and wait until it can be acknowledged."""
+    (placed,) = await store.append([message()], durability=Durability.SYNCED, from_reserve=True)
+    await store.wait_durable(placed.log_offset)
 
 
 def killed_with(copied: int) -> SimulatedDisk:
