@@ -177,7 +177,7 @@ class ReplicaLife:
     async def _follow(self) -> None:
         try:
             await asyncio.to_thread(make_data_folder, self._data_dir)
-            # for the first start as a service; a replica starts without any
+            # for the first start as a service
             spare = SpareSpace(self._data_dir)
             await asyncio.to_thread(spare.keep)
             await self._follower.run()

@@ -4,7 +4,7 @@ connection ends.
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from app.replicas.options import ReplicaOptions, split_address
 from app.replicas.primary_choice import KnownPrimary, NoPrimary, PrimaryChoice
 from app.replicas.promise import LogPlace, Promise, PromiseRefused
 from app.replicas.snapshots import IncomingSnapshots
+from app.spare_space import SpareSpace
 from app.word_sets import NodeRole
 from storage.clock import Clock
 from storage.errors import CorruptRecord, OffsetExpired, StorageFull, UnavailableError
@@ -72,6 +73,7 @@ class Follower:
         # One thread at a time, and none behind the end of `run`: what follows has the directory.
         self._files = ThreadPoolExecutor(1, "replica")
         self._promise = KeptPromise(data_dir, self._in_thread, follows_for_good=bool(options.nodes))
+        self._spare = SpareSpace(data_dir)
         self._writer: asyncio.StreamWriter | None = None  # while it is connected
         self._has_begun = asyncio.Event()  # its log is open, or there is none yet
         self._store: LocalReplica | None = None
@@ -199,12 +201,10 @@ class Follower:
     async def _follow(self) -> None:
         async with self._promise.lock:
             await self._promise.load()
-            await self._in_thread(self._begin)
-            if folder.has_log(self._data_dir):
-                await self._open_store()
-            self._has_begun.set()
         pause_s = _FIRST_PAUSE_S
         while True:
+            if not self._has_begun.is_set():
+                await self._begin()
             begun_end = self.end
             try:
                 await self._connect()
@@ -231,13 +231,37 @@ class Follower:
                 async with asyncio.timeout(pause_s - _FIRST_PAUSE_S):
                     await self._wait_until_moved()
 
+    async def _has_space_to(self, do: Callable[[], Awaitable[None]]) -> bool:
+        """Do it; False where the disk is full, which is said."""
+        try:
+            await do()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            log.warning("replica_waits", reason=str(error))
+            return False
+        return True
+
     def _note_unknown(self, reason: str) -> None:
         """Log each reason once: it may last."""
         if reason != self._waits_for:
             self._waits_for = reason
             log.warning("primary_unknown", reason=reason)
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
+        """Open the log, if there is one; on a full disk, again and again."""
+        while not await self._has_space_to(self._open_what_is_there):  # noqa: ASYNC110  no event
+            await asyncio.sleep(_MOST_PAUSE_S)
+
+    async def _open_what_is_there(self) -> None:
+        await self._in_thread(self._spare.lend)
+        async with self._promise.lock:
+            await self._in_thread(self._begin_note)
+            if folder.has_log(self._data_dir):
+                await self._open_store()
+            self._has_begun.set()
+
+    def _begin_note(self) -> None:
         """Say before there is a log that this is a replica: no service must start here.
 
         A service's own directory becomes one when the primary has let it in.
@@ -475,6 +499,7 @@ class Follower:
         if now_ms - self._noted_ms >= _NOTE_MS:
             self._noted_ms = now_ms
             await self._in_thread(self._note)
+            await self._in_thread(self._spare.keep)
         if now_ms - self._dropped_ms >= _DROP_MS:
             self._dropped_ms = now_ms
             await store.drop_before(data.first_offset)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from app.exit_codes import STORAGE_FAILED
+from app.spare_space import SPARE_BYTES
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from tests.fault.campaign_size import sized
 from tests.support.http import ok, until
@@ -105,6 +106,41 @@ def test_a_replica_whose_disk_is_full_since_it_was_stopped_is_promoted_and_serve
         assert epoch_of(api) > EPOCHS_OF_A_PROMOTION
 
 
+def test_a_replica_whose_disk_is_full_since_it_was_stopped_follows_there_and_can_be_promoted(
+    stopped, small_disk, tmp_path
+):
+    fill(small_disk)
+    stopped.start()  # and has what its service has
+    assert stopped.terminate() == 0
+    fill(small_disk)
+    done = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
+    assert done.returncode == 0, done.stderr
+    promoted = stopped.service()
+    promoted.log_path = stopped.log_path
+    promoted.configure(ESCROWMQ_REPLICA__COPIES="1")
+    with promoted:
+        assert len(read_ids(promoted)) == 1
+
+
+def test_the_space_that_a_replica_starts_with_is_taken_back_when_there_is_room(stopped, small_disk):
+    spare = stopped.data_dir / "spare"
+    fill(small_disk)
+    stopped.start()
+    assert 0 < spare.stat().st_size < SPARE_BYTES
+    give_back(small_disk)
+    until(lambda: spare.stat().st_size == SPARE_BYTES, "it is there for a promotion")
+
+
+def test_a_replica_for_whose_start_there_is_no_space_at_all_waits_for_it(stopped, small_disk):
+    (stopped.data_dir / "spare").unlink()
+    fill(small_disk)
+    stopped.start(until_ready=False)
+    until(lambda: "replica_waits" in stopped.log(), "it says so")
+    assert answers(stopped)
+    give_back(small_disk)
+    until(lambda: has_all(stopped), "it follows")
+
+
 def test_a_promotion_for_which_there_is_no_space_at_all_says_so_and_can_be_repeated(
     stopped, small_disk
 ):
@@ -117,6 +153,13 @@ def test_a_promotion_for_which_there_is_no_space_at_all_says_so_and_can_be_repea
     give_back(small_disk)
     done = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
     assert done.returncode == 0, done.stderr
+
+
+def has_all(replica: Replica) -> bool:
+    """Has it what its service has?"""
+    with replica.client() as api, suppress(httpx.TransportError):
+        return api.get("/readyz?role=replica").status_code == 200
+    return False
 
 
 def epoch_of(api: httpx.Client) -> int:
