@@ -681,7 +681,7 @@ def test_with_two_copies_a_service_without_a_replica_gives_what_it_has_and_stops
         assert primary.terminate() == 0
 
 
-@pytest.mark.parametrize("change", ["commit", "ack"])
+@pytest.mark.parametrize("change", ["commit", "ack", "offset"])
 def test_with_two_copies_a_stop_ends_what_waits_for_a_replica_and_acknowledges_none_of_it(
     tmp_path, change
 ):
@@ -699,13 +699,15 @@ def test_with_two_copies_a_stop_ends_what_waits_for_a_replica_and_acknowledges_n
             )
             replica.kill()
         until(lambda: not takes_messages(api), "it is known to be gone")
-        path, body = {
-            "commit": (f"/v1/transactions/{begun['transaction_id']}/commit", {}),
-            "ack": ("/v1/groups/billing/ack", {"entries": [{"receipt_handle": handle}]}),
+        position = {"topic": "orders", "queue_id": 0, "offset": 1}
+        method, path, body = {
+            "commit": ("POST", f"/v1/transactions/{begun['transaction_id']}/commit", {}),
+            "ack": ("POST", "/v1/groups/billing/ack", {"entries": [{"receipt_handle": handle}]}),
+            "offset": ("PUT", "/v1/groups/billing/offsets", {"offsets": [position]}),
         }[change]
         stored = written_end(api)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(api.post, path, json=body)
+            waiting = pool.submit(api.request, method, path, json=body)
             with primary.client() as other:
                 until(lambda: written_end(other) > stored, "it is stored")
             begun_at = time.monotonic()
