@@ -59,29 +59,26 @@ class EndWaits:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiting: dict[asyncio.Future[None], int] = {}  # to where each waits
 
     def wait(self, end: int) -> asyncio.Future[None]:
-        """A future with a result once `end` is reached."""
+        """A future with a result once `end` is reached. One that is cancelled is forgotten."""
         reached: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((end, reached))
+        self._waiting[reached] = end
+        reached.add_done_callback(self._forget)
         return reached
 
     def reach(self, end: int) -> None:
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
-        for wanted, reached in waiting:
-            if wanted <= end:
-                resolve(reached, None)
-            else:
-                self._waiting.append((wanted, reached))
+        for reached in self._up_to(end):
+            resolve(reached, None)
 
     def fail(self, error: Exception, *, until: int | None = None) -> None:
         """Fail every wait; with `until`, those up to there."""
-        waiting, self._waiting = self._waiting, []
-        for wanted, reached in waiting:
-            if until is None or wanted <= until:
-                failing(reached)(error)
-            else:
-                self._waiting.append((wanted, reached))
+        for reached in [*self._waiting] if until is None else self._up_to(until):
+            failing(reached)(error)
+
+    def _up_to(self, end: int) -> list[asyncio.Future[None]]:
+        return [reached for reached, wanted in self._waiting.items() if wanted <= end]
+
+    def _forget(self, reached: asyncio.Future[None]) -> None:
+        del self._waiting[reached]

@@ -315,9 +315,10 @@ def test_what_the_own_disk_has_not_taken_is_waited_for_until_the_store_ends():
         store = await opened(world)
         world.runner.hold_up(Lane.FLUSH, seconds=20)
         settling = asyncio.ensure_future(_settle(store))
-        await asyncio.sleep(0)
-        await store.aclose()
-        assert world.loop.now >= 20
+        closing = asyncio.ensure_future(store.aclose())
+        await asyncio.sleep(19)
+        assert not settling.done()
+        await closing
         with pytest.raises(FlushFailed):
             await settling
         assert store.on_disk_end() == store.stored_offset()
