@@ -84,6 +84,7 @@ class _Unit:
         "queue_offsets",
         "queues",
         "stored_at_ms",
+        "until_safe",
         "waiting",
     )
 
@@ -101,8 +102,10 @@ class _Unit:
         self.end = encoded.end
         self.stored_at_ms = stored_at_ms
         self.must_sync = False
-        # calls not yet answered, and where their rows begin in the lists
+        # calls not yet answered, and where their rows begin in the lists; apart from those that are
+        # answered once the unit is safe, and no sooner
         self.waiting: list[tuple[_Call, int]] = []
+        self.until_safe: list[tuple[_Call, int]] = []
 
     def placed(self, call: _Call, at: int, sureness: Sureness) -> Placed:
         until = at + len(call.rows)
@@ -179,6 +182,8 @@ class LogWriter:
         self._is_ahead = False  # of the clock, by so much that it is logged
         self._calls: deque[_Call] = deque()
         self._units: deque[_Unit] = deque()
+        # those of them with calls not yet answered, and a few whose calls have been answered since
+        self._awaited: deque[_Unit] = deque()
         self._storing: _Storing | None = None
         self._queued_bytes = 0
         self._is_scheduled = False
@@ -296,10 +301,9 @@ class LogWriter:
             if written.end <= end:
                 waiting, written.waiting = written.waiting, []
                 for call, at in waiting:
-                    if call.until_safe:
-                        self._refuse([call], error)
-                    else:
-                        self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
+                    self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
+                until_safe, written.until_safe = written.until_safe, []
+                self._refuse([call for call, _ in until_safe], error)
 
     def leave_unseen(self) -> None:
         """Show nothing of what is not safe, unless more is still to be written behind it."""
@@ -312,10 +316,13 @@ class LogWriter:
         No waiting append is acknowledged, and no further one is accepted.
         """
         self._closed = failure = FlushFailed(f"the log could not be made durable: {error}")
-        calls = [call for written in self._units for call, _ in written.waiting]
+        calls = [
+            call for written in self._units for call, _ in (*written.waiting, *written.until_safe)
+        ]
         calls += [*(self._storing.calls if self._storing is not None else ()), *self._calls]
         for written in self._units:
-            written.waiting = []
+            written.waiting, written.until_safe = [], []
+        self._awaited.clear()
         self._units.clear()
         self._uncommitted.clear()
         self._storing = None
@@ -572,16 +579,20 @@ class LogWriter:
             if call.durability in self._at_once and cache_is_enough:
                 answered.append((call, at))
             else:
-                written.waiting.append((call, at))
+                (written.until_safe if call.until_safe else written.waiting).append((call, at))
             at += len(call.rows)
         self._units.append(written)
+        if written.waiting:
+            self._awaited.append(written)
         unflushed = written.end - self.flusher.durable_end
         is_much = unflushed >= self._flush_bytes
         if written.must_sync or not cache_is_enough or is_much:
             self.flusher.request(
                 written.end,
                 written.stored_at_ms,
-                is_awaited=is_much or bool(written.waiting) or self._is_awaited(written.queues),
+                is_awaited=is_much
+                or bool(written.waiting or written.until_safe)
+                or self._is_awaited(written.queues),
             )
         if self.committer is not None:
             self.committer.request(written.end, is_awaited=self._is_commit_awaited(written))
@@ -644,9 +655,9 @@ class LogWriter:
             tail.show(first.end, first.stored_at_ms)
         for visible in seen:
             self._on_visible(dict.fromkeys(visible.queues))
-            for call, at in visible.waiting:
+            for call, at in (*visible.waiting, *visible.until_safe):
                 self._answer(call, visible.placed(call, at, self.sureness_of(visible.end)))
-            visible.waiting = []
+            visible.waiting, visible.until_safe = [], []
 
     def _watch_sync(self, unwritten: _Call | None = None) -> None:
         """See to it that no append waits for a sync longer than the limit, counted from when it was
@@ -655,12 +666,11 @@ class LogWriter:
         `unwritten`: the oldest of the calls that wait to be written, for the flush in flight or
         for room in the log.
         """
+        while self._awaited and not self._awaited[0].waiting:
+            self._awaited.popleft()
         if self._sync_timer_runs:
             return
-        waiting = (
-            call for written in self._units for call, _ in written.waiting if not call.until_safe
-        )
-        oldest = next(waiting, unwritten)
+        oldest = self._awaited[0].waiting[0][0] if self._awaited else unwritten
         if oldest is not None:
             self._sync_timer_runs = True
             waited_ms = self._clock.monotonic_ms() - oldest.added_ms
@@ -675,13 +685,11 @@ class LogWriter:
         self._write_calls()
         self._sync_timer_runs = False
         limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
-        for written in self._units:
-            overdue: list[tuple[_Call, int]] = []
-            kept: list[tuple[_Call, int]] = []
-            for call, at in written.waiting:
-                is_overdue = call.added_ms <= limit_ms and not call.until_safe
-                (overdue if is_overdue else kept).append((call, at))
-            written.waiting = kept
+        for written in self._awaited:
+            overdue = [(call, at) for call, at in written.waiting if call.added_ms <= limit_ms]
+            written.waiting = [
+                (call, at) for call, at in written.waiting if call.added_ms > limit_ms
+            ]
             for call, at in overdue:
                 self._answer(call, written.placed(call, at, self.sureness_of(written.end)))
             self.flusher.times.note_answered_before(len(overdue))

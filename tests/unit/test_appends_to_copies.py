@@ -2,6 +2,10 @@
 
 import asyncio
 import dataclasses
+import sys
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -210,6 +214,40 @@ def test_no_more_waits_for_a_replica_than_may_wait_for_the_disk():
         assert (await sending)[0].durable
 
     in_world(main)
+
+
+@pytest.mark.parametrize("durability", [Durability.BUFFERED, Durability.SYNCED])
+def test_an_append_takes_as_long_however_much_waits_for_a_replica(durability):
+    async def main(world: World) -> None:
+        store = await opened(world)
+
+        async def append(count: int, durability: Durability) -> None:
+            for _ in range(count):
+                await store.append([message()], durability=durability, from_reserve=True)
+
+        await append(10, Durability.BUFFERED)
+        few = await lines_run(append(1, durability))
+        await append(3_000, Durability.BUFFERED)
+        assert await lines_run(append(1, durability)) < 1.2 * few
+
+    in_world(main)
+
+
+async def lines_run(work: Coroutine[None, None, None]) -> int:
+    """How many lines of Python it takes, each turn of a loop counted."""
+    count, before = 0, sys.gettrace()
+
+    def trace(_: FrameType, event: str, __: object) -> Callable[..., Any]:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        await work
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def test_behind_the_end_of_appends_nothing_is_stored_and_what_was_taken_has_its_place():
