@@ -691,7 +691,7 @@ def test_with_two_copies_a_stop_ends_what_waits_for_a_replica_and_acknowledges_n
             send(primary, 3)
             ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
             received = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 1}))
-            handle = received["messages"][0]["receipt_handle"]
+            (leased,) = received["messages"]
             messages = [{"topic": "orders", "message": {"payload": "x"}}]
             begun = ok(
                 api.post("/v1/transactions", json={"producer_group": "shop", "messages": messages}),
@@ -699,10 +699,11 @@ def test_with_two_copies_a_stop_ends_what_waits_for_a_replica_and_acknowledges_n
             )
             replica.kill()
         until(lambda: not takes_messages(api), "it is known to be gone")
-        position = {"topic": "orders", "queue_id": 0, "offset": 1}
+        entries = [{"receipt_handle": leased["receipt_handle"]}]
+        position = {"topic": "orders", "queue_id": leased["queue_id"], "offset": 1}
         method, path, body = {
             "commit": ("POST", f"/v1/transactions/{begun['transaction_id']}/commit", {}),
-            "ack": ("POST", "/v1/groups/billing/ack", {"entries": [{"receipt_handle": handle}]}),
+            "ack": ("POST", "/v1/groups/billing/ack", {"entries": entries}),
             "offset": ("PUT", "/v1/groups/billing/offsets", {"offsets": [position]}),
         }[change]
         stored = written_end(api)
