@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from app.connections import RESERVED
+from app.replicas.listener import MOST_STRANGERS
 from app.settings import MOST_CONNECTIONS, PREFIX, ConfigurationError, Settings, waiting_below
 from app.webhooks.transport import MOST_CONNECTIONS as MOST_WEBHOOKS
 
@@ -37,7 +38,7 @@ class Budget(NamedTuple):
 
 def plan(settings: Settings, limit: int) -> Budget:
     """Plan the descriptors that the service needs beside its connections. Pure."""
-    local = settings.local
+    local, replica = settings.local, settings.replica
     held = local.most_held_segments
     return Budget(
         limit,
@@ -53,6 +54,10 @@ def plan(settings: Settings, limit: int) -> Budget:
             "registry": 8,
             "webhooks": settings.webhook.max_connections or min(MOST_WEBHOOKS, limit // 16),
             "reports": 16,
+            # twice: a connection that is replaced is there until it is closed
+            "replicas": 2 * replica.max_replicas + len(replica.rocketmq_peers) + MOST_STRANGERS
+            if replica.ha_host
+            else 0,
             "probes and operators": RESERVED,
             "margin": 64,
         },

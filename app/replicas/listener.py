@@ -1,6 +1,7 @@
 """Where replicas connect to: one sender for each."""
 
 import asyncio
+import socket
 import sqlite3
 import ssl
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from app.replicas.slave_sender import is_report
 from storage.clock import Clock
 from storage.errors import MessagingError
 
-# connections that have not shown yet that they know the secret; they have ten seconds
-_MOST_STRANGERS = 16
+# connections that have not shown yet that they know the secret; they have ten seconds for the
+# handshake of TLS and the greeting
+MOST_STRANGERS = 16
 _GREETING_TIMEOUT_S = 10.0
+_RETRY_S = 1.0
 
 log = structlog.get_logger()
 
@@ -63,7 +66,9 @@ class ReplicaListener:
         self._clock = clock
         self._options = options
         self._registry_changes = registry_changes
-        self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._senders: dict[asyncio.Task[None], Sender] = {}
         self._slaves = RocketmqSlaves(store, clock, options)
 
@@ -75,30 +80,33 @@ class ReplicaListener:
         if options.nodes:
             await self._store.begin_epoch(options.node_name)
         try:
-            self._server = await asyncio.start_server(
-                self._serve, options.ha_host, options.ha_port, ssl=_tls_of(options)
-            )
+            self._tls = _tls_of(options)
+            self._sockets = await _listening(options.ha_host, options.ha_port)
         except OSError as error:  # of the certificate, too
             where = f"{options.ha_host}:{options.ha_port}"
             raise CannotServeReplicas(f"replicas cannot be served at {where}: {error}") from None
-        host, port = self._server.sockets[0].getsockname()[:2]
+        self._accepting = [asyncio.create_task(self._accept(one)) for one in self._sockets]
+        host, port = self._sockets[0].getsockname()[:2]
         log.info("replicas_served", host=host, port=port, tls=bool(options.tls_certificate))
         self._slaves.start(port)
 
     @property
     def is_open(self) -> bool:
         """Does it listen for replicas?"""
-        return self._server is not None
+        return bool(self._sockets)
 
     async def stop(self) -> None:
-        if self._server is None:
+        if not self._sockets:
             return
-        self._server.close()
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for listening in self._sockets:
+            listening.close()
         tasks = list(self._senders)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, self._slaves.stop(), return_exceptions=True)
-        await self._server.wait_closed()
 
     async def wait_safe(self) -> None:
         """Return once as many disks as must have the log have all of it. Raises FlushFailed."""
@@ -152,31 +160,42 @@ class ReplicaListener:
         """Slaves of RocketMQ that are connected."""
         return self._slaves.connected()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, listening: socket.socket) -> None:
+        """Each connection is counted before its handshake: what may be open has a limit."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("not_accepted", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            address = f"{peer[0]}:{peer[1]}"
+            if sum(not sender.node for sender in self._senders.values()) >= MOST_STRANGERS:
+                log.warning("replica_refused", address=address, reason="too many connect at once")
+                accepted.close()
+                await asyncio.sleep(0)  # others have their turn
+                continue
+            sender = Sender(
+                self._store,
+                self._segment_bytes,
+                self._data_dir,
+                self._clock,
+                self._options,
+                address=address,
+                registry_changes=self._registry_changes,
+                let_in=self._let_in,
+            )
+            self._senders[asyncio.create_task(self._serve(accepted, sender))] = sender
+
+    async def _serve(self, accepted: socket.socket, sender: Sender) -> None:
         task = asyncio.current_task()
         assert task is not None
-        peer = writer.get_extra_info("peername")
-        if peer is None:  # it has gone already
-            writer.close()
-            return
-        address = f"{peer[0]}:{peer[1]}"
-        if sum(not sender.node for sender in self._senders.values()) >= _MOST_STRANGERS:
-            log.warning("replica_refused", address=address, reason="too many connect at once")
-            writer.close()
-            return
-        sender = Sender(
-            self._store,
-            self._segment_bytes,
-            self._data_dir,
-            self._clock,
-            self._options,
-            address=address,
-            registry_changes=self._registry_changes,
-            let_in=self._let_in,
-        )
-        self._senders[task] = sender
+        address = sender.address
+        writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(_GREETING_TIMEOUT_S):
+                reader, writer = await self._open(accepted)
                 greeting = await reader.readexactly(len(frames.GREETING))
             if is_report(greeting):
                 del self._senders[task]
@@ -196,7 +215,20 @@ class ReplicaListener:
             self._senders.pop(task, None)
             if sender.node and not sender.is_replaced:
                 self._store.forget_copy(sender.node)
-            await close(writer)
+            if writer is None:
+                accepted.close()
+            else:
+                await close(writer)
+
+    async def _open(
+        self, accepted: socket.socket
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises OSError, of the handshake, too."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     def _let_in(self, node: str) -> None:
         """A node has one disk, so it has one connection: the one before is a dead one. What that
@@ -217,6 +249,22 @@ class ReplicaListener:
                 sender.is_replaced = True
                 self._store.forget_copy(node)
                 task.cancel()
+
+
+async def _listening(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in found:
+            sockets.append(socket.create_server(address, family=family))
+            sockets[-1].setblocking(False)
+    except OSError:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets
 
 
 def _tls_of(options: ReplicaOptions) -> ssl.SSLContext | None:

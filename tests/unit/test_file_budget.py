@@ -5,6 +5,8 @@ the start is refused.
 import pytest
 
 from app.file_budget import fit, plan
+from app.replicas.listener import MOST_STRANGERS
+from app.replicas.options import ReplicaOptions
 from app.settings import ConfigurationError, HttpOptions, Settings
 from storage.local.options import LocalStoreOptions
 
@@ -59,6 +61,13 @@ def test_what_is_given_is_taken_where_it_fits():
     fitted = fit(settings(max_connections=10_000, max_waiting=9_999), 65_536)
 
     assert (fitted.http.max_connections, fitted.http.max_waiting) == (10_000, 9_999)
+
+
+def test_a_service_of_replicas_keeps_files_for_all_connections_that_their_port_can_have():
+    served = Settings(replica=ReplicaOptions(ha_host="127.0.0.1", max_replicas=4))
+
+    assert plan(served, 4_096).needs["replicas"] == MOST_STRANGERS + 8
+    assert plan(settings(), 4_096).needs["replicas"] == 0
 
 
 def test_small_segments_do_not_open_thousands_of_files_ahead_of_the_writer():

@@ -2,13 +2,17 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
+import pytest
+
 from app.replicas import frames
+from app.replicas import listener as listeners
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind
-from app.replicas.listener import ReplicaListener
+from app.replicas.listener import MOST_STRANGERS, ReplicaListener
 from app.replicas.options import ReplicaOptions
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
@@ -16,6 +20,7 @@ from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.message import safe_on
 from tests.support.builders import message
+from tests.support.certificates import self_signed
 from tests.support.http import reached
 from tests.support.lives import in_world
 from tests.support.replicated import OPTIONS, SEGMENT_BYTES, sender_of
@@ -61,7 +66,7 @@ class Connection:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, copies: int
+    folder: Path, *, copies: int = 1, tls: bool = False
 ) -> AsyncIterator[tuple[LocalMessageStore, ReplicaListener, int]]:
     """A store, the listener that serves it, and its port."""
     clock = SystemClock()
@@ -69,14 +74,20 @@ async def serving(
     store = await LocalMessageStore.open(
         folder / "store", OPTIONS, OsVfs(), clock, identifiers, copies=copies
     )
-    options = ReplicaOptions(ha_host="127.0.0.1", ha_port=0, copies=copies)
+    certificate, key = map(str, self_signed(folder)) if tls else ("", "")
+    options = ReplicaOptions(
+        ha_host="127.0.0.1",
+        ha_port=0,
+        copies=copies,
+        tls_certificate=certificate,
+        tls_key=key,
+    )
     listener = ReplicaListener(
         store, SEGMENT_BYTES, folder, clock, options, registry_changes=lambda: 0
     )
     await listener.start()
-    assert listener._server is not None
     try:
-        yield store, listener, listener._server.sockets[0].getsockname()[1]
+        yield store, listener, listener._sockets[0].getsockname()[1]
     finally:
         await listener.stop()
         await store.aclose()
@@ -150,3 +161,51 @@ def test_an_acknowledgement_over_a_replaced_connection_does_not_count():
         assert store.lacks_copies
 
     in_world(main)
+
+
+@contextmanager
+def silent_connections(port: int, count: int) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(count)
+        ]
+        for connection in connections:
+            connection.setblocking(False)
+        yield connections
+
+
+def closed(connections: list[socket.socket]) -> int:
+    """How many of them the other side has closed."""
+    count = 0
+    for connection in connections:
+        try:
+            count += connection.recv(1) == b""
+        except ConnectionResetError:
+            count += 1
+        except BlockingIOError:
+            pass
+    return count
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_connections_are_counted_before_their_handshake_and_a_stop_closes_them(tmp_path, tls):
+    async def main() -> None:
+        async with serving(tmp_path, tls=tls) as (_, listener, port):
+            with silent_connections(port, MOST_STRANGERS + 24) as connections:
+                await reached(lambda: closed(connections) == 24, "no more than the limit are open")
+                await listener.stop()
+                await reached(lambda: closed(connections) == len(connections), "all are closed")
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_begins_no_handshake_is_closed_in_the_time_for_a_greeting(
+    tmp_path, monkeypatch
+):
+    async def main() -> None:
+        async with serving(tmp_path, tls=True) as (_, _, port):
+            with silent_connections(port, 3) as connections:
+                await reached(lambda: closed(connections) == 3, "all are closed")
+
+    monkeypatch.setattr(listeners, "_GREETING_TIMEOUT_S", 0.1)
+    asyncio.run(main())
