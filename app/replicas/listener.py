@@ -1,6 +1,7 @@
 """Where replicas connect to: one sender for each."""
 
 import asyncio
+import errno
 import socket
 import sqlite3
 import ssl
@@ -27,6 +28,7 @@ from storage.errors import MessagingError
 MOST_STRANGERS = 16
 _GREETING_TIMEOUT_S = 10.0
 _RETRY_S = 1.0
+_NOT_THERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 log = structlog.get_logger()
 
@@ -252,18 +254,21 @@ class ReplicaListener:
 
 
 async def _listening(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of the host. Raises OSError."""
+    """A socket for each address of the host that this machine has, at least one. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
-    try:
-        for family, _, _, _, address in found:
+    for number, (family, _, _, _, address) in enumerate(found, 1):
+        try:
             sockets.append(socket.create_server(address, family=family))
-            sockets[-1].setblocking(False)
-    except OSError:
-        for listening in sockets:
-            listening.close()
-        raise
+        except OSError as error:
+            # As ::1 of localhost, where there is no IPv6.
+            if error.errno in _NOT_THERE and (sockets or number < len(found)):
+                continue
+            for listening in sockets:
+                listening.close()
+            raise
+        sockets[-1].setblocking(False)
     return sockets
 
 

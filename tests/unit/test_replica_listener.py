@@ -209,3 +209,22 @@ def test_a_connection_that_begins_no_handshake_is_closed_in_the_time_for_a_greet
 
     monkeypatch.setattr(listeners, "_GREETING_TIMEOUT_S", 0.1)
     asyncio.run(main())
+
+
+def test_an_address_of_the_host_that_this_machine_lacks_is_passed_over(monkeypatch):
+    here, elsewhere = ("127.0.0.1", 0), ("192.0.2.1", 0)  # the second one is of no machine
+
+    async def sockets_at(*addresses: tuple[str, int]) -> int:
+        async def resolved(*_: object, **__: object) -> list[tuple[object, ...]]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", one) for one in addresses]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+        sockets = await listeners._listening("shop.example", 0)
+        for one in sockets:
+            one.close()
+        return len(sockets)
+
+    assert asyncio.run(sockets_at(elsewhere, here)) == 1
+    assert asyncio.run(sockets_at(here, elsewhere)) == 1
+    with pytest.raises(OSError, match="assign requested address"):
+        asyncio.run(sockets_at(elsewhere, elsewhere))
