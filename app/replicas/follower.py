@@ -209,7 +209,7 @@ class Follower:
             try:
                 await self._connect()
             except LogParts as parts:
-                await self._set_aside(parts)
+                await self._has_space_to(partial(self._set_aside, parts))
             except NoPrimary as unknown:
                 self._note_unknown(str(unknown))
                 pause_s = _FIRST_PAUSE_S
@@ -388,7 +388,8 @@ class Follower:
     async def _set_aside(self, parts: LogParts) -> None:
         """Cut the log where it parts from that of the primary.
 
-        Raises FollowRefused where that is not allowed.
+        Raises FollowRefused where that is not allowed; OSError. It can be tried again, once the log
+        has been opened.
         """
         store = self._opened
         # What the primary has called safe, it had on its disk: with less it was put back.
@@ -402,12 +403,14 @@ class Follower:
             raise FollowRefused(f"{parts}, and they are not equal before: it is another service's")
         async with self._promise.lock:
             end = store.stored_offset()
+            await self._in_thread(self._note)  # from here on it is a replica
+            self._has_begun.clear()  # what fails from here on leaves a log to be opened again
             await store.aclose()
             self._store = None
-            await self._in_thread(self._note)  # from here on it is a replica
             done = await self._cut(parts)
             log.warning("log_set_aside", offset=parts.at, end=end, folder=done.folder)
             await self._open_store()
+            self._has_begun.set()
 
     async def _cut(self, parts: LogParts) -> Done:
         """Raises FollowRefused."""

@@ -197,7 +197,8 @@ class Repair:
         differently there, and uses the queue offsets again.
 
         What says that it was on disk is changed first here: a process that is killed in between
-        leaves a log that ends there, or later.
+        leaves a log that ends there, or later. Before that comes what needs space, so that a full
+        disk changes nothing.
         """
         segments = self._open_segments()
         try:
@@ -205,6 +206,9 @@ class Repair:
             if seen.at_place is None:
                 raise RepairRefused(f"{offset} is no border of units of the log")
             found = _readable_behind(segments, offset)
+            segment = segments.find(offset)
+            if offset > segment.base_offset:
+                self._folder.copy(segment.path)
             self._note_checkpoint(offset, seen.at_place.epoch)
             self._folder.move_derived()
             self._wipe(segments, offset)

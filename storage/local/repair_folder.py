@@ -47,6 +47,11 @@ class RepairFolder:
         return target
 
     def copy(self, path: PurePath) -> None:
+        """Nothing where that has been done. Where it fails nothing is left of the copy: it would
+        take space from the next one.
+        """
+        if str(self._root / self._name / path.relative_to(self._root)) in self.kept:
+            return
         target = self._target(path)
         source, copy = self._vfs.open(path), self._vfs.open(target, create=True)
         try:
@@ -56,6 +61,9 @@ class RepairFolder:
                 for at in range(begin, end, _COPY_BYTES):
                     copy.write(at, source.read(at, min(_COPY_BYTES, end - at)))
             copy.sync()
+        except OSError:
+            self._vfs.remove(target)
+            raise
         finally:
             copy.close()
             source.close()

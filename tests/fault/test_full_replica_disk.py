@@ -4,6 +4,7 @@ It acknowledges nothing that it does not have, loses nothing that it has acknowl
 again by itself once there is space.
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -139,6 +140,45 @@ def test_a_replica_for_whose_start_there_is_no_space_at_all_waits_for_it(stopped
     assert answers(stopped)
     give_back(small_disk)
     until(lambda: has_all(stopped), "it follows")
+
+
+def test_a_replica_that_has_no_space_to_set_its_log_aside_waits_and_does_it_then(
+    small_disk, tmp_path
+):
+    with ExitStack() as stack:
+        service = stack.enter_context(Primary(tmp_path / "a", environment=SEGMENTS))
+        environment = {**REPLICA, "ESCROWMQ_REPLICA__SET_ASIDE": "true"}
+        replica = Replica(small_disk / "b", of(service.ha_port), environment=environment)
+        replica.log_path = tmp_path / "b.log"
+        stack.enter_context(replica)
+        with service.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            ok(api.post(SEND, content=b"x"), 201)
+        service.wait_until_copied()
+        service.terminate()
+        shutil.copytree(service.data_dir, tmp_path / "before")
+        service.start()
+        with service.client() as api:
+            service.wait_until_copied()
+            ok(api.post(SEND, content=b"only of this history"), 201)
+        service.wait_until_copied()
+        replica.kill()
+        service.kill()
+        shutil.rmtree(service.data_dir)
+        shutil.copytree(tmp_path / "before", service.data_dir)
+        service.start()
+        service.kill()
+        service.start()  # in a later epoch than the one before
+        with service.client() as api:
+            ok(api.post(SEND, content=b"of the other history"), 201)
+        (replica.data_dir / "spare").unlink()
+        fill(small_disk)
+        replica.start(until_ready=False)
+        until(lambda: "replica_waits" in replica.log(), "it says so")
+        assert answers(replica)
+        give_back(small_disk)
+        until(lambda: "log_set_aside" in replica.log(), "it is set aside")
+        until(lambda: has_all(replica), "it follows")
 
 
 def test_a_promotion_for_which_there_is_no_space_at_all_says_so_and_can_be_repeated(

@@ -1,10 +1,13 @@
 """A replica's log that is cut where it parts from its primary's, and goes on there."""
 
+import errno
 from copy import deepcopy
+from pathlib import PurePath
 from random import Random
 
 import pytest
 
+from storage.files.faulty import FaultyVfs
 from storage.files.simulated import PowerCut, SimulatedDisk
 from storage.local.repair import Repair
 from storage.local.repair_report import RepairRefused
@@ -102,6 +105,29 @@ def test_a_log_that_was_cut_ends_there_and_follows_again_to_the_same_end(recorde
     seen, disk = goes_on(disk, recorded, cut_at=at)
     assert seen == expected
     assert log_bytes(disk, recorded.end) == log_bytes(recorded.disk, recorded.end)
+
+
+def test_a_disk_without_space_for_the_copy_leaves_the_log_and_what_is_derived_as_they_were(
+    recorded, followed
+):
+    def plan(operation: str, path: PurePath) -> None:
+        if operation == "write" and FOLDER in path.parts and path.parent.name == "commitlog":
+            raise OSError(errno.ENOSPC, "simulated")
+
+    def derived() -> list[str]:
+        return disk.list_directory(ROOT / "snapshots") + disk.list_directory(ROOT / "index")
+
+    disk = deepcopy(followed)
+    before = derived()
+    repair = Repair(
+        FaultyVfs(disk, plan), ROOT, folder=FOLDER, now_ms=0, segment_bytes=SEGMENT_BYTES
+    )
+    with pytest.raises(OSError, match="simulated"):
+        repair.cut_to_follow(unit_ends(recorded)[3])
+    repair.close()
+    assert disk.list_directory(ROOT / FOLDER / "commitlog") == []
+    assert derived() == before
+    goes_on(disk, recorded, cut_at=recorded.end)
 
 
 def test_what_is_cut_is_in_the_folder(recorded, followed):
