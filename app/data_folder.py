@@ -5,6 +5,7 @@ Such a file system writes an overwrite elsewhere, which needs space: so it can f
 although the file has all its blocks, and where the file is mapped, it kills the process.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -16,6 +17,7 @@ _STORE = "store"
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
 _flags = struct.Struct("=l")
+_NO_SYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS)
 
 
 def make_data_folder(data_dir: Path) -> None:
@@ -33,13 +35,18 @@ def make_data_folder(data_dir: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Return once the names in it are on disk; at once where it may not be read."""
-    with suppress(PermissionError):
+    """Return once the names in it are on disk; at once where it may not be read, or its file system
+    has no sync of folders.
+    """
+    try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
 
 
 def write_in_place(folder: Path) -> None:

@@ -17,7 +17,7 @@ from storage.files.vfs import is_disk_full
 
 SPARE_BYTES = 1 << 20  # SQLite takes 32 KiB at once, and more with each write
 
-_REPLICA_BYTES = 256 << 10  # of XFS, which may make more than one file needs
+_REPLICA_BYTES = 256 << 10  # enough on XFS, too, which takes more blocks than a file needs
 _LEAST_BYTES = SPARE_BYTES // 2  # is left for a service
 
 log = structlog.get_logger()

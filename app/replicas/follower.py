@@ -232,7 +232,7 @@ class Follower:
                     await self._wait_until_moved()
 
     async def _has_space_to(self, do: Callable[[], Awaitable[None]]) -> bool:
-        """Do it; False where the disk is full, which is said."""
+        """Do it; False where the disk is full, which is logged."""
         try:
             await do()
         except OSError as error:

@@ -97,12 +97,7 @@ def test_a_replica_whose_disk_is_full_since_it_was_stopped_is_promoted_and_serve
     stopped, small_disk
 ):
     fill(small_disk)
-    done = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
-    assert done.returncode == 0, done.stderr
-    promoted = stopped.service()
-    promoted.log_path = stopped.log_path
-    promoted.configure(ESCROWMQ_REPLICA__COPIES="1")
-    with promoted, promoted.client() as api:
+    with promoted_to_service(stopped) as promoted, promoted.client() as api:
         assert len(read_ids(promoted)) == 1
         assert epoch_of(api) > EPOCHS_OF_A_PROMOTION
 
@@ -114,12 +109,7 @@ def test_a_replica_whose_disk_is_full_since_it_was_stopped_follows_there_and_can
     stopped.start()  # and has what its service has
     assert stopped.terminate() == 0
     fill(small_disk)
-    done = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
-    assert done.returncode == 0, done.stderr
-    promoted = stopped.service()
-    promoted.log_path = stopped.log_path
-    promoted.configure(ESCROWMQ_REPLICA__COPIES="1")
-    with promoted:
+    with promoted_to_service(stopped) as promoted:
         assert len(read_ids(promoted)) == 1
 
 
@@ -200,6 +190,16 @@ def has_all(replica: Replica) -> bool:
     with replica.client() as api, suppress(httpx.TransportError):
         return api.get("/readyz?role=replica").status_code == 200
     return False
+
+
+def promoted_to_service(stopped: Replica) -> Primary:
+    """The service of the replica once it is promoted; it is not started yet."""
+    done = promote(stopped.data_dir, "--yes", segment_bytes=SEGMENT_BYTES)
+    assert done.returncode == 0, done.stderr
+    promoted = stopped.service()
+    promoted.log_path = stopped.log_path
+    promoted.configure(ESCROWMQ_REPLICA__COPIES="1")
+    return promoted
 
 
 def epoch_of(api: httpx.Client) -> int:

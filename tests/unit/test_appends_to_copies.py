@@ -295,7 +295,7 @@ def test_a_store_that_is_closed_while_its_replica_is_away_ends_and_has_everythin
 
 
 def test_a_wait_for_a_replica_that_is_away_fails_soon_once_the_store_is_to_end():
-    """What waits is a decision, say, which is stored and must not be acknowledged."""
+    """A decision, for example, which is stored and must not be acknowledged."""
 
     async def main(world: World) -> None:
         store = await opened(world)

@@ -94,7 +94,7 @@ async def serving(
 
 
 def test_what_a_replica_acknowledged_counts_no_more_once_it_connects_again(tmp_path):
-    """With an empty disk, say, before its dead connection is noticed."""
+    """It may come back with an empty disk before its dead connection is noticed."""
 
     async def main() -> None:
         async with serving(tmp_path, copies=3) as (store, _, port):
