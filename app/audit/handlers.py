@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from app import codec, pages
 from app.audit import schemas
 from app.audit.schemas import (
+    KINDS_OF_FINDINGS,
     AuditFindingPage,
     AuditProgress,
     AuditReportInput,
@@ -172,7 +173,7 @@ async def list_findings(
     begin = (
         0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
     )
-    verdict = None if query.verdict is UNSET else query.verdict
+    verdict = None if query.verdict is UNSET else _kind_of_finding(query.verdict)
     file = await services.reports.opened(report, REPORT)
     return Reply(
         200, await asyncio.to_thread(_page_of_findings, file, verdict, begin, query.page_size)
@@ -304,6 +305,17 @@ def _time(given: str | UnsetType, pointer: str) -> int | None:
 
 def _text(wall_ms: int | None) -> str | UnsetType:
     return UNSET if wall_ms is None else codec.rfc3339(wall_ms)
+
+
+def _kind_of_finding(given: str) -> str:
+    """Refuse a word that no finding has: an empty list would say that there are none."""
+    if given not in KINDS_OF_FINDINGS:
+        raise invalid_field(
+            "/query/verdict",
+            "not_allowed",
+            f"findings are {', '.join(KINDS_OF_FINDINGS)}",
+        )
+    return given
 
 
 def _states(given: str) -> frozenset[str]:

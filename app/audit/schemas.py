@@ -10,6 +10,7 @@ from app.named_schemas import Counts, Int32, open_set
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.registry.topics import NAME_PATTERN
 from app.word_sets import REPORT_KIND, REPORT_STATE, ReportFormat, ReportKind
+from audit.checks.kinds import KINDS
 from audit.verdicts import DAMAGED, FLAGS, VERDICTS
 
 Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
@@ -26,6 +27,7 @@ AUDIT_VERDICT = open_set(
     (*VERDICTS, DAMAGED),
     "Verdict on a transaction; of a finding also `damaged`, or the kind of finding of a check.",
 )
+KINDS_OF_FINDINGS = (*VERDICTS, DAMAGED, *FLAGS, *KINDS)
 AUDIT_FLAG = open_set("AuditFlag", FLAGS, "Defect that a transaction may have with any verdict.")
 AUDIT_RECORD_KIND = open_set(
     "AuditRecordKind",

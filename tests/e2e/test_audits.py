@@ -86,6 +86,16 @@ def test_findings_come_in_pages_and_by_verdict_or_flag(api):
     assert_problem(api.get(path, params={"page_token": "x"}), 400, "invalid_page_token")
 
 
+def test_a_verdict_that_no_finding_can_have_is_refused_and_not_said_to_be_absent(api):
+    path = f"/v1/audit/reports/{report_of(api)['report_id']}/findings"
+    problem = assert_problem(
+        api.get(path, params={"verdict": "finalmissing"}), 422, "validation_failed"
+    )
+    (error,) = problem["errors"]
+    assert error["pointer"] == "/query/verdict"
+    assert "final_missing" in error["detail"]
+
+
 def test_a_report_asks_all_checks_unless_it_is_told_which(api):
     everything, some, none = (
         report_of(api),
