@@ -13,6 +13,7 @@ from app.connections import RESERVED
 from app.replicas.listener import MOST_STRANGERS
 from app.settings import MOST_CONNECTIONS, PREFIX, ConfigurationError, Settings, waiting_below
 from app.webhooks.transport import MOST_CONNECTIONS as MOST_WEBHOOKS
+from app.webhooks.transport import most_kept
 
 _LEAST_CONNECTIONS = 64  # a service with fewer is of no use
 _MOST_QUEUE_FILES = 512
@@ -39,6 +40,7 @@ class Budget(NamedTuple):
 def plan(settings: Settings, limit: int) -> Budget:
     """Plan the descriptors that the service needs beside its connections. Pure."""
     local, replica = settings.local, settings.replica
+    webhooks = _webhooks(settings, limit)
     held = local.most_held_segments
     return Budget(
         limit,
@@ -52,7 +54,7 @@ def plan(settings: Settings, limit: int) -> Budget:
             "index files": local.max_open_index_files,
             "timer files": 32,  # they are merged: each is larger than all after it
             "registry": 8,
-            "webhooks": settings.webhook.max_connections or min(MOST_WEBHOOKS, limit // 16),
+            "webhooks": webhooks + most_kept(webhooks),
             "reports": 16,
             # twice: a connection that is replaced is there until it is closed
             "replicas": 2 * replica.max_replicas + len(replica.rocketmq_peers) + MOST_STRANGERS
@@ -62,6 +64,10 @@ def plan(settings: Settings, limit: int) -> Budget:
             "margin": 64,
         },
     )
+
+
+def _webhooks(settings: Settings, limit: int) -> int:
+    return settings.webhook.max_connections or min(MOST_WEBHOOKS, limit // 16)
 
 
 def fit(settings: Settings, limit: int) -> Settings:
@@ -91,6 +97,6 @@ def fit(settings: Settings, limit: int) -> Settings:
         update={
             "http": replace(http, max_connections=connections, max_waiting=waiting),
             "local": replace(settings.local, max_open_queue_files=budget.needs["queue files"]),
-            "webhook": replace(settings.webhook, max_connections=budget.needs["webhooks"]),
+            "webhook": replace(settings.webhook, max_connections=_webhooks(settings, limit)),
         }
     )

@@ -8,7 +8,7 @@ import httpx
 
 from benchmarks.bench import Bench, opened
 from benchmarks.cpu import LOAD_CORE, on_core
-from benchmarks.floor import no_op_server
+from benchmarks.endpoint import endpoint
 from benchmarks.report import Figure, show
 from benchmarks.rows import FILLED, ROWS
 
@@ -22,7 +22,7 @@ _ACK_AT = 250  # messages of a stream that are acknowledged together
 def run() -> None:
     with (
         opened(ESCROWMQ_WEBHOOK__ALLOWED_HOSTS=json.dumps(["127.0.0.1"])) as bench,
-        no_op_server(LOAD_CORE) as (_, endpoint),
+        endpoint(LOAD_CORE) as port,
     ):
         rates: dict[str, list[float]] = {}
         for number in range(ROUNDS):
@@ -30,7 +30,7 @@ def run() -> None:
                 row = next(one for one in ROWS if one.name == name)
                 rates.setdefault(name, []).append(bench.row(row, SECONDS).rate)
             rates.setdefault("stream", []).append(_stream(bench, f"streamed-{number}"))
-            rates.setdefault("push", []).append(_push(bench, f"pushed-{number}", endpoint))
+            rates.setdefault("push", []).append(_push(bench, f"pushed-{number}", port))
     found = {name: statistics.median(values) for name, values in rates.items()}
     show(
         "Messages that come by themselves",
@@ -83,10 +83,10 @@ def _stream(bench: Bench, group: str) -> float:
     return count / taken
 
 
-def _push(bench: Bench, group: str, endpoint: int) -> float:
+def _push(bench: Bench, group: str, port: int) -> float:
     """Messages a second that are pushed and settled."""
     path = f"/v1/groups/{group}"
-    push = {"url": f"http://127.0.0.1:{endpoint}/", "concurrency": CONCURRENCY}
+    push = {"url": f"http://127.0.0.1:{port}/", "concurrency": CONCURRENCY}
     body = {"topics": [{"topic": "filled"}], "push": push}
     begun = time.perf_counter()
     bench.api.put(path, json=body).raise_for_status()

@@ -11,8 +11,8 @@ from app.events.writing import write_binary, write_structured
 from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from app.webhooks.answers import read_retry_after
+from app.webhooks.received import Answer
 from app.webhooks.signed_post import SignedPost
-from app.webhooks.transport import Answer
 from app.word_sets import PushFormat, PushKind
 from delivery.push import PushFailure, PushRoute
 from delivery.receive.receive import LeasedMessage

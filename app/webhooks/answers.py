@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from app.codec import field_error
 from app.named_schemas import Int32, Texts
-from app.webhooks.transport import Answer
+from app.webhooks.received import Answer
 from app.word_sets import CheckDecision, CheckQuestionKind
 from txn.producer import Answered, Failed, Failure
 from txn.states import TxnEvent

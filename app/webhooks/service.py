@@ -13,8 +13,8 @@ from app.registry.producer_groups import ProducerGroups
 from app.registry.webhook import Webhook, WebhookSettings
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
+from app.webhooks.received import Answer
 from app.webhooks.signed_post import SignedPost
-from app.webhooks.transport import Answer
 from storage.clock import Clock
 from txn.open_checks import LeasedCheck
 from txn.producer import Answered, Failed, Failure, Route

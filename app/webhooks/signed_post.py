@@ -1,23 +1,15 @@
 """Signed requests to endpoints of users: where they may go, and why nothing came back."""
 
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import httpx
-
 from app.registry.webhook import Webhook
 from app.webhooks.allowed import read_allowed
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import (
-    MAX_ANSWER_BYTES,
-    MOST_CONNECTIONS,
-    AddressRefused,
-    Answer,
-    AnswerTooLong,
-    WebhookTransport,
-)
+from app.webhooks.received import MAX_ANSWER_BYTES, Answer, AnswerTooLong, PostFailed
+from app.webhooks.resolver import AddressRefused
+from app.webhooks.transport import MOST_CONNECTIONS, WebhookTransport
 from app.webhooks.urls import UrlRefused, parse_url
 from escrowmq_client.webhooks import sign
 from storage.clock import Clock
@@ -114,35 +106,17 @@ class SignedPost:
             return NoAnswer(f"the answer is longer than {MAX_ANSWER_BYTES} bytes", is_invalid=True)
         except TimeoutError:
             return NoAnswer(f"no answer within {timeout_ms} ms", is_timeout=True, blames_host=True)
-        except (OSError, httpx.HTTPError) as error:
+        except PostFailed as error:
             # the host is not to blame for our descriptors
             is_ours = any(is_out_of_files(one) for one in _causes(error))
-            return NoAnswer(_reason(error), blames_host=not is_ours)
+            return NoAnswer(str(error), blames_host=not is_ours)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
 
 
 def _causes(error: BaseException | None) -> Iterator[Exception]:
-    """The error and what it was raised from: httpx wraps what the system said."""
+    """The error and what it was raised from: it wraps what the system said."""
     while isinstance(error, Exception):
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _reason(error: Exception) -> str:
-    """Reason of a transport error, without internal addresses."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate does not hold: {cause.verify_message}"
-        cause = cause.__cause__ or cause.__context__
-    kinds: dict[type[Exception], str] = {
-        httpx.ConnectError: "the host does not accept the connection",
-        httpx.RemoteProtocolError: "it does not speak HTTP",
-        httpx.ReadError: "the connection was cut",
-        httpx.WriteError: "the connection was cut",
-    }
-    if isinstance(error, OSError):
-        return "its name has no address"
-    return kinds.get(type(error), type(error).__name__)

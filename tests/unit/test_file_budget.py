@@ -18,8 +18,8 @@ def settings(*, local: LocalStoreOptions | None = None, **http: int) -> Settings
 @pytest.mark.parametrize(
     ("limit", "connections", "waiting", "queue_files", "checks"),
     [
-        (1_024, 371, 325, 256, 64),
-        (4_096, 2_995, 2_621, 512, 256),
+        (1_024, 339, 297, 256, 64),
+        (4_096, 2_867, 2_509, 512, 256),
         (65_536, 4_096, 3_584, 512, 256),
         (1 << 20, 4_096, 3_584, 512, 256),
     ],

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from app.webhooks.answers import read_answer, read_retry_after
-from app.webhooks.transport import Answer
+from app.webhooks.received import Answer
 from txn.producer import Answered, Failed, Failure
 from txn.states import TxnEvent
 

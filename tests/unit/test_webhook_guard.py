@@ -5,27 +5,26 @@ On a network that is none.
 
 import asyncio
 import socket
+import ssl
 import threading
 from ipaddress import ip_address
 
-import httpcore
 import httpx
 import pytest
 
 from app.webhooks.addresses import is_public
 from app.webhooks.allowed import Allowed, Reach, read_allowed
+from app.webhooks.kept import KeptConnections
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import (
-    MAX_ANSWER_BYTES,
-    AddressRefused,
-    AnswerTooLong,
-    SystemResolver,
-    WebhookTransport,
-)
+from app.webhooks.posting import load_tls
+from app.webhooks.received import MAX_ANSWER_BYTES, AnswerTooLong, PostFailed
+from app.webhooks.resolver import AddressRefused, SystemResolver
+from app.webhooks.transport import WebhookTransport
 from app.webhooks.urls import UrlRefused, parse_url
 from tests.support.wire import Wire
 
 NOTHING = Allowed()
+SHOP = parse_url("https://shop.example/", NOTHING)
 PUBLIC = "93.184.215.14"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -44,10 +43,16 @@ class Names:
         return self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
 
 
+def transport_over(wire: Wire, names, *, allowed=NOTHING, most: int = 4) -> WebhookTransport:
+    return WebhookTransport(
+        allowed, most=most, resolve=names, tls=wire.trusted, make_socket=wire.make_socket
+    )
+
+
 async def post(
     url: str, wire: Wire, names: Names, *, allowed=NOTHING, headers=None, timeout_ms: int = 5_000
 ):
-    transport = WebhookTransport(allowed, resolve=names, connector=wire)
+    transport = transport_over(wire, names, allowed=allowed)
     try:
         return await transport.post(
             parse_url(url, allowed), headers or {}, b"{}", timeout_ms=timeout_ms
@@ -258,7 +263,7 @@ async def test_over_https_a_name_may_have_public_addresses_and_some_in_a_listed_
 
 async def test_a_name_that_leaves_the_listed_network_is_refused_at_the_next_try():
     wire, names = Wire(OK), Names(["10.20.0.7"], ["127.0.0.1"])
-    transport = WebhookTransport(INSIDE, resolve=names, connector=wire)
+    transport = transport_over(wire, names, allowed=INSIDE)
     target = parse_url("http://shop.internal/", INSIDE)
 
     await transport.post(target, {}, b"{}", timeout_ms=5_000)
@@ -288,7 +293,6 @@ async def test_the_connection_goes_to_the_checked_address_while_tls_and_host_spe
         b"host: shop.example",
         b"accept-encoding: identity",
         b"webhook-id: chk_1_a",
-        b"connection: close",
     ):
         assert b"\r\n" + line + b"\r\n" in head
     assert head.endswith(b"\r\n\r\n{}")
@@ -318,9 +322,9 @@ async def test_one_address_that_is_not_public_refuses_the_name_and_nothing_is_co
     assert wire.connected == []
 
 
-async def test_a_name_that_changes_its_answer_is_asked_once_a_try_and_refused_at_the_next():
+async def test_a_name_that_changes_its_answer_is_asked_once_a_connection_and_refused_at_the_next():
     wire, names = Wire(OK), Names([PUBLIC], ["127.0.0.1"])
-    transport = WebhookTransport(NOTHING, resolve=names, connector=wire)
+    transport = transport_over(wire, names)
     target = parse_url("https://shop.example/", NOTHING)
 
     await transport.post(target, {}, b"{}", timeout_ms=5_000)
@@ -342,7 +346,7 @@ async def test_an_address_where_nobody_listens_is_followed_by_the_next_one():
 
 
 async def test_where_nobody_listens_at_all_the_try_fails():
-    with pytest.raises(httpx.ConnectError):
+    with pytest.raises(PostFailed, match="does not accept the connection"):
         await post("https://shop.example/", Wire(OK, refusing=[PUBLIC]), Names([PUBLIC]))
 
 
@@ -352,6 +356,18 @@ async def test_a_host_that_is_an_address_is_not_looked_up():
     await post(f"https://{PUBLIC}/", wire, names)
 
     assert (wire.connected, names.asked) == ([(PUBLIC, 443)], [])
+
+
+async def test_an_address_in_place_of_a_name_is_checked_as_those_of_names_are():
+    wire = Wire(OK)
+    transport = transport_over(wire, Names([]))
+    target = SHOP._replace(url=httpx.URL("https://127.0.0.1/"), host="127.0.0.1")
+
+    with pytest.raises(AddressRefused):
+        await transport.post(target, {}, b"{}", timeout_ms=5_000)
+
+    assert wire.connected == []
+    await transport.aclose()
 
 
 async def test_a_listed_name_may_lead_to_this_machine_in_plain_http():
@@ -368,15 +384,36 @@ async def test_a_listed_name_may_lead_to_this_machine_in_plain_http():
     assert b"host: shop.internal:8080\r\n" in wire.written[0].lower()
 
 
-async def test_neither_a_proxy_nor_a_certificate_store_of_the_environment_is_used(monkeypatch):
+async def test_no_proxy_of_the_environment_is_used(monkeypatch):
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
     wire = Wire(OK)
 
     await post("https://shop.example/", wire, Names([PUBLIC]))
 
     assert wire.connected == [(PUBLIC, 443)]
+
+
+def test_certificates_are_checked_by_the_usual_authorities_and_not_by_those_of_the_environment(
+    monkeypatch,
+):
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
+    monkeypatch.setenv("SSL_CERT_DIR", "/nonexistent")
+    context = load_tls()
+
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert len(context.get_ca_certs()) > 50
+
+
+@pytest.mark.parametrize("url", ["https://other.example/", "https://8.8.8.8/"])
+async def test_a_certificate_that_speaks_of_another_name_fails_the_try(url):
+    wire = Wire(OK)
+
+    with pytest.raises(PostFailed, match="its certificate does not hold"):
+        await post(url, wire, Names([PUBLIC]))
+
+    assert wire.written == []
 
 
 async def test_a_redirect_is_an_answer_like_any_other_and_is_not_followed():
@@ -391,16 +428,13 @@ async def test_a_redirect_is_an_answer_like_any_other_and_is_not_followed():
     assert len(wire.connected) == 1
 
 
-async def test_cookies_and_connections_are_not_kept():
-    wire = Wire(OK.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n"))
-    transport = WebhookTransport(NOTHING, resolve=Names([PUBLIC]), connector=wire)
+async def test_cookies_are_not_kept():
+    wire = Wire(OK.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n"), keeps=True)
+    transport = transport_over(wire, Names([PUBLIC]))
 
     for _ in range(2):
-        await transport.post(
-            parse_url("https://shop.example/", NOTHING), {}, b"{}", timeout_ms=5_000
-        )
+        await transport.post(SHOP, {}, b"{}", timeout_ms=5_000)
 
-    assert len(wire.connected) == 2
     assert b"cookie" not in wire.written[1].lower()
     await transport.aclose()
 
@@ -436,10 +470,12 @@ async def test_a_compressed_answer_is_handed_on_as_it_came():
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\n{}",
     ],
 )
 async def test_what_is_no_http_fails_the_try(answer):
-    with pytest.raises(httpx.HTTPError):
+    with pytest.raises(PostFailed):
         await post("https://shop.example/", Wire(answer), Names([PUBLIC]))
 
 
@@ -451,14 +487,110 @@ async def test_the_deadline_is_for_all_of_a_try_and_the_lookup_is_part_of_it():
         await post("https://shop.example/", Wire(OK), silent, timeout_ms=10)
 
 
-async def test_a_socket_of_this_machine_is_never_connected_to():
-    transport = WebhookTransport(NOTHING, resolve=Names([PUBLIC]), connector=Wire(OK))
+# --------------------------------------------------------------------------------------------------
+# connections that are kept
 
-    for reach in Reach:
-        pool = transport._transports[reach]._pool
-        assert isinstance(pool, httpcore.AsyncConnectionPool)
-        with pytest.raises(AddressRefused):
-            await pool._network_backend.connect_unix_socket("/run/x")
+
+async def test_a_connection_is_used_again_and_its_name_is_not_looked_up_for_that():
+    wire, names = Wire(OK, keeps=True), Names([PUBLIC], ["127.0.0.1"])
+    transport = transport_over(wire, names)
+
+    for _ in range(3):
+        assert (await transport.post(SHOP, {}, b"{}", timeout_ms=5_000)).status == 200
+
+    assert wire.connected == [(PUBLIC, 443)]
+    assert names.asked == [("shop.example", 443)]
+    assert len(wire.written) == 3
+    await transport.aclose()
+    await wire.until_open(0)
+
+
+async def test_hosts_have_connections_of_their_own():
+    wire = Wire(OK, keeps=True)
+    transport = transport_over(wire, Names([PUBLIC]), allowed=read_allowed(["shop.internal"]))
+
+    for url in ("https://shop.example/", "https://shop.internal/", "http://shop.internal/"):
+        target = parse_url(url, read_allowed(["shop.internal"]))
+        await transport.post(target, {}, b"{}", timeout_ms=5_000)
+
+    assert wire.connected == [(PUBLIC, 443), (PUBLIC, 443), (PUBLIC, 80)]
+    await transport.aclose()
+
+
+async def test_a_request_over_a_kept_connection_that_is_closed_at_that_moment_goes_over_a_new_one():
+    wire = Wire(OK, keeps=True)
+    transport = transport_over(wire, Names([PUBLIC]))
+    await transport.post(SHOP, {}, b"{}", timeout_ms=5_000)
+    wire.hangs_up = 1
+
+    answer = await transport.post(SHOP, {}, b"{}", timeout_ms=5_000)
+
+    assert answer.status == 200
+    assert len(wire.connected) == 2
+    await transport.aclose()
+
+
+async def test_a_request_over_a_new_connection_that_is_closed_fails_the_try():
+    wire = Wire(OK, keeps=True)
+    wire.hangs_up = 1
+    transport = transport_over(wire, Names([PUBLIC]))
+
+    with pytest.raises(PostFailed, match="was cut"):
+        await transport.post(SHOP, {}, b"{}", timeout_ms=5_000)
+
+    assert len(wire.connected) == 1
+    await transport.aclose()
+
+
+@pytest.mark.parametrize("when", ["with the answer", "later"])
+async def test_what_an_endpoint_says_without_being_asked_is_never_an_answer(when):
+    """To another check it might be a decision."""
+    wire = Wire(OK, keeps=True)
+    transport = transport_over(wire, Names([PUBLIC]))
+    unasked = OK.replace(b"200 OK", b"201 Created")
+    if when == "with the answer":
+        wire.answers = [OK + unasked, OK]
+    await transport.post(SHOP, {}, b"{}", timeout_ms=5_000)
+    if when == "later":
+        wire.transports[0].write(unasked)
+
+    assert (await transport.post(SHOP, {}, b"{}", timeout_ms=5_000)).status == 200
+    assert len(wire.connected) == 2
+    await transport.aclose()
+
+
+async def test_no_more_connections_are_kept_than_half_of_the_requests_that_there_may_be():
+    wire = Wire(OK, keeps=True)
+    hosts = [f"host{number}.internal" for number in range(6)]
+    allowed = read_allowed(hosts)
+    transport = transport_over(wire, Names([PUBLIC]), allowed=allowed, most=8)
+
+    for host in hosts:
+        await transport.post(parse_url(f"http://{host}/", allowed), {}, b"{}", timeout_ms=5_000)
+
+    closing = [b"connection: close" in head.lower() for head in wire.written]
+    assert closing == [False] * 4 + [True] * 2
+    await wire.until_open(4)
+    await transport.aclose()
+    await wire.until_open(0)
+
+
+def test_a_connection_that_is_idle_counts_until_it_is_used_again_or_surely_closed():
+    now = [0.0]
+    kept = KeptConnections(2, keep_s=4.0, now=lambda: now[0])
+    assert kept.take()
+    assert kept.take()
+    assert not kept.take(), "two are in use"
+    kept.give_back()
+    assert not kept.take(), "one is in use, one idle"
+    kept.note_used_again()
+    assert kept.take()
+    kept.give_back()
+    kept.give_back()
+    now[0] = 7.9
+    assert not kept.take()
+    now[0] = 8.0
+    assert kept.take()
 
 
 async def test_the_lookup_of_the_system_knows_this_machine_and_says_where_there_is_no_such_name():
