@@ -262,6 +262,12 @@ def is_put_back(half: StoredMessage) -> bool:
     return facts is not None and facts.so_far is not None
 
 
+def is_put_back_held(half: StoredMessage) -> bool:
+    """Is it one of `is_put_back`, of a transaction that was held then?"""
+    facts = facts_of(half)
+    return facts is not None and facts.so_far is not None and facts.so_far.is_held
+
+
 def is_brokers(half: StoredMessage) -> bool:
     """Did a broker write it: a half of its own, or a copy of one when it asked about it?
 

@@ -119,7 +119,10 @@ def _of_holding(evidence: Evidence) -> Fact:
         _place(check)
         for check in evidence.checks
         if isinstance(half_message.read_check(check), Held)
-    ] + [_place(half) for half in evidence.discarded]
+    ]
+    held += [_place(half) for half in evidence.discarded]
+    # The event may be gone with its segment; the half that was written again says it, too.
+    held += [_place(half) for half in evidence.halves if half_message.is_put_back_held(half)]
     resumed = [
         _place(check)
         for check in evidence.checks

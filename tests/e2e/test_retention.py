@@ -70,6 +70,11 @@ def bodies(api: httpx.Client) -> list[str]:
     return [message["payload"] for message in page["messages"]]
 
 
+def verdicts(api) -> dict[str, str]:
+    names = "undecided", "held"
+    return {name: ok(api.get(f"/v1/audit/transactions/{name}"))["verdict"] for name in names}
+
+
 def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and_comes_once(
     tmp_path,
 ):
@@ -111,6 +116,8 @@ def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and
             schedule = ok(api.get(f"/v1/schedules/{due['schedule_id']}"))
             assert (schedule["state"], schedule["deliver_at"]) == ("scheduled", due["deliver_at"])
 
+            assert verdicts(api) == {"undecided": "undecided", "held": "undecided_held"}
+
             ok(api.post("/v1/transactions/undecided/commit"))
             ok(
                 api.post(
@@ -119,6 +126,7 @@ def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and
             )
             ok(api.post("/v1/transactions/to-roll-back/rollback"))
 
+            assert verdicts(api) == {"undecided": "committed_once", "held": "resolved_late"}
             assert ok(api.post("/v1/transactions/undecided/commit"))["replayed"]
             assert_problem(
                 api.post("/v1/transactions/undecided/rollback"), 409, "transaction_already_resolved"
