@@ -20,14 +20,29 @@ _flags = struct.Struct("=l")
 _NO_SYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS)
 
 
+# the path is wrong, and not the disk
+_WRONG_PATH = (
+    errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+)  # fmt: skip
+
+
+class CannotBeMade(Exception):
+    """There can be no folder at the path that the setting names."""
+
+
 def make_data_folder(data_dir: Path) -> None:
     """Make it where it is not there; durable on return. One that has a store stays as it is.
 
-    Raises OSError.
+    Raises CannotBeMade, OSError.
     """
     data_dir = data_dir.absolute()
-    new = [folder for folder in data_dir.parents if not folder.exists()]
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        new = [folder for folder in data_dir.parents if not folder.exists()]
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in _WRONG_PATH:
+            raise
+        raise CannotBeMade(f"{data_dir} cannot be made: {error.strerror}") from error
     if not (data_dir / _STORE).exists():
         write_in_place(data_dir)
         for folder in {data_dir.parent, *new, *[one.parent for one in new]}:

@@ -20,7 +20,7 @@ from app import exit_codes
 from app.assembly import Base, components_of, names_of, services_of, time_travel
 from app.component import Component, Gauge
 from app.components.local_store import LocalStoreComponent
-from app.data_folder import make_data_folder
+from app.data_folder import CannotBeMade, make_data_folder
 from app.fencing.leading import Leading
 from app.loop_watch import LoopWatch
 from app.machine import Machine
@@ -268,6 +268,7 @@ class ServiceLifecycle:
             PermissionError,
             NotADirectoryError,
             FileExistsError,
+            CannotBeMade,
             CannotOpen,
             CannotServeReplicas,
         ) as error:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from app import exit_codes
 from app.component import Gauge
 from app.components.names import names_gauges
-from app.data_folder import make_data_folder
+from app.data_folder import CannotBeMade, make_data_folder
 from app.machine import Machine
 from app.names.http_server import servers_of
 from app.names.nodes import ReplicaNode, identity_of
@@ -185,7 +185,7 @@ class ReplicaLife:
         except FollowRefused as error:
             log.critical("replica_refused", primary=self._follower.primary, reason=str(error))
             self._end(exit_codes.CONFIGURATION)
-        except NoteDamaged as error:
+        except (CannotBeMade, NoteDamaged) as error:
             self._fail(exit_codes.CONFIGURATION, error)
         except DirectoryInUse as error:
             self._fail(exit_codes.DIRECTORY_IN_USE, error)

@@ -285,7 +285,7 @@ def settings_file_of(data_dir: Path | None) -> Path | None:
     default = Settings.model_fields["data_dir"].default
     named = data_dir or os.environ.get(f"{PREFIX}DATA_DIR") or default
     file = Path(named) / OWN_FILE
-    return file if file.is_file() else None
+    return file if os.path.isfile(file) else None
 
 
 def _check_key(key: str, number: int) -> None:

@@ -155,6 +155,8 @@ def find_folder(uri: str) -> Folder:
 
     Raises LogNotFound.
     """
+    if not uri:
+        raise LogNotFound("no folder of a log was named")
     files, path = files_of(uri)
     below = f"{path.rstrip('/')}/{LOG_FOLDER}"
     is_store = files.is_folder(below)
@@ -169,8 +171,8 @@ def find_folder(uri: str) -> Folder:
     segments = tuple(_segments(uri, files, below if is_store else path))
     if not segments:
         text = (
-            f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), "
-            f"nor has {below}"
+            f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits that "
+            f"are not empty), nor has {below}"
         )
         raise LogNotFound(without_secrets(text))
     if page is None or len(page) < checkpoint.FIELDS_BYTES:

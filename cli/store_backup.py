@@ -77,6 +77,8 @@ def listed(where: str, *, json_file: Path | None, quiet: bool) -> int:
     """The exit status."""
 
     def run() -> int:
+        if not is_uri(where) and not Path(where).is_dir():
+            raise BackupRefused(f"{where} is no folder")
         rows = [
             {
                 "name": name,

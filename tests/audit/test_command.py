@@ -103,11 +103,15 @@ def pretended_in_the_second_part(root: Path) -> None:
     log.close()
 
 
-def test_where_there_is_no_log_it_ends_with_3_and_says_so(tmp_path):
-    done = audit("--log", "nowhere", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("nowhere", "nowhere has no segments of a log"), ("", "no folder of a log was named")],
+)
+def test_where_there_is_no_log_it_ends_with_3_and_says_so(tmp_path, folder, reason):
+    done = audit("--log", folder, cwd=tmp_path)
 
     assert done.returncode == 3
-    assert "nowhere has no segments of a log" in done.stderr
+    assert reason in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -294,13 +294,17 @@ def test_an_address_of_another_machine_is_69(tmp_path):
     assert "192.0.2.1" in log
 
 
-def test_a_data_directory_that_cannot_be_made_is_78(tmp_path):
+@pytest.mark.parametrize("folder", ["file", "file/data", "/proc/data"])
+def test_a_data_directory_that_cannot_be_made_is_78(tmp_path, folder):
     (tmp_path / "file").write_text("in the way")
 
-    status, log = outcome(server := Server(tmp_path / "file"))
+    server = Server(tmp_path / folder)
+    server.log_path = tmp_path / "log"
+    status, log = outcome(server)
 
     assert status == 78, log
-    assert str(server.data_dir) in log
+    assert str(tmp_path / folder) in log
+    assert "Traceback" not in log
 
 
 def test_a_log_of_dledger_is_65_and_no_repair_is_suggested(tmp_path):

@@ -462,6 +462,14 @@ def test_a_replica_of_another_service_is_refused(primary, tmp_path):
         assert "is not a copy of this one" in stranger.log()
 
 
+def test_a_replica_whose_folder_cannot_be_made_ends_with_the_reason(primary, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    replica = Replica(tmp_path / "file", of(primary.ha_port))
+    replica.start(until_ready=False)
+    assert replica.wait() == CONFIGURATION
+    assert f"{tmp_path / 'file'} cannot be made: " in replica.log()
+
+
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [

@@ -151,6 +151,9 @@ def test_a_backup_that_is_refused_says_why_and_changes_nothing(tmp_path):
     )
     command("restore", "--from", tmp_path / "none", "--to", tmp_path / "t", status=78)
     command("backup", "--from", tmp_path, "--to", tmp_path / "inside", status=78)
+    assert command("backups", tmp_path / "none", status=78)["refused"] == [
+        f"{tmp_path / 'none'} is no folder"
+    ]
     times = ["--until-time", "yesterday"]
     command("restore", "--from", tmp_path, "--to", tmp_path / "t", *times, status=2)
     both = ["--until-time", "2026-01-01T00:00:00Z", "--until-offset", "7"]
