@@ -60,7 +60,9 @@ class FaultyFile:
         return self._inner.map()
 
     def close(self) -> None:
+        """The descriptor is free, whatever the plan raises, as Linux has it."""
         self._inner.close()
+        self._plan("close", self._path)
 
 
 class FaultyVfs:

@@ -4,7 +4,7 @@ may open.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import PurePath
 from threading import Lock
@@ -109,9 +109,10 @@ class Handles:
             handle.file.close()
 
     def close(self) -> None:
-        with self._lock:
+        """Close every file, whatever the close of another raises."""
+        with self._lock, ExitStack() as closing:
             for handle in self._handles.values():
-                handle.file.close()
+                closing.callback(handle.file.close)
             self._handles.clear()
 
     def _take_surplus(self) -> list[Handle]:

@@ -15,7 +15,7 @@ other thread reads.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
 
 import numpy as np
@@ -376,9 +376,10 @@ class Segments:
     def close(self) -> None:
         segments, self._segments = self._segments, ()
         self._held.clear()
-        for segment in segments:
-            segment.let_go()()
-        self._handles.close()
+        with ExitStack() as closing:
+            closing.callback(self._handles.close)
+            for segment in segments:
+                closing.callback(segment.let_go())
 
     def _find_all(self) -> None:
         expected: int | None = None

@@ -18,11 +18,12 @@ be deleted, and then lets a second owner in. RocketMQ's `lock` file is locked as
 broker keeps out while we run.
 """
 
+from contextlib import ExitStack
 from pathlib import PurePath
 
 from storage.errors import DirectoryInUse
 from storage.files import durable
-from storage.files.vfs import Lock, Vfs, is_disk_full
+from storage.files.vfs import Vfs, is_disk_full
 
 _OURS = b"escrowmq"  # behind the process id, which is all that a broker writes
 
@@ -47,12 +48,13 @@ class DataDirectory:
         self._abort_mark = root / "abort"
         if is_made:
             vfs.make_directory(root)
-        self._locks: list[Lock] = [self._lock(root)]
+        self._locks = ExitStack()
+        self._lock(root)
         try:
             if is_made:
                 self._make_layout()
             if vfs.exists(root / "lock"):
-                self._locks.append(self._lock(root / "lock"))
+                self._lock(root / "lock")
         except BaseException:
             self.close()
             raise
@@ -88,9 +90,7 @@ class DataDirectory:
         self.vfs.sync_directory(self.root)
 
     def close(self) -> None:
-        for lock in reversed(self._locks):
-            lock.close()
-        self._locks.clear()
+        self._locks.close()
 
     def _make_layout(self) -> None:
         derived = (self.consume_queues, self.key_index, self.config, self.timers, self.snapshots)
@@ -106,9 +106,9 @@ class DataDirectory:
         finally:
             lock_file.close()
 
-    def _lock(self, path: PurePath) -> Lock:
+    def _lock(self, path: PurePath) -> None:
         try:
-            return self.vfs.lock(path)
+            self._locks.callback(self.vfs.lock(path).close)
         except BlockingIOError:
             raise DirectoryInUse(self.root, self._owner_pid()) from None
 

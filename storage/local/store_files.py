@@ -1,6 +1,7 @@
 """Everything of the store that is open on disk; opened and closed where waiting is allowed."""
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import PurePath
 
 import msgspec
@@ -54,7 +55,8 @@ class StoreFiles:
         self.queue_check: QueueCheck
         self.offsets = GroupOffsets()
         self.due_index: LocalDueIndex
-        self._open: list[Callable[[], None]] = [self.directory.close]
+        self._open = ExitStack()  # each is closed, whatever the others raise; the locks last
+        self._open.callback(self.directory.close)
         try:
             self.segments = Segments(
                 vfs,
@@ -63,10 +65,10 @@ class StoreFiles:
                 max_open=options.max_open_segments,
                 scratch=self.directory.making,
             )
-            self._open.append(self.segments.close)
+            self._open.callback(self.segments.close)
             self._log_identity = vfs.identity(self.directory.commit_log)
             self.checkpoint = CheckpointFile(self.directory)
-            self._open.append(self.checkpoint.close)
+            self._open.callback(self.checkpoint.close)
             self.queue_files = QueueFiles(
                 vfs,
                 self.directory.consume_queues,
@@ -74,7 +76,7 @@ class StoreFiles:
                 max_open=options.max_open_queue_files or _QUEUE_FILES,
                 scratch=self.directory.making,
             )
-            self._open.append(self.queue_files.close)
+            self._open.callback(self.queue_files.close)
             self.snapshots = SnapshotFiles(self.directory)
             self.key_index = KeyIndex(
                 vfs,
@@ -86,7 +88,7 @@ class StoreFiles:
                 max_open=options.max_open_index_files,
                 scratch=self.directory.making,
             )
-            self._open.append(self.key_index.close)
+            self._open.callback(self.key_index.close)
             self.delay_files = DelayFiles(self.directory, clock)
             self.config_files = ConfigFiles(self.directory)
             self.broker_timers = BrokerTimers(
@@ -94,7 +96,7 @@ class StoreFiles:
             )
             self.space = self.measure()
         except BaseException:
-            self._close_all()
+            self._open.close()
             raise
 
     @classmethod
@@ -112,7 +114,7 @@ class StoreFiles:
         try:
             files._recover(clock, progress, is_replica=is_replica)
         except BaseException:
-            files._close_all()
+            files._open.close()
             raise
         return files
 
@@ -171,19 +173,23 @@ class StoreFiles:
     def close(
         self, end: int, stored_at_ms: int, epoch: int, *, safe_end: int, in_order: bool
     ) -> None:
-        """In order: the next start has nothing to recover."""
-        if in_order:
-            self.checkpoint.note(
-                synced_offset=end,
-                epoch=epoch,
-                stored_at_ms=stored_at_ms,
-                is_clean=True,
-                confirm_offset=safe_end,
-            )
-            self.checkpoint.force()
-            if not self.directory.is_marked_by_another:
-                self.directory.unmark()
-        self._close_all()
+        """In order: the next start has nothing to recover.
+
+        Raises OSError: the next start recovers. All files are closed and the lock is free then,
+        too.
+        """
+        with self._open:
+            if in_order:
+                self.checkpoint.note(
+                    synced_offset=end,
+                    epoch=epoch,
+                    stored_at_ms=stored_at_ms,
+                    is_clean=True,
+                    confirm_offset=safe_end,
+                )
+                self.checkpoint.force()
+                if not self.directory.is_marked_by_another:
+                    self.directory.unmark()
 
     def _recover(self, clock: Clock, progress: Progress, *, is_replica: bool) -> None:
         broker_census.refuse_other_logs(self.directory, self.segments)
@@ -238,7 +244,7 @@ class StoreFiles:
         self.due_index = LocalDueIndex(
             folder, self.load_snapshot(TIMERS_SNAPSHOT, self.recovered.queues.bounds_of)
         )
-        self._open.append(self.due_index.close)
+        self._open.callback(self.due_index.close)
 
     def _mark(self) -> None:
         """Replace the mark of a broker once `delayOffset.json` says that it had the store."""
@@ -267,7 +273,3 @@ class StoreFiles:
                 leave_out(queue, place, damage, may_leave_out=False)
             else:
                 read_event(to_message(record), self.offsets.apply)
-
-    def _close_all(self) -> None:
-        while self._open:
-            self._open.pop()()

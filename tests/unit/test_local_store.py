@@ -918,6 +918,41 @@ def test_a_failed_sync_is_final_nobody_is_acknowledged_and_it_is_never_tried_aga
         world.call(main())
 
 
+@pytest.mark.parametrize(
+    ("fails", "where"),
+    [
+        ("sync", "checkpoint"),
+        ("sync_directory", str(ROOT)),
+        ("close", "commitlog/*"),
+        ("close", "consumequeue/*/*/*"),
+        ("close", "index/*"),
+    ],
+)
+@with_world()
+async def test_a_close_that_fails_says_so_and_leaves_no_file_open_and_the_directory_free(
+    world, fails, where
+):
+    failing = False
+
+    def plan(call: str, path: PurePath) -> None:
+        if failing and call == fails and path.match(where):
+            raise OSError(errno.EIO, "simulated")
+
+    faulty(world, plan)
+    store = await open_with_orders(world, options())
+    await store.append(messages(30))
+    failing = True
+
+    with pytest.raises(OSError, match="simulated"):
+        await store.aclose()
+    failing = False
+
+    assert world.disk.open_files == 0
+    again = await open_with_orders(world, options())
+    assert len(await again.read(QUEUE, 0, **EVERYTHING)) == 30
+    await again.aclose()
+
+
 def test_a_full_disk_refuses_what_needs_space_and_goes_on_when_there_is_some_again():
     world = World(SimulatedDisk(), 1)
     is_full = False
