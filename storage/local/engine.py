@@ -448,6 +448,24 @@ class Engine:
         self._note_progress()
 
     async def close(self) -> None:
+        """Finish what was taken, and close everything. Raises the error of a step: all others are
+        made, but the next start recovers.
+        """
+        is_kept = False
+        try:
+            is_kept = await self._finish()
+        except Exception as error:
+            self.fail(error)
+            raise
+        finally:
+            try:
+                await self._close_files(in_order=is_kept and self._failure is None)
+            finally:
+                if self._own_runner is not None:
+                    self._own_runner.close()
+
+    async def _finish(self) -> bool:
+        """Answer what was taken, and end the parts; whether all that is derived is on disk."""
         self.stop_waiting()
         if not self.writer.is_idle and self._failure is None:
             self._drained = self._loop.create_future()
@@ -459,16 +477,18 @@ class Engine:
             await self.wait_flushed()
         if self._giving_up is not None:
             self._giving_up.cancel()
-        self._interval.stop()
-        self.preparer.stop()
         is_kept = self._failure is None and await self._keep_derived()
         await self.scrub.aclose(saves=is_kept)
+        return is_kept
+
+    async def _close_files(self, *, in_order: bool) -> None:
+        self._interval.stop()
+        self.preparer.stop()
         self.deriver.stop()
         # One after another, behind all jobs of the lanes: then no file is in use any more.
         for lane in (Lane.PREPARE, Lane.DERIVE, Lane.READ):
             await self.in_lane(lane, lambda: None)
         self.is_closed = True
-        in_order = is_kept and self._failure is None
         close = partial(
             self._files.close,
             self.tail.written_end,
@@ -478,8 +498,6 @@ class Engine:
             in_order=in_order,
         )
         await self.in_lane(Lane.FLUSH, close)
-        if self._own_runner is not None:
-            self._own_runner.close()
 
     async def _keep_derived(self) -> bool:
         kept: asyncio.Future[bool] = self._loop.create_future()

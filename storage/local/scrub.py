@@ -136,12 +136,16 @@ class Scrub:
                 raise
 
     async def aclose(self, *, saves: bool) -> None:
-        """Release the file that is being read."""
-        if saves:
-            await self.save()
-        walk, self._walk = self._walk, None
-        if walk is not None:
-            await self._in_lane(Lane.READ, walk[1].close)
+        """Release the file that is being read. Raises OSError of a save: it is released then,
+        too.
+        """
+        try:
+            if saves:
+                await self.save()
+        finally:
+            walk, self._walk = self._walk, None
+            if walk is not None:
+                await self._in_lane(Lane.READ, walk[1].close)
 
     async def _load(self) -> None:
         kept = await self._in_lane(Lane.READ, lambda: self._snapshots.load(SNAPSHOT))

@@ -3,14 +3,18 @@ disk.
 """
 
 import asyncio
+import errno
+from pathlib import PurePath
 
 import pytest
 
+from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.formats import scan
 from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
+from storage.local.scrub import SNAPSHOT
 from tests.support.builders import message
 from tests.support.lives import in_world
 from tests.support.simulation import ROOT, World
@@ -160,6 +164,32 @@ def test_after_a_restart_it_goes_on_where_it_was_and_knows_what_it_found(is_kill
         await store.aclose()
 
     in_world(rest, in_world(half, disk))
+
+
+def test_a_store_is_closed_though_the_place_of_its_scrub_cannot_be_saved():
+    async def main(world: World) -> None:
+        def plan(call: str, path: PurePath) -> None:
+            if call == "rename" and path.name == SNAPSHOT:
+                raise OSError(errno.EIO, "simulated")
+
+        world.vfs = FaultyVfs(world.disk, plan)
+        store = await opened(world, options())
+        for _ in range(14):
+            await store.scrub()
+            await asyncio.sleep(1)
+        assert store.scrub_status().position, "a file is being read"
+
+        with pytest.raises(OSError, match="simulated"):
+            await store.aclose()
+
+        assert [str(failure) for failure in world.failures] == ["[Errno 5] simulated"]
+        assert world.disk.open_files == 0
+        world.vfs = world.disk
+        again = await opened(world, options())
+        assert not again.recovery.was_clean
+        await again.aclose()
+
+    in_world(main, a_disk())
 
 
 def test_a_place_that_was_restored_is_no_finding_any_more_once_a_pass_has_come_by():
