@@ -7,7 +7,7 @@ The engine is named here, where its parts are made (`assembly.py`), and by its c
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from enum import Enum
 from functools import partial
@@ -157,10 +157,16 @@ class ServiceLifecycle:
         if self._services is not None:
             self._services.stopping.set()
         for component in reversed(self._components):
-            component.begin_stop()
+            try:
+                component.begin_stop()
+            except Exception as error:  # noqa: BLE001 - reported, and the others stop
+                self._note_stop_failed(error)
 
     async def close(self) -> None:
-        """Finish what was taken, keep what is derived, release everything. Idempotent."""
+        """Finish what was taken, keep what is derived, release everything. Idempotent.
+
+        An error of a part keeps no other from its end; the exit code says that there was one.
+        """
         self.begin_stop()
         if self._opening is not None:
             await asyncio.wait({self._opening})
@@ -168,6 +174,28 @@ class ServiceLifecycle:
         await self._stack.aclose()
         await asyncio.to_thread(self._watch.stop)
         log.info("stopped", exit_code=self.exit_code)
+
+    def _at_end(self, stop: Callable[[], Awaitable[object]]) -> None:
+        """Have `stop` called at the end, before what is here by now is stopped, which it is
+        whatever `stop` raises.
+        """
+
+        async def stop_or_note() -> None:
+            try:
+                await stop()
+            except Exception as error:  # noqa: BLE001 - reported, and the others stop
+                self._note_stop_failed(error)
+
+        self._stack.push_async_callback(stop_or_note)
+
+    def _note_stop_failed(self, error: Exception) -> None:
+        if isinstance(error, (StoreClosed, FlushFailed)):
+            log.warning("stopped_without_store", error=str(error))  # which says why it has ended
+            return
+        is_of_store = isinstance(error, (OSError, StorageError))
+        log.error("stop_failed", error=str(error), exc_info=None if is_of_store else error)
+        if not self.exit_code:  # the store may have reported it already
+            self._fail(exit_codes.STORAGE_FAILED if is_of_store else exit_codes.BUG, error)
 
     def get_readiness(self) -> dict[str, str]:
         """Readiness checks, each "ok".
@@ -283,7 +311,7 @@ class ServiceLifecycle:
             self._fail(exit_codes.BUG, error)
 
     async def _open(self) -> None:
-        settings, stack = self.settings, self._stack
+        settings = self.settings
         for folder in (settings.data_dir, settings.store_dir):
             if reason := unfinished_in(folder):
                 raise ConfigurationError(reason)
@@ -292,7 +320,7 @@ class ServiceLifecycle:
         make_data_folder(settings.data_dir)
         spare = SpareSpace(settings.data_dir)
         await asyncio.to_thread(spare.release_if_needed)
-        stack.push_async_callback(asyncio.to_thread, spare.keep)
+        self._at_end(partial(asyncio.to_thread, spare.keep))
         identifiers = Identifiers(self._clock, SystemRandom())
         store = await self._open_store(identifiers)
         database = await self._open_database()
@@ -325,7 +353,7 @@ class ServiceLifecycle:
             for loop in component.loops():
                 self._loops.add(loop)
         self._loops.start()
-        stack.push_async_callback(self._loops.stop)
+        self._at_end(self._loops.stop)
         if self._controls is not None:
             self._controls.set_up(time_travel(self._controls.clock, services))
         await asyncio.to_thread(spare.keep)
@@ -342,7 +370,7 @@ class ServiceLifecycle:
         await component.start()
         self._start_ms[_step_of(component)] += self._clock.monotonic_ms() - begun_ms
         self._components.append(component)
-        self._stack.push_async_callback(component.stop)
+        self._at_end(component.stop)
 
     async def _open_store(self, identifiers: Identifiers) -> LocalMessageStore:
         settings = self.settings
@@ -364,7 +392,7 @@ class ServiceLifecycle:
         """Open the registry's database; None where it is not the one of this store."""
         settings = self.settings
         database = Database(settings.registry_url)
-        self._stack.push_async_callback(database.aclose)
+        self._at_end(database.aclose)
         await database.open()
         if not settings.accept_registry and known_registry.is_another(
             settings.store_dir, database.identity

@@ -111,7 +111,11 @@ class ReplicaLife:
         if self._registering is not None:
             await asyncio.wait({self._registering})
             self._registering = None
-            await self._registrar.stop()
+            try:
+                await self._registrar.stop()
+            except Exception:
+                log.exception("stop_failed")
+                self._end(exit_codes.BUG)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
@@ -204,7 +208,7 @@ class ReplicaLife:
         self._end(exit_code)
 
     def _end(self, exit_code: int) -> None:
-        self.exit_code = exit_code
+        self.exit_code = self.exit_code or exit_code
         self.on_fatal()
 
     def _gauges(self) -> Iterator[Gauge]:

@@ -8,7 +8,7 @@ Source: RocketMQ BrokerController#registerBrokerAll.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from operator import attrgetter
 from typing import Protocol
 
@@ -147,13 +147,14 @@ class Registrar:
                 task.cancel()
             await asyncio.wait(self._tasks)
             self._tasks.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORD_S):
-                await asyncio.gather(
-                    *[server.unregister() for server in self._servers if server.is_registered]
-                )
-        for server in self._servers:
-            await server.aclose()
+        async with AsyncExitStack() as closing:
+            for server in self._servers:
+                closing.push_async_callback(server.aclose)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await asyncio.gather(
+                        *[server.unregister() for server in self._servers if server.is_registered]
+                    )
 
     async def _run(self, server: "_Registration") -> None:
         """One server is asked in its own time: others do not wait where it does not answer."""

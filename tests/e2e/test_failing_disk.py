@@ -151,6 +151,27 @@ def test_any_other_file_of_the_store_that_fails_ends_it_too_and_everything_ackno
     assert len(found) <= len(sent) + 1, "the last one is unknown, and nothing else was sent"
 
 
+@pytest.mark.parametrize(
+    ("call", "file"), [("fdatasync", "store/checkpoint"), ("fsync", "store/snapshots")]
+)
+def test_a_service_whose_disk_fails_as_it_stops_ends_with_its_status_and_nothing_is_lost(
+    tmp_path, disk, call, file
+):
+    with ServerOnDisk(tmp_path / "data", disk) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            sent = ok(REQUESTS["send"](api), 201)["message_id"]
+        disk.fail_once(call, file)
+
+        assert server.terminate() == STORAGE_FAILED
+        assert disk.has_failed
+        assert_one_critical_line(server.log(), file)
+
+        server.start()
+        with server.client() as api:
+            assert [message["message_id"] for message in everything(api)] == [sent]
+
+
 def test_who_waits_for_a_message_is_answered_when_the_disk_fails(tmp_path, disk):
     with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server:
         with server.client() as api, ThreadPoolExecutor(1) as beside:

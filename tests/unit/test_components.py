@@ -1,8 +1,10 @@
 """The life cycle starts, runs, measures and stops the components of its list, whatever they are."""
 
+import errno
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from app import exit_codes, lifecycle
 from app.component import Component, Gauge
@@ -11,16 +13,30 @@ from app.machine import Machine
 from app.observability import Metrics
 from app.settings import Settings
 from scheduler.loops import Loop
+from storage.clock import SystemClock
+from storage.errors import StoreClosed
+from storage.files.vfs import OsVfs
+from storage.identifiers import Identifiers, SystemRandom
+from storage.local.local_store import LocalMessageStore
 from tests.support.http import reached
 
 
 class Recorder(Component):
     """A component that notes its calls."""
 
-    def __init__(self, name: str, calls: list[str], *, fails: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        calls: list[str],
+        *,
+        fails: bool = False,
+        stop_error: Exception | None = None,
+    ) -> None:
+        """`stop_error`: both calls that stop it raise it."""
         self._name = name
         self._calls = calls
         self._fails = fails
+        self._stop_error = stop_error
 
     async def start(self) -> None:
         self._note("start")
@@ -29,9 +45,15 @@ class Recorder(Component):
 
     def begin_stop(self) -> None:
         self._note("begin_stop")
+        self._raise_stop_error()
 
     async def stop(self) -> None:
         self._note("stop")
+        self._raise_stop_error()
+
+    def _raise_stop_error(self) -> None:
+        if self._stop_error is not None:
+            raise self._stop_error
 
     def loops(self) -> Iterator[Loop]:
         yield Loop(f"loop_of_{self._name}", self._run_once, 60_000, "any")
@@ -100,3 +122,48 @@ async def test_where_a_component_cannot_start_those_before_it_stop(tmp_path, lis
 
     assert service.exit_code == exit_codes.BUG
     assert calls == ["first start", "second start", "first begin_stop", "first stop"]
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "events"),
+    [
+        (OSError(errno.EIO, "of the disk"), exit_codes.STORAGE_FAILED, ["stop_failed"] * 2),
+        (ValueError("of a bug"), exit_codes.BUG, ["stop_failed"] * 2),
+        (StoreClosed(), 0, ["stopped_without_store"] * 2),
+    ],
+)
+async def test_where_a_component_cannot_be_stopped_all_others_are_and_the_exit_status_says_so(
+    tmp_path, listed, calls, error, exit_code, events
+):
+    listed += [
+        Recorder("first", calls),
+        Recorder("second", calls, stop_error=error),
+        Recorder("third", calls),
+    ]
+    settings = Settings(data_dir=tmp_path)
+    service = ServiceLifecycle(settings, Metrics(), Machine(settings))
+    service.start()
+    await reached(lambda: service.phase is Phase.READY, "the service is open")
+    calls.clear()
+
+    with capture_logs() as logs:
+        await service.close()
+
+    assert [call for call in calls if not call.endswith("run")] == [
+        *[f"{name} begin_stop" for name in ("third", "second", "first")],
+        *[f"{name} stop" for name in ("third", "second", "first")],
+    ]
+    assert [
+        line["event"] for line in logs if line["event"] in ("stop_failed", "stopped_without_store")
+    ] == events
+    assert logs[-1] == {"event": "stopped", "exit_code": exit_code, "log_level": "info"}
+    assert service.exit_code == exit_code
+    again = await LocalMessageStore.open(
+        settings.store_dir,
+        settings.local,
+        OsVfs(),
+        SystemClock(),
+        Identifiers(SystemClock(), SystemRandom()),
+    )
+    assert again.recovery.was_clean, "the store was closed, behind the component"
+    await again.aclose()

@@ -30,6 +30,7 @@ class Server:
         self.table = NameTable(OPTIONS, world.clock)
         self.is_cut = False
         self.silent = False
+        self.has_bug = False
         self.topics: list[int | None] = []  # how many were sent, with each registration
         self.is_closed = False
 
@@ -48,6 +49,8 @@ class Server:
     async def _reach(self) -> None:
         if self.silent:
             await asyncio.Event().wait()
+        if self.has_bug:
+            raise ValueError("of a bug")
         if self.is_cut:
             raise CannotRegister("the link is cut")
 
@@ -161,6 +164,21 @@ def test_a_server_that_never_answers_holds_up_neither_the_start_nor_the_others_n
         assert server.table.nodes() == shop.table.nodes() == []
         assert silent.is_closed
         assert server.is_closed
+
+    in_world(main)
+
+
+def test_every_server_is_closed_though_the_last_word_to_one_fails():
+    async def main(world: World) -> None:
+        first, second = Server(world, "http://1"), Server(world, "http://2")
+        shop = Shop(world, first, second)
+        await shop.registrar.start()
+        first.has_bug = True
+
+        with pytest.raises(ValueError, match="of a bug"):
+            await shop.registrar.stop()
+
+        assert (first.is_closed, second.is_closed) == (True, True)
 
     in_world(main)
 
