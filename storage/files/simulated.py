@@ -283,7 +283,7 @@ class SimulatedFile:
             self._inode.sync()
         if self._errors_told != self._inode.errors:
             self._errors_told = self._inode.errors
-            raise OSError(errno.EIO, "simulated")
+            raise OSError(self._disk.sync_errno, "simulated")
 
     def drop_cache(self) -> None:
         self._inode.drop_cache()
@@ -316,6 +316,7 @@ class SimulatedDisk:
         self.syncs = 0
         self.cut_after: int | None = None
         self.fail_sync_number: int | None = None  # this sync of a file, counted from 1, fails
+        self.sync_errno = errno.EIO  # of it
         self.on_cut: Callable[[], None] = lambda: None
         self.is_off = False
         self.total_bytes = 1 << 40

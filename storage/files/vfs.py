@@ -112,7 +112,8 @@ class File(Protocol):
         """Return once what was written, allocated or extended is on disk, by whatever handle.
 
         A failure is reported once to each handle of the file; after it the page cache lies about
-        what the disk holds. Never call again after one.
+        what the disk holds. Never call again after one, unless everything since the last success
+        is written again (unsynced.py).
         """
 
     def drop_cache(self) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from storage.errors import UnknownQueue, UnknownTopic
 from storage.files import durable
 from storage.files.handles import Handles
+from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
 from storage.files.vfs import Vfs
 from storage.formats import names, queue_entry
 from storage.formats.queue_entry import ENTRY_BYTES, QueueEntry
@@ -277,8 +278,9 @@ class QueueFiles:
         self._file_bytes = entries_per_file * ENTRY_BYTES
         self._scratch = scratch
         self._handles = Handles(vfs, limit=max_open)
-        # A dict as an ordered set: to sort ten thousand paths takes 50 ms.
-        self._unsynced: dict[PurePath, None] = {}
+        # In the order of their first writes: to sort ten thousand paths takes 50 ms.
+        self._unsynced: dict[PurePath, Unsynced] = {}
+        self._kept_bytes = 0  # by them
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
         """Some of these entries, at least the first: from memory, or from one file, whichever has
@@ -421,8 +423,7 @@ class QueueFiles:
         ]
         for base in going:
             path = folder / names.file_name(base)
-            self._handles.forget(path)
-            self._unsynced.pop(path, None)
+            self._forget(path)
             self._vfs.remove(path)
         if going:
             self._vfs.sync_directory(folder)
@@ -433,8 +434,7 @@ class QueueFiles:
         for number in self._vfs.list_directory(of_topic) if self._vfs.exists(of_topic) else ():
             folder = of_topic / number
             for name in self._vfs.list_directory(folder):
-                self._handles.forget(folder / name)
-                self._unsynced.pop(folder / name, None)
+                self._forget(folder / name)
                 self._vfs.remove(folder / name)
             self._vfs.sync_directory(folder)
 
@@ -446,11 +446,11 @@ class QueueFiles:
             piece = entries[: self._file_bytes - at]
             if not self._vfs.exists(path):
                 self._make(path, fillers=unflushed.queue.first - (queue_offset - at // ENTRY_BYTES))
-            with self._handles.use(path) as file:
-                file.write(at, piece)
-            self._unsynced[path] = None
+            self._write(path, at, piece)
             queue_offset += len(piece) // ENTRY_BYTES
             entries = entries[len(piece) :]
+        if self._kept_bytes > MOST_KEPT_BYTES:  # a start makes all files again
+            self.sync()
 
     def rewrite(self, unflushed: Unflushed) -> None:
         """Entries that the file should have, in one file; a file that is missing or cut is made
@@ -463,11 +463,15 @@ class QueueFiles:
                 file.extend(self._file_bytes)
 
     def sync(self) -> None:
-        """Everything written is durable on return; the derive lane's."""
-        for path in self._unsynced:
+        """Everything written is durable on return; the derive lane's. Raises OSError: it can be
+        called again.
+        """
+        for path, unsynced in list(self._unsynced.items()):
+            kept_bytes = unsynced.kept_bytes
             with self._handles.use(path) as file:
-                file.sync()
-        self._unsynced.clear()
+                unsynced.sync(file)
+            del self._unsynced[path]
+            self._kept_bytes -= kept_bytes
 
     def close(self) -> None:
         self._handles.close()
@@ -480,8 +484,19 @@ class QueueFiles:
         durable.make_sized(self._vfs, path, self._file_bytes, scratch=self._scratch)
         self._handles.forget(path)  # of a file that was removed by another program
         if fillers > 0:
-            with self._handles.use(path) as file:
-                file.write(0, queue_entry.FILLER * min(fillers, self._entries_per_file))
+            self._write(path, 0, queue_entry.FILLER * min(fillers, self._entries_per_file))
+
+    def _write(self, path: PurePath, at: int, data: bytes) -> None:
+        with self._handles.use(path) as file:
+            self._unsynced.setdefault(path, Unsynced()).write(file, at, data)
+        self._kept_bytes += len(data)
+
+    def _forget(self, path: PurePath) -> None:
+        """The file is to be removed."""
+        self._handles.forget(path)
+        unsynced = self._unsynced.pop(path, None)
+        if unsynced is not None:
+            self._kept_bytes -= unsynced.kept_bytes
 
     def _place(self, queue: QueueId, queue_offset: int) -> tuple[PurePath, int]:
         file_number, number = divmod(queue_offset, self._entries_per_file)

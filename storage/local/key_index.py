@@ -26,6 +26,7 @@ from crc32c import crc32c
 from storage.clock import Clock
 from storage.files import durable
 from storage.files.handles import Handles
+from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
 from storage.files.vfs import File, Vfs
 from storage.formats import index_file, key_scan
 from storage.formats import record as records
@@ -268,8 +269,10 @@ class KeyIndex:
         return made
 
     def _sync(self, file: "IndexFile") -> None:
-        if file.sync():
+        if file.has_changed:
+            file.sync()
             self._snapshots.save(_sums_name(file.path.name), Snapshot((file.sums.encode(),), {}))
+            file.has_changed = False
 
     def _load_sums(self, name: str) -> IndexSums | None:
         kept = self._snapshots.load(_sums_name(name))
@@ -302,6 +305,8 @@ class IndexFile:
         # of each slot, the number of its newest entry
         self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None
         self._dirty = np.zeros(0, np.bool_)  # blocks of slots that the file does not have yet
+        self._unsynced = Unsynced()
+        self.has_changed = False  # since its sums were saved
 
     @property
     def room(self) -> int:
@@ -380,7 +385,9 @@ class IndexFile:
         entries["previous"] = previous
         raw = entries.tobytes()
         with self._use() as file:
-            file.write(index_file.entry_at(self._slots, header.next_entry), raw)
+            self._unsynced.write(file, index_file.entry_at(self._slots, header.next_entry), raw)
+            if self._unsynced.kept_bytes > MOST_KEPT_BYTES:  # a start makes all files again
+                self._unsynced.sync(file)
         self.sums.add_entries(header.next_entry, raw)
         touched = sorted_slots[is_last]
         used = int(np.count_nonzero(newest[touched] == 0))
@@ -392,19 +399,19 @@ class IndexFile:
         )
         newest[touched] = sorted_numbers[is_last]
         self._dirty[touched // BLOCK_SLOTS] = True
+        self.has_changed = True
 
-    def sync(self) -> bool:
-        """Durable on return. False: nothing has changed. The sums are for the caller to save."""
-        if not self._dirty.any():
-            return False
+    def sync(self) -> None:
+        """Durable on return; the sums are for the caller to save. Raises OSError: it can be called
+        again.
+        """
         with self._use() as file:
-            file.sync()
+            self._unsynced.sync(file)
             self._write_slots(file)
-            file.sync()
-            file.write(0, index_file.encode_header(self.header))
-            file.sync()
+            self._unsynced.sync(file)
+            self._unsynced.write(file, 0, index_file.encode_header(self.header))
+            self._unsynced.sync(file)
         self.sums.header = self.header
-        return True
 
     def chain(self, key_hash: int, *, from_ms: int, to_ms: int) -> Iterator[int]:
         """Log offsets of the entries with this hash and a time in the range, newest first.
@@ -487,18 +494,20 @@ class IndexFile:
                 newest[slot] = number
             self._dirty[ahead // BLOCK_SLOTS] = True
             self._write_slots(file)
-            file.sync()
+            self._unsynced.sync(file)
 
     def _write_slots(self, file: File) -> None:
         assert self._newest is not None
         blocks = np.flatnonzero(self._dirty)
+        if not len(blocks):
+            return
         for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
             begin, end = (
                 int(run[0]) * BLOCK_SLOTS,
                 min((int(run[-1]) + 1) * BLOCK_SLOTS, self._slots),
             )
             raw = self._newest[begin:end].astype(SLOT).tobytes()
-            file.write(index_file.slot_at(begin), raw)
+            self._unsynced.write(file, index_file.slot_at(begin), raw)
             step = BLOCK_SLOTS * SLOT.itemsize
             for at in range(0, len(raw), step):
                 self.sums.slots[begin // BLOCK_SLOTS + at // step] = crc32c(raw[at : at + step])

@@ -2,6 +2,7 @@
 at any moment.
 """
 
+import errno
 import lzma
 import tarfile
 from collections import defaultdict
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from storage.errors import CorruptRecord
+from storage.files.faulty import FaultyVfs
 from storage.files.simulated import PowerCut, SimulatedDisk
 from storage.files.vfs import OsVfs, Vfs
 from storage.formats import index_file, key_scan, properties, scan
 from storage.formats import record as records
 from storage.formats.names import file_name
 from storage.formats.queue_entry import tag_hash
+from storage.local import key_index
 from storage.local.key_index import KeyIndex
 from storage.local.options import LocalStoreOptions
 from storage.local.snapshot_files import SnapshotFiles
@@ -37,7 +40,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3"
 
 
 def made(
-    disk: SimulatedDisk, *, slots: int = 4, entries: int = 11, clock: ManualClock | None = None
+    disk: Vfs, *, slots: int = 4, entries: int = 11, clock: ManualClock | None = None
 ) -> KeyIndex:
     for folder in (FOLDER, PurePath("/store/making"), PurePath("/store/snapshots")):
         disk.make_directory(folder)
@@ -375,6 +378,42 @@ def test_power_cuts_at_any_moment_lose_nothing_and_double_nothing(seed):
     index = made(disk, slots=400, entries=entries)
     assert index.bears_out(marks)
     log.feed(index, fed_end)
+    log.all_of_it_is_in(index)
+
+
+def test_the_sums_of_an_index_that_a_full_disk_did_not_take_are_saved_by_the_next_sync():
+    disk, log, is_full = SimulatedDisk(), Log(), False
+
+    def plan(call: str, path: PurePath) -> None:
+        if is_full and call == "rename" and path.parent.name == "snapshots":
+            raise OSError(errno.ENOSPC, "simulated")
+
+    index = made(FaultyVfs(disk, plan))
+    log.add("a")
+    log.feed(index, 0)
+    is_full = True
+    with pytest.raises(OSError, match="simulated"):
+        index.sync()
+    is_full = False
+
+    index.sync()
+
+    assert made(disk.after_kill()).bears_out(index.marks)
+
+
+def test_keys_that_wait_for_a_sync_take_no_more_memory_than_the_limit(monkeypatch):
+    monkeypatch.setattr(key_index, "MOST_KEPT_BYTES", 1_000)
+    disk, log = SimulatedDisk(), Log()
+    index = made(disk, entries=1_000)
+    before = disk.syncs
+    for n in range(200):
+        at = len(log.data)
+        log.add(f"key-{n}")
+        log.feed(index, at)
+
+    (file,) = index._files
+    assert file._unsynced.kept_bytes <= 1_000
+    assert disk.syncs - before < 20, "it is not synced at each feed"
     log.all_of_it_is_in(index)
 
 

@@ -1024,6 +1024,74 @@ def test_derived_files_that_do_not_fit_the_disk_wait_in_memory():
         world.call(main())
 
 
+@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("where", ["consumequeue/*/*/*", "index/*"])
+def test_what_a_full_disk_took_from_derived_files_as_they_were_synced_is_written_again(
+    where, number
+):
+    syncs = 0
+
+    def plan(call: str, path: PurePath) -> None:
+        nonlocal syncs
+        if call == "sync" and path.match(where):
+            syncs += 1
+            if syncs == number:  # its pages count as written from then on, and are not
+                world.disk.fail_sync_number = world.disk.syncs + 1
+                world.disk.sync_errno = errno.ENOSPC
+
+    async def main() -> list[int]:
+        faulty(world, plan)
+        store = await open_with_orders(world, given)
+        places = []
+        for begin in range(0, 800, 40):
+            sent = [message(key=f"key-{n}") for n in range(begin, begin + 40)]
+            places += [appended.log_offset for appended in await store.append(sent)]
+            await asyncio.sleep(0.02)
+        with capture_logs() as logs:
+            await asyncio.sleep(0.5)
+        assert syncs > number
+        assert store.status().replay_backlog_bytes == 0
+        assert (world.failures, logs) == ([], [])
+        forget_what_is_not_on_disk(world.disk)
+        assert derived(store) == places
+        return places
+
+    def derived(store: LocalMessageStore) -> list[int]:
+        """Where the messages are, by the queue's files, if the key index agrees."""
+        files, index = store._files.queue_files, store._files.key_index
+        found = [entry.physical_offset for entry in files.read(QUEUE, 0, 800)]
+        by_key = [index.find("orders", f"key-{n}", from_ms=0, to_ms=1 << 62) for n in range(800)]
+        assert [[place] for place in found] == [*map(list, by_key)]
+        return found
+
+    given = options(  # many sectors of 512 bytes in each file
+        segment_bytes=1 << 20,
+        queue_file_entries=1_000,
+        index_slots=2_000,
+        index_file_entries=1_000,
+        queue_flush_interval_ms=10,
+        snapshot_interval_ms=40,
+    )
+    with World(SimulatedDisk(), 1) as world:
+        places = world.call(main())
+    with World(world.disk.after_power_cut(Random(1)), 2) as world:
+        store = world.call(open_with_orders(world, given))
+        assert store.recovery.snapshot_offset == store.recovery.end_offset
+        assert derived(store) == places
+
+
+def forget_what_is_not_on_disk(disk: SimulatedDisk, folder: PurePath = ROOT) -> None:
+    """The page cache forgets pages that it takes for written."""
+    for name in disk.list_directory(folder):
+        try:
+            file = disk.open(folder / name)
+        except FileNotFoundError:
+            forget_what_is_not_on_disk(disk, folder / name)
+        else:
+            file.drop_cache()
+            file.close()
+
+
 @with_world()
 async def test_a_log_that_is_more_than_a_minute_ahead_of_the_clock_is_told_once_and_when_the_clock_has_caught_up(
     world,

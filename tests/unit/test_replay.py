@@ -15,8 +15,8 @@ from storage.files.vfs import OsVfs
 from storage.formats import queue_entry, scan
 from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.local import queue_ends, replay
-from storage.local.consume_queue import ConsumeQueues, QueueFiles
+from storage.local import consume_queue, queue_ends, replay
+from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
 from storage.local.replay import Replay
 from storage.message import QueueId
 from tests.support.broker_log import COMMIT, INNER, BrokerLog, Stored, inner_batch
@@ -36,6 +36,19 @@ def files(tmp_path):
     directory.mkdir()
     scratch.mkdir()
     return QueueFiles(OsVfs(), directory, entries_per_file=10, max_open=4, scratch=scratch)
+
+
+def test_entries_that_wait_for_a_sync_take_no_more_memory_than_the_limit(files, monkeypatch):
+    monkeypatch.setattr(consume_queue, "MOST_KEPT_BYTES", 1_000)
+    queue, entry = (
+        ConsumeQueue(QueueId("orders", 0), first=0, end=0),
+        bytes(queue_entry.ENTRY_BYTES),
+    )
+
+    for n in range(100):
+        files.write(Unflushed(queue, 3 * n, 3 * entry))
+
+        assert files._kept_bytes == sum(one.kept_bytes for one in files._unsynced.values()) <= 1_000
 
 
 def write(log: BrokerLog, queue: QueueId, count: int) -> list[Stored]:
