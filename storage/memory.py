@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 
+from storage.callbacks import answer
 from storage.clock import Clock
 from storage.errors import (
     CorruptRecord,
@@ -159,7 +160,7 @@ class MemoryMessageStore:
             for row in rows
         ]
         placed = self._store([records.to_message(records.decode(one.data)) for one in units])
-        asyncio.get_running_loop().call_soon(done, placed)
+        asyncio.get_running_loop().call_soon(answer, done, failed, placed)
 
     def before_write(self, call: Callable[[], None]) -> None:
         """Call it later: appends are not collected."""

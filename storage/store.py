@@ -171,7 +171,8 @@ class MessageStore(Protocol):
         from_reserve: bool = False,
     ) -> None:
         """As `append` of at least one message, without a coroutine: `done` or `failed` is called
-        later, in a turn of the loop.
+        later, in a turn of the loop. Where `done` raises, `failed` gets what it raised; the rows
+        are stored then.
 
         `written` may be called before `done`, while the disk works: with the places that `done`
         gets where the rows are durable by then.

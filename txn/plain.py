@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from storage.callbacks import answer
 from storage.errors import MessagingError
 from storage.formats import properties, queue_entry
 from storage.formats.op_message import OP_TAG
@@ -136,9 +137,9 @@ class PlainTransactions:
             rows.append((HALF_QUEUE, own.encode(), body, one.tags_code, now_ms, _NONE, 0, None))
 
         def stored(placed: Placed) -> None:
-            self._locks.end_many(len(asked))
             self._note_begun(asked, rows, policy, first_check_at_ms, placed)
             done(Begun(placed.stored_at_ms, first_check_at_ms))
+            self._locks.end_many(len(asked))  # last: what raises before comes to `refused`
 
         def refused(error: Exception) -> None:
             self._locks.end_many(len(asked))
@@ -271,12 +272,12 @@ class PlainTransactions:
             except MessagingError as error:
                 refused(error)
             else:
-                decided(placed)
+                answer(decided, refused, placed)
 
         def decided(placed: Placed) -> None:
             messages = self._note_decided(taken, state, now_ms, placed.queue_offsets)
-            end()
             done(Decided([one.transaction for one in taken], messages, now_ms))
+            end()  # last: what raises before comes to `refused`
 
         def refused(error: Exception) -> None:
             end()

@@ -15,6 +15,7 @@ from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, event_message, ev
 from delivery.leases.group import LeaseTable
 from delivery.leases.group_calls import GroupCalls
 from delivery.leases.snapshot import TableDump, dump_table, load_table
+from storage.callbacks import answer
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import MessagingError
@@ -78,7 +79,7 @@ class LeaseJournal:
         applies: bool = True,
     ) -> None:
         """As `append` of events, at least one, without a coroutine: `done` or `failed` is called
-        later.
+        later. Where `done` raises, `failed` gets what it raised.
 
         Raises at once what `MessageStore.append_rows` raises at once.
         """
@@ -97,20 +98,16 @@ class LeaseJournal:
             except MessagingError as error:
                 refuse(error)
             else:
-                apply(placed)
+                answer(apply, refuse, placed)
 
         def apply(placed: Placed) -> None:
-            self.changes.end_many(1)
-            try:
-                now = self.now()
-                for event in events if applies else ():
-                    replay.apply(self.table, event, now)
-                    self.calls.notify(event.group)
-                self._log.count_offsets(LEASE_QUEUE, placed.queue_offsets)
-            except Exception as error:  # noqa: BLE001 - reported to the caller
-                failed(error)
-            else:
-                done()
+            now = self.now()
+            for event in events if applies else ():
+                replay.apply(self.table, event, now)
+                self.calls.notify(event.group)
+            self._log.count_offsets(LEASE_QUEUE, placed.queue_offsets)
+            done()
+            self.changes.end_many(1)  # last: what raises before comes to `refuse`
 
         def refuse(error: Exception) -> None:
             self.changes.end_many(1)

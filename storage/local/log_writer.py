@@ -30,8 +30,9 @@ from typing import Literal
 import msgspec
 import structlog
 
+from storage.callbacks import answer, call_back
 from storage.clock import Clock
-from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StoreClosed
+from storage.errors import Backpressure, FlushFailed, MessageTooLarge, StoreClosed
 from storage.formats import record as records
 from storage.formats import unit
 from storage.local.committer import Committer
@@ -58,7 +59,7 @@ _FIXED_COST_BYTES = 512  # what a row costs while it waits, beside its body
 log = structlog.get_logger()
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, eq=False):
     """One call of `add`: all its rows go into one unit."""
 
     rows: Sequence[Row]
@@ -180,7 +181,10 @@ class LogWriter:
         self._uncommitted: deque[_Unit] = deque()  # those in the pool
         self.pool_refusals = 0  # appends that found no room in the pool for too long
         self._is_ahead = False  # of the clock, by so much that it is logged
-        self._calls: deque[_Call] = deque()
+        # Those that were taken and are not answered. A dict as an ordered set: a simulation must be
+        # able to have every order of events again.
+        self._open: dict[_Call, None] = {}
+        self._calls: deque[_Call] = deque()  # those of them that wait to be written
         self._units: deque[_Unit] = deque()
         # those of them with calls not yet answered, and a few whose calls have been answered since
         self._awaited: deque[_Unit] = deque()
@@ -237,7 +241,7 @@ class LogWriter:
         """Take rows, at least one, as one call; it is written in this turn.
 
         `until_safe`: `done` is called in the turn in which readers see the rows, however long a
-        sync or a copy takes.
+        sync or a copy takes. Where it raises, `failed` gets what it raised.
 
         Raises UnknownTopic, UnknownQueue, StoreClosed, FlushFailed, Backpressure: nothing was
         taken.
@@ -259,20 +263,20 @@ class LogWriter:
                 raise Backpressure(f"{unsafe_bytes} bytes of log wait for a replica")
         self._queued_bytes += cost_bytes
         self._schedule_turn()
-        self._calls.append(
-            _Call(
-                rows,
-                queues,
-                durability,
-                done,
-                failed,
-                written,
-                from_reserve,
-                until_safe,
-                cost_bytes,
-                self._turn_ms,
-            )
+        call = _Call(
+            rows,
+            queues,
+            durability,
+            done,
+            failed,
+            written,
+            from_reserve,
+            until_safe,
+            cost_bytes,
+            self._turn_ms,
         )
+        self._open[call] = None
+        self._calls.append(call)
 
     def before_write(self, call: Callable[[], None]) -> None:
         """As `MessageStore.before_write`."""
@@ -316,10 +320,6 @@ class LogWriter:
         No waiting append is acknowledged, and no further one is accepted.
         """
         self._closed = failure = FlushFailed(f"the log could not be made durable: {error}")
-        calls = [
-            call for written in self._units for call, _ in (*written.waiting, *written.until_safe)
-        ]
-        calls += [*(self._storing.calls if self._storing is not None else ()), *self._calls]
         for written in self._units:
             written.waiting, written.until_safe = [], []
         self._awaited.clear()
@@ -327,7 +327,7 @@ class LogWriter:
         self._uncommitted.clear()
         self._storing = None
         self._calls.clear()
-        self._refuse(calls, failure)
+        self._refuse(list(self._open), failure)
 
     def on_flushed(self) -> None:
         """The flusher's `durable_end` has moved."""
@@ -374,12 +374,10 @@ class LogWriter:
 
     def _turn(self) -> None:
         before, self._before_write = self._before_write, []
-        try:
-            for call in before:
-                call()
-        finally:
-            self._is_scheduled = False
-            self._write_calls()
+        for call in before:
+            call_back(call)
+        self._is_scheduled = False
+        self._write_calls()
 
     def _write_calls(self) -> bool:
         """True: the calls that are left wait for room in the log."""
@@ -441,7 +439,7 @@ class LogWriter:
                 epoch=self._epoch,
                 stored_at_ms=now_ms,
             )
-        except InvalidMessage as error:
+        except Exception as error:  # noqa: BLE001 - of any kind: those of others are written
             _take_back(queues)
             return self._write_each(calls) if len(calls) > 1 else self._refuse(calls, error)
         if not tail.fits(encoded.end):
@@ -632,7 +630,7 @@ class LogWriter:
         """Report the places to callers that wait for the sync: they make answers meanwhile."""
         for call, at in written.waiting:
             if call.written is not None:
-                call.written(written.placed(call, at, self._copies.sureness))
+                call_back(call.written, written.placed(call, at, self._copies.sureness))
 
     # -------------------------------------------------------------------------------------------
     # visible, and answered
@@ -718,13 +716,15 @@ class LogWriter:
         return next((call for call in self._calls if not call.from_reserve), None)
 
     def _answer(self, call: _Call, placed: Placed) -> None:
+        del self._open[call]
         self._queued_bytes -= call.cost_bytes
-        call.done(placed)
+        answer(call.done, call.failed, placed)
 
     def _refuse(self, calls: list[_Call], error: Exception) -> Literal[True]:
         for call in calls:
+            del self._open[call]
             self._queued_bytes -= call.cost_bytes
-            call.failed(error)
+            call_back(call.failed, error)
         return True
 
 

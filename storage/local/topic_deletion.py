@@ -65,7 +65,8 @@ class TopicDeletions:
             done(placed)
 
         def not_deleted(error: Exception) -> None:
-            self._queues.reopen(topic)
+            if self._queues.is_closing(topic):  # else it is deleted, and `deleted` has failed
+                self._queues.reopen(topic)
             failed(error)
 
         try:

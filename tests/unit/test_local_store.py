@@ -4,7 +4,9 @@ fails, what it refuses.
 
 import asyncio
 import errno
+import struct
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import PurePath
 from random import Random
@@ -130,17 +132,18 @@ def test_rows_are_written_though_a_call_before_the_write_fails():
         def fail() -> None:
             raise ValueError("of the caller")
 
+        called = []
         store.before_write(fail)
-        first = await store.append([message()])
+        store.before_write(lambda: called.append(True))
+        with capture_logs() as logs:
+            first = await store.append([message()])
         again = await store.append([message()])
+        assert called == [True], "calls behind it are made, too"
+        assert [line["event"] for line in logs] == ["callback_failed"]
         assert first[0].durable
         assert again[0].durable
 
-    failures = []
-    with World(SimulatedDisk(), 1) as world:
-        world.loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
-        world.call(main(world))
-    assert [str(failure) for failure in failures] == ["of the caller"]
+    in_world(main)
 
 
 @pytest.mark.parametrize(
@@ -458,6 +461,116 @@ async def test_an_append_is_answered_and_other_readers_are_woken_though_the_wake
     assert appended.durable
     assert woken == [True]
     assert [line["event"] for line in logs] == ["wake_failed"]
+
+
+class Sends:
+    """Sends of one turn, of which the second one is answered by a function that fails."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Placed | Exception] = {}
+        self.reported: list[int] = []  # those whose places were, before they were answered
+
+    def send(self, store: LocalMessageStore, durability: Durability | None) -> None:
+        for number in range(4):
+            store.append_rows(
+                rows_of([message()]),
+                durability=durability,
+                done=partial(self._done, number),
+                failed=partial(self._failed, number),
+                written=partial(self._written, number),
+            )
+
+    def _done(self, number: int, placed: Placed) -> None:
+        if number == 1:
+            raise ValueError("of the answer")
+        self.answers[number] = placed
+
+    def _failed(self, number: int, error: Exception) -> None:
+        self.answers[number] = error
+        if number == 2:
+            raise ValueError("of the refusal")
+
+    def _written(self, number: int, _: Placed) -> None:
+        if number == 1:
+            raise ValueError("of the report")
+        self.reported.append(number)
+
+
+@pytest.mark.parametrize(
+    ("flush", "durability"),
+    [
+        (FlushPolicy.BEFORE_ACK, None),
+        (FlushPolicy.BEFORE_ACK, Durability.BUFFERED),
+        (FlushPolicy.INTERVAL, None),
+        (FlushPolicy.INTERVAL, Durability.SYNCED),
+    ],
+)
+@with_world()
+async def test_an_answer_that_fails_is_reported_to_its_caller_and_all_others_are_answered(
+    world, flush, durability
+):
+    store, sends = await open_with_orders(world, options(flush=flush)), Sends()
+    await asyncio.sleep(0.5)
+
+    with capture_logs() as logs:
+        sends.send(store, durability)
+        (appended,) = await store.append([message()], durability=durability)
+        await asyncio.sleep(0.1)
+
+    assert {number: type(one) for number, one in sends.answers.items()} == {
+        0: Placed,
+        1: ValueError,
+        2: Placed,
+        3: Placed,
+    }
+    assert sends.reported in ([], [0, 2, 3])
+    assert {line["event"] for line in logs} == {"callback_failed"}
+    assert appended.queue_offset == 4, "what was not answered is stored"
+    assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 5
+    assert store.pressure() == 0
+    await store.aclose()
+
+
+@with_world()
+async def test_all_sends_are_refused_where_one_fails_to_take_that(world):
+    def plan(call: str, path: PurePath) -> None:
+        if call == "sync" and path.parent.name == "commitlog" and sends.reported:
+            raise OSError(errno.EIO, "simulated")
+
+    sends = Sends()
+    faulty(world, plan)
+    store = await open_with_orders(world, options())
+    await asyncio.sleep(0.5)
+    slow = SlowSync(world)
+    slow.is_stuck = True
+    sends.send(store, None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sends.reported == [0, 2, 3]
+
+    slow.release()
+    await asyncio.sleep(0.1)
+
+    assert [type(sends.answers[number]) for number in range(4)] == [FlushFailed] * 4
+    assert len(world.failures) == 1
+    await store.aclose()
+
+
+@with_world()
+async def test_a_send_that_cannot_be_encoded_is_refused_and_takes_no_place_of_its_queue(world):
+    store, refused = await open_with_orders(world, options()), []
+    (row,) = rows_of([message()])
+    wrong = (*row[:3], 1 << 80, *row[4:])  # no field is so wide
+
+    first = asyncio.ensure_future(store.append([message()]))
+    await asyncio.sleep(0)
+    store.append_rows([wrong], durability=None, done=refused.append, failed=refused.append)
+    last = await store.append([message()])
+
+    assert [type(one) for one in refused] == [struct.error]
+    assert [one.queue_offset for one in (*await first, *last)] == [0, 1]
+    assert [one.queue_offset for one in await store.read(QUEUE, 0, **EVERYTHING)] == [0, 1]
 
 
 @with_world()

@@ -183,6 +183,24 @@ def test_a_deletion_that_could_not_be_written_leaves_the_topic_as_it_was():
         world.call(life(world))
 
 
+def test_a_deletion_whose_last_step_fails_is_reported_and_has_happened():
+    async def life(world: World) -> None:
+        def fail(_: str) -> None:
+            raise ValueError("of the retention")
+
+        store = await open_store(world)
+        await fill(store)
+        store._retention.topic_deleted = fail
+
+        with pytest.raises(ValueError, match="of the retention"):
+            await asyncio.wait_for(store.delete_topic("gone"), 1)
+
+        await check_gone(store)
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
 async def delete_after_a_snapshot(world: World, answered: list[str]) -> None:
     store = await open_store(world)
     await fill(store)
