@@ -192,10 +192,11 @@ class ServiceLifecycle:
         if isinstance(error, (StoreClosed, FlushFailed)):
             log.warning("stopped_without_store", error=str(error))  # which says why it has ended
             return
-        is_of_store = isinstance(error, (OSError, StorageError))
-        log.error("stop_failed", error=str(error), exc_info=None if is_of_store else error)
+        exit_code = _exit_code_of(error)
+        is_bug = exit_code == exit_codes.BUG
+        log.error("stop_failed", error=str(error), exc_info=error if is_bug else None)
         if not self.exit_code:  # the store may have reported it already
-            self._fail(exit_codes.STORAGE_FAILED if is_of_store else exit_codes.BUG, error)
+            self._fail(exit_code, error)
 
     def get_readiness(self) -> dict[str, str]:
         """Readiness checks, each "ok".
@@ -409,7 +410,7 @@ class ServiceLifecycle:
         self.progress = (walked, to_walk)
 
     def _on_store_failure(self, error: Exception) -> None:
-        self._fail(exit_codes.STORAGE_FAILED, error)
+        self._fail(_exit_code_of(error), error)
 
     def _fail(self, exit_code: int, error: Exception) -> None:
         self.phase = Phase.FAILED
@@ -457,6 +458,12 @@ class ServiceLifecycle:
         if self._services is not None:
             for component in self._components:
                 yield from component.gauges()
+
+
+def _exit_code_of(error: Exception) -> int:
+    """The exit code for what ended the store, or could not be stopped."""
+    is_of_store = isinstance(error, (OSError, StorageError))
+    return exit_codes.STORAGE_FAILED if is_of_store else exit_codes.BUG
 
 
 def _step_of(component: Component) -> str:

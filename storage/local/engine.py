@@ -40,7 +40,7 @@ from storage.local.rate_limit import RateLimit
 from storage.local.reader import Reader
 from storage.local.received_units import ReceivedUnits
 from storage.local.retention import Retention
-from storage.local.runner import Lane, Runner, Timer
+from storage.local.runner import FailingRunner, Lane, Runner, Timer
 from storage.local.scrub import Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
@@ -82,7 +82,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._files = files
         self._options = options
-        self._runner = runner
+        self._runner = FailingRunner(runner, self.fail)
         self._own_runner = own_runner
         self._on_failure = on_failure
         self._failure: Exception | None = None
@@ -103,7 +103,7 @@ class Engine:
         self.tail = LogTail(
             files.log,
             self.preparer,
-            runner,
+            self._runner,
             segment_bytes=options.segment_bytes,
             last_stored_at_ms=files.recovered.last_stored_at_ms,
             on_failure=self.fail,
@@ -120,7 +120,7 @@ class Engine:
         self.flusher = self._make_flusher(clock, options)
         self.writer.attach(self.flusher, self._make_committer(clock, options))
         self.deriver = self._make_deriver(clock, options)
-        self.reader = Reader(files, runner)
+        self.reader = Reader(files, self._runner)
         self.lookup = self._make_lookup()
         self.at_offset = OffsetLookup(files.log, self.reader, self.queues)
         self.commits = OffsetCommits(files.offsets, self.queues, self.writer, clock, identifiers)
@@ -130,7 +130,7 @@ class Engine:
         )
         self.scrub = self._make_scrub(clock, options)
         self.verify_limit = RateLimit(options.verify_bytes_per_second, clock)
-        self._interval = IntervalFlush(self.tail, self.flusher, runner, clock, options)
+        self._interval = IntervalFlush(self.tail, self.flusher, self._runner, clock, options)
         self.received = self._make_received() if is_replica else None
         if is_replica:
             self.writer.close(StoreClosed("a replica takes no messages, its primary does"))
@@ -379,7 +379,7 @@ class Engine:
         what is safe.
         """
         self.copies.note_other(node, synced_end)
-        self._on_safe()
+        self._runner.run(self._on_safe)
 
     def forget_copy(self, node: str) -> None:
         """Leave out a node that is not connected any more."""
@@ -388,7 +388,7 @@ class Engine:
     def go_alone(self) -> None:
         """See `Copies.go_alone`."""
         self.copies.go_alone()
-        self._on_safe()
+        self._runner.run(self._on_safe)
 
     def end_alone(self) -> None:
         """See `Copies.end_alone`."""

@@ -8,9 +8,13 @@ order of events can be had again from its seed.
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import structlog
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 
 class Lane(StrEnum):
@@ -42,3 +46,39 @@ class Runner(Protocol):
         failed: Callable[[Exception], None],
     ) -> None:
         """Run `job` in the lane, then `done` or `failed` in the owner's thread."""
+
+
+class FailingRunner:
+    """A runner for parts that fail together: the first call of a turn, a timer or a report that
+    raises ends them all.
+
+    What such a call has left undone is not known, and something may wait for it without end.
+    """
+
+    def __init__(self, runner: Runner, on_failure: Callable[[Exception], None]) -> None:
+        """`on_failure`: gets what was raised, each time."""
+        self._runner = runner
+        self._on_failure = on_failure
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._runner.soon(partial(self.run, call))
+
+    def later(self, delay_ms: int, call: Callable[[], None]) -> Timer:
+        return self._runner.later(delay_ms, partial(self.run, call))
+
+    def beside(
+        self,
+        lane: Lane,
+        job: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._runner.beside(lane, job, partial(self.run, done), partial(self.run, failed))
+
+    def run(self, call: Callable[..., None], *given: Any) -> None:
+        """At once."""
+        try:
+            call(*given)
+        except Exception as error:
+            log.exception("store_part_failed")
+            self._on_failure(error)

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from random import Random
 from typing import Any, TypeVar
 
+from storage.errors import StorageError
 from storage.files.simulated import PowerCut, SimulatedDisk
 from storage.files.vfs import Vfs
 from storage.identifiers import Identifiers
@@ -150,6 +151,7 @@ class World:
         self.runner = SimulatedRunner(self.loop, self.randomness)
         self.identifiers = Identifiers(self.clock, self.randomness)
         self.failures: list[Exception] = []
+        self.raises_bugs = True  # of a store, which fails by them
         self._errors: list[BaseException] = []
         self.loop.set_exception_handler(self._note_error)
         disk.on_cut = self.loop.stop
@@ -227,6 +229,8 @@ class World:
 
     def _on_failure(self, error: Exception) -> None:
         self.failures.append(error)
+        if self.raises_bugs and not isinstance(error, (OSError, StorageError)):
+            self._note_error(self.loop, {"exception": error})
 
 
 class SlowSync:

@@ -46,6 +46,27 @@ async def count(store: LocalMessageStore) -> int:
     return len(await store.read(QUEUE, 0, **EVERYTHING)) if store.bounds(QUEUE).end else 0
 
 
+def test_a_mistake_that_a_copy_brings_to_light_fails_the_store_and_leaves_no_append_waiting():
+    async def main(world: World) -> None:
+        def fail(_: object) -> None:
+            raise ValueError("of the deriver")
+
+        store = await opened(world)
+        store.note_copy("b", 0)
+        sending = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(1)
+        store._engine.deriver.note_visible = fail
+
+        store.note_copy("b", store.stored_offset())
+
+        with pytest.raises(FlushFailed):
+            await asyncio.wait_for(sending, 1)
+        assert [str(failure) for failure in world.failures] == ["of the deriver"]
+        await store.aclose()
+
+    in_world(main)
+
+
 def test_a_message_is_acknowledged_and_seen_when_the_other_disk_has_it_too():
     async def main(world: World) -> None:
         store = await opened(world)

@@ -14,7 +14,7 @@ from app.observability import Metrics
 from app.settings import Settings
 from scheduler.loops import Loop
 from storage.clock import SystemClock
-from storage.errors import StoreClosed
+from storage.errors import FlushFailed, StoreClosed
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -167,3 +167,25 @@ async def test_where_a_component_cannot_be_stopped_all_others_are_and_the_exit_s
     )
     assert again.recovery.was_clean, "the store was closed, behind the component"
     await again.aclose()
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (OSError(errno.EIO, "of the disk"), exit_codes.STORAGE_FAILED),
+        (FlushFailed(), exit_codes.STORAGE_FAILED),
+        (ValueError("of a bug"), exit_codes.BUG),
+    ],
+)
+async def test_the_exit_status_says_whether_the_disk_or_a_mistake_has_ended_the_store(
+    tmp_path, error, exit_code
+):
+    settings = Settings(data_dir=tmp_path)
+    service = ServiceLifecycle(settings, Metrics(), Machine(settings))
+    service.start()
+    await reached(lambda: service.phase is Phase.READY, "the service is open")
+
+    service._store._engine.fail(error)
+    await service.close()
+
+    assert service.exit_code == exit_code

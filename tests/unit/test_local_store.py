@@ -573,6 +573,49 @@ async def test_a_send_that_cannot_be_encoded_is_refused_and_takes_no_place_of_it
     assert [one.queue_offset for one in await store.read(QUEUE, 0, **EVERYTHING)] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [
+        ("deriver", "note_visible"),
+        ("deriver", "on_flushed"),
+        ("preparer", "on_flushed"),
+        ("copies", "note_own"),
+        ("tail", "show"),
+        ("flusher", "request"),
+    ],
+)
+@with_world()
+async def test_a_mistake_in_a_part_of_the_store_fails_it_and_nothing_waits_without_end(
+    world, part, call
+):
+    world.raises_bugs = False
+    store = await open_with_orders(world, options())
+    await store.append([message()])
+    await asyncio.sleep(0.5)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("of the part")
+
+    before = getattr(store._engine, part)
+    setattr(before, call, fail)
+    waits = asyncio.gather(
+        store.append([message()]),
+        store.append([message()], durability=Durability.BUFFERED),
+        store.commit_offset("billing", QUEUE, 1),
+        return_exceptions=True,
+    )
+    with capture_logs() as logs:
+        await asyncio.wait_for(waits, timeout=1)
+    delattr(before, call)
+
+    assert [str(failure) for failure in world.failures] == ["of the part"]
+    assert "store_part_failed" in {line["event"] for line in logs}
+    with pytest.raises(FlushFailed):
+        await store.append([message()])
+    await store.aclose()
+    assert world.disk.exists(ROOT / "abort"), "the next start recovers"
+
+
 @with_world()
 async def test_by_interval_few_pages_wait_for_the_thorough_flush_and_many_for_the_next_interval(
     world,

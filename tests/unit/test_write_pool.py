@@ -212,6 +212,7 @@ def test_an_append_that_fails_in_the_pool_for_whatever_reason_is_final_and_repor
 
     monkeypatch.setattr(write_pool, "locked_memory", read_only)
     with World(SimulatedDisk(), 1) as world:
+        world.raises_bugs = False
         world.call(main())
         assert [type(error) for error in world.failures] == [TypeError]
 
@@ -231,6 +232,7 @@ def test_a_piece_that_cannot_be_made_is_a_failure_that_is_final_and_reported(mon
         return crc32c(data, crc)
 
     with World(SimulatedDisk(), 1) as world:
+        world.raises_bugs = False
         world.call(main())
         assert [type(error) for error in world.failures] == [MemoryError]
 
