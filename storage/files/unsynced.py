@@ -14,21 +14,26 @@ class Unsynced:
     """The writes to one file since its last sync. One thread's."""
 
     def __init__(self) -> None:
-        self._pieces: list[tuple[int, bytes]] = []
+        self._pieces: list[tuple[int, bytearray]] = []  # those that follow each other as one
         self._is_doubtful = False  # has the last sync failed?
         self.kept_bytes = 0
 
     def write(self, file: File, offset: int, data: bytes) -> None:
         """Raises OSError: nothing is kept of it, and the caller writes it again."""
         file.write(offset, data)
-        self._pieces.append((offset, data))
         self.kept_bytes += len(data)
+        if self._pieces:
+            begin, piece = self._pieces[-1]
+            if begin + len(piece) == offset:
+                piece += data
+                return
+        self._pieces.append((offset, bytearray(data)))
 
     def sync(self, file: File) -> None:
         """Everything written is durable on return. Raises OSError: it can be called again."""
         if self._is_doubtful:
             for offset, data in self._pieces:
-                file.write(offset, data)
+                file.write(offset, bytes(data))
         self._is_doubtful = True
         file.sync()
         self._is_doubtful = False
