@@ -4,6 +4,7 @@ and cancelled.
 
 import asyncio
 from copy import deepcopy
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.simulation import ROOT, World
 
 SEGMENT_BYTES = 65_536
 RATE = 50_000
+HOUR_MS = 3_600_000
 OPTIONS = LocalStoreOptions(
     segment_bytes=SEGMENT_BYTES,
     prepare_ahead_bytes=8_192,
@@ -98,3 +100,32 @@ def test_what_is_read_to_find_the_next_whole_unit_counts(disk):
 
     assert found.findings
     assert found.seconds - whole.seconds >= 0.9 * (SEGMENT_BYTES - 2_000) / RATE
+
+
+def test_an_index_file_that_has_grown_since_the_snapshot_is_read_whatever_its_number_of_slots():
+    given = replace(
+        OPTIONS,
+        index_file_entries=30,  # not 4 for each slot, as in RocketMQ's
+        snapshot_interval_ms=HOUR_MS,
+        queue_flush_interval_ms=10,
+        verify_bytes_per_second=1 << 30,
+    )
+
+    async def main() -> None:
+        store = await world.open_store(given)
+        await store.create_topic("orders", queue_count=1)
+        for number in range(60):
+            await store.append([message(message_id=f"m{number}")])
+            if number == 10:
+                kept = asyncio.get_running_loop().create_future()
+                store._deriver.run_thorough(kept.set_result)
+                assert await kept
+        await asyncio.sleep(1)  # the file is full since, and the snapshot counts 11 of its keys
+        running = await store.begin_verification()
+        while (step := await running.step()) is not None:
+            assert step.findings == ()
+        await running.aclose()
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())

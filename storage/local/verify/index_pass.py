@@ -294,7 +294,14 @@ class _IndexFile:
         self._end = self.header.next_entry if mark is None else mark
         self.is_empty = self.size >= HEADER_BYTES and self._end <= 1
         stated = self.header._replace(next_entry=self._end)
-        self.slots = 0 if self.is_empty else index_file.slots_of(self.size, stated, file.read) or 0
+        # The header of a file that has grown counts entries behind the mark, and names the last.
+        slots = (
+            None
+            if self.is_empty
+            else index_file.slots_of(self.size, self.header, file.read)
+            or index_file.slots_of(self.size, stated, file.read)
+        )
+        self.slots = slots or 0
         self.count = max(0, self._end - 1)
         self.at = 1  # the next entry
         self.has_matched = False  # an entry was compared with the log
