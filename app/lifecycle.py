@@ -266,14 +266,18 @@ class ServiceLifecycle:
         return {"copies": "messages may be on this machine alone" if is_alone else "ok"}
 
     def _scrub_check(self) -> str:
-        """Say whether the old log is damaged.
+        """Say whether the old log is damaged, or what was derived from it.
 
         Damage does not make the service unready: every other message is served.
         """
-        count = 0 if self._store is None else len(self._store.scrub_status().findings)
-        return (
-            f"the old log is damaged in {count} places, see GET /v1/admin/store" if count else "ok"
-        )
+        findings = [] if self._store is None else self._store.scrub_status().findings
+        derived = sum(finding.is_derived for finding in findings)
+        places = {
+            "the old log is": len(findings) - derived,
+            "queue and index files are": derived,
+        }
+        damage = [f"{what} damaged in {count} places" for what, count in places.items() if count]
+        return f"{'; '.join(damage)}, see GET /v1/admin/store" if damage else "ok"
 
     async def _open_or_fail(self) -> None:
         try:

@@ -96,7 +96,7 @@ class Descriptors(msgspec.Struct, kw_only=True):
 
 
 class Scrub(msgspec.Struct, kw_only=True):
-    """The background scrub, which verifies every byte of the log below the newest snapshot."""
+    """The background scrub of the log below the newest snapshot, its queues and its key index."""
 
     bytes_per_second: Annotated[int, Meta(description="Rate limit; 0 if the scrub is off.")]
     position: Annotated[

@@ -130,12 +130,12 @@ class LocalStoreComponent(Component):
         scrub = self._store.scrub_status()
         yield Gauge(
             "escrowmq_scrub_offset",
-            "The scrub has verified the old log up to here in its newest pass",
+            "The scrub has verified everything up to here in the log in its newest pass",
             scrub.position,
         )
         yield Gauge(
             "escrowmq_scrub_findings",
-            "Places of the old log that are damaged",
+            "Places that are damaged of the old log, the consume queues and the key index",
             len(scrub.findings),
         )
         yield Gauge(

@@ -41,7 +41,7 @@ from storage.local.reader import Reader
 from storage.local.received_units import ReceivedUnits
 from storage.local.retention import Retention
 from storage.local.runner import FailingRunner, Lane, Runner, Timer
-from storage.local.scrub import Scrub
+from storage.local.scrub import DerivedFiles, Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
 from storage.message import Durability, Message, Placed
@@ -269,6 +269,11 @@ class Engine:
             options,
             in_lane=self.in_lane,
             safe_end=lambda: self.deriver.thorough_end,
+            derived=DerivedFiles(
+                has_topic=lambda topic: self.queues.count(topic) > 0,
+                index_marks=lambda: self._files.key_index.marks,
+                rebuilt_index_files=lambda: self._files.key_index.rebuilt_files,
+            ),
         )
 
     def check_readable(self) -> None:

@@ -202,6 +202,59 @@ def test_damage_of_the_old_log_is_told_by_the_verification_and_by_the_scrub_and_
         assert "log_damage_found" in server.log()
 
 
+def test_damage_of_an_old_queue_file_and_of_an_old_index_file_is_found_by_the_scrub_over_http(
+    tmp_path,
+):
+    with Server(tmp_path / "data") as server, server.client() as api:
+        for n in range(20):
+            ok(
+                api.post(
+                    "/v1/topics/orders/messages", json={"payload": f"message {n}", "queue_id": 0}
+                ),
+                201,
+            )
+        until(
+            lambda: ok(api.get("/v1/admin/store"))["scrub"].get("last_ended_at"),
+            "a pass over a store without damage",
+        )
+        assert ok(api.get("/v1/admin/store"))["scrub"]["findings"] == []
+        assert server.terminate() == 0
+        (index_file,) = (server.data_dir / "store" / "index").iterdir()
+        queue_file = server.data_dir / "store" / "consumequeue" / "orders" / "0" / ("0" * 20)
+        slots = 5_000_000
+        flip(queue_file, 7 * 20 + 7)
+        flip(index_file, 40 + 4 * slots + 20 * 3 + 11)
+        (server.data_dir / "store" / "snapshots" / "scrub").unlink()  # the next pass begins at once
+        server.start()
+
+        found = until(
+            lambda: (
+                (scrub := ok(api.get("/v1/admin/store"))["scrub"]).get("last_ended_at")
+                and scrub["findings"]
+            ),
+            "the scrub finds both",
+        )
+
+        assert sorted((one["code"], one["derived"]) for one in found) == [
+            ("index_entry_differs", True),
+            ("queue_entry_differs", True),
+        ]
+        checks = ok(api.get("/readyz"))["checks"]
+        assert checks["store_intact"] == (
+            "queue and index files are damaged in 2 places, see GET /v1/admin/store"
+        )
+        assert "escrowmq_scrub_findings 2.0" in api.get("/metrics").text
+        assert "derived_damage_found" in server.log()
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
 def test_what_a_loop_went_past_is_told_with_its_reason_and_the_service_is_ready_all_the_same(
     tmp_path,
 ):

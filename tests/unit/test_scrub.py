@@ -143,7 +143,7 @@ def test_after_a_restart_it_goes_on_where_it_was_and_knows_what_it_found(is_kill
 
     async def half(world):
         store = await opened(world, options())
-        for _ in range(14):
+        for _ in range(30):
             await store.scrub()
             await asyncio.sleep(1)
         positions.append(store.scrub_status().position)

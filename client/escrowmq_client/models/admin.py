@@ -197,7 +197,7 @@ class Log(Output, frozen=True, kw_only=True):
 
 
 class Scrub(Output, frozen=True, kw_only=True):
-    """The background scrub, which verifies every byte of the log below the newest snapshot."""
+    """The background scrub of the log below the newest snapshot, its queues and its key index."""
 
     bytes_per_second: int
     """Rate limit; 0 if the scrub is off."""

@@ -8,20 +8,23 @@ to reach; what is newer is fed again by a start.
 
 from collections.abc import Generator, Iterator
 from pathlib import PurePath
+from typing import NamedTuple
 
 import numpy as np
 
 from storage.files.vfs import File, Vfs
 from storage.formats import index_file, key_scan
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Chains, Entries, Header, Ints
-from storage.formats.key_scan import Keys
+from storage.formats.key_scan import Flags, Keys
 from storage.local.verify import scope as scopes
 from storage.local.verify.log_pass import Piece
 from storage.local.verify.scope import KEY_INDEX, Scope
 from storage.store_status import Finding
 
-_AT_ONCE = 1 << 15  # entries
+_AT_ONCE = 1 << 13  # entries; numpy holds the interpreter's lock for some milliseconds
 _SLOTS_AT_ONCE = 1 << 18
+# written behind those that are compared, in a file that grows; of more the slots are left out
+_MOST_NEWER = 1 << 20
 _MOST_DIFFERING = 1_000  # in one piece: then the file does not follow the log at all
 _REMEDY = (
     "Stop the service and run `escrowmq store repair DIR --rebuild-derived`: the next start "
@@ -29,11 +32,34 @@ _REMEDY = (
 )
 
 
-class IndexPass:
-    """Feed it every piece of the log in order, then `finish`."""
+class IndexMark(NamedTuple):
+    """A place between two entries of the index files: all before it were compared."""
 
-    def __init__(self, scope: Scope) -> None:
+    file_name: str
+    next_entry: int
+
+
+class IndexPass:
+    """Feed it every piece of the log in order, and `settle` now and then; at the end `finish`."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        *,
+        begin: int = 0,
+        mark: IndexMark | None = None,
+        drops_cache: bool = False,
+    ) -> None:
+        """`begin`: the log was walked before up to here, and is fed from here on; `mark`: its place
+        in the files, where it is known.
+
+        `drops_cache`: each file is read from the disk, though a copy of it may be in memory.
+        """
         self._scope = scope
+        self._drops_cache = drops_cache
+        log_begin = scope.segments[0].begin if scope.segments else 0
+        self._begin = max(begin, log_begin)
+        self.compared_to = self._begin  # the log offset of the last record that was compared
         marks = None if scope.queues is None else scope.queues.index
         # Up to where the files must have every key; None: as far as they go.
         self._limit = (
@@ -46,6 +72,8 @@ class IndexPass:
         self._files: list[_IndexFile] = []
         self._is_over = False  # nothing more is compared
         self._open(marks)
+        if self._begin > log_begin:
+            self._skip_compared(mark)
         self._is_over = not self._files
         self.total_bytes = sum(
             file.count * ENTRY.itemsize + file.slots * SLOT.itemsize for file in self._files
@@ -70,6 +98,23 @@ class IndexPass:
         self._pending_count += len(keys.hashes)
         if self._pending_count >= _AT_ONCE:
             yield from self._compare()
+
+    def settle(self) -> Iterator[tuple[str, int]]:
+        """Compare everything that was fed, and note what was found so far in a file that is not
+        through. No file is open afterwards.
+        """
+        yield from self._compare()
+        if self._files:
+            for finding in self._files[0].differing():
+                self._note(self._files[0].path, *finding)
+            self._files[0].close()
+
+    @property
+    def mark(self) -> IndexMark | None:
+        """Where a later pass continues, after `settle`; None where only the log can say it."""
+        if not self._files or self._files[0].has_gap:
+            return None
+        return IndexMark(self._files[0].path.name, self._files[0].at)
 
     def finish(self) -> Iterator[tuple[str, int]]:
         yield from self._compare()
@@ -121,6 +166,7 @@ class IndexPass:
                     file,
                     None if marks is None else marks[name],
                     has_gap=has_gap,
+                    drops_cache=self._drops_cache,
                 )
             finally:
                 file.close()
@@ -135,6 +181,20 @@ class IndexPass:
                 self._note(path, 0, "index_file_unreadable", size, "a file of slots and entries")
         if has_gap:
             self._limit = None
+
+    def _skip_compared(self, mark: IndexMark | None) -> None:
+        """Leave out the files whose entries were all compared, and begin in one at the mark."""
+        marked = [
+            number
+            for number, file in enumerate(self._files)
+            if mark is not None and file.path.name == mark.file_name
+        ]
+        if marked and mark is not None:
+            del self._files[: marked[0]]
+            self._files[0].resume_at = mark.next_entry
+            return
+        while len(self._files) > 1 and self._files[1].header.begin_offset <= self._begin:
+            del self._files[0]
 
     def _note_gone(self) -> None:
         """The first file went before it was read: with the segments that it led to, or by other
@@ -192,18 +252,18 @@ class IndexPass:
 
         Without keys, reads the file to its end.
         """
-        file, log_begin = (
-            self._files[0],
-            self._scope.segments[0].begin if self._scope.segments else 0,
-        )
+        file = self._files[0]
         reads_all = not len(keys.hashes)
         while not file.is_through and (reads_all or len(keys.hashes)):
             count = _AT_ONCE if reads_all else min(_AT_ONCE, len(keys.hashes))
             entries = file.read(count)
             offsets = entries["log_offset"].astype(np.int64)
-            # What retention has dropped is a beginning; of what is damaged the log has no keys.
+            # What retention has dropped is a beginning, and so is what was compared before; of what
+            # is damaged the log has no keys.
             is_gone = (
-                np.logical_and.accumulate(offsets < log_begin)
+                file.is_compared(len(offsets))
+                if file.resume_at is not None
+                else np.logical_and.accumulate(offsets < self._begin)
                 if not file.has_matched
                 else np.zeros(len(offsets), bool)
             )
@@ -221,6 +281,8 @@ class IndexPass:
     def _check(self, file: "_IndexFile", entries: Entries, numbers: Ints, keys: Keys) -> None:
         """`numbers`: which of the entries are those of the keys, in their order."""
         hashes = entries["key_hash"].astype(np.int64)
+        if len(numbers):
+            self.compared_to = int(keys.log_offsets[-1])
         if file.follows_log and len(numbers):
             begin_ms = file.begin_ms(
                 keys, is_first=not file.has_matched and numbers[0] == 0 and file.at == 1
@@ -276,7 +338,14 @@ class _IndexFile:
     """One index file, read from its first entry on; open from then to `close`."""
 
     def __init__(
-        self, vfs: Vfs, path: PurePath, file: File, mark: int | None, *, has_gap: bool
+        self,
+        vfs: Vfs,
+        path: PurePath,
+        file: File,
+        mark: int | None,
+        *,
+        has_gap: bool,
+        drops_cache: bool,
     ) -> None:
         """`mark`: the number of the entry behind those that are to be in it; None: the header's.
 
@@ -284,6 +353,8 @@ class _IndexFile:
         """
         self.path = path
         self.has_gap = has_gap
+        self.resume_at: int | None = None  # entries before this one were compared by a pass before
+        self._drops_cache = drops_cache
         self._vfs = vfs
         self._opened: File | None = None
         self.size = file.size()
@@ -322,6 +393,9 @@ class _IndexFile:
     def _file(self) -> File:
         if self._opened is None:
             self._opened = self._vfs.open(self.path)
+            if self._drops_cache:
+                self._opened.drop_cache()
+                self._drops_cache = False
         return self._opened
 
     @property
@@ -333,6 +407,12 @@ class _IndexFile:
         count = min(count, self._end - self.at)
         raw = self._file.read(index_file.entry_at(self.slots, self.at), count * ENTRY.itemsize)
         return np.frombuffer(raw.ljust(count * ENTRY.itemsize, b"\0"), ENTRY)
+
+    def is_compared(self, count: int) -> Flags:
+        """Of each of the next entries: whether an earlier pass compared it."""
+        assert self.resume_at is not None
+        compared: Flags = np.arange(self.at, self.at + count) < self.resume_at
+        return compared
 
     def begin_ms(self, keys: Keys, *, is_first: bool) -> int:
         if is_first:
@@ -363,33 +443,37 @@ class _IndexFile:
     def check_slots(self) -> Iterator[int]:
         """Each slot names its newest entry.
 
-        One that names a newer one than was read leads back to it.
+        One that names a newer one than was read leads back to it; where there are too many newer
+        ones to follow, such a slot is not judged.
         """
+        newer = yield from self._newer()
         for begin in range(0, self.slots, _SLOTS_AT_ONCE):
             raw = self._file.read(
                 index_file.slot_at(begin), min(_SLOTS_AT_ONCE, self.slots - begin) * SLOT.itemsize
             )
             found = np.frombuffer(raw, SLOT)
             newest = self._chains.newest[begin : begin + len(found)]
-            for slot in np.flatnonzero(found != newest).tolist():
-                if self._led_back(int(found[slot])) != int(newest[slot]):
-                    self._wrong_slots.append(begin + slot)
+            differs = np.flatnonzero(found != newest)
+            led_back = self._led_back(found[differs].astype(np.int64), newer)
+            is_wrong = led_back != newest[differs]
+            if newer is None:
+                is_wrong &= led_back < self._end
+            self._wrong_slots += (begin + differs[is_wrong]).tolist()
             yield len(raw)
+
+    def differing(self) -> Iterator[tuple[int, str, str, str, int]]:
+        """The entries that differ among those that were read, as one of the `findings`."""
+        if self._differing is not None:
+            count, first, found, expected = self._differing
+            at = index_file.entry_at(self.slots, first)
+            yield at, "index_entry_differs", found, expected, count
 
     def findings(self, *, is_full: bool) -> Iterator[tuple[int, str, str, str, int]]:
         """(position, code, found, expected, places).
 
         `is_full`: nothing was written to it behind the mark.
         """
-        if self._differing is not None:
-            count, first, found, expected = self._differing
-            yield (
-                index_file.entry_at(self.slots, first),
-                "index_entry_differs",
-                found,
-                expected,
-                count,
-            )
+        yield from self.differing()
         if self._stray:
             yield (
                 HEADER_BYTES,
@@ -426,20 +510,47 @@ class _IndexFile:
             yield 0, "index_header_differs", str(tuple(header)), str(tuple(right)), 1
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
 
-    def _led_back(self, number: int) -> int:
-        """The entry to which the chain from this one comes among those that were read."""
-        while number >= self._end:
-            raw = self._file.read(index_file.entry_at(self.slots, number), ENTRY.itemsize)
-            previous = (
-                int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else -1
-            )
-            if not 0 <= previous < number:
-                return -1
-            number = previous
-        return number
+    def _newer(self) -> Generator[int, None, Ints | None]:
+        """Returns the `previous` of each entry behind those that were read; None where they are too
+        many.
+        """
+        stated = index_file.decode_header_as_stated(self._file.read(0, HEADER_BYTES))
+        room = (self.size - index_file.entry_at(self.slots, 0)) // ENTRY.itemsize
+        end = min(stated.next_entry, room)
+        if end - self._end > _MOST_NEWER:
+            return None
+        pieces = [np.empty(0, np.int64)]
+        for at in range(self._end, end, _AT_ONCE):
+            length = min(_AT_ONCE, end - at) * ENTRY.itemsize
+            raw = self._file.read(index_file.entry_at(self.slots, at), length)
+            pieces.append(np.frombuffer(raw, ENTRY)["previous"].astype(np.int64))
+            yield len(raw)
+        return np.concatenate(pieces)
+
+    def _led_back(self, numbers: Ints, newer: Ints | None) -> Ints:
+        """The entries to which the chains from these ones come among those that were read; -1 where
+        a chain is broken.
+        """
+        numbers = numbers.copy()
+        while newer is not None and len(at := np.flatnonzero(numbers >= self._end)):
+            behind = numbers[at] - self._end
+            is_known = behind < len(newer)
+            previous = np.full(len(at), -1)
+            previous[is_known] = newer[behind[is_known]]
+            for unknown in np.flatnonzero(~is_known).tolist():
+                previous[unknown] = self._previous(int(numbers[at[unknown]]))
+            is_whole = (previous >= 0) & (previous < numbers[at])
+            numbers[at] = np.where(is_whole, previous, -1)
+        return numbers
+
+    def _previous(self, number: int) -> int:
+        """Of an entry that was written since; -1 where there is none."""
+        raw = self._file.read(index_file.entry_at(self.slots, number), ENTRY.itemsize)
+        return int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else -1
 
     def _right_header(self, *, is_full: bool) -> Header:
         """The header as it must be, as far as the log has said it."""

@@ -5,6 +5,7 @@ The log says what the entries of a queue must be, one behind another; they are c
 files many at a time. Where the log is damaged, the entries say which messages lay there.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from storage.formats.queue_entry import ENTRY_BYTES
 from storage.local.replay import LOST_TOPIC, QUEUED, entries_of_batch, tags_code
 from storage.local.verify import scope as scopes
 from storage.local.verify.log_pass import Piece
-from storage.local.verify.scope import CONSUME_QUEUES, Scope
+from storage.local.verify.scope import CONSUME_QUEUES, FoundAt, Scope
 from storage.message import OffsetRange, QueueId
 from storage.store_status import Finding
 
@@ -26,6 +27,7 @@ _MOST_PENDING = 50_000  # entries in memory
 _MOST_SUSPECTS = 1_000  # of one queue: what is wrong beyond is not looked at again
 _READ_ENTRIES = 1 << 14
 _OPEN_FILES = 16
+_MOST_SIZED = 64  # files of one queue that are opened for their length
 _NOTHING = bytes(ENTRY_BYTES)
 _REMEDY = (
     "Nothing at once: where the service meets such an entry it makes it again from the log. To "
@@ -59,10 +61,17 @@ class _Suspect(NamedTuple):
 
 
 class QueuePass:
-    """Feed it every piece of the log in order, then `finish`."""
+    """Feed it every piece of the log in order, then `finish`; or `settle` now and then."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, begin: int = 0, drops_cache: bool = False) -> None:
+        """`begin`: the log was walked before up to here, and is fed from here on.
+
+        `drops_cache`: each file is read from the disk, though a copy of it may be in memory.
+        """
         self._scope = scope
+        self._begin = begin
+        self._drops_cache = drops_cache
+        self._dropped: dict[QueueId, int] = {}  # the file whose copy was dropped last
         self._folder = scope.root / CONSUME_QUEUES
         self._bounds = scopes.bounds_of(scope.queues)
         self._queues: dict[tuple[bytes, int], _Queue] = {}
@@ -131,6 +140,22 @@ class QueuePass:
         queue.gaps.append(OffsetRange(queue.next, queue_offset))
         queue.next = queue_offset
 
+    def settle(self) -> Iterator[tuple[str, list[FoundAt]]]:
+        """Compare everything that was fed, and judge it now, for a walk that takes days; the names
+        of files that were read, and what was found.
+
+        Messages of which the log has no whole record are left out: the damage of the log is a
+        finding of its own.
+        """
+        for name in self._compare_all():
+            yield name, []
+        doubtful = [queue for queue in self._queues.values() if queue.suspects or queue.gaps]
+        bounds = self._scope.bounds_now() if doubtful else {}
+        for queue in doubtful:
+            found = list(self._judge_suspects(queue, bounds.get(queue.id)))
+            queue.suspects, queue.gaps = [], []
+            yield self._folder_of(queue.id), found
+
     def finish(self) -> Iterator[tuple[str, list[Finding]]]:
         """The names of files that were read, and what was found."""
         for name in self._compare_all():
@@ -188,6 +213,9 @@ class QueuePass:
             if base is not None:
                 try:
                     with self._handles.use(self._path(queue, base)) as file:
+                        if self._drops_cache and self._dropped.get(queue) != base:
+                            file.drop_cache()
+                            self._dropped[queue] = base
                         raw = file.read(at - base, length)
                 except FileNotFoundError:
                     raw = b""
@@ -220,13 +248,8 @@ class QueuePass:
         What it counts must be in the files; what is newer may still be missing.
         """
         findings = []
-        first, required_end = bounds or (0, 0)
-        for suspect in [] if queue is None else queue.suspects:
-            if suspect.end <= first:
-                continue  # of an earlier topic of the name, which was deleted
-            finding = self._judge_suspect(queue_id, suspect, required_end)
-            if finding is not None:
-                findings.append(finding)
+        if queue is not None:
+            findings = [found.finding for found in self._judge_suspects(queue, bounds)]
         known = self._bounds.get(queue_id)
         unseen = [] if queue is None else list(queue.gaps)
         if known is not None and bounds is not None:
@@ -243,6 +266,15 @@ class QueuePass:
                 findings += self._judge_gap(queue_id, gap)
         return findings
 
+    def _judge_suspects(self, queue: _Queue, bounds: OffsetRange | None) -> Iterator[FoundAt]:
+        first, required_end = bounds or (0, 0)
+        for suspect in queue.suspects:
+            if suspect.end <= first:
+                continue  # of an earlier topic of the name, which was deleted
+            finding = self._judge_suspect(queue.id, suspect, required_end)
+            if finding is not None:
+                yield FoundAt(queue_entry.decode(suspect.expected).physical_offset, finding)
+
     def _judge_suspect(
         self, queue: QueueId, suspect: _Suspect, required_end: int
     ) -> Finding | None:
@@ -258,6 +290,10 @@ class QueuePass:
             ):
                 return None
         if found == _NOTHING and suspect.begin >= required_end:
+            return None
+        if found != _NOTHING and 0 <= queue_entry.decode(found).physical_offset < self._begin:
+            # A broker's log may have an offset twice, and the first record was walked before. The
+            # next pass, which walks both, judges it.
             return None
         return Finding(
             code="queue_entry_missing" if found == _NOTHING else "queue_entry_differs",
@@ -378,6 +414,8 @@ class _FileSizes(NamedTuple):
             for name in scopes.listed(scope.vfs, folder)
             if (base := names.base_offset(name)) is not None
         )
+        if len(bases) > _MOST_SIZED:  # no need to open thousands: each begins where one ends
+            return cls(bases, math.gcd(*(base - bases[0] for base in bases)))
         sizes = [scopes.size_of(scope.vfs, folder / names.file_name(base)) or 0 for base in bases]
         return cls(bases, max(sizes, default=0))
 

@@ -16,6 +16,7 @@ from storage.files.vfs import Vfs
 from storage.formats import checkpoint, names, snapshot_file
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.message import OffsetRange, QueueId
+from storage.store_status import Finding
 
 COMMIT_LOG, CONSUME_QUEUES, KEY_INDEX = "commitlog", "consumequeue", "index"
 SNAPSHOTS, TIMERS, CONFIG, CHECKPOINT, ABORT = (
@@ -27,6 +28,13 @@ SNAPSHOTS, TIMERS, CONFIG, CHECKPOINT, ABORT = (
 )
 
 _decoder = msgspec.msgpack.Decoder(QueuesSnapshot)
+
+
+class FoundAt(NamedTuple):
+    """A finding, and the log offset of a record that it concerns."""
+
+    log_offset: int
+    finding: Finding
 
 
 class SegmentFile(NamedTuple):
