@@ -18,6 +18,7 @@ from app.components.hand_over import BrokerFilesComponent, take_over_component
 from app.components.members import MembersComponent
 from app.components.names import NamesComponent
 from app.components.push import PushComponent
+from app.components.rates import RatesComponent
 from app.components.registry import RegistryComponent
 from app.components.replicas import ReplicasComponent
 from app.components.retention import RetentionComponent
@@ -36,6 +37,7 @@ from app.names.registrar import Deposed, Registrar
 from app.names.table import NameTable
 from app.observability import Metrics
 from app.push.endpoints import PushEndpoints
+from app.rates import RateWatch
 from app.registry.audit_reports import AuditReportRows
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.cron_schedules import CronSchedules
@@ -144,6 +146,7 @@ def services_of(base: Base) -> Services:
         reports=_reports(base),
         store_tasks=StoreTasks(clock, lambda: identifiers.new("task")),
         disk=_disk(base),
+        rates=_rates(base),
         replicas=ReplicaListener(
             store,
             settings.local.segment_bytes,
@@ -218,6 +221,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
         ReplicasComponent(services.replicas, services.missing_replicas, services.stopping),
         RetentionComponent(services, base.store),
         DiskComponent(services.disk, base.metrics),
+        RatesComponent(services.rates),
         BrokerFilesComponent(
             services.take_over,
             services.broker_files,
@@ -414,6 +418,18 @@ def _checks(
         client = SlowAnswers(webhooks, controls.faults, controls.clock, webhooks.timeout_ms)
     sender = CheckSender(transactions, client, base.clock, random=SystemRandom().random)
     return webhooks, sender
+
+
+def _rates(base: Base) -> RateWatch:
+    """Make the watch of rates, which are per second of the machine as well."""
+    clock = base.clock if base.controls is None else SystemClock()
+    store = base.store
+    return RateWatch(
+        base.metrics,
+        lambda: store.status().written_end,
+        clock,
+        logs=base.settings.log_rates,
+    )
 
 
 def _disk(base: Base) -> DiskWatch:

@@ -11,10 +11,10 @@ import os
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate
-from typing import TextIO, cast
+from typing import NamedTuple, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from scheduler.loops import LoopReport
 from storage.store_status import SYNC_BUCKETS_MS, SyncStatistics
 
-_LATENCY_BUCKETS = (
+LATENCY_BUCKETS = (
     0.0005,
     0.001,
     0.002,
@@ -131,9 +131,22 @@ class RequestTimes:
         self._counts[key] = self._counts.get(key, 0) + count
         buckets = self._buckets.get(operation)
         if buckets is None:
-            buckets = self._buckets[operation] = [0] * (len(_LATENCY_BUCKETS) + 1)
-        buckets[bisect_left(_LATENCY_BUCKETS, seconds)] += count
+            buckets = self._buckets[operation] = [0] * (len(LATENCY_BUCKETS) + 1)
+        buckets[bisect_left(LATENCY_BUCKETS, seconds)] += count
         self._seconds[operation] = self._seconds.get(operation, 0.0) + seconds * count
+
+    def answered(self, operations: Collection[str], *, status: int) -> int:
+        """How many requests of these operations were answered with the status."""
+        return sum(self._counts.get((operation, status), 0) for operation in operations)
+
+    def times(self, operations: Collection[str]) -> tuple[tuple[int, ...], float]:
+        """(requests by LATENCY_BUCKETS, the last ones took longer; seconds of all) of these
+        operations.
+        """
+        nothing = [0] * (len(LATENCY_BUCKETS) + 1)
+        classes = [self._buckets.get(operation, nothing) for operation in operations]
+        seconds = sum(self._seconds.get(operation, 0.0) for operation in operations)
+        return tuple(map(sum, zip(*classes, strict=True))), seconds
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is known before the first request."""
@@ -148,7 +161,7 @@ class RequestTimes:
         times = HistogramMetricFamily(
             "escrowmq_http_request_seconds", "Time to answer", labels=["operation"]
         )
-        bounds = [*(str(float(bound)) for bound in _LATENCY_BUCKETS), "+Inf"]
+        bounds = [*(str(float(bound)) for bound in LATENCY_BUCKETS), "+Inf"]
         for operation, buckets in self._buckets.items():
             times.add_metric(
                 [operation],
@@ -156,6 +169,16 @@ class RequestTimes:
                 self._seconds[operation],
             )
         yield from (counts, times)
+
+
+class Counted(NamedTuple):
+    """Counts since the start, of which rates are made."""
+
+    messages_in: float
+    messages_out: float
+    transactions_begun: float
+    transactions_committed: float
+    transactions_rolled_back: float
 
 
 class Metrics:
@@ -245,6 +268,19 @@ class Metrics:
             counter = self._decided[state, by] = self.decided.labels(state, by)
         counter.inc()
 
+    def counted(self) -> Counted:
+        decided = {"committed": 0.0, "rolled_back": 0.0}
+        for labels, value in _samples(self.decided):
+            state = labels["state"]
+            decided[state] = decided.get(state, 0.0) + value
+        return Counted(
+            _total(self.messages_in),
+            _total(self.messages_out),
+            _total(self.begun),
+            decided["committed"],
+            decided["rolled_back"],
+        )
+
     def note_cron(self, event: str, late_ms: int) -> None:
         """An occurrence of a cron schedule was settled so late."""
         self.cron.labels(event).inc()
@@ -300,6 +336,17 @@ class Metrics:
         is a counter's. Values of one name are added up.
         """
         self._register(_Read(gauges))
+
+
+def _samples(counter: Counter) -> Iterator[tuple[Mapping[str, str], float]]:
+    for metric in counter.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_total"):
+                yield sample.labels, sample.value
+
+
+def _total(counter: Counter) -> float:
+    return sum(value for _, value in _samples(counter))
 
 
 class _Read:

@@ -15,6 +15,7 @@ from app.hand_over.take_over import TakeOver
 from app.idempotency import IdempotencyKeys
 from app.long_polls import LongPolls, Waiting
 from app.observability import Metrics
+from app.rates import RateWatch
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import KnownTopics, Topics
@@ -131,6 +132,7 @@ class Services:
     reports: AuditReports
     store_tasks: StoreTasks
     disk: DiskWatch
+    rates: RateWatch
     replicas: ReplicaListener
     missing_replicas: MissingReplicas
     clock: Clock

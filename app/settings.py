@@ -131,6 +131,7 @@ class Settings(BaseSettings):
         Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)
     ] = "info"
     log_format: Literal["", "json", "console"] = ""  # empty: console with dev, else json
+    log_rates: bool = True  # a line each minute in which there was work
     http: HttpOptions = HttpOptions()
     local: LocalStoreOptions = LocalStoreOptions()
     limit: LimitOptions = LimitOptions()

@@ -9,6 +9,7 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from app import codec, open_files
+from app import rates as rate_watch
 from app.admin.schemas import (
     SCOPES,
     Config,
@@ -18,13 +19,16 @@ from app.admin.schemas import (
     Log,
     Loop,
     LoopList,
+    Rates,
     RecoveryView,
     Replica,
     ReplicaList,
+    RequestClass,
     RetentionInput,
     RetentionPreview,
     RocketmqSlave,
     Scrub,
+    SendTimes,
     SetAsideItem,
     StartView,
     Store,
@@ -98,6 +102,7 @@ async def get_store(services: Services, _: Call) -> Reply:
             pending_transactions=transactions.open_count,
             held_transactions=transactions.held_count,
             schedules_due_late=services.schedules.backlog_count,
+            rates=_rates(services.rates.rates()),
             read_at=codec.rfc3339(services.clock.wall_ms()),
         ),
     )
@@ -304,6 +309,34 @@ def _scrub(status: ScrubStatus) -> Scrub:
         else codec.rfc3339(status.last_ended_at_ms),
         findings=[StoreFinding.of(finding) for finding in status.findings[:_MOST_FINDINGS]],
         findings_omitted=max(0, len(status.findings) - _MOST_FINDINGS),
+    )
+
+
+def _rates(rates: rate_watch.Rates) -> Rates:
+    sends: SendTimes | UnsetType = UNSET
+    if rates.send_mean_ms is not None:
+        longest_ms = rates.send_longest_ms
+        sends = SendTimes(
+            requests_per_second=rates.send_requests,
+            mean_ms=rates.send_mean_ms,
+            max_ms=UNSET if longest_ms is None else longest_ms,
+            classes=[
+                RequestClass(
+                    up_to_ms=UNSET if one.up_to_ms is None else one.up_to_ms, requests=one.requests
+                )
+                for one in rates.send_classes
+            ],
+        )
+    return Rates(
+        window_ms=rates.window_ms,
+        messages_in_per_second=rates.messages_in,
+        messages_out_per_second=rates.messages_out,
+        transactions_begun_per_second=rates.transactions_begun,
+        transactions_committed_per_second=rates.transactions_committed,
+        transactions_rolled_back_per_second=rates.transactions_rolled_back,
+        ack_requests_per_second=rates.ack_requests,
+        log_bytes_per_second=rates.log_bytes,
+        sends=sends,
     )
 
 

@@ -132,6 +132,56 @@ class WritePool(msgspec.Struct, kw_only=True):
     ]
 
 
+class RequestClass(msgspec.Struct, kw_only=True):
+    """Requests that took about as long."""
+
+    up_to_ms: (
+        Annotated[
+            float,
+            Meta(description="Longest duration in the class; absent for the last class."),
+        ]
+        | UnsetType
+    ) = UNSET
+    requests: Annotated[int, Meta(description="Number of requests in the window.")]
+
+
+class SendTimes(msgspec.Struct, kw_only=True):
+    """Durations of requests that send messages, refused ones included."""
+
+    requests_per_second: float
+    mean_ms: Annotated[float, Meta(description="Mean duration.")]
+    max_ms: (
+        Annotated[
+            float,
+            Meta(description="Upper bound of all durations; absent if one was beyond all classes."),
+        ]
+        | UnsetType
+    ) = UNSET
+    classes: Annotated[
+        list[RequestClass], Meta(description="Requests by duration, without empty classes.")
+    ]
+
+
+class Rates(msgspec.Struct, kw_only=True):
+    """Rates of the last minute, or of the time since the start if that is shorter."""
+
+    window_ms: Annotated[int, Meta(description="Time over which the rates were measured.")]
+    messages_in_per_second: Annotated[
+        float, Meta(description="Messages sent, or committed in a transaction.")
+    ]
+    messages_out_per_second: Annotated[float, Meta(description="Messages delivered.")]
+    transactions_begun_per_second: float
+    transactions_committed_per_second: float
+    transactions_rolled_back_per_second: float
+    ack_requests_per_second: Annotated[
+        float, Meta(description="Requests that acknowledge messages.")
+    ]
+    log_bytes_per_second: Annotated[float, Meta(description="Bytes written to the log.")]
+    sends: (
+        Annotated[SendTimes, Meta(description="Absent without requests in the window.")] | UnsetType
+    ) = UNSET
+
+
 class Store(msgspec.Struct, kw_only=True):
     """Metrics of the store."""
 
@@ -158,6 +208,7 @@ class Store(msgspec.Struct, kw_only=True):
     schedules_due_late: Annotated[
         Int32, Meta(description="Number of delayed messages that are long overdue.")
     ]
+    rates: Rates | UnsetType = UNSET
     read_at: Timestamp
 
 

@@ -16,6 +16,7 @@ LOOPS = [
     *(
         "retention",
         "disk",
+        "rates",
         "schedules",
         "schedule_snapshots",
         "cron",
@@ -200,6 +201,45 @@ def test_damage_of_the_old_log_is_told_by_the_verification_and_by_the_scrub_and_
         )
         assert "escrowmq_scrub_findings 1.0" in api.get("/metrics").text
         assert "log_damage_found" in server.log()
+
+
+def test_the_store_has_rates_of_sends_transactions_receives_and_acks(tmp_path):
+    with Server(tmp_path / "data") as server, server.client() as api:
+        idle = ok(api.get("/v1/admin/store"))["rates"]
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+        for n in range(5):
+            ok(api.post("/v1/topics/orders/messages", json={"payload": f"message {n}"}), 201)
+        messages = [{"topic": "orders", "message": {"payload": "x"}}]
+        for decision in ("commit", "commit", "rollback"):
+            begun = ok(
+                api.post("/v1/transactions", json={"producer_group": "shop", "messages": messages}),
+                201,
+            )
+            ok(api.post(f"/v1/transactions/{begun['transaction_id']}/{decision}"))
+        received = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 32}))["messages"]
+        entries = [{"receipt_handle": one["receipt_handle"]} for one in received]
+        ok(api.post("/v1/groups/billing/ack", json={"entries": entries}))
+
+        rates = ok(api.get("/v1/admin/store"))["rates"]
+
+    assert idle["messages_in_per_second"] == 0
+    assert "sends" not in idle
+    seconds = rates["window_ms"] / 1_000
+    assert 0 < seconds < 65
+    counts = {name: round(rate * seconds) for name, rate in rates.items() if "per_second" in name}
+    assert counts.pop("log_bytes_per_second") > 1_000
+    assert counts == {
+        "messages_in_per_second": 7,
+        "messages_out_per_second": len(received),
+        "transactions_begun_per_second": 3,
+        "transactions_committed_per_second": 2,
+        "transactions_rolled_back_per_second": 1,
+        "ack_requests_per_second": 1,
+    }
+    sends = rates["sends"]
+    assert sum(one["requests"] for one in sends["classes"]) == 5
+    assert 0 < sends["mean_ms"] <= sends["max_ms"] == sends["classes"][-1]["up_to_ms"]
 
 
 def test_damage_of_an_old_queue_file_and_of_an_old_index_file_is_found_by_the_scrub_over_http(

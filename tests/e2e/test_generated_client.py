@@ -891,7 +891,10 @@ LOCAL = {"check_mode": "webhook", "check_url": "https://127.0.0.1/"}
 def look_after(generated: Generated) -> None:
     loops = generated.call("listLoops", status=200).items
     assert {"schedules", "cron", "checkback"} <= {loop.loop for loop in loops}
-    assert generated.call("getStore", status=200).log.segments >= 1
+    store = generated.call("getStore", status=200)
+    assert store.log.segments >= 1
+    assert store.rates.window_ms > 0
+    assert store.rates.messages_in_per_second >= 0
 
 
 def begin(generated: Generated, group: str, check: dict[str, Any]) -> Any:

@@ -227,6 +227,47 @@ class WritePool(Output, frozen=True, kw_only=True):
     """Appends refused since the start for lack of a free buffer."""
 
 
+class RequestClass(Output, frozen=True, kw_only=True):
+    """Requests that took about as long."""
+
+    up_to_ms: float | None = None
+    """Longest duration in the class; absent for the last class."""
+    requests: int
+    """Number of requests in the window."""
+
+
+class SendTimes(Output, frozen=True, kw_only=True):
+    """Durations of requests that send messages, refused ones included."""
+
+    requests_per_second: float
+    mean_ms: float
+    """Mean duration."""
+    max_ms: float | None = None
+    """Upper bound of all durations; absent if one was beyond all classes."""
+    classes: list[RequestClass]
+    """Requests by duration, without empty classes."""
+
+
+class Rates(Output, frozen=True, kw_only=True):
+    """Rates of the last minute, or of the time since the start if that is shorter."""
+
+    window_ms: int
+    """Time over which the rates were measured."""
+    messages_in_per_second: float
+    """Messages sent, or committed in a transaction."""
+    messages_out_per_second: float
+    """Messages delivered."""
+    transactions_begun_per_second: float
+    transactions_committed_per_second: float
+    transactions_rolled_back_per_second: float
+    ack_requests_per_second: float
+    """Requests that acknowledge messages."""
+    log_bytes_per_second: float
+    """Bytes written to the log."""
+    sends: SendTimes | None = None
+    """Absent without requests in the window."""
+
+
 class Store(Output, frozen=True, kw_only=True):
     """Metrics of the store."""
 
@@ -251,6 +292,7 @@ class Store(Output, frozen=True, kw_only=True):
     held_transactions: int
     schedules_due_late: int
     """Number of delayed messages that are long overdue."""
+    rates: Rates | None = None
     read_at: datetime
 
 
