@@ -89,6 +89,8 @@ class Deriver:
         self._dirty: dict[ConsumeQueue, None] = dict.fromkeys(
             queue for queue in self._queues if queue.has_unflushed
         )
+        # entries that the start has read from the log, and that no round has written yet
+        self.has_start_unwritten = bool(self._dirty)
         self._kept: dict[str, Snapshot] = {}
         self._delay_progress: Mapping[QueueId, int] | None = None  # what is not on disk yet
         self._write_config: Callable[[], None] | None = None
@@ -303,6 +305,7 @@ class Deriver:
     def _written(self, round_: _Round, made: Made | CorruptRecord | None) -> None:
         self._round = None
         self._is_writing = False
+        self.has_start_unwritten = False
         self.last_error = None
         self._behind_ms = self._clock.monotonic_ms() if self._dirty else None
         if made is not None:

@@ -270,6 +270,7 @@ class Engine:
             in_lane=self.in_lane,
             safe_end=lambda: self.deriver.thorough_end,
             derived=DerivedFiles(
+                lack_entries=lambda: self.deriver.has_start_unwritten,
                 has_topic=lambda topic: self.queues.count(topic) > 0,
                 index_marks=lambda: self._files.key_index.marks,
                 rebuilt_index_files=lambda: self._files.key_index.rebuilt_files,

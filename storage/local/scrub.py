@@ -39,10 +39,12 @@ _Key = tuple[str, str, int | None]  # file, code, position
 
 
 class DerivedFiles(NamedTuple):
-    """The state of the derived files in the store that runs: whether a topic exists, and the length
-    of each file of the key index by its name.
+    """The state of the derived files in the store that runs: whether they lack entries that the
+    start has read from the log, whether a topic exists, and the length of each file of the key
+    index by its name.
     """
 
+    lack_entries: Callable[[], bool]
     has_topic: Callable[[str], bool]
     index_marks: Callable[[], dict[str, int]]
     rebuilt_index_files: Callable[[], int]  # since the start
@@ -116,7 +118,7 @@ class Scrub:
 
     async def run_once(self) -> int:
         """Read as much as the rate allows now; how many bytes. Raises OSError."""
-        if not self._rate:
+        if not self._rate or self._derived.lack_entries():
             return 0
         if not self._is_loaded:
             await self._load()

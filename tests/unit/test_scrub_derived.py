@@ -236,6 +236,24 @@ def test_a_key_index_that_a_start_has_rebuilt_is_no_finding():
     in_world(main, disk)
 
 
+def test_queues_that_a_start_has_rebuilt_are_compared_once_they_are_in_their_files():
+    disk = a_disk()
+    for number in range(4):
+        disk.remove(queue_path(ORDERS, number))
+
+    async def main(world: World) -> None:
+        given = options(queue_flush_interval_ms=20_000, scrub_bytes_per_second=1 << 30)
+        store = await opened(world, given)
+        assert store.recovery.snapshot_offset is None
+        while store.scrub_status().last_ended_at_ms is None:
+            await store.scrub()
+            await asyncio.sleep(0.5)
+        assert store.scrub_status().findings == []
+        await store.aclose()
+
+    in_world(main, disk)
+
+
 # --------------------------------------------------------------------------------------------------
 # something is
 
