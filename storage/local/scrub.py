@@ -208,9 +208,7 @@ class Scrub:
     async def _step(self) -> ScrubStep | None:
         """Do the next step of the pass; None at its end."""
         if self._steps is not None and self._rebuilt != self._derived.rebuilt_index_files():
-            await (
-                self._close_steps()
-            )  # what was read of the file that was replaced is of the old one
+            await self._close_steps()  # they have read the file that was replaced
             self._state = msgspec.structs.replace(self._state, index=None)
         if self._steps is None:
             self._rebuilt = self._derived.rebuilt_index_files()
