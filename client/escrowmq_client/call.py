@@ -25,6 +25,9 @@ NDJSON = "application/x-ndjson"
 MSGPACK = "application/msgpack"
 RECORDS = "application/vnd.escrowmq.records"
 
+# Segments of a path that HTTP libraries and proxies take away, also where they are encoded.
+_NO_SEGMENTS = ("", ".", "..")
+
 
 class Answer(NamedTuple):
     """A response with a status of success."""
@@ -53,6 +56,11 @@ class Call(Generic[T_co]):
     body: bytes = b""
     repeatable: bool = True
     wait_ms: int = 0
+
+    def __post_init__(self) -> None:
+        for name, part in self.parts.items():
+            if part in _NO_SEGMENTS:
+                raise ValueError(f"{name} is {part!r}, which leads to another resource")
 
     @property
     def path(self) -> str:

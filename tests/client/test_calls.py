@@ -221,3 +221,19 @@ def test_close_leaves_an_http_client_of_the_caller_open():
         pass
 
     assert not http.is_closed
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_leads_to_another_resource_is_refused_before_anything_is_sent(execute, name):
+    played = Played()
+
+    for method, *names in (
+        ("leave_group", "billing", name),
+        ("delete_group", name),
+        ("get_topic", name),
+        ("commit_transaction", name),
+    ):
+        with pytest.raises(ValueError, match="leads to another resource"):
+            execute(played, method, *names)
+
+    assert played.requests == []
