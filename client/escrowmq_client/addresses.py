@@ -6,9 +6,12 @@ names its service leads there. Pure, and shared by threads.
 
 from collections.abc import Sequence
 
+import httpx
+
 from escrowmq_client.errors import EscrowMQError, NotPrimary, Overloaded, Unreachable
 
 _BEGINNINGS = ("http://", "https://")
+_LAST_PORT = 65_535
 
 
 class Addresses:
@@ -20,8 +23,7 @@ class Addresses:
         if not self._urls:
             raise ValueError("the URL of the service is empty")
         for url in self._urls:
-            if not url.startswith(_BEGINNINGS):
-                raise ValueError(f"the URL begins with http:// or https://, not {url!r}")
+            _check(url)
         self.url = self._urls[0]
         self._at = 0  # the last one of the list that was taken
 
@@ -50,6 +52,22 @@ class Addresses:
         return self._urls[self._at]
 
 
+def _check(url: str) -> None:
+    """Raise ValueError unless paths can be added to this URL."""
+    if not url.startswith(_BEGINNINGS):
+        raise ValueError(f"the URL begins with http:// or https://, not {url!r}")
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{url!r} is no URL: {error}") from error
+    if not parsed.host:
+        raise ValueError(f"the URL has no host: {url!r}")
+    if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
+        raise ValueError(f"the URL has a port that does not exist: {url!r}")
+    if parsed.query or parsed.fragment or url.endswith(("?", "#")):
+        raise ValueError(f"the URL has more than an address and a path: {url!r}")
+
+
 def _starts_or_stops(error: EscrowMQError) -> bool:
     """Tell whether another machine may be the service by now."""
     return isinstance(error, Overloaded) and error.code in ("recovering", "shutting_down")
@@ -59,4 +77,10 @@ def _allowed(primary: str, url: str) -> str:
     """The URL that a replica at `url` has named; empty where a key must not be sent there."""
     primary = primary.rstrip("/")
     is_secret = url.startswith("https://")
-    return primary if primary.startswith(_BEGINNINGS[is_secret:]) else ""
+    if not primary.startswith(_BEGINNINGS[is_secret:]):
+        return ""
+    try:
+        _check(primary)
+    except ValueError:
+        return ""
+    return primary

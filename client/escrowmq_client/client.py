@@ -133,6 +133,8 @@ class Client:
             response = self._request(request)
         except LOST as error:
             raise error_from(error, request["url"].removesuffix(call.path)) from error
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{call.operation}: {error}") from error
         return read(response, call.parse)
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:

@@ -1,6 +1,7 @@
 """Connection settings, requests and answers over HTTP, for both clients."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
@@ -25,6 +26,9 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 _FROM_A_PROXY = (502, 503, 504)  # where they have no problem document
+
+# What a header can carry; h11 names the value in its error, and it may be a key.
+_FIELD_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
 
 _problem = msgspec.json.Decoder(Problem)
 
@@ -54,6 +58,7 @@ class Connection:
             raise ValueError(f"timeout_ms must be 1 or more, not {timeout_ms}")
         self._timeout_ms = timeout_ms
         key = api_key or os.environ.get(KEY_VARIABLE)
+        _check_headers({"api_key": key or ""})
         self._headers = {"User-Agent": "escrowmq-client-python"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -64,16 +69,30 @@ class Connection:
         return self.addresses.url
 
     def request(self, call: Call[Any], headers: Mapping[str, str], url: str) -> dict[str, Any]:
-        """Return the arguments of `httpx.Client.request` for a call at this address."""
+        """Return the arguments of `httpx.Client.request` for a call at this address.
+
+        Raises ValueError for a header that cannot be sent.
+        """
+        own_headers = {**call.headers, **headers}
+        _check_headers(own_headers)
         patience = (self._timeout_ms + call.wait_ms) / 1_000
         return {
             "method": call.method,
             "url": url + call.path,
             "params": call.query or None,
-            "headers": {**self._headers, **call.headers, **headers},
+            "headers": {**self._headers, **own_headers},
             "content": call.body or None,
             "timeout": httpx.Timeout(self._timeout_ms / 1_000, read=patience),
         }
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        if not _FIELD_VALUE.fullmatch(value):
+            raise ValueError(
+                f"{name} has a line end, a space at an end, or a character that is not of ASCII: "
+                "a header cannot carry it"
+            )
 
 
 def error_from(error: httpx.TransportError, url: str) -> Unreachable:

@@ -192,6 +192,15 @@ def test_a_key_is_not_sent_where_others_can_read_it_because_a_replica_says_so(co
     assert machines.asked == ["a", "c"]
 
 
+@pytest.mark.parametrize("named", ["http://[::1", "http://", "http://b:99999", "http://b?x"])
+def test_a_replica_that_names_no_url_is_left_for_the_next(connect, named):
+    machines = Machines(a=lambda: replica_of(named), b=answered)
+
+    connect(machines, [A, B]).run("get_version")
+
+    assert machines.asked == ["a", "b"]
+
+
 def test_a_service_that_stops_is_left_and_one_that_has_too_much_is_not(connect):
     stops = Machines(a=lambda: problem(503, "shutting_down"), b=answered)
     connect(stops, [A, B]).run("get_version")

@@ -214,6 +214,45 @@ def test_an_address_without_a_scheme_is_refused_at_once():
         Client("localhost:8080")
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://[::1", "http://host:99999", "http://", "https://:1", "http://host/?x=1", "http://h#x"],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_address_that_is_no_url_is_refused_at_once(kind, url):
+    with pytest.raises(ValueError, match="URL"):
+        kind(["http://good:1", url])
+
+
+@pytest.mark.parametrize("key", ["s3cret\n", "s3cret ", "s3crét", "s3\rcret", "s3cret\x7f"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_key_that_no_header_can_carry_is_refused_at_once_and_not_shown(monkeypatch, kind, key):
+    with pytest.raises(ValueError, match=r"^api_key has") as given:
+        kind("http://service:1", api_key=key)
+    monkeypatch.setenv("ESCROWMQ_API_KEY", key)
+    with pytest.raises(ValueError, match=r"^api_key has") as found:
+        kind("http://service:1")
+
+    assert "s3" not in str(given.value) + str(found.value)
+
+
+@pytest.mark.parametrize("key", ["ключ", "a\nb", "a "])
+def test_an_idempotency_key_that_no_header_can_carry_is_refused(execute, key):
+    played = Played()
+
+    with pytest.raises(ValueError, match="Idempotency-Key has"):
+        execute(played, "send", "orders", json=1, idempotency_key=key)
+    with pytest.raises(ValueError, match="ce-id has"):
+        execute(played, "publish_cloud_event", "orders", b"", {"ce-id": key})
+
+    assert played.requests == []
+
+
+def test_a_name_that_is_too_long_for_a_url_is_refused(execute):
+    with pytest.raises(ValueError, match="too long"):
+        execute(Played(), "get_topic", "t" * 100_000)
+
+
 def test_close_leaves_an_http_client_of_the_caller_open():
     http = httpx.Client(transport=httpx.MockTransport(Played()))
 
