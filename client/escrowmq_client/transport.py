@@ -24,7 +24,13 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 # Nothing has reached the service when one of these is raised.
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+LOST = (
+    httpx.TimeoutException,
+    httpx.NetworkError,
+    httpx.RemoteProtocolError,
+    httpx.ProxyError,
+    httpx.DecodingError,
+)
 _FROM_A_PROXY = (502, 503, 504)  # where they have no problem document
 
 # What a header can carry; h11 names the value in its error, and it may be a key.
@@ -95,9 +101,11 @@ def _check_headers(headers: Mapping[str, str]) -> None:
             )
 
 
-def error_from(error: httpx.TransportError, url: str) -> Unreachable:
-    """Return the error of a request to this service that got no answer."""
+def error_from(error: httpx.RequestError, url: str) -> Unreachable | InvalidAnswer:
+    """Return the error of a request to this service that got no answer, or no readable one."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, httpx.DecodingError):
+        return InvalidAnswer(f"{url}: {reason}")
     return Unreachable(
         f"{url}: {reason}",
         outcome_unknown=not isinstance(error, NOT_SENT),

@@ -248,6 +248,15 @@ def test_an_idempotency_key_that_no_header_can_carry_is_refused(execute, key):
     assert played.requests == []
 
 
+def test_an_answer_whose_compression_is_damaged_is_an_error_of_the_client(execute):
+    damaged = httpx.Response(
+        200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(b"hello")
+    )
+
+    with pytest.raises(InvalidAnswer, match="DecodingError"):
+        execute(Played(damaged), "get_version")
+
+
 def test_a_name_that_is_too_long_for_a_url_is_refused(execute):
     with pytest.raises(ValueError, match="too long"):
         execute(Played(), "get_topic", "t" * 100_000)
