@@ -49,7 +49,7 @@ from escrowmq_client.operations import (
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import AsyncTransactionScope
-from escrowmq_client.transport import LOST, Connection, Hooks, error_from, read
+from escrowmq_client.transport import LOST, Connection, Hooks, check_events, error_from, read
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -207,6 +207,7 @@ class AsyncClient:
                     if not response.is_success:
                         await response.aread()
                         read(response, nothing)
+                    check_events(response)
                     async for line in response.aiter_lines():
                         if (message := events.add(line)) is not None:
                             attempts = self._attempts(repeatable=True)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
-from escrowmq_client.errors import ProblemError, Refused, error_of
+from escrowmq_client.errors import InvalidAnswer, ProblemError, Refused, error_of
 from escrowmq_client.models.problem import Problem
 
 T = TypeVar("T")
@@ -23,7 +23,10 @@ T_co = TypeVar("T_co", covariant=True)
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 MSGPACK = "application/msgpack"
+EVENTS = "text/event-stream"
 RECORDS = "application/vnd.escrowmq.records"
+
+_NO_CONTENT = 204
 
 # Segments of a path that HTTP libraries and proxies take away, also where they are encoded.
 _NO_SEGMENTS = ("", ".", "..")
@@ -126,11 +129,15 @@ def decoded(type: type[T]) -> Callable[[Answer], T]:  # noqa: A002  the word of 
 
 
 def nothing(answer: Answer) -> None:
-    """Read an answer without content."""
+    """Read an answer without content. Raises InvalidAnswer for one with content, of a proxy."""
+    if answer.status != _NO_CONTENT:
+        raise InvalidAnswer(f"status {answer.status}, not {_NO_CONTENT}")
 
 
 def body_of(answer: Answer) -> bytes:
-    """Read the body of an answer as it is."""
+    """Read the body of an answer as it is. Raises InvalidAnswer for one of a proxy."""
+    if "Request-Id" not in answer.headers:
+        raise InvalidAnswer(f"status {answer.status}, but no Request-Id, as the service sends it")
     return answer.body
 
 

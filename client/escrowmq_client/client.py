@@ -40,7 +40,7 @@ from escrowmq_client.operations import (
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import TransactionScope
-from escrowmq_client.transport import LOST, Connection, Hooks, error_from, read
+from escrowmq_client.transport import LOST, Connection, Hooks, check_events, error_from, read
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -202,6 +202,7 @@ class Client:
                     if not response.is_success:
                         response.read()
                         read(response, nothing)
+                    check_events(response)
                     for line in response.iter_lines():
                         if (message := events.add(line)) is not None:
                             attempts = self._attempts(repeatable=True)

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from escrowmq_client.addresses import Addresses
-from escrowmq_client.call import Answer, Call
+from escrowmq_client.call import EVENTS, Answer, Call
 from escrowmq_client.errors import EscrowMQError, InvalidAnswer, Unreachable, error_of
 from escrowmq_client.models.consume import ReceivedMessage
 from escrowmq_client.models.problem import Problem
@@ -120,6 +120,13 @@ def read(response: httpx.Response, parse: Callable[[Answer], T]) -> T:
         except msgspec.DecodeError as error:
             raise InvalidAnswer(f"status {response.status_code}, but {error}") from error
     raise _refusal(response)
+
+
+def check_events(response: httpx.Response) -> None:
+    """Raise InvalidAnswer unless this is a stream of events."""
+    kind = response.headers.get("Content-Type", "")
+    if not kind.startswith(EVENTS):
+        raise InvalidAnswer(f"a stream of {kind or 'no type'}, not of {EVENTS}")
 
 
 def _refusal(response: httpx.Response) -> EscrowMQError:

@@ -38,6 +38,10 @@ def problem(status: int, code: str, **fields: Any) -> httpx.Response:
     return httpx.Response(status, json={**body, "detail": "", "retryable": False, **fields})
 
 
+def login_page() -> httpx.Response:
+    return httpx.Response(200, html="<html>Log in to the network</html>")
+
+
 class Played:
     """A service that answers as its course says, and keeps what it was sent."""
 
@@ -171,6 +175,36 @@ def test_a_refusal_without_a_problem_document_is_an_error_all_the_same(execute):
 def test_an_answer_of_another_program_is_an_error_of_the_client(execute):
     with pytest.raises(InvalidAnswer, match="status 200"):
         execute(Played(httpx.Response(200, text="<html>")), "get_version")
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("delete_topic", ["orders"]),
+        ("delete_group", ["billing"]),
+        ("leave_group", ["billing", "m-1"]),
+        ("unregister_node", ["n-1"]),
+        ("delete_audit_report", ["r-1"]),
+        ("get_message_payload", ["msg_1"]),
+        ("download_audit_report", ["r-1"]),
+        ("commit_transaction", ["t-1"]),
+    ],
+)
+def test_a_page_of_a_proxy_is_no_success(execute, method, names):
+    with pytest.raises(InvalidAnswer, match="status 200"):
+        execute(Played(login_page()), method, *names)
+
+
+def test_a_page_of_a_proxy_is_no_stream_of_messages():
+    with pytest.raises(InvalidAnswer, match="text/html"):
+        next(by_threads(Played(login_page()), "stream_messages", "billing"))
+
+    async def run() -> None:
+        http = httpx.AsyncClient(transport=httpx.MockTransport(Played(login_page())))
+        await anext(AsyncClient("http://service:1", retry=QUICK, http=http).stream_messages("g"))
+
+    with pytest.raises(InvalidAnswer, match="text/html"):
+        asyncio.run(run())
 
 
 def test_the_key_is_sent_and_a_long_poll_is_waited_for(execute):

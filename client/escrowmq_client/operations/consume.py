@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from escrowmq_client.call import (
+    EVENTS,
     Call,
     all_accepted,
     decoded,
@@ -85,7 +86,7 @@ def stream_call(
         nothing,
         parts={"group": group},
         query=query(credit=credit, lease_ms=lease_ms, worker=worker, payload=payload),
-        headers={"Accept": "text/event-stream"},
+        headers={"Accept": EVENTS},
         wait_ms=_KEEP_ALIVE_MS,
     )
 
