@@ -187,8 +187,8 @@ class AsyncClient:
         """Yield messages of a group as the service pushes them, at most `credit` unacknowledged.
 
         Each message that is acknowledged makes room for the next. A connection that is lost is made
-        again, for as long as `retry` says: messages whose leases last stay yours, and none is
-        yielded twice under one lease.
+        again, for as long as `retry` says since it was lost: messages whose leases last stay yours,
+        and none is yielded twice under one lease.
 
             async for message in client.stream_messages("billing", credit=10):
                 book_invoice(message.json())
@@ -208,6 +208,7 @@ class AsyncClient:
                         await response.aread()
                         read(response, nothing)
                     check_events(response)
+                    attempts.reached(time.monotonic() * 1_000)
                     async for line in response.aiter_lines():
                         if (message := events.add(line)) is not None:
                             attempts = self._attempts(repeatable=True)

@@ -182,8 +182,8 @@ class Client:
         """Yield messages of a group as the service pushes them, at most `credit` unacknowledged.
 
         Each message that is acknowledged makes room for the next. A connection that is lost is made
-        again, for as long as `retry` says: messages whose leases last stay yours, and none is
-        yielded twice under one lease.
+        again, for as long as `retry` says since it was lost: messages whose leases last stay yours,
+        and none is yielded twice under one lease.
 
             for message in client.stream_messages("billing", credit=10):
                 book_invoice(message.json())
@@ -203,6 +203,7 @@ class Client:
                         response.read()
                         read(response, nothing)
                     check_events(response)
+                    attempts.reached(time.monotonic() * 1_000)
                     for line in response.iter_lines():
                         if (message := events.add(line)) is not None:
                             attempts = self._attempts(repeatable=True)

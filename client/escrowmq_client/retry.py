@@ -72,6 +72,15 @@ class Attempts:
         self._failures = 0
         self._hops = 0  # in a row
         self._first_failed_ms = 0.0
+        self._reached_ms: float | None = None
+
+    def reached(self, now_ms: float) -> None:
+        """Note that a connection was accepted: `total_ms` begins with the failure that ends it.
+
+        The wait grows on where that comes soon, as a connection may be accepted and ended again and
+        again.
+        """
+        self._reached_ms = now_ms
 
     def wait_ms(self, error: EscrowMQError, *, now_ms: float, chance: float) -> float | None:
         """Count a failure; return how long to wait before the next try, or None if there is none.
@@ -82,8 +91,11 @@ class Attempts:
             self._hops += 1
             return 0.0
         self._hops = 0
-        if self._failures == 0:
+        if self._failures == 0 or self._reached_ms is not None:
             self._first_failed_ms = now_ms
+        if self._reached_ms is not None and now_ms - self._reached_ms >= self._retry.longest_ms:
+            self._failures = 0
+        self._reached_ms = None
         self._failures += 1
         return self._retry.wait_ms(
             error,

@@ -16,9 +16,11 @@ from escrowmq_client import (
     NotFound,
     Overloaded,
     ProblemError,
+    ReceivedMessage,
     Retry,
     Unreachable,
 )
+from tests.client.test_event_stream import lines_of
 
 VERSION = {"name": "EscrowMQ", "version": "1", "api_version": "v1"}
 QUICK = Retry(total_ms=1_000, first_ms=1, longest_ms=1)
@@ -195,16 +197,38 @@ def test_a_page_of_a_proxy_is_no_success(execute, method, names):
         execute(Played(login_page()), method, *names)
 
 
-def test_a_page_of_a_proxy_is_no_stream_of_messages():
-    with pytest.raises(InvalidAnswer, match="text/html"):
-        next(by_threads(Played(login_page()), "stream_messages", "billing"))
+def first_of_stream(played: Played, retry: Retry) -> ReceivedMessage:
+    http = httpx.Client(transport=httpx.MockTransport(played))
+    return next(Client("http://service:1", retry=retry, http=http).stream_messages("billing"))
 
-    async def run() -> None:
-        http = httpx.AsyncClient(transport=httpx.MockTransport(Played(login_page())))
-        await anext(AsyncClient("http://service:1", retry=QUICK, http=http).stream_messages("g"))
 
+def first_of_async_stream(played: Played, retry: Retry) -> ReceivedMessage:
+    async def run() -> ReceivedMessage:
+        http = httpx.AsyncClient(transport=httpx.MockTransport(played))
+        client = AsyncClient("http://service:1", retry=retry, http=http)
+        return await anext(client.stream_messages("billing"))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", [first_of_stream, first_of_async_stream])
+def test_a_stream_without_messages_goes_on_as_long_as_its_connections_are_accepted(first):
+    def events(*lines: str) -> httpx.Response:
+        headers = {"Content-Type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, text="".join(f"{line}\n" for line in lines))
+
+    quiet = [events("retry: 1", "") for _ in range(30)]
+    played = Played(*quiet, events(*lines_of("lh_1")))
+
+    message = first(played, Retry(total_ms=40, first_ms=20, longest_ms=20))
+
+    assert message.receipt_handle == "lh_1"
+
+
+@pytest.mark.parametrize("first", [first_of_stream, first_of_async_stream])
+def test_a_page_of_a_proxy_is_no_stream_of_messages(first):
     with pytest.raises(InvalidAnswer, match="text/html"):
-        asyncio.run(run())
+        first(Played(login_page()), QUICK)
 
 
 def test_the_key_is_sent_and_a_long_poll_is_waited_for(execute):

@@ -105,6 +105,17 @@ def test_time_before_the_first_failure_does_not_count():
     assert attempts.wait_ms(LOST, now_ms=1_000_099, chance=0.5) is None
 
 
+def test_an_accepted_connection_ends_the_time_of_the_failures_before_it():
+    attempts = Attempts(Retry(total_ms=100, first_ms=10, longest_ms=40), repeatable=True)
+
+    assert attempts.wait_ms(LOST, now_ms=0, chance=0.5) == 5
+    attempts.reached(10)
+    assert attempts.wait_ms(LOST, now_ms=49, chance=0.5) == 10  # soon, so that the wait grows
+    assert attempts.wait_ms(LOST, now_ms=149, chance=0.5) is None
+    attempts.reached(150)
+    assert attempts.wait_ms(LOST, now_ms=190, chance=0.5) == 5
+
+
 def test_the_wait_grows_when_every_address_has_failed_once_more():
     addresses = Addresses(["http://a", "http://b", "http://c"])
     retry = Retry(total_ms=10_000, first_ms=100)
