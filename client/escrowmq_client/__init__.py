@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from escrowmq_client.client import Client
     from escrowmq_client.errors import (
         AlreadyResolved,
+        ClientClosed,
         Conflict,
         EscrowMQError,
         InvalidAnswer,
@@ -105,6 +106,7 @@ __all__ = [
     "CheckQuestion",
     "Checker",
     "Client",
+    "ClientClosed",
     "CommitPending",
     "Conflict",
     "DbApiMarkers",
@@ -166,8 +168,8 @@ _HOMES = {
     "checker": "AsyncChecker Checker",
     "client": "Client",
     "errors": (
-        "AlreadyResolved Conflict EscrowMQError InvalidAnswer LeaseLost NotFound NotPrimary "
-        "Overloaded ProblemError Refused Unreachable"
+        "AlreadyResolved ClientClosed Conflict EscrowMQError InvalidAnswer LeaseLost NotFound "
+        "NotPrimary Overloaded ProblemError Refused Unreachable"
     ),
     "markers.base": "FencedError MarkerCommitsAlone Markers Outcome OutcomeUnknown",
     "markers.for_dbapi": "DbApiMarkers",

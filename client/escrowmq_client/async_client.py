@@ -46,6 +46,7 @@ from escrowmq_client.operations import (
     topics,
     transactions,
 )
+from escrowmq_client.pools import AsyncPool, OneProcess, new_async_http
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import AsyncTransactionScope
@@ -76,9 +77,18 @@ class AsyncClient:
     ) -> None:
         self._connection = Connection(url, api_key, timeout_ms)
         self._retry = retry or Retry()
-        self._http = http or httpx.AsyncClient()
         self._is_own = http is None
+        self._http = http or new_async_http()
         self._hooks = hooks
+
+    @property
+    def _http(self) -> httpx.AsyncClient:
+        """The connections of this process. Raises ClientClosed."""
+        return self._pool.http
+
+    @_http.setter
+    def _http(self, http: httpx.AsyncClient) -> None:
+        self._pool = AsyncPool(http, is_own=self._is_own)
 
     @property
     def url(self) -> str:
@@ -93,7 +103,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections, unless they are those of an `httpx.AsyncClient` of your own."""
         if self._is_own:
-            await self._http.aclose()
+            await self._pool.close()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -202,8 +212,10 @@ class AsyncClient:
         while True:
             events.connect()
             url = self._connection.url
+            process = OneProcess()
             try:
-                async with self._http.stream(**self._connection.request(call, {}, url)) as response:
+                request = self._connection.request(call, {}, url)
+                async with self._http.stream(**request) as response:
                     if not response.is_success:
                         await response.aread()
                         read(response, nothing)
@@ -213,6 +225,7 @@ class AsyncClient:
                         if (message := events.add(line)) is not None:
                             attempts = self._attempts(repeatable=True)
                             yield message
+                            process.check()
                 failure = events.end()
             except LOST as error:
                 failure = error_from(error, url)

@@ -94,7 +94,7 @@ class _Answering(Client):
         self._connection = client._connection
         self._retry = client._retry
         self._hooks = client._hooks
-        self._http = client._http
+        self._pool = client._pool
         self._is_own = False
         self._is_stopping = is_stopping
 

@@ -37,6 +37,7 @@ from escrowmq_client.operations import (
     topics,
     transactions,
 )
+from escrowmq_client.pools import OneProcess, Pool, new_http
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import TransactionScope
@@ -73,9 +74,18 @@ class Client:
     ) -> None:
         self._connection = Connection(url, api_key, timeout_ms)
         self._retry = retry or Retry()
-        self._http = http or httpx.Client()
         self._is_own = http is None
+        self._http = http or new_http()
         self._hooks = hooks
+
+    @property
+    def _http(self) -> httpx.Client:
+        """The connections of this process. Raises ClientClosed."""
+        return self._pool.http
+
+    @_http.setter
+    def _http(self, http: httpx.Client) -> None:
+        self._pool = Pool(http, is_own=self._is_own)
 
     @property
     def url(self) -> str:
@@ -90,7 +100,7 @@ class Client:
     def close(self) -> None:
         """Close the connections, unless they are those of an `httpx.Client` of your own."""
         if self._is_own:
-            self._http.close()
+            self._pool.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -197,6 +207,7 @@ class Client:
         while True:
             events.connect()
             url = self._connection.url
+            process = OneProcess()
             try:
                 with self._http.stream(**self._connection.request(call, {}, url)) as response:
                     if not response.is_success:
@@ -208,6 +219,7 @@ class Client:
                         if (message := events.add(line)) is not None:
                             attempts = self._attempts(repeatable=True)
                             yield message
+                            process.check()
                 failure = events.end()
             except LOST as error:
                 failure = error_from(error, url)

@@ -2,6 +2,7 @@
 
 EscrowMQError
 ├── Unreachable          no answer: the service was not reached, or its answer was lost
+├── ClientClosed         the client is that of a process that forked
 ├── ProblemError         the service refused the request, with a problem document
 │   ├── NotFound         404
 │   ├── Conflict         409
@@ -34,6 +35,17 @@ class InvalidAnswer(EscrowMQError):
 
 class Unreachable(EscrowMQError):
     """No answer from the service.
+
+    `outcome_unknown`: the request may have been carried out. Otherwise it was never sent.
+    """
+
+    def __init__(self, reason: str, *, outcome_unknown: bool) -> None:
+        super().__init__(reason)
+        self.outcome_unknown = outcome_unknown
+
+
+class ClientClosed(EscrowMQError):
+    """Connections of a process that forked, which another one must not use.
 
     `outcome_unknown`: the request may have been carried out. Otherwise it was never sent.
     """

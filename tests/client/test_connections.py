@@ -1,0 +1,157 @@
+"""Connections of both clients: of one process each."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from escrowmq_client import AsyncClient, Client, Retry
+from escrowmq_client.worker.outage import Outage
+from escrowmq_client.worker.poller import AsyncPoller, Poller
+from tests.client.test_event_stream import lines_of
+
+PATIENCE_S = 60
+ONCE = Retry(total_ms=0)
+VERSION = b'{"name":"EscrowMQ","version":"1","api_version":"v1"}'
+EVENTS = "\n".join([*lines_of("lh_1"), ""]).encode()
+
+
+class Service:
+    """A service that answers by path, and notes the connection of each request.
+
+    `/v1/version` is answered; a stream has one message; all else waits until the end.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.brought_by: list[int] = []  # the number of the connection, for each request
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._is_over = threading.Event()
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        with suppress(OSError):  # a thread that waits in accept is not woken by a close
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._open.append(connection)
+                serving = threading.Thread(target=self._serve, args=(connection, len(self._open)))
+                self._threads.append(serving)
+                serving.start()
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
+        with connection, suppress(OSError):
+            while request := connection.recv(65_536):
+                self.brought_by.append(number)
+                path = request.split(b" ", 2)[1]
+                if path == b"/v1/version":
+                    connection.sendall(_head(len(VERSION)) + VERSION)
+                elif path.endswith(b"/stream"):
+                    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+                    connection.sendall(head + EVENTS)
+                    self._is_over.wait(PATIENCE_S)
+                else:
+                    self._is_over.wait(PATIENCE_S)
+                    return  # a body may be left
+
+
+def _head(length: int) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (
+        length
+    )
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    running = Service()
+    yield running
+    running.close()
+
+
+def in_child(work: Callable[[], Any]) -> str:
+    """Fork; return what the work returns or raises there, as text."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            try:
+                text = str(work())
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(writing, text.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        text = answer.read().decode()
+    os.waitpid(process, 0)
+    return text
+
+
+@pytest.mark.parametrize("kind", [Client, Poller])
+def test_a_process_that_forks_and_the_other_one_have_connections_of_their_own(service, kind):
+    with Client(service.url, retry=ONCE) as client:
+        caller = client if kind is Client else Poller(client)
+        caller.get_version()
+
+        assert in_child(lambda: caller.get_version().name) == "EscrowMQ"
+        caller.get_version()
+
+        assert service.brought_by == [1, 2, 1]
+        caller.close()
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, AsyncPoller])
+def test_a_process_that_forks_has_connections_of_its_own_for_an_event_loop(service, kind):
+    async def version(caller: AsyncClient) -> str:
+        return (await caller.get_version()).name
+
+    client = AsyncClient(service.url, retry=ONCE)
+    caller = client if kind is AsyncClient else AsyncPoller(client, Outage("billing"))
+    with asyncio.Runner() as runner:
+        runner.run(version(caller))
+
+        assert in_child(lambda: asyncio.run(version(caller))) == "EscrowMQ"
+
+        runner.run(version(caller))
+        assert service.brought_by == [1, 2, 1]
+        runner.run(caller.close())
+
+
+def test_connections_of_the_caller_are_refused_behind_a_fork(service):
+    with httpx.Client(verify=False) as http:
+        client = Client(service.url, http=http, retry=ONCE)
+        assert in_child(lambda: client.get_version().name) == "EscrowMQ"  # nothing was open
+
+        client.get_version()
+
+        assert in_child(client.get_version).startswith("ClientClosed: its Client was used by pro")
+        assert client.get_version().name == "EscrowMQ"
+
+
+def test_a_stream_is_not_read_by_two_processes(service):
+    with Client(service.url, retry=ONCE) as client:
+        messages = client.stream_messages("billing")
+        next(messages)
+
+        assert in_child(lambda: next(messages)).startswith("ClientClosed: the stream is that of")
+        messages.close()
