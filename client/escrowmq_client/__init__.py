@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NotFound,
         NotPrimary,
         Overloaded,
+        PoolExhausted,
         ProblemError,
         Refused,
         Unreachable,
@@ -135,6 +136,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Overloaded",
+    "PoolExhausted",
     "Problem",
     "ProblemError",
     "PushInput",
@@ -169,7 +171,7 @@ _HOMES = {
     "client": "Client",
     "errors": (
         "AlreadyResolved ClientClosed Conflict EscrowMQError InvalidAnswer LeaseLost NotFound "
-        "NotPrimary Overloaded ProblemError Refused Unreachable"
+        "NotPrimary Overloaded PoolExhausted ProblemError Refused Unreachable"
     ),
     "markers.base": "FencedError MarkerCommitsAlone Markers Outcome OutcomeUnknown",
     "markers.for_dbapi": "DbApiMarkers",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import httpx
 
-from escrowmq_client.errors import EscrowMQError, NotPrimary, Overloaded, Unreachable
+from escrowmq_client.errors import EscrowMQError, NotPrimary, Overloaded, PoolExhausted, Unreachable
 
 _BEGINNINGS = ("http://", "https://")
 _LAST_PORT = 65_535
@@ -31,6 +31,8 @@ class Addresses:
         """Take another address, where a request that went to `url` failed so that it may help."""
         if url != self.url:
             return  # another thread has seen it
+        if isinstance(error, PoolExhausted):
+            return  # the limit is the client's own
         if isinstance(error, NotPrimary):
             self.url = _allowed(error.primary, url) or self._next()
         elif isinstance(error, Unreachable) or _starts_or_stops(error):

@@ -2,6 +2,7 @@
 
 EscrowMQError
 ├── Unreachable          no answer: the service was not reached, or its answer was lost
+│   └── PoolExhausted    all connections of an `httpx.Client` of the caller were in use
 ├── ClientClosed         the client is that of a process that forked
 ├── ProblemError         the service refused the request, with a problem document
 │   ├── NotFound         404
@@ -42,6 +43,13 @@ class Unreachable(EscrowMQError):
     def __init__(self, reason: str, *, outcome_unknown: bool) -> None:
         super().__init__(reason)
         self.outcome_unknown = outcome_unknown
+
+
+class PoolExhausted(Unreachable):
+    """No connection free in an `httpx.Client` of the caller: its limits are too small.
+
+    It says nothing about the service.
+    """
 
 
 class ClientClosed(EscrowMQError):

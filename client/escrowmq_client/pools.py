@@ -15,15 +15,18 @@ from escrowmq_client.errors import ClientClosed
 
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 
+# Calls that wait for messages must not keep others from a connection.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+
 
 def new_http() -> httpx.Client:
     """Make the connections of a `Client`."""
-    return httpx.Client()
+    return httpx.Client(limits=_LIMITS)
 
 
 def new_async_http() -> httpx.AsyncClient:
     """Make the connections of an `AsyncClient`."""
-    return httpx.AsyncClient()
+    return httpx.AsyncClient(limits=_LIMITS)
 
 
 class _Pools(Generic[H]):

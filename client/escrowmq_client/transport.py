@@ -12,7 +12,13 @@ import msgspec
 
 from escrowmq_client.addresses import Addresses
 from escrowmq_client.call import EVENTS, Answer, Call
-from escrowmq_client.errors import EscrowMQError, InvalidAnswer, Unreachable, error_of
+from escrowmq_client.errors import (
+    EscrowMQError,
+    InvalidAnswer,
+    PoolExhausted,
+    Unreachable,
+    error_of,
+)
 from escrowmq_client.models.consume import ReceivedMessage
 from escrowmq_client.models.problem import Problem
 
@@ -23,7 +29,7 @@ KEY_VARIABLE = "ESCROWMQ_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 # Nothing has reached the service when one of these is raised.
-NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 LOST = (
     httpx.TimeoutException,
     httpx.NetworkError,
@@ -106,6 +112,8 @@ def error_from(error: httpx.RequestError, url: str) -> Unreachable | InvalidAnsw
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, httpx.DecodingError):
         return InvalidAnswer(f"{url}: {reason}")
+    if isinstance(error, httpx.PoolTimeout):
+        return PoolExhausted(f"{url}: {reason}", outcome_unknown=False)
     return Unreachable(
         f"{url}: {reason}",
         outcome_unknown=not isinstance(error, NOT_SENT),

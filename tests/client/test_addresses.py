@@ -7,7 +7,15 @@ from typing import Any
 import httpx
 import pytest
 
-from escrowmq_client import AsyncClient, Client, NotPrimary, ProblemError, Retry, Unreachable
+from escrowmq_client import (
+    AsyncClient,
+    Client,
+    NotPrimary,
+    PoolExhausted,
+    ProblemError,
+    Retry,
+    Unreachable,
+)
 from escrowmq_client.call import nothing
 from escrowmq_client.transport import read
 from escrowmq_client.worker.outage import Outage
@@ -210,6 +218,24 @@ def test_a_service_that_stops_is_left_and_one_that_has_too_much_is_not(connect):
     busy = Machines(a=lambda: next(answers), b=answered)
     connect(busy, [A, B]).run("get_version")
     assert busy.asked == ["a", "a"]
+
+
+def test_a_client_without_a_free_connection_asks_the_same_machine_again(connect):
+    answers = iter([httpx.PoolTimeout("all are in use"), answered()])
+    machines = Machines(a=lambda: next(answers), b=answered)
+
+    connect(machines, [A, B]).run("get_version")
+
+    assert machines.asked == ["a", "a"]
+
+
+def test_connections_that_are_all_in_use_to_the_end_are_named(connect):
+    machines = Machines(a=lambda: httpx.PoolTimeout("all are in use"))
+
+    with pytest.raises(PoolExhausted) as ended:
+        connect(machines, A).run("get_version")
+
+    assert not ended.value.outcome_unknown
 
 
 def test_what_may_have_been_carried_out_is_sent_to_no_other_machine(connect):

@@ -1,4 +1,4 @@
-"""Connections of both clients: of one process each."""
+"""Connections of both clients: of one process, and of no limit."""
 
 import asyncio
 import os
@@ -11,13 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from escrowmq_client import AsyncClient, Client, Retry
+from escrowmq_client import AsyncClient, Client, EscrowMQError, Retry
 from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.poller import AsyncPoller, Poller
 from tests.client.test_event_stream import lines_of
+from tests.support.http import reached, until
 
 PATIENCE_S = 60
 ONCE = Retry(total_ms=0)
+MANY = 120  # more than the connections that httpx has by default
 VERSION = b'{"name":"EscrowMQ","version":"1","api_version":"v1"}'
 EVENTS = "\n".join([*lines_of("lh_1"), ""]).encode()
 
@@ -31,7 +33,7 @@ class Service:
     def __init__(self) -> None:
         self.url = ""
         self.brought_by: list[int] = []  # the number of the connection, for each request
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=2 * MANY)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._is_over = threading.Event()
         self._open: list[socket.socket] = []
@@ -155,3 +157,37 @@ def test_a_stream_is_not_read_by_two_processes(service):
 
         assert in_child(lambda: next(messages)).startswith("ClientClosed: the stream is that of")
         messages.close()
+
+
+def test_calls_that_wait_keep_no_others_from_a_connection(service):
+    with Client(service.url, retry=ONCE, timeout_ms=PATIENCE_S * 1_000) as client:
+
+        def wait() -> None:
+            with suppress(EscrowMQError):
+                client.receive_messages("billing", wait_ms=PATIENCE_S * 1_000)
+
+        threads = [threading.Thread(target=wait) for _ in range(MANY)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(service.brought_by) == MANY, "all receives wait")
+
+        assert client.get_version().name == "EscrowMQ"
+
+        service.close()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+
+async def test_tasks_that_wait_keep_no_others_from_a_connection(service):
+    async with AsyncClient(service.url, retry=ONCE, timeout_ms=PATIENCE_S * 1_000) as client:
+        waits = [
+            asyncio.ensure_future(client.receive_messages("billing", wait_ms=PATIENCE_S * 1_000))
+            for _ in range(MANY)
+        ]
+        await reached(lambda: len(service.brought_by) == MANY, "all receives wait")
+
+        assert (await client.get_version()).name == "EscrowMQ"
+
+        for one in waits:
+            one.cancel()
+        await asyncio.wait(waits)
