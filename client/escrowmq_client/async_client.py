@@ -1,6 +1,5 @@
 """The client for programs with an event loop of asyncio."""
 
-import asyncio
 import random
 import time
 from collections.abc import (
@@ -101,7 +100,10 @@ class AsyncClient:
         return self._hooks
 
     async def close(self) -> None:
-        """Close the connections, unless they are those of an `httpx.AsyncClient` of your own."""
+        """Close the connections, unless they are those of an `httpx.AsyncClient` of your own.
+
+        Calls that are under way raise ClientClosed.
+        """
         if self._is_own:
             await self._pool.close()
 
@@ -151,10 +153,10 @@ class AsyncClient:
         return read(response, call.parse)
 
     async def _request(self, request: Mapping[str, Any]) -> httpx.Response:
-        return await self._http.request(**request)
+        return await self._pool.request(request)
 
     async def _pause(self, wait_ms: float) -> None:
-        await asyncio.sleep(wait_ms / 1_000)
+        await self._pool.pause(wait_ms)
 
     async def send_stream(
         self,
@@ -215,7 +217,7 @@ class AsyncClient:
             process = OneProcess()
             try:
                 request = self._connection.request(call, {}, url)
-                async with self._http.stream(**request) as response:
+                async with self._pool.stream(request) as response:
                     if not response.is_success:
                         await response.aread()
                         read(response, nothing)
@@ -227,7 +229,9 @@ class AsyncClient:
                             yield message
                             process.check()
                 failure = events.end()
+                self._pool.check_open()
             except LOST as error:
+                self._pool.check_open()
                 failure = error_from(error, url)
             except EscrowMQError as error:
                 failure = error

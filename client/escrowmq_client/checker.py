@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.check_answers import Answer, AsyncAnswer, answer_of, unknown
 from escrowmq_client.client import Client
-from escrowmq_client.errors import EscrowMQError, NotFound, Refused, Unreachable
+from escrowmq_client.errors import ClientClosed, EscrowMQError, NotFound, Refused, Unreachable
 from escrowmq_client.markers.base import OutcomeUnknown
 from escrowmq_client.models.checks import AnswerInput, AnswersResult, Check, CheckAnswer
 from escrowmq_client.worker.outage import Outage
@@ -144,7 +144,9 @@ class Checker(_BaseChecker):
             while not self._is_stopping.is_set():
                 try:
                     self._answer_checks(poller, answering, wait_ms)
-                except EscrowMQError as error:  # noqa: PERF203  the loop goes on after it
+                except ClientClosed:  # noqa: PERF203  the loop goes on after the other errors
+                    raise
+                except EscrowMQError as error:
                     if not self._is_stopping.is_set():
                         _log.warning("checks of %s: %s", self.group, error)
                     self._is_stopping.wait(_PAUSE_MS / 1_000)
@@ -212,7 +214,9 @@ class AsyncChecker(_BaseChecker):
             while True:
                 try:
                     await self._answer_checks(poller)
-                except EscrowMQError as error:  # noqa: PERF203  the loop goes on after it
+                except ClientClosed:  # noqa: PERF203  the loop goes on after the other errors
+                    raise
+                except EscrowMQError as error:
                     _log.warning("checks of %s: %s", self.group, error)
                     await asyncio.sleep(_PAUSE_MS / 1_000)
 

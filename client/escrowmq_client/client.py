@@ -98,7 +98,10 @@ class Client:
         return self._hooks
 
     def close(self) -> None:
-        """Close the connections, unless they are those of an `httpx.Client` of your own."""
+        """Close the connections, unless they are those of an `httpx.Client` of your own.
+
+        Calls that are under way in other threads raise ClientClosed.
+        """
         if self._is_own:
             self._pool.close()
 
@@ -148,10 +151,10 @@ class Client:
         return read(response, call.parse)
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:
-        return self._http.request(**request)
+        return self._pool.request(request)
 
     def _pause(self, wait_ms: float) -> None:
-        time.sleep(wait_ms / 1_000)
+        self._pool.pause(wait_ms)
 
     def send_stream(
         self,
@@ -209,7 +212,7 @@ class Client:
             url = self._connection.url
             process = OneProcess()
             try:
-                with self._http.stream(**self._connection.request(call, {}, url)) as response:
+                with self._pool.stream(self._connection.request(call, {}, url)) as response:
                     if not response.is_success:
                         response.read()
                         read(response, nothing)
@@ -221,7 +224,9 @@ class Client:
                             yield message
                             process.check()
                 failure = events.end()
+                self._pool.check_open()
             except LOST as error:
+                self._pool.check_open()
                 failure = error_from(error, url)
             except EscrowMQError as error:
                 failure = error

@@ -3,7 +3,7 @@
 EscrowMQError
 ├── Unreachable          no answer: the service was not reached, or its answer was lost
 │   └── PoolExhausted    all connections of an `httpx.Client` of the caller were in use
-├── ClientClosed         the client is that of a process that forked
+├── ClientClosed         the client was closed, or is that of a process that forked
 ├── ProblemError         the service refused the request, with a problem document
 │   ├── NotFound         404
 │   ├── Conflict         409
@@ -53,7 +53,7 @@ class PoolExhausted(Unreachable):
 
 
 class ClientClosed(EscrowMQError):
-    """Connections of a process that forked, which another one must not use.
+    """A client that was closed, before the call or during it, or is that of a process that forked.
 
     `outcome_unknown`: the request may have been carried out. Otherwise it was never sent.
     """

@@ -1,13 +1,18 @@
-"""Connections of a client over HTTP: a pool for each process that uses it.
+"""Connections of a client over HTTP: a pool for each process that uses it, until it is closed.
 
 A process that was forked has the sockets of the first one, and would take its answers: it gets
 connections of its own, and leaves the others as they are. An `httpx.Client` of the caller cannot
 be made a second time, so that its use in both processes is an error.
 """
 
+import asyncio
 import os
-from collections.abc import Callable
-from typing import Generic, TypeVar
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import httpx
 
@@ -17,6 +22,7 @@ H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 
 # Calls that wait for messages must not keep others from a connection.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+_CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
 
 
 def new_http() -> httpx.Client:
@@ -30,7 +36,7 @@ def new_async_http() -> httpx.AsyncClient:
 
 
 class _Pools(Generic[H]):
-    """Connections by process."""
+    """Connections by process, and whether they are closed."""
 
     def __init__(self, http: H, make: Callable[[], H], *, is_own: bool) -> None:
         """`is_own`: the pool may make others with `make`, and closes them."""
@@ -39,10 +45,13 @@ class _Pools(Generic[H]):
         # Those of a process before the fork are kept: what has their last reference closes them.
         self._by_process: dict[int, H] = {os.getpid(): http} if is_own else {}
         self._given: H = http
+        self._is_closed = False
 
     @property
     def http(self) -> H:
         """The connections of this process. Raises ClientClosed."""
+        if self._is_closed:
+            raise closed(None)
         process = os.getpid()
         found = self._by_process.get(process)
         if found is None:
@@ -57,9 +66,13 @@ class _Pools(Generic[H]):
             )
         return found
 
-    @property
-    def _of_this_process(self) -> H | None:
-        return self._by_process.get(os.getpid())
+    def check_open(self) -> None:
+        """Raise ClientClosed if a stream has ended because of a close."""
+        if self._is_closed or (not self._is_own and self._given.is_closed):
+            raise closed(None, outcome_unknown=True)
+
+    def _closed_by(self, http: H) -> bool:
+        return self._is_closed or http.is_closed
 
 
 class Pool(_Pools[httpx.Client]):
@@ -67,11 +80,67 @@ class Pool(_Pools[httpx.Client]):
 
     def __init__(self, http: httpx.Client, *, is_own: bool) -> None:
         super().__init__(http, new_http, is_own=is_own)
+        self._ends: dict[int, _Ends] = {}  # by process: a lock may be held during a fork
+
+    def request(self, request: Mapping[str, Any]) -> httpx.Response:
+        """Send a request and read the whole answer. Raises ClientClosed."""
+        http = self.http
+        try:
+            return http.request(**request, extensions=self._extensions())
+        except Exception as error:
+            if self._closed_by(http):
+                raise closed(error) from error
+            raise
+
+    def stream(self, request: Mapping[str, Any]) -> AbstractContextManager[httpx.Response]:
+        """Send a request whose answer is read as it comes; no limit covers the whole of it."""
+        return self.http.stream(**request, extensions=self._extensions())
+
+    def pause(self, wait_ms: float) -> None:
+        """Wait before a repetition. Raises ClientClosed."""
+        if self._end.closing.wait(wait_ms / 1_000):
+            raise closed(None, outcome_unknown=True)
 
     def close(self) -> None:
-        """Close the connections of this process."""
-        if (http := self._of_this_process) is not None:
+        """End all calls of this process, and its connections."""
+        self._is_closed = True
+        self._end.shut_down()
+        if (http := self._by_process.get(os.getpid())) is not None:
             http.close()
+
+    @property
+    def _end(self) -> "_Ends":
+        process = os.getpid()
+        return self._ends.get(process) or self._ends.setdefault(process, _Ends())
+
+    def _extensions(self) -> dict[str, Any]:
+        return {"trace": self._end.trace} if self._is_own else {}
+
+
+class _Ends:
+    """What a close has to end in one process: reads of sockets, and pauses."""
+
+    def __init__(self) -> None:
+        self.closing = threading.Event()
+        self._guard = threading.RLock()  # a signal handler may close the client
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Note the socket of a new connection; httpcore calls this."""
+        if event.endswith(_CONNECTED):
+            with self._guard:
+                self._sockets.add(info["return_value"].get_extra_info("socket"))
+                if self.closing.is_set():
+                    self.shut_down()
+
+    def shut_down(self) -> None:
+        """End what waits, and what begins to wait later."""
+        with self._guard:
+            self.closing.set()
+            for one in self._sockets:
+                with suppress(OSError):  # it is closed already
+                    # Not that of an SSLSocket, which takes the session from the thread that reads.
+                    socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
 class AsyncPool(_Pools[httpx.AsyncClient]):
@@ -79,11 +148,65 @@ class AsyncPool(_Pools[httpx.AsyncClient]):
 
     def __init__(self, http: httpx.AsyncClient, *, is_own: bool) -> None:
         super().__init__(http, new_async_http, is_own=is_own)
+        self._calls: set[asyncio.Task[httpx.Response]] = set()
+        self._pauses: set[asyncio.Future[None]] = set()
+
+    async def request(self, request: Mapping[str, Any]) -> httpx.Response:
+        """Send a request and read the whole answer. Raises ClientClosed."""
+        http = self.http
+        # A task of its own: a cancellation by a close is not one by the caller.
+        call = asyncio.ensure_future(http.request(**request))
+        self._calls.add(call)
+        try:
+            await asyncio.wait({call})
+        finally:
+            self._calls.discard(call)
+            await _ended(call)
+        try:
+            return call.result()
+        except asyncio.CancelledError:
+            if self._closed_by(http):
+                raise closed(None, outcome_unknown=True) from None
+            raise
+        except Exception as error:
+            if self._closed_by(http):
+                raise closed(error) from error
+            raise
+
+    def stream(self, request: Mapping[str, Any]) -> AbstractAsyncContextManager[httpx.Response]:
+        """Send a request whose answer is read as it comes; no limit covers the whole of it."""
+        return self.http.stream(**request)
+
+    async def pause(self, wait_ms: float) -> None:
+        """Wait before a repetition. Raises ClientClosed."""
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pauses.add(end)
+        try:
+            await asyncio.wait({end}, timeout=wait_ms / 1_000)
+        finally:
+            self._pauses.discard(end)
+        if end.done():
+            raise closed(None, outcome_unknown=True)
 
     async def close(self) -> None:
-        """Close the connections of this process."""
-        if (http := self._of_this_process) is not None:
+        """End all calls of this process, and its connections."""
+        self._is_closed = True
+        for call in list(self._calls):
+            call.cancel()
+        for pause in self._pauses:
+            if not pause.done():
+                pause.set_result(None)
+        if (http := self._by_process.get(os.getpid())) is not None:
             await http.aclose()
+
+
+async def _ended(call: asyncio.Task[httpx.Response]) -> None:
+    """Cancel a call that is under way, and return once its connection is free or closed."""
+    if not call.done():
+        call.cancel()
+        await asyncio.wait({call})
+    if not call.cancelled():
+        call.exception()  # or asyncio reports that nothing took it
 
 
 class OneProcess:
@@ -100,3 +223,14 @@ class OneProcess:
                 "begin another one",
                 outcome_unknown=False,
             )
+
+
+def closed(error: Exception | None, *, outcome_unknown: bool | None = None) -> ClientClosed:
+    """Make the error of a call that failed with `error` as its client was closed, or before."""
+    if outcome_unknown is None:
+        never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, RuntimeError)
+        outcome_unknown = error is not None and not isinstance(error, never_sent)
+    return ClientClosed(
+        "the client was closed during the call" if outcome_unknown else "the client is closed",
+        outcome_unknown=outcome_unknown,
+    )

@@ -41,6 +41,7 @@ from msgspec import UNSET
 from escrowmq_client.call import Call
 from escrowmq_client.decisions import ACTIONS, Action, Event, State, event_of_end
 from escrowmq_client.errors import (
+    ClientClosed,
     EscrowMQError,
     InvalidAnswer,
     ProblemError,
@@ -373,7 +374,7 @@ def _is_undelivered(error: EscrowMQError) -> bool:
     """Whether the service may not have the decision yet; otherwise it was refused for good."""
     if isinstance(error, ProblemError):
         return error.retryable or error.status == 429 or error.status >= 500
-    return isinstance(error, Unreachable | InvalidAnswer)
+    return isinstance(error, Unreachable | InvalidAnswer | ClientClosed)
 
 
 class TransactionScope(_Scope):

@@ -1,4 +1,4 @@
-"""Connections of both clients: of one process, and of no limit."""
+"""Connections of both clients: of one process, of no limit, and until an end."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from escrowmq_client import AsyncClient, Client, EscrowMQError, Retry
+from escrowmq_client import AsyncClient, Client, ClientClosed, Retry
 from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.poller import AsyncPoller, Poller
 from tests.client.test_event_stream import lines_of
@@ -19,6 +19,7 @@ from tests.support.http import reached, until
 
 PATIENCE_S = 60
 ONCE = Retry(total_ms=0)
+LONG = Retry(total_ms=600_000, first_ms=600_000, longest_ms=600_000)
 MANY = 120  # more than the connections that httpx has by default
 VERSION = b'{"name":"EscrowMQ","version":"1","api_version":"v1"}'
 EVENTS = "\n".join([*lines_of("lh_1"), ""]).encode()
@@ -163,7 +164,7 @@ def test_calls_that_wait_keep_no_others_from_a_connection(service):
     with Client(service.url, retry=ONCE, timeout_ms=PATIENCE_S * 1_000) as client:
 
         def wait() -> None:
-            with suppress(EscrowMQError):
+            with suppress(ClientClosed):
                 client.receive_messages("billing", wait_ms=PATIENCE_S * 1_000)
 
         threads = [threading.Thread(target=wait) for _ in range(MANY)]
@@ -173,7 +174,6 @@ def test_calls_that_wait_keep_no_others_from_a_connection(service):
 
         assert client.get_version().name == "EscrowMQ"
 
-        service.close()
     for thread in threads:
         thread.join(PATIENCE_S)
 
@@ -188,6 +188,143 @@ async def test_tasks_that_wait_keep_no_others_from_a_connection(service):
 
         assert (await client.get_version()).name == "EscrowMQ"
 
-        for one in waits:
-            one.cancel()
-        await asyncio.wait(waits)
+    ends = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), PATIENCE_S)
+    assert {type(end) for end in ends} == {ClientClosed}
+
+
+def wait_for_answer(client: Client) -> None:
+    client.get_topic("orders")
+
+
+def wait_for_message(client: Client) -> None:
+    messages = client.stream_messages("billing")
+    next(messages)
+    next(messages)
+
+
+@pytest.mark.parametrize("wait", [wait_for_answer, wait_for_message])
+def test_a_close_ends_the_calls_of_other_threads(service, wait):
+    client = Client(service.url, timeout_ms=PATIENCE_S * 10_000)
+    ended_by: list[Exception] = []
+
+    def call() -> None:
+        try:
+            wait(client)
+        except Exception as error:
+            ended_by.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    until(lambda: service.brought_by, "the call waits")
+
+    client.close()
+    thread.join(PATIENCE_S)
+
+    (error,) = ended_by
+    assert isinstance(error, ClientClosed)
+    assert error.outcome_unknown
+    assert len(service.brought_by) == 1
+    with pytest.raises(ClientClosed, match="the client is closed") as later:
+        client.get_version()
+    assert not later.value.outcome_unknown
+
+
+async def wait_for_async_answer(client: AsyncClient) -> None:
+    await client.get_topic("orders")
+
+
+async def wait_for_async_message(client: AsyncClient) -> None:
+    async for _ in client.stream_messages("billing"):
+        pass
+
+
+@pytest.mark.parametrize("wait", [wait_for_async_answer, wait_for_async_message])
+async def test_a_close_ends_the_calls_of_other_tasks(service, wait):
+    client = AsyncClient(service.url, timeout_ms=PATIENCE_S * 10_000)
+    call = asyncio.ensure_future(wait(client))
+    await reached(lambda: service.brought_by, "the call waits")
+
+    await client.close()
+
+    with pytest.raises(ClientClosed) as ended:
+        await asyncio.wait_for(call, PATIENCE_S)
+    assert ended.value.outcome_unknown
+    assert len(service.brought_by) == 1
+    with pytest.raises(ClientClosed, match="the client is closed") as later:
+        await client.get_version()
+    assert not later.value.outcome_unknown
+
+
+class Pausing(Client):
+    """A client that says when it waits before a repetition."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self.pauses = threading.Event()
+
+    def _pause(self, wait_ms: float) -> None:
+        self.pauses.set()
+        super()._pause(wait_ms)
+
+
+class AsyncPausing(AsyncClient):
+    """A client that says when it waits before a repetition."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self.pauses = asyncio.Event()
+
+    async def _pause(self, wait_ms: float) -> None:
+        self.pauses.set()
+        await super()._pause(wait_ms)
+
+
+def test_a_close_ends_the_wait_before_a_repetition():
+    client = Pausing("http://127.0.0.1:1", retry=LONG)
+    ended_by: list[Exception] = []
+
+    def call() -> None:
+        try:
+            client.get_version()
+        except ClientClosed as error:
+            ended_by.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert client.pauses.wait(PATIENCE_S)
+
+    client.close()
+    thread.join(PATIENCE_S)
+
+    assert len(ended_by) == 1
+
+
+async def test_a_close_ends_the_wait_of_a_task_before_a_repetition():
+    client = AsyncPausing("http://127.0.0.1:1", retry=LONG)
+    call = asyncio.ensure_future(client.get_version())
+    await client.pauses.wait()
+
+    await client.close()
+
+    with pytest.raises(ClientClosed):
+        await asyncio.wait_for(call, PATIENCE_S)
+
+
+def test_connections_of_the_caller_that_are_closed_are_named():
+    http = httpx.Client(verify=False)
+    http.close()
+
+    with pytest.raises(ClientClosed):
+        Client("http://127.0.0.1:1", http=http).get_version()
+
+
+async def test_a_call_that_is_cancelled_ends_its_request(service):
+    async with AsyncClient(service.url, retry=ONCE) as client:
+        call = asyncio.ensure_future(client.get_topic("orders"))
+        await reached(lambda: service.brought_by, "the call waits")
+
+        call.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,5 +1,6 @@
 """The checker: answers come from the database, and nothing that goes wrong is an answer."""
 
+import asyncio
 import logging
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from escrowmq_client import (
     CheckAnswer,
     Checker,
     Client,
+    ClientClosed,
     CommitPending,
     MessageInput,
     NotFound,
@@ -300,6 +302,35 @@ def test_a_checker_logs_an_outage_at_its_first_try_and_its_end(
     begin, end = [one for one in caplog.messages if f"checks of producer group {group}" in one]
     assert "is asked again" in begin
     assert "again, after" in end
+
+
+def test_a_checker_whose_client_was_closed_ends_with_that(service, client, style, topic, group):
+    lost(service, client, style, topic, group, is_committed=True)
+
+    with Client(service.url) as own:
+
+        def answer(check):
+            own.close()
+            return "commit"
+
+        checker = Checker(own, group, answer, wait_ms=100, handle_signals=False)
+        with pytest.raises(ClientClosed):
+            checker.run()
+
+
+async def test_an_async_checker_whose_client_was_closed_ends_with_that(
+    service, client, style, topic, group
+):
+    lost(service, client, style, topic, group, is_committed=True)
+
+    async with AsyncClient(service.url) as own:
+
+        async def answer(check):
+            await own.close()
+            return "commit"
+
+        with pytest.raises(ClientClosed):
+            await asyncio.wait_for(AsyncChecker(own, group, answer, wait_ms=100).run(), 60)
 
 
 def test_a_checker_that_is_stopped_while_the_service_is_away_ends_at_once(caplog):

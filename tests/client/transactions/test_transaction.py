@@ -374,6 +374,21 @@ def test_a_lost_commit_is_pending_and_the_check_brings_it(client, service, style
     assert style.markers.outcome(tx.transaction_id) == "commit"
 
 
+def test_a_commit_of_a_client_that_was_closed_is_pending(service, plain, topic, new_id):
+    client = Client(service.url)
+
+    with (
+        pytest.raises(CommitPending, match="the client is closed"),
+        client.transaction("shop-" + new_id(), id=new_id(), markers=plain.markers) as tx,
+    ):
+        tx.add(topic, json=1)
+        with plain.local() as db:
+            tx.mark(db)
+        client.close()
+
+    assert state(service, tx.transaction_id) == "prepared"
+
+
 def test_a_commit_whose_answer_is_lost_is_repeated_by_the_client(service, plain, topic, new_id):
     service.drop_commit(answer=True)
 
