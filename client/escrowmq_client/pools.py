@@ -3,13 +3,18 @@
 A process that was forked has the sockets of the first one, and would take its answers: it gets
 connections of its own, and leaves the others as they are. An `httpx.Client` of the caller cannot
 be made a second time, so that its use in both processes is an error.
+
+The limit of a try covers all of it. `AsyncPool` ends a try at its limit; `Pool` looks at the clock
+at each piece of an answer, so that a try ends at twice its limit at the latest once the answer has
+begun.
 """
 
 import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -23,6 +28,7 @@ H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 # Calls that wait for messages must not keep others from a connection.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 _CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
+_MIB = 1 << 20
 
 
 def new_http() -> httpx.Client:
@@ -33,6 +39,34 @@ def new_http() -> httpx.Client:
 def new_async_http() -> httpx.AsyncClient:
     """Make the connections of an `AsyncClient`."""
     return httpx.AsyncClient(limits=_LIMITS)
+
+
+class Deadline:
+    """End of one try: its limit, and the time of a call again for each MiB that is carried."""
+
+    def __init__(self, request: Mapping[str, Any], now_s: float) -> None:
+        """`request`: as `transport.Connection.request` makes it."""
+        timeout: httpx.Timeout = request["timeout"]
+        assert timeout.connect is not None
+        assert timeout.read is not None
+        self._each_s = timeout.connect
+        sent_bytes = len(request["content"] or b"")
+        self._limit_s = now_s + timeout.read + self._each_s * (sent_bytes // _MIB)
+        self._received_bytes = 0
+
+    @property
+    def at_s(self) -> float:
+        """When the try ends, by the clock of `now_s`."""
+        return self._limit_s + self._each_s * (self._received_bytes // _MIB)
+
+    def receive(self, count: int) -> None:
+        """Count bytes of the answer."""
+        self._received_bytes += count
+
+    def check(self, now_s: float) -> None:
+        """Raise httpx.ReadTimeout if the try is over."""
+        if now_s >= self.at_s:
+            raise httpx.ReadTimeout("the answer did not come to its end in time")
 
 
 class _Pools(Generic[H]):
@@ -84,9 +118,13 @@ class Pool(_Pools[httpx.Client]):
 
     def request(self, request: Mapping[str, Any]) -> httpx.Response:
         """Send a request and read the whole answer. Raises ClientClosed."""
-        http = self.http
+        http, deadline = self.http, Deadline(request, time.monotonic())
         try:
-            return http.request(**request, extensions=self._extensions())
+            with http.stream(**request, extensions=self._extensions()) as response:
+                assert isinstance(response.stream, httpx.SyncByteStream)
+                response.stream = _Limited(response.stream, deadline)
+                response.read()
+                return response
         except Exception as error:
             if self._closed_by(http):
                 raise closed(error) from error
@@ -153,12 +191,13 @@ class AsyncPool(_Pools[httpx.AsyncClient]):
 
     async def request(self, request: Mapping[str, Any]) -> httpx.Response:
         """Send a request and read the whole answer. Raises ClientClosed."""
-        http = self.http
-        # A task of its own: a cancellation by a close is not one by the caller.
-        call = asyncio.ensure_future(http.request(**request))
+        http, deadline = self.http, Deadline(request, time.monotonic())
+        # A task of its own: a cancellation by the limit is not one by the caller.
+        call = asyncio.ensure_future(_exchange(http, request, deadline))
         self._calls.add(call)
         try:
-            await asyncio.wait({call})
+            while not call.done() and (left_s := deadline.at_s - time.monotonic()) > 0:
+                await asyncio.wait({call}, timeout=left_s)
         finally:
             self._calls.discard(call)
             await _ended(call)
@@ -167,6 +206,7 @@ class AsyncPool(_Pools[httpx.AsyncClient]):
         except asyncio.CancelledError:
             if self._closed_by(http):
                 raise closed(None, outcome_unknown=True) from None
+            deadline.check(time.monotonic())
             raise
         except Exception as error:
             if self._closed_by(http):
@@ -200,6 +240,16 @@ class AsyncPool(_Pools[httpx.AsyncClient]):
             await http.aclose()
 
 
+async def _exchange(
+    http: httpx.AsyncClient, request: Mapping[str, Any], deadline: Deadline
+) -> httpx.Response:
+    async with http.stream(**request) as response:
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _AsyncLimited(response.stream, deadline)
+        await response.aread()
+        return response
+
+
 async def _ended(call: asyncio.Task[httpx.Response]) -> None:
     """Cancel a call that is under way, and return once its connection is free or closed."""
     if not call.done():
@@ -207,6 +257,39 @@ async def _ended(call: asyncio.Task[httpx.Response]) -> None:
         await asyncio.wait({call})
     if not call.cancelled():
         call.exception()  # or asyncio reports that nothing took it
+
+
+class _Limited(httpx.SyncByteStream):
+    """Body of an answer, until the deadline."""
+
+    def __init__(self, stream: httpx.SyncByteStream, deadline: Deadline) -> None:
+        self._stream = stream
+        self._deadline = deadline
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            self._deadline.receive(len(piece))
+            self._deadline.check(time.monotonic())
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _AsyncLimited(httpx.AsyncByteStream):
+    """Body of an answer, whose pieces move the deadline."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, deadline: Deadline) -> None:
+        self._stream = stream
+        self._deadline = deadline
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            self._deadline.receive(len(piece))
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class OneProcess:

@@ -1,4 +1,4 @@
-"""Connections of both clients: of one process, of no limit, and until an end."""
+"""Connections of both clients: a process of its own, a limit of its own, and an end."""
 
 import asyncio
 import os
@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from escrowmq_client import AsyncClient, Client, ClientClosed, Retry
+from escrowmq_client import AsyncClient, Client, ClientClosed, Retry, Unreachable
+from escrowmq_client.pools import Deadline
 from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.poller import AsyncPoller, Poller
 from tests.client.test_event_stream import lines_of
@@ -28,7 +29,8 @@ EVENTS = "\n".join([*lines_of("lh_1"), ""]).encode()
 class Service:
     """A service that answers by path, and notes the connection of each request.
 
-    `/v1/version` is answered; a stream has one message; all else waits until the end.
+    `/v1/version` is answered; `/v1/topics/slow` in small pieces; a stream has one message; all
+    else waits until the end.
     """
 
     def __init__(self) -> None:
@@ -68,6 +70,8 @@ class Service:
                 path = request.split(b" ", 2)[1]
                 if path == b"/v1/version":
                     connection.sendall(_head(len(VERSION)) + VERSION)
+                elif path == b"/v1/topics/slow":
+                    self._send_slowly(connection)
                 elif path.endswith(b"/stream"):
                     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
                     connection.sendall(head + EVENTS)
@@ -75,6 +79,15 @@ class Service:
                 else:
                     self._is_over.wait(PATIENCE_S)
                     return  # a body may be left
+
+    def _send_slowly(self, connection: socket.socket) -> None:
+        """Send what would be an answer of 30 s."""
+        connection.sendall(_head(300 + len(VERSION)))
+        for _ in range(300):
+            if self._is_over.wait(0.1):
+                return
+            connection.sendall(b" ")
+        connection.sendall(VERSION)
 
 
 def _head(length: int) -> bytes:
@@ -318,6 +331,25 @@ def test_connections_of_the_caller_that_are_closed_are_named():
         Client("http://127.0.0.1:1", http=http).get_version()
 
 
+def test_an_answer_that_comes_byte_by_byte_is_given_up(service):
+    with (
+        Client(service.url, retry=ONCE, timeout_ms=500) as client,
+        pytest.raises(Unreachable, match="ReadTimeout") as ended,
+    ):
+        client.get_topic("slow")
+
+    assert ended.value.outcome_unknown
+
+
+async def test_an_answer_that_comes_byte_by_byte_is_given_up_by_a_task(service):
+    async with AsyncClient(service.url, retry=ONCE, timeout_ms=500) as client:
+        with pytest.raises(Unreachable, match="ReadTimeout") as ended:
+            await client.get_topic("slow")
+
+        assert ended.value.outcome_unknown
+        assert (await client.get_version()).name == "EscrowMQ"
+
+
 async def test_a_call_that_is_cancelled_ends_its_request(service):
     async with AsyncClient(service.url, retry=ONCE) as client:
         call = asyncio.ensure_future(client.get_topic("orders"))
@@ -328,3 +360,18 @@ async def test_a_call_that_is_cancelled_ends_its_request(service):
         with pytest.raises(asyncio.CancelledError):
             await call
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_a_try_has_its_time_again_for_each_mib_that_is_carried():
+    timeout = httpx.Timeout(10, read=15)
+    small = Deadline({"timeout": timeout, "content": None}, 100)
+    large = Deadline({"timeout": timeout, "content": bytes(3 << 20)}, 100)
+
+    assert (small.at_s, large.at_s) == (115, 145)
+
+    small.receive((1 << 20) - 1)
+    small.check(114)
+    with pytest.raises(httpx.ReadTimeout):
+        small.check(115)
+    small.receive(1)
+    small.check(124)
