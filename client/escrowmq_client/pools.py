@@ -156,7 +156,7 @@ class Pool(_Pools[httpx.Client]):
 
 
 class _Ends:
-    """What a close has to end in one process: reads of sockets, and pauses."""
+    """Reads of sockets, and pauses, in one process, which a close ends."""
 
     def __init__(self) -> None:
         self.closing = threading.Event()
