@@ -15,8 +15,8 @@ begun or committed before a restart is found again and not published twice:
     behind the commit                 the begin returns the committed transaction
     behind its answer                 the rows are gone, or stamped
 
-A check may roll such a transaction back, as the marker table of the group has no marker of it. Then
-it is begun again under the next id, `ob-...2`: its messages are published once all the same.
+The transaction of that id may be another's, if two outboxes of a service use a `tx_id` both. Then
+the rows stay, and are refused.
 
 The service knows a transaction for as long as its log holds it, 72 hours by default. Rows whose
 transaction was committed longer ago, and that a restart finds again, are published again.
@@ -29,7 +29,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,9 +39,10 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from escrowmq_client.encoding import for_json
-from escrowmq_client.errors import AlreadyResolved, EscrowMQError, ProblemError
+from escrowmq_client.errors import EscrowMQError, ProblemError
 from escrowmq_client.models.messages import MessageInput
 from escrowmq_client.models.transactions import TransactionMessageInput
+from escrowmq_client.publisher import Publisher
 
 if TYPE_CHECKING:
     from escrowmq_client.client import Client
@@ -106,10 +106,9 @@ class Outbox:
     ) -> None:
         self.refused_count = 0
         """How often the service has refused a transaction for good; its rows stay."""
-        self._client = client
         self._engine = engine
         self._table = table
-        self._group = group
+        self._publisher = Publisher(client, group)
         self._poll_ms = poll_ms
         self._is_locking = engine.dialect.name in _LOCKING
         self._is_stamped = "published_at_ms" in table.c
@@ -136,8 +135,8 @@ class Outbox:
         """Write a message into the local transaction of `db`, a Connection or Session.
 
         All messages of a local transaction, at most 1,000, have its `tx_id`, which no other one
-        uses: letters, digits, `_`, `-` and `.`, at most 100. The other fields are those of
-        `client.send`.
+        uses, in this outbox or another one of the service: letters, digits, `_`, `-` and `.`, at
+        most 100. The other fields are those of `client.send`.
         """
         message = MessageInput(
             json=json,
@@ -248,14 +247,16 @@ class Outbox:
         mine = (table.c.tx_id == tx_id) & self._is_waiting(table)
         with self._step(db):
             rows = db.execute(
-                sa.select(table.c.topic, table.c.message).where(mine).order_by(table.c.id)
+                sa.select(table.c.id, table.c.topic, table.c.message)
+                .where(mine)
+                .order_by(table.c.id)
             ).fetchall()
         if not rows:
             self._refusals.pop(tx_id, None)
             return False  # another process was faster
         try:
             messages = [TransactionMessageInput(row.topic, _message(row.message)) for row in rows]
-            self._publish(f"ob-{tx_id}", messages)
+            self._publisher.publish(tx_id, messages)
         except (ProblemError, ValueError, TypeError) as error:
             if isinstance(error, ProblemError) and (error.retryable or error.status >= 500):
                 raise
@@ -263,42 +264,13 @@ class Outbox:
             _log.error("outbox %s: %s was refused: %s", table.name, tx_id, error)
             return False
         self._refusals.pop(tx_id, None)
+        published = mine & (table.c.id <= rows[-1].id)  # not what was added meanwhile, by mistake
         with self._step(db):
             if self._is_stamped:
-                db.execute(table.update().where(mine).values(published_at_ms=_now_ms()))
+                db.execute(table.update().where(published).values(published_at_ms=_now_ms()))
             else:
-                db.execute(table.delete().where(mine))
+                db.execute(table.delete().where(published))
         return True
-
-    def _publish(self, transaction_id: str, messages: list[TransactionMessageInput]) -> None:
-        """Commit them in one transaction, whatever of it was done before."""
-        for number in count(1):
-            one = transaction_id if number == 1 else f"{transaction_id}.{number}"
-            state = self._begin(one, messages)
-            if state in ("prepared", "held"):
-                state = self._commit(one)
-            if state == "committed":
-                return
-
-    def _begin(self, transaction_id: str, messages: list[TransactionMessageInput]) -> str:
-        try:
-            return self._client.begin_transaction(
-                self._group,
-                messages,
-                transaction_id=transaction_id,
-                idempotency_key=transaction_id,
-            ).state
-        except ProblemError as error:
-            # its Idempotency-Key is forgotten sooner than the transaction
-            if error.code != "transaction_exists":
-                raise
-        return self._client.get_transaction(transaction_id).state
-
-    def _commit(self, transaction_id: str) -> str:
-        try:
-            return self._client.commit_transaction(transaction_id).state
-        except AlreadyResolved as error:
-            return error.state
 
 
 def _on_mysql(usual: Any, other: Any) -> Any:

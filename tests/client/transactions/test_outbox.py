@@ -4,12 +4,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec import UNSET
 
-from escrowmq_client import Client, Unreachable, outbox
+from escrowmq_client import Client, MessageInput, Unreachable, outbox
+from escrowmq_client.models.transactions import TransactionMessageInput
 from escrowmq_client.outbox import Outbox, outbox_table
+from escrowmq_client.publisher import Publisher
 
 _numbers = count(1)
 
@@ -17,15 +21,23 @@ _numbers = count(1)
 class Shop:
     """A program with an outbox in its database."""
 
-    def __init__(self, database, client, *, stamped: bool = False) -> None:
+    def __init__(
+        self,
+        database,
+        client,
+        *,
+        stamped: bool = False,
+        table: str = "outbox",
+        group: str = "shop",
+    ) -> None:
         self.engine = database.engine()
-        self.table = outbox_table("outbox", stamped=stamped)
+        self.table = outbox_table(table, stamped=stamped)
         self.table.metadata.create_all(self.engine)
-        self.outbox = Outbox(client, self.engine, self.table, group="shop")
+        self.outbox = Outbox(client, self.engine, self.table, group=group)
         self.tx_ids: list[str] = []
 
-    def place(self, topic: str, *orders: int, fails: bool = False) -> str:
-        tx_id = f"{next(_numbers)}"
+    def place(self, topic: str, *orders: int, fails: bool = False, tx_id: str | None = None) -> str:
+        tx_id = tx_id or f"{next(_numbers)}"
         with suppress(ZeroDivisionError), self.engine.begin() as db:
             for order in orders:
                 self.outbox.add(db, topic, tx_id=tx_id, json=order, key=f"k{order}")
@@ -127,7 +139,152 @@ def test_a_transaction_that_a_check_has_rolled_back_is_published_under_the_next_
     assert shop.outbox.run_once() == 1
 
     assert texts(service, topic) == ["1"]
-    assert service.transaction(f"ob-{tx_id}.2")["state"] == "committed"
+    assert service.transaction(f"ob2-{tx_id}")["state"] == "committed"
+
+
+def lose_the_commit(service, shop: Shop) -> None:
+    """Publish, but the transaction stays prepared."""
+    service.drop_commit()
+    with pytest.raises(Unreachable):
+        shop.outbox.run_once()
+
+
+def test_the_second_try_of_a_transaction_is_none_of_another_tx_id(service, shop, topic, client):
+    tx_id = shop.place(topic, 1)
+    lose_the_commit(service, shop)
+    client.resolve_transaction(f"ob-{tx_id}", "rollback")
+    assert shop.outbox.run_once() == 1
+
+    shop.place(topic, 2, tx_id=f"{tx_id}.2")
+    assert shop.outbox.run_once() == 1
+
+    assert (texts(service, topic), shop.rows()) == (["1", "2"], 0)
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_second_try_of_an_earlier_version_is_found_again(
+    service, shop, topic, client, is_decided
+):
+    """Its id was `ob-...2`."""
+    tx_id = shop.place(topic, 1)
+    lose_the_commit(service, shop)
+    client.resolve_transaction(f"ob-{tx_id}", "rollback")
+    message = TransactionMessageInput(topic, MessageInput(json=1, key="k1"))
+    client.begin_transaction("shop", [message], transaction_id=f"ob-{tx_id}.2")
+    if is_decided:
+        client.commit_transaction(f"ob-{tx_id}.2")
+
+    assert shop.outbox.run_once() == 1
+
+    assert (texts(service, topic), shop.rows()) == (["1"], 0)
+
+
+def test_a_second_try_goes_on_beside_the_transaction_of_another_tx_id(service, shop, topic, client):
+    tx_id = shop.place(topic, 1)
+    lose_the_commit(service, shop)
+    client.resolve_transaction(f"ob-{tx_id}", "rollback")
+    other = Publisher(client, "shop")
+    other.publish(f"{tx_id}.2", [TransactionMessageInput(topic, MessageInput(json=2))])
+
+    assert shop.outbox.run_once() == 1
+
+    assert (texts(service, topic), shop.rows()) == (["2", "1"], 0)
+
+
+def place_as_another(shop: Shop, topic: str, tx_id: str, **fields: Any) -> None:
+    """Write a row whose message is the JSON 1 and the key k1, but for these fields."""
+    given = {"json": 1, "key": "k1", **fields}
+    with shop.engine.begin() as db:
+        shop.outbox.add(db, topic, tx_id=tx_id, **given)
+
+
+@pytest.mark.parametrize(
+    ("what", "fields"),
+    [
+        ("group", {}),
+        ("topic", {}),
+        ("count", {}),
+        ("json", {"json": 2}),
+        ("body", {"json": UNSET, "payload": b"\xff"}),
+        ("key", {"key": "k2"}),
+        ("keys", {"key": None, "keys": ["k1", "k2"]}),
+        ("tag", {"tag": "paid"}),
+        ("ordering_key", {"ordering_key": "k1"}),
+        ("properties", {"properties": {"shop": "2"}}),
+    ],
+)
+@pytest.mark.parametrize("hours", [0, 25])
+def test_rows_whose_tx_id_another_outbox_has_used_stay(
+    service, shop, topic, database, client, what, fields, hours, caplog
+):
+    """Also when the Idempotency-Key of the other is forgotten."""
+    tx_id = shop.place(topic, 1)
+    assert shop.outbox.run_once() == 1
+    service.advance(hours=hours)
+    other = Shop(database, client, table="outbox_2", group="billing" if what == "group" else "shop")
+    of_other = service.topic(f"outbox-{next(_numbers)}") if what == "topic" else topic
+
+    place_as_another(other, of_other, tx_id, **fields)
+    if what == "count":
+        place_as_another(other, of_other, tx_id)
+
+    assert other.outbox.run_once() == 0
+    assert (other.rows(), other.outbox.refused_count) == (1 + (what == "count"), 1)
+    assert texts(service, topic) == ["1"]
+    assert f"{tx_id} was refused" in caplog.text
+    other.engine.dispose()
+
+
+def test_the_transaction_of_another_group_is_not_committed(service, shop, topic, database, client):
+    tx_id = shop.place(topic, 1)
+    lose_the_commit(service, shop)
+    service.advance(hours=25)
+    other = Shop(database, client, table="outbox_2", group="billing")
+    other.place(topic, 1, tx_id=tx_id)
+
+    assert other.outbox.run_once() == 0
+
+    assert texts(service, topic) == []
+    assert (other.rows(), other.outbox.refused_count) == (1, 1)
+    other.engine.dispose()
+
+
+def test_every_kind_of_message_is_known_again_when_its_key_is_forgotten(service, shop, topic):
+    with shop.engine.begin() as db:
+        for fields in (
+            {"json": {"price": 1.50, "count": 10**15, "name": "Zoë", "none": None}},
+            {"json": None, "keys": ["a", "b"], "tag": "paid", "ordering_key": "o"},
+            {"payload": b"\xff\x00", "properties": {"a": "b"}, "content_type": "image/png"},
+            {"payload": "text"},
+            {"payload": "", "delay_ms": 86_400_000},
+        ):
+            shop.outbox.add(db, topic, tx_id="all-kinds", **fields)
+    delete = shop.table.delete
+    shop.table.delete = None  # fails, as if the process had ended here
+    with pytest.raises(TypeError):
+        shop.outbox.run_once()
+    shop.table.delete = delete
+    service.advance(hours=25)
+
+    assert shop.outbox.run_once() == 1
+
+    assert shop.rows() == 0
+    assert len(texts(service, topic)) == 5  # the delay is over
+
+
+def test_a_row_that_is_added_while_its_tx_id_is_published_stays(shop, topic, client):
+    """Two local transactions have the same `tx_id` by mistake."""
+    tx_id = shop.place(topic, 1)
+    publish = shop.outbox._publisher.publish
+
+    def publish_and_add(*given) -> None:
+        publish(*given)
+        shop.place(topic, 2, tx_id=tx_id)
+
+    shop.outbox._publisher.publish = publish_and_add
+    assert shop.outbox.run_once() == 1
+
+    assert shop.rows() == 1
 
 
 def test_rows_that_the_service_refuses_for_good_stay_and_stop_no_others(
