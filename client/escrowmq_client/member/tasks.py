@@ -342,7 +342,7 @@ class AsyncQueueWorker:
 
     async def _pause(self, wait_ms: float) -> None:
         """Wait so long; a stop ends it."""
-        with suppress(TimeoutError):
+        with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), wait_ms / 1_000)
 
     @contextmanager
