@@ -7,18 +7,21 @@ It runs in any process that reaches the database of the producers, alive or dead
 """
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import cast
 
 from escrowmq_client.async_client import AsyncClient
-from escrowmq_client.check_answers import Answer, AsyncAnswer, answer_of, unknown
+from escrowmq_client.check_answers import Answer, AsyncAnswer, Decided, answer_of, unknown
 from escrowmq_client.client import Client
 from escrowmq_client.errors import ClientClosed, EscrowMQError, NotFound, Refused, Unreachable
 from escrowmq_client.markers.base import OutcomeUnknown
 from escrowmq_client.models.checks import AnswerInput, AnswersResult, Check, CheckAnswer
+from escrowmq_client.worker.calling import awaited, called
 from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.poller import AsyncPoller, Poller
 from escrowmq_client.worker.signals import stop_at_signals
@@ -190,7 +193,7 @@ class Checker(_BaseChecker):
 
     def _decided(self, check: Check) -> CheckAnswer:
         try:
-            return answer_of(self._answer(check))
+            return answer_of(called(self._answer, check))
         except Exception as error:  # noqa: BLE001  the check has to be answered all the same
             return self._unknown(check, error)
 
@@ -252,6 +255,9 @@ class AsyncChecker(_BaseChecker):
 
     async def _decided(self, check: Check) -> CheckAnswer:
         try:
-            return answer_of(await self._answer(check))
+            decided: object = called(self._answer, check)
+            if inspect.isawaitable(decided):
+                decided = await awaited(decided)
+            return answer_of(cast("Decided", decided))
         except Exception as error:  # noqa: BLE001  the check has to be answered all the same
             return self._unknown(check, error)

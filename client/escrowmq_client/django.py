@@ -25,6 +25,7 @@ from escrowmq_client.check_requests import (
     too_large,
 )
 from escrowmq_client.models.checks import CheckQuestion
+from escrowmq_client.worker.calling import called
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def check_view(secrets: Secrets, answer: Answer) -> Callable[[HttpRequest], Http
         except RequestRefused as refused:
             return _response(refused.response)
         try:
-            return _response(decided(answer(check)))
+            return _response(decided(called(answer, check)))
         except Exception as error:  # noqa: BLE001  the check has to be answered all the same
             _log.warning("%s: answered unknown", check.transaction_id, exc_info=error)
             return _response(failed(error))

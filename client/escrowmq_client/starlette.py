@@ -28,6 +28,7 @@ from escrowmq_client.check_requests import (
     too_large,
 )
 from escrowmq_client.models.checks import CheckQuestion
+from escrowmq_client.worker.calling import awaited, called
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -91,10 +92,10 @@ async def _read(secrets: Secrets, request: Request) -> CheckQuestion:
 
 
 async def _ask(answer: Answer | AsyncAnswer, check: AskedCheck) -> Decided:
-    called = getattr(answer, "__call__", answer)  # noqa: B004  of an object, its method
-    if inspect.iscoroutinefunction(answer) or inspect.iscoroutinefunction(called):
-        return await cast("AsyncAnswer", answer)(check)
-    return await run_in_threadpool(cast("Answer", answer), check)
+    method = getattr(answer, "__call__", answer)  # noqa: B004  of an object
+    if inspect.iscoroutinefunction(answer) or inspect.iscoroutinefunction(method):
+        return await awaited(cast("AsyncAnswer", answer)(check))
+    return await run_in_threadpool(called, cast("Answer", answer), check)
 
 
 def _response(response: CheckResponse) -> Response:

@@ -59,7 +59,7 @@ class Running:
                     self.worker.run()
             else:
                 asyncio.run(self._work())
-        except Exception as error:
+        except BaseException as error:
             self.error = error
 
     async def _work(self) -> None:
@@ -185,6 +185,68 @@ def test_a_message_whose_handler_raises_is_handled_again_and_its_queue_waits(
     assert (running.worker.stats.handled, running.worker.stats.failed) == (3, 2)
     assert "the database is away" in caplog.text
     assert committed(client, group) == 3
+
+
+def test_a_handler_whose_own_task_was_cancelled_is_called_again(client, topic, work, caplog):
+    """Its queue is not given up."""
+    seen: Queue[int] = Queue()
+
+    async def await_a_cancelled_task() -> None:
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    def handle(message: Message) -> Any:
+        seen.put(message.json())
+        if seen.qsize() > 1:
+            return None
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(await_a_cancelled_task())
+        return await_a_cancelled_task()
+
+    client.send_message_batch(topic, [MessageInput(json=n, ordering_key="one") for n in range(2)])
+    running = work(f"of-{topic}", handle)
+
+    until(lambda: seen.qsize() == 3, "both are handled")
+    running.stop()
+    assert [seen.get_nowait() for _ in range(3)] == [0, 0, 1]
+    assert running.worker.stats.failed == 1
+    assert "HandlerCancelled" in caplog.text
+
+
+def test_an_error_that_is_none_of_exception_ends_the_worker_at_once(client, topic, work):
+    class Halt(BaseException):
+        """As SystemExit, which asyncio does not keep for the task."""
+
+    def handle(message: Message) -> None:
+        raise Halt
+
+    client.send(topic, json=1)
+    running = work(f"of-{topic}", handle, shutdown_ms=10 * 60_000)
+
+    running.join()
+    assert isinstance(running.error, Halt)
+    assert client.list_members(f"of-{topic}").items == []
+
+
+async def test_a_plain_function_is_a_handler_of_tasks_too(client, server, topic):
+    client.send(topic, json=1)
+    seen: list[int] = []
+    async with AsyncClient(server.url) as one:
+        worker = AsyncQueueWorker(
+            one, f"of-{topic}", lambda message: seen.append(message.json()), topics=[topic]
+        )
+        running = asyncio.create_task(worker.run())
+        await asyncio.to_thread(
+            until, lambda: worker.stats.handled or worker.stats.failed, "it was called"
+        )
+        worker.stop()
+        await running
+
+    assert (seen, worker.stats.failed) == ([1], 0)
+    assert committed(client, f"of-{topic}") == 1
 
 
 def test_the_filter_of_the_group_chooses_what_is_handled(client, topic, work):

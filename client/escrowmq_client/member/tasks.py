@@ -30,6 +30,7 @@ from escrowmq_client.member.words import log_away, log_failed, offset_behind
 from escrowmq_client.models.groups import SubscriptionInput
 from escrowmq_client.models.members import QueueName
 from escrowmq_client.models.messages import Message
+from escrowmq_client.worker.calling import run_handler
 from escrowmq_client.worker.outcomes import check_awaitable
 from escrowmq_client.worker.words import is_passing, worker_name
 
@@ -285,7 +286,7 @@ class AsyncQueueWorker:
         while await self._await_turn(part):
             self._handling.add(part.queue)
             try:
-                await self._handler(message)
+                await run_handler(self._handler, message)
             except Exception as error:  # noqa: BLE001  it is the outcome of the handler
                 self.stats.failed += 1
                 log_failed(self._group, message, error, self._options.retry_ms)

@@ -30,6 +30,7 @@ from escrowmq_client.member.words import log_away, log_failed, offset_behind
 from escrowmq_client.models.groups import SubscriptionInput
 from escrowmq_client.models.members import QueueName
 from escrowmq_client.models.messages import Message
+from escrowmq_client.worker.calling import called
 from escrowmq_client.worker.ending import GIVING_BACK_MS
 from escrowmq_client.worker.outcomes import check_blocking, check_returned
 from escrowmq_client.worker.poller import Poller
@@ -314,9 +315,13 @@ class QueueWorker:
                     continue
                 self._handling.add(part.queue)
             try:
-                check_returned(self._handler(message))
+                check_returned(called(self._handler, message))
             except Exception as raised:  # noqa: BLE001  it is the outcome of the handler
                 error = raised
+            except BaseException:
+                with self._changed:
+                    self._handling.discard(part.queue)  # the stop, which follows, waits for it
+                raise
             with self._changed:
                 self._handling.discard(part.queue)
                 if error is None:

@@ -5,7 +5,6 @@ book; a task that waits is woken by every change.
 """
 
 import asyncio
-import inspect
 import signal
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -17,6 +16,7 @@ from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.call import Call
 from escrowmq_client.errors import EscrowMQError, ProblemError, Refused
 from escrowmq_client.models.consume import ReceivedMessages, SettleResult, SettleResults
+from escrowmq_client.reasons import error_text
 from escrowmq_client.worker.book import (
     MOST_ENTRIES,
     Book,
@@ -27,6 +27,7 @@ from escrowmq_client.worker.book import (
     message_of,
     settle_calls,
 )
+from escrowmq_client.worker.calling import run_handler
 from escrowmq_client.worker.ending import GIVING_BACK_MS, Ending
 from escrowmq_client.worker.failures import log_raised
 from escrowmq_client.worker.outage import Outage
@@ -34,7 +35,6 @@ from escrowmq_client.worker.outcomes import (
     Nack,
     Outcome,
     check_awaitable,
-    check_returned,
     outcome_of,
 )
 from escrowmq_client.worker.poller import AsyncPoller
@@ -109,6 +109,7 @@ class AsyncWorker:
         self._stops = 0
         self._is_receiving = False
         self._is_closed = False
+        self._error: BaseException | None = None
         self._last_answer_ms = -inf
 
     @property
@@ -206,7 +207,7 @@ class AsyncWorker:
     async def _supervise(self, poller: AsyncPoller) -> None:
         """Start handlers, cancel those of lost leases, and stop in time."""
         ending = Ending(self._book)
-        while True:
+        while self._error is None:
             now_ms = _now_ms()
             for lease in self._book.lose_overdue(now_ms):
                 self._lost(lease, "it has ended")
@@ -223,6 +224,7 @@ class AsyncWorker:
                 return
             self._notify()
             await self._wait(min(self._book.next_loss_ms(), ending.next_ms()))
+        raise self._error
 
     async def _receive(self, poller: AsyncPoller) -> None:
         async with poller:
@@ -331,6 +333,11 @@ class AsyncWorker:
         outcome: Outcome = _CANCELLED
         try:
             outcome = await self._handled(lease)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  `run()` raises it
+            outcome = Nack(None, error_text(error))
+            self._error = self._error or error
         finally:
             del self._running[lease]
             self._book.finish(lease, outcome, _now_ms())
@@ -343,11 +350,7 @@ class AsyncWorker:
         message, hooks = message_of(lease), self._client.hooks
         try:
             with hooks.on_message(self._group, message) if hooks else nullcontext():
-                returned: object = self._handler(message)
-                if inspect.isawaitable(returned):
-                    await returned
-                else:
-                    check_returned(returned)
+                await run_handler(self._handler, message)
         except Exception as error:  # noqa: BLE001  it is the outcome of the handler
             assert self._book.rules is not None  # what runs a handler has learned them
             log_raised(self._book.rules, lease, error)

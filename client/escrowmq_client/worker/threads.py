@@ -28,6 +28,7 @@ from escrowmq_client.worker.book import (
     message_of,
     settle_calls,
 )
+from escrowmq_client.worker.calling import called
 from escrowmq_client.worker.ending import GIVING_BACK_MS, Ending
 from escrowmq_client.worker.failures import log_raised
 from escrowmq_client.worker.outage import Outage
@@ -362,7 +363,7 @@ class Worker:
         message, hooks = message_of(lease), self._client.hooks
         try:
             with hooks.on_message(self._group, message) if hooks else nullcontext():
-                check_returned(self._handler(message))
+                check_returned(called(self._handler, message))
         except Exception as error:  # noqa: BLE001  it is the outcome of the handler
             assert self._book.rules is not None  # what runs a handler has learned them
             log_raised(self._book.rules, lease, error)

@@ -216,6 +216,26 @@ def test_an_error_of_the_answer_is_unknown_with_its_reason(project, caplog):
     assert "order-1: answered unknown" in caplog.text
 
 
+async def await_a_cancelled_task(_: object) -> str:
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.cancel()
+    await task
+    return "commit"
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_an_answer_whose_own_task_was_cancelled_is_unknown(project, is_blocking):
+    def answer(check):
+        return asyncio.run(await_a_cancelled_task(check))
+
+    if project is django_project and not is_blocking:
+        pytest.skip("the endpoint for Django takes plain functions")
+    with project(SECRETS, answer if is_blocking else await_a_cancelled_task) as url:
+        response = post(url, encoded())
+
+    assert (response.status_code, response.json()["decision"]) == (200, "unknown")
+
+
 @pytest.mark.parametrize("name", ["starlette", "fastapi"])
 def test_a_function_that_blocks_runs_beside_the_event_loop_and_an_asynchronous_one_on_it(name):
     on_the_loop = []

@@ -269,6 +269,68 @@ async def test_an_asynchronous_checker_answers_the_same(
     assert service.transaction(transaction_id)["state"] == "committed"
 
 
+async def await_a_cancelled_task(_: object) -> str:
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.cancel()
+    await task
+    return "commit"
+
+
+def test_an_answer_whose_own_task_was_cancelled_is_unknown(service, client, style, topic, group):
+    lost(service, client, style, topic, group, is_committed=True)
+    checker = Checker(
+        client, group, lambda check: asyncio.run(await_a_cancelled_task(check)), wait_ms=0
+    )
+
+    assert checker.run_once() == 1
+
+    assert checker.counts == {"unknown": 1}
+
+
+async def test_an_asynchronous_answer_whose_own_task_was_cancelled_is_unknown(
+    service, client, style, topic, group
+):
+    lost(service, client, style, topic, group, is_committed=True)
+
+    async with AsyncClient(service.url, retry=Retry(total_ms=0)) as asynchronous:
+        checker = AsyncChecker(asynchronous, group, await_a_cancelled_task, wait_ms=0)
+        assert await checker.run_once() == 1
+
+    assert checker.counts == {"unknown": 1}
+
+
+async def test_an_asynchronous_checker_takes_a_plain_function_too(
+    service, client, style, topic, group
+):
+    lost(service, client, style, topic, group, is_committed=True)
+
+    async with AsyncClient(service.url, retry=Retry(total_ms=0)) as asynchronous:
+        checker = AsyncChecker(asynchronous, group, style.markers.outcome, wait_ms=0)
+        assert await checker.run_once() == 1
+
+    assert checker.counts == {"commit": 1}
+
+
+async def test_an_asynchronous_checker_ends_when_its_task_is_cancelled_in_an_answer(
+    service, client, style, topic, group
+):
+    lost(service, client, style, topic, group, is_committed=True)
+    began = asyncio.Event()
+
+    async def answer(_: object) -> str:
+        began.set()
+        await asyncio.Event().wait()
+        return "commit"
+
+    async with AsyncClient(service.url, retry=Retry(total_ms=0)) as asynchronous:
+        running = asyncio.create_task(AsyncChecker(asynchronous, group, answer).run())
+        await began.wait()
+        running.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 30)
+
+
 def test_a_service_that_is_away_is_an_error_of_run_once(group):
     with Client("http://127.0.0.1:9", retry=Retry(total_ms=0)) as client:
         checker = Checker(client, group, lambda check: "commit")
