@@ -3,7 +3,13 @@
 from datetime import UTC, datetime
 
 from escrowmq_client.member.share import MOST_PULLS, MemberOptions, Share
-from escrowmq_client.models.groups import OffsetInput
+from escrowmq_client.models.groups import (
+    Filter,
+    Group,
+    OffsetInput,
+    Subscription,
+    SubscriptionInput,
+)
 from escrowmq_client.models.members import (
     Heartbeat,
     LockResult,
@@ -17,7 +23,8 @@ LATER = datetime(2026, 3, 2, tzinfo=UTC)
 
 
 def share_of(offsets: dict[int, int], **options) -> Share:
-    share = Share("billing", MemberOptions(client_id="c", is_id_given=False, topics=[], **options))
+    given = {"topics": ["orders"], **options}
+    share = Share("billing", MemberOptions(client_id="c", is_id_given=False, **given))
     share.joined(
         Membership(
             member_id="mem_1",
@@ -35,6 +42,25 @@ def owned(offsets: dict[int, int]) -> list[OwnedQueue]:
     return [OwnedQueue(topic="orders", queue_id=n, offset=at) for n, at in offsets.items()]
 
 
+def rules(*topics: str) -> Group:
+    return Group(
+        group="billing",
+        topics=[
+            Subscription(topic=one, filter=Filter(kind="tag", expression="*")) for one in topics
+        ],
+        start="earliest",
+        lease_ms=30_000,
+        max_attempts=4,
+        backoff_ms=[1_000],
+        dead_letter=True,
+        ordered=False,
+        session_timeout_ms=120_000,
+        queue_rooms={},
+        created_at=LATER,
+        revision=1,
+    )
+
+
 def beat(share: Share, offsets: dict[int, int], refused: list[int] | None = None):
     sent = share.to_commit()
     answer = Heartbeat(
@@ -47,6 +73,29 @@ def beat(share: Share, offsets: dict[int, int], refused: list[int] | None = None
         expires_at=LATER,
     )
     return share.beaten(answer, sent, 0)
+
+
+def test_a_topic_whose_queues_all_went_is_looked_for_until_one_comes_back():
+    share = share_of({0: 0, 1: 0})
+    beat(share, {1: 0})
+    assert not share.has_lost_topic
+
+    beat(share, {})
+    beat(share, {})
+    assert share.has_lost_topic
+
+    beat(share, {0: 0})
+    assert not share.has_lost_topic
+
+
+def test_a_topic_that_the_group_has_stopped_to_read_is_found_once_each_time():
+    share = share_of({0: 0}, topics=["orders", SubscriptionInput("other")])
+
+    assert share.newly_unread(rules("orders", "other")) == []
+    assert share.newly_unread(rules("other")) == ["orders"]
+    assert share.newly_unread(rules()) == ["other"]
+    assert share.newly_unread(rules("orders")) == []
+    assert share.newly_unread(rules()) == ["orders"]
 
 
 def test_an_offset_is_committed_once():

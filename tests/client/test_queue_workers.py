@@ -100,7 +100,8 @@ def work(request, server, topic) -> Iterator[Callable[..., Running]]:
 
     def start(group: str, handler: Handler, **options: Any) -> Running:
         url = options.pop("url", server.url)
-        running = Running(request.param, url, group, handler, topics=[topic], **options).start()
+        given = {"topics": [topic], **options}
+        running = Running(request.param, url, group, handler, **given).start()
         started.append(running)
         return running
 
@@ -324,6 +325,44 @@ def test_a_worker_that_was_forgotten_joins_again(client, topic, work):
     until(lambda: running.worker.stats.joins == 2, "it has joined again")
     send(client, topic, range(20))
     assert {handled.get(timeout=PATIENCE_S) for _ in range(20)} == set(range(20))
+
+
+def test_a_worker_whose_topic_was_deleted_reads_it_again_once_it_exists(
+    client, topic, work, caplog
+):
+    group = f"of-{topic}"
+    handled: Queue[int] = Queue()
+    running = work(group, lambda message: handled.put(message.json()))
+    until(lambda: running.owned() == QUEUES, "it owns all queues")
+
+    client.delete_topic(topic, force=True)
+    until(lambda: f"does not read topic {topic} any more" in caplog.text, "it has warned")
+    client.create_topic(topic, queues=QUEUES)
+
+    until(lambda: running.worker.stats.joins == 2, "it has joined again")
+    until(lambda: running.owned() == QUEUES, "it owns all queues again")
+    send(client, topic, range(20))
+    assert {handled.get(timeout=PATIENCE_S) for _ in range(20)} == set(range(20))
+    running.stop()
+    assert caplog.text.count("any more") == 1
+    assert client.list_members(group).items == []
+
+
+def test_a_worker_with_another_topic_warns_of_the_deleted_one_and_goes_on(
+    client, topic, work, caplog
+):
+    group, other = f"of-{topic}", client.create_topic(f"{topic}-2", queues=1).topic
+    handled: Queue[int] = Queue()
+    client.put_group(group, topics=[topic, other])
+    running = work(group, lambda message: handled.put(message.json()), topics=[topic, other])
+    until(lambda: running.owned() == QUEUES + 1, "it owns all queues")
+
+    client.delete_topic(topic, force=True)
+    until(lambda: f"does not read topic {topic} any more" in caplog.text, "it has warned")
+
+    client.send(other, json=1)
+    assert handled.get(timeout=PATIENCE_S) == 1
+    assert running.worker.stats.joins == 1
 
 
 def test_a_queue_that_comes_back_waits_for_the_handler_that_still_runs(client, topic, server):

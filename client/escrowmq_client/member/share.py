@@ -10,7 +10,7 @@ from math import inf
 from typing import Literal
 
 from escrowmq_client.call import Call
-from escrowmq_client.models.groups import OffsetInput, SubscriptionInput
+from escrowmq_client.models.groups import Group, OffsetInput, SubscriptionInput
 from escrowmq_client.models.members import (
     Heartbeat,
     LockResult,
@@ -49,6 +49,11 @@ class MemberOptions:
     wait_ms: int = 5_000
     retry_ms: int = 1_000
     shutdown_ms: int = 25_000
+
+    @property
+    def topic_names(self) -> list[str]:
+        """The topics, without their filters."""
+        return [one if isinstance(one, str) else one.topic for one in self.topics]
 
     def join_call(self, group: str) -> Call[Membership]:
         """Make the call that joins the group."""
@@ -101,6 +106,8 @@ class Share:
     member_id: str | None = None
     generation: int = 0
     parts: dict[QueueName, OwnedPart] = field(default_factory=dict[QueueName, OwnedPart])
+    _lost_topics: set[str] = field(default_factory=set[str])
+    _unread: set[str] = field(default_factory=set[str])
     _expires_ms: float = inf
 
     @property
@@ -108,9 +115,16 @@ class Share:
         """Whether the member has joined, and has not lost its session."""
         return self.member_id is not None
 
+    @property
+    def has_lost_topic(self) -> bool:
+        """Whether it lost all queues of a topic: the group may not read that any more."""
+        return bool(self._lost_topics)
+
     def joined(self, answer: Membership, sent_ms: float) -> list[OwnedPart]:
         """Note the answer to a join that was sent then; return the queues to begin with."""
         self.member_id, self.generation = answer.member_id, answer.generation
+        self._lost_topics.clear()
+        self._unread.clear()  # the join has added all topics to those of the group
         self._heard(sent_ms)
         return self._own(answer.assignment)
 
@@ -143,9 +157,21 @@ class Share:
                 part.committed = one.offset
         # what was refused belonged to another meanwhile, and begins again where that one was
         owned = {_name(queue) for queue in answer.assignment}
-        for name in [name for name in self.parts if name not in owned or name in refused]:
+        lost = [name for name in self.parts if name not in owned or name in refused]
+        for name in lost:
             self.parts.pop(name).is_lost = True
-        return self._own(answer.assignment)
+        begun = self._own(answer.assignment)
+        self._lost_topics |= {name.topic for name in lost}
+        self._lost_topics -= {name.topic for name in self.parts}
+        return begun
+
+    def newly_unread(self, rules: Group) -> list[str]:
+        """Return topics of the worker that its group has stopped to read, each once."""
+        read = {one.topic for one in rules.topics}
+        unread = [name for name in self.options.topic_names if name not in read]
+        found = [name for name in unread if name not in self._unread]
+        self._unread = set(unread)
+        return found
 
     def end(self) -> None:
         """Note that the session is over: nothing is owned any more."""

@@ -26,7 +26,13 @@ from escrowmq_client.member.share import (
     Start,
     Strategy,
 )
-from escrowmq_client.member.words import log_away, log_failed, offset_behind
+from escrowmq_client.member.words import (
+    log_away,
+    log_failed,
+    log_joins_again,
+    log_unread,
+    offset_behind,
+)
 from escrowmq_client.models.groups import SubscriptionInput
 from escrowmq_client.models.members import QueueName
 from escrowmq_client.models.messages import Message
@@ -216,6 +222,33 @@ class AsyncQueueWorker:
         answer = await self._client.call(beat)
         self._begin(share.beaten(answer, offsets, sent_ms))
         self._cancel_lost()
+        if share.has_lost_topic:
+            await self._look_for_topics()
+
+    async def _look_for_topics(self) -> None:
+        """Warn of topics that the group has stopped to read; join again if it reads none.
+
+        A forced deletion of a topic takes it from the group, also if it is created again.
+        """
+        rules = await self._client.get_group(self._group)
+        for topic in self._share.newly_unread(rules):
+            log_unread(self._group, topic)
+        member_id = self._share.member_id
+        if rules.topics or member_id is None or not await self._topics_exist():
+            return
+        log_joins_again(self._group)
+        with suppress(NotFound):
+            await self._client.leave_group(self._group, member_id)
+        self._share.end()
+
+    async def _topics_exist(self) -> bool:
+        """Tell whether each topic exists, or the join would be refused."""
+        try:
+            for topic in self._options.topic_names:
+                await self._client.get_topic(topic)
+        except NotFound:
+            return False
+        return True
 
     async def _lock(self, member_id: str, names: Sequence[QueueName]) -> None:
         sent_ms = _now_ms()

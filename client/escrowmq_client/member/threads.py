@@ -26,7 +26,13 @@ from escrowmq_client.member.share import (
     Start,
     Strategy,
 )
-from escrowmq_client.member.words import log_away, log_failed, offset_behind
+from escrowmq_client.member.words import (
+    log_away,
+    log_failed,
+    log_joins_again,
+    log_unread,
+    offset_behind,
+)
 from escrowmq_client.models.groups import SubscriptionInput
 from escrowmq_client.models.members import QueueName
 from escrowmq_client.models.messages import Message
@@ -245,8 +251,39 @@ class QueueWorker:
             if self._is_stopping:
                 return
             begun = self._share.beaten(answer, offsets, sent_ms)
+            has_lost_topic = self._share.has_lost_topic
             self._changed.notify_all()
         self._begin(begun, poller)
+        if has_lost_topic:
+            self._look_for_topics(poller)
+
+    def _look_for_topics(self, poller: Poller) -> None:
+        """Warn of topics that the group has stopped to read; join again if it reads none.
+
+        A forced deletion of a topic takes it from the group, also if it is created again.
+        """
+        rules = poller.get_group(self._group)
+        with self._changed:
+            unread, member_id = self._share.newly_unread(rules), self._share.member_id
+        for topic in unread:
+            log_unread(self._group, topic)
+        if rules.topics or member_id is None or not self._topics_exist(poller):
+            return
+        log_joins_again(self._group)
+        with suppress(NotFound):
+            poller.leave_group(self._group, member_id)
+        with self._changed:
+            self._share.end()
+            self._changed.notify_all()
+
+    def _topics_exist(self, poller: Poller) -> bool:
+        """Tell whether each topic exists, or the join would be refused."""
+        try:
+            for topic in self._options.topic_names:
+                poller.get_topic(topic)
+        except NotFound:
+            return False
+        return True
 
     def _lock(self, member_id: str, names: Sequence[QueueName], generation: int) -> None:
         sent_ms = _now_ms()

@@ -33,6 +33,20 @@ def log_away(group: str, what: str, error: EscrowMQError) -> None:
     log.warning("%s of group %s failed, and is tried again: %s", what, group, error)
 
 
+def log_unread(group: str, topic: str) -> None:
+    """Log that a group has stopped to read a topic of its worker."""
+    log.warning(
+        "group %s does not read topic %s any more: the topic was deleted, or taken from the group",
+        group,
+        topic,
+    )
+
+
+def log_joins_again(group: str) -> None:
+    """Log that a worker joins a group that reads nothing."""
+    log.warning("group %s reads no topics, and those of the worker exist: it joins again", group)
+
+
 def offset_behind(part: OwnedPart, error: ProblemError) -> int | None:
     """Return the offset behind a damaged record that cannot be read, and log it; None for any
     other error.
