@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from queue import Queue
 from typing import Any
 
+import httpx
 import pytest
 
 from escrowmq_client import (
@@ -45,6 +46,9 @@ class Running:
 
     def __init__(self, kind: str, url: str, group: str, handler: Handler, **options: Any) -> None:
         self.kind, self.url, self.group, self.handler = kind, url, group, handler
+        self.network: Callable[[httpx.Request], httpx.Response] | None = options.pop(
+            "network", None
+        )
         self.options = {"wait_ms": 200, "retry_ms": 20, **options}
         self.error: BaseException | None = None
         self.worker: QueueWorker | AsyncQueueWorker | None = None
@@ -54,7 +58,10 @@ class Running:
     def _run(self) -> None:
         try:
             if self.kind == "threads":
-                with Client(self.url) as client:
+                http = None
+                if self.network is not None:
+                    http = httpx.Client(transport=httpx.MockTransport(self.network))
+                with Client(self.url, http=http) as client:
                     self.worker = QueueWorker(client, self.group, self.handler, **self.options)
                     self.worker.run()
             else:
@@ -69,7 +76,14 @@ class Running:
                 await found
 
         self._loop = asyncio.get_running_loop()
-        async with AsyncClient(self.url) as client:
+        http, network = None, self.network
+        if network is not None:
+
+            async def answer(request: httpx.Request) -> httpx.Response:
+                return await asyncio.to_thread(network, request)
+
+            http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+        async with AsyncClient(self.url, http=http) as client:
             self.worker = AsyncQueueWorker(client, self.group, handle, **self.options)
             await self.worker.run()
 
@@ -363,6 +377,28 @@ def test_a_worker_with_another_topic_warns_of_the_deleted_one_and_goes_on(
     client.send(other, json=1)
     assert handled.get(timeout=PATIENCE_S) == 1
     assert running.worker.stats.joins == 1
+
+
+def test_a_queue_whose_topic_is_away_for_a_pull_is_read_when_it_is_back(client, topic, http, work):
+    """The topic is deleted and created again between two heartbeats."""
+    handled: Queue[int] = Queue()
+    pulls: Queue[str] = Queue()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and "/queues/" in request.url.path:
+            pulls.put(request.url.path)
+            if pulls.qsize() <= QUEUES:
+                problem = {"type": "", "title": "", "status": 404, "detail": "no such topic"}
+                return httpx.Response(404, json={**problem, "code": "topic_not_found"})
+        done = http.request(
+            request.method, request.url, headers=request.headers, content=request.content
+        )
+        return httpx.Response(done.status_code, headers=done.headers, content=done.content)
+
+    send(client, topic, range(20))
+    work(f"of-{topic}", lambda message: handled.put(message.json()), network=answer)
+
+    assert {handled.get(timeout=PATIENCE_S) for _ in range(20)} == set(range(20))
 
 
 def test_a_queue_that_comes_back_waits_for_the_handler_that_still_runs(client, topic, server):

@@ -294,7 +294,9 @@ class AsyncQueueWorker:
                         out_of_range="earliest",
                     )
             except NotFound:
-                return  # its topic was deleted, which the next assignment says
+                # its topic was deleted: the next assignment says so, or it was created again
+                await self._pause(_PAUSE_MS)
+                continue
             except EscrowMQError as error:
                 await self._pull_failed(part, error)
                 continue

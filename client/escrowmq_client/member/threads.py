@@ -319,7 +319,10 @@ class QueueWorker:
                         out_of_range="earliest",
                     )
             except NotFound:
-                return  # its topic was deleted, which the next assignment says
+                # its topic was deleted: the next assignment says so, or it was created again
+                with self._changed:
+                    self._pause(_PAUSE_MS)
+                continue
             except EscrowMQError as error:
                 self._pull_failed(part, error)
                 continue
