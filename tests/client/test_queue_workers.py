@@ -379,26 +379,60 @@ def test_a_worker_with_another_topic_warns_of_the_deleted_one_and_goes_on(
     assert running.worker.stats.joins == 1
 
 
-def test_a_queue_whose_topic_is_away_for_a_pull_is_read_when_it_is_back(client, topic, http, work):
-    """The topic is deleted and created again between two heartbeats."""
-    handled: Queue[int] = Queue()
-    pulls: Queue[str] = Queue()
+class Refusing:
+    """A network to the service on which it refuses the first requests of a kind."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET" and "/queues/" in request.url.path:
-            pulls.put(request.url.path)
-            if pulls.qsize() <= QUEUES:
-                problem = {"type": "", "title": "", "status": 404, "detail": "no such topic"}
-                return httpx.Response(404, json={**problem, "code": "topic_not_found"})
-        done = http.request(
+    def __init__(self, http: httpx.Client, path: str, part: bytes, count: int) -> None:
+        self._http, self._path, self._part = http, path, part
+        self._refusals = iter(range(count))
+        self.refused: Queue[str] = Queue()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if (
+            self._path in request.url.path
+            and self._part in request.content
+            and next(self._refusals, None) is not None
+        ):
+            self.refused.put(request.url.path)
+            gone = {"code": "topic_not_found", "detail": "no such topic"}
+            problem = {"type": "", "title": "", "status": 404, "retryable": False, **gone}
+            if self._path == "/locks":
+                errors = [{"pointer": "/queues/0/topic", **gone}]
+                problem |= {"status": 422, "code": "validation_failed", "errors": errors}
+            return httpx.Response(int(problem["status"]), json=problem)
+        done = self._http.request(
             request.method, request.url, headers=request.headers, content=request.content
         )
         return httpx.Response(done.status_code, headers=done.headers, content=done.content)
 
-    send(client, topic, range(20))
-    work(f"of-{topic}", lambda message: handled.put(message.json()), network=answer)
 
-    assert {handled.get(timeout=PATIENCE_S) for _ in range(20)} == set(range(20))
+@pytest.mark.parametrize(
+    ("path", "part", "count"),
+    [("/queues/", b"", QUEUES), ("/heartbeat", b'"offsets":[{', 1), ("/locks", b"", 1)],
+)
+def test_a_topic_that_is_away_for_a_request_is_read_when_it_is_back(
+    client, topic, http, work, path, part, count
+):
+    """It is deleted and created again between two heartbeats, or is being deleted."""
+    handled: Queue[int] = Queue()
+    network = Refusing(http, path, part, count)
+    send(client, topic, range(20))
+    running = work(
+        f"of-{topic}",
+        lambda message: handled.put(message.json()),
+        network=network,
+        lock=path == "/locks",
+    )
+
+    for _ in range(count):
+        network.refused.get(timeout=PATIENCE_S)
+    send(client, topic, range(20, 40))
+    seen: set[int] = set()
+    while not set(range(40)) <= seen:
+        seen.add(handled.get(timeout=PATIENCE_S))
+    running.stop()
+    assert running.error is None
+    assert committed(client, f"of-{topic}") == 40
 
 
 def test_a_queue_that_comes_back_waits_for_the_handler_that_still_runs(client, topic, server):

@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from escrowmq_client.async_client import AsyncClient
-from escrowmq_client.errors import Conflict, EscrowMQError, NotFound, ProblemError
+from escrowmq_client.errors import EscrowMQError, NotFound, ProblemError
 from escrowmq_client.member.share import (
     COMMIT_MS,
     MOST_PULLS,
@@ -27,6 +27,7 @@ from escrowmq_client.member.share import (
     Strategy,
 )
 from escrowmq_client.member.words import (
+    is_of_deleted_topic,
     log_away,
     log_failed,
     log_joins_again,
@@ -219,7 +220,14 @@ class AsyncQueueWorker:
         if names and member_id is not None:
             await self._lock(member_id, names)
         sent_ms = _now_ms()
-        answer = await self._client.call(beat)
+        try:
+            answer = await self._client.call(beat)
+        except NotFound as error:
+            if not offsets or not is_of_deleted_topic(error):
+                raise
+            # nothing was committed; the answer without them says what is owned now
+            offsets, sent_ms = [], _now_ms()
+            answer = await self._client.call(share.heartbeat_call(offsets, COMMIT_MS))
         self._begin(share.beaten(answer, offsets, sent_ms))
         self._cancel_lost()
         if share.has_lost_topic:
@@ -256,8 +264,8 @@ class AsyncQueueWorker:
             locks = await self._client.lock_queues(
                 self._group, member_id, names, generation=self._share.generation
             )
-        except Conflict as error:
-            if error.code != "fenced":
+        except ProblemError as error:
+            if error.code != "fenced" and not is_of_deleted_topic(error):
                 raise
             return  # the heartbeat that follows says what is owned now
         self._share.locked(locks, sent_ms)

@@ -15,7 +15,7 @@ from functools import partial
 from secrets import token_hex
 
 from escrowmq_client.client import Client
-from escrowmq_client.errors import Conflict, EscrowMQError, NotFound, ProblemError
+from escrowmq_client.errors import EscrowMQError, NotFound, ProblemError
 from escrowmq_client.member.share import (
     COMMIT_MS,
     MOST_PULLS,
@@ -27,6 +27,7 @@ from escrowmq_client.member.share import (
     Strategy,
 )
 from escrowmq_client.member.words import (
+    is_of_deleted_topic,
     log_away,
     log_failed,
     log_joins_again,
@@ -246,7 +247,16 @@ class QueueWorker:
         if names and member_id is not None:
             self._lock(member_id, names, generation)
         sent_ms = _now_ms()
-        answer = poller.call(beat)
+        try:
+            answer = poller.call(beat)
+        except NotFound as error:
+            if not offsets or not is_of_deleted_topic(error):
+                raise
+            # nothing was committed; the answer without them says what is owned now
+            with self._changed:
+                offsets, sent_ms = [], _now_ms()
+                beat = self._share.heartbeat_call(offsets, poller.longest_wait_ms(COMMIT_MS))
+            answer = poller.call(beat)
         with self._changed:
             if self._is_stopping:
                 return
@@ -289,8 +299,8 @@ class QueueWorker:
         sent_ms = _now_ms()
         try:
             locks = self._client.lock_queues(self._group, member_id, names, generation=generation)
-        except Conflict as error:
-            if error.code != "fenced":
+        except ProblemError as error:
+            if error.code != "fenced" and not is_of_deleted_topic(error):
                 raise
             return  # the heartbeat that follows says what is owned now
         with self._changed:

@@ -10,6 +10,7 @@ from escrowmq_client.reasons import error_text
 log = logging.getLogger("escrowmq_client")
 
 _CORRUPT = "record_corrupt"
+_GONE = ("topic_not_found", "queue_not_found")
 
 
 def log_failed(group: str, message: Message, error: Exception, retry_ms: int) -> None:
@@ -45,6 +46,13 @@ def log_unread(group: str, topic: str) -> None:
 def log_joins_again(group: str) -> None:
     """Log that a worker joins a group that reads nothing."""
     log.warning("group %s reads no topics, and those of the worker exist: it joins again", group)
+
+
+def is_of_deleted_topic(error: EscrowMQError) -> bool:
+    """Tell whether a request named a queue that does not exist any more."""
+    return isinstance(error, ProblemError) and (
+        error.code in _GONE or any(one.code in _GONE for one in error.errors)
+    )
 
 
 def offset_behind(part: OwnedPart, error: ProblemError) -> int | None:
