@@ -1,7 +1,8 @@
 """Operations in the OpenAPI document: what each takes, and what it answers.
 
 An operation has one entry for the responses of success that share a schema, and one for all
-refusals; the extensions `x-statuses` and `x-problems` have the details.
+refusals; the extensions `x-statuses` and `x-problems` have the details. One with `x-send-once` is
+not sent again where it may have been carried out.
 """
 
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from app.openapi_schemas import field_schema, fields_of, with_default
 from app.operations import (
     ALWAYS,
     ANSWER_HEADERS,
+    OPERATIONS,
     READING,
     WRITING,
     Events,
@@ -62,8 +64,15 @@ def common_text() -> str:
         f"with {_listed(READING)}; one that writes also with {_listed(WRITING)}. Other codes are "
         "listed with their operation. Later releases may add codes: go by `status` and `retryable` "
         "for a code that you do not know.\n\n"
+        "A request whose answer was lost may be sent again, with the same `Idempotency-Key` or "
+        f"`attempt_id` where the operation takes one. The exceptions, {_listed(_sent_once())}, "
+        "have `x-send-once`: a second execution has a further effect.\n\n"
         f"Headers of responses, where an operation lists them:\n\n{headers}"
     )
+
+
+def _sent_once() -> list[str]:
+    return sorted(one.operation_id for one in OPERATIONS.values() if one.send_once)
 
 
 def _listed(codes: Iterable[str]) -> str:
@@ -102,6 +111,8 @@ def completed(documented: dict[str, Any], operation: Operation) -> dict[str, Any
     found |= _responses(operation)
     if operation.takes_lines or operation.streams:
         found["x-streaming"] = True
+    if operation.send_once:
+        found["x-send-once"] = True
     if operation.operation_id == "putProducerGroup":
         found["callbacks"] = {
             "transactionCheck": {"{$request.body#/check_url}": {"post": _transaction_check()}}

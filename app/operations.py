@@ -94,7 +94,9 @@ class Operation:
     path's parts. `problems`: the codes that it may answer with, beside those that all operations
     have. `by_every_node`: a replica answers it, too, and a service that starts; the handler is
     given the name service in place of the services. `by_replica`: a replica answers it with what it
-    has, as `Reading`. `example`: a body that is taken; a test sends it.
+    has, as `Reading`. `send_once`: a second execution has a further effect that no key prevents,
+    such as another secret, so clients do not repeat a request that may have been carried out.
+    `example`: a body that is taken; a test sends it.
     """
 
     method: str
@@ -119,6 +121,7 @@ class Operation:
     problems: Sequence[str]
     by_every_node: bool
     by_replica: bool
+    send_once: bool
 
     def __post_init__(self) -> None:
         assert (self.body is None) == (self.example is None), (
@@ -203,6 +206,7 @@ def operation(
     problems: Iterable[str] = (),
     by_every_node: bool = False,
     by_replica: bool = False,
+    send_once: bool = False,
 ) -> Callable[[AnyHandler], AnyHandler]:
     """Declare the function below as the handler of an operation; the parameters are the fields of
     `Operation`.
@@ -215,7 +219,7 @@ def operation(
             body_is_optional, body_types, decode,
             takes_bytes, takes_lines, streams, limit, tuple(headers),
             (*answer_headers, *(OF_REPLICAS if by_replica else ())), example,
-            tuple(problems), by_every_node, by_replica,
+            tuple(problems), by_every_node, by_replica, send_once,
         )  # fmt: skip
         return handler
 

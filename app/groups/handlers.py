@@ -159,6 +159,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
         "unsupported_combination",
         *WRITING,
     ],
+    send_once=True,
 )
 async def rotate_secret(
     services: Services, call: Call, name: str, _given: RotateGroupSecretInput

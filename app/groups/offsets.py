@@ -158,6 +158,7 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
         "group_active",
         *WRITING,
     ],
+    send_once=True,
 )
 async def reset(services: Services, _: Call, group: str, given: ResetInput) -> Reply:
     """Reset the offsets of a group in a topic.

@@ -54,6 +54,7 @@ _MEMBER = "mem_rJZHZGfSqG0AAAAAAAAAAA"
     example={"client_id": "billing-7f", "topics": [{"topic": "orders"}], "strategy": "average"},
     answers={201: Membership},
     problems=["reserved_topic", "filter_conflict", "group_active", *WRITING],
+    send_once=True,
 )
 async def join(services: Services, _: Call, name: str, given: JoinInput) -> Reply:
     """Join a consumer group as a member, and own queues of its topics.

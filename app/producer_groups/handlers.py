@@ -116,6 +116,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
         "unsupported_combination",
         "storage_full",
     ],
+    send_once=True,
 )
 async def rotate_secret(
     services: Services, call: Call, name: str, _given: RotateSecretInput

@@ -273,21 +273,40 @@ def test_a_method_takes_what_its_operation_takes(name):
 
 
 @pytest.mark.parametrize("name", called())
+def test_a_call_is_not_repeated_where_the_document_says_that_it_is_sent_once(name):
+    _, _, operation = operations()[name]
+
+    assert call_of(name).repeatable == (not operation.get("x-send-once", False))
+
+
+def test_an_operation_that_is_sent_once_takes_no_key_that_would_make_it_repeatable():
+    once = {name for name, (_, _, one) in operations().items() if "x-send-once" in one}
+
+    assert once == {"joinGroup", "resetOffsets", "rotateGroupSigningSecret", "rotateSigningSecret"}
+    assert not [name for name in once if "Idempotency-Key" in call_of(name).headers]
+
+
+@pytest.mark.parametrize("name", called())
 def test_a_call_goes_to_the_path_of_its_operation(name):
     method, path, operation = operations()[name]
+    call = call_of(name)
+
+    assert (call.operation, call.method, call.route) == (name, method, path)
+    assert not re.search(r"[{}]", call.path)
+    has_key = "Idempotency-Key" in {one["name"] for one in operation.get("parameters", [])}
+    assert ("Idempotency-Key" in call.headers) == has_key
+
+
+def call_of(name: str) -> Call[Any]:
+    """Make a call of the operation with what it must be given, and no more."""
     function = functions()[name]
     given = {
         place: example(place)
         for place, parameter in inspect.signature(function).parameters.items()
         if parameter.default is inspect.Parameter.empty
     }
-
     call: Call[Any] = function(**given)
-
-    assert (call.operation, call.method, call.route) == (name, method, path)
-    assert not re.search(r"[{}]", call.path)
-    has_key = "Idempotency-Key" in {one["name"] for one in operation.get("parameters", [])}
-    assert ("Idempotency-Key" in call.headers) == has_key
+    return call
 
 
 def example(place: str) -> Any:
