@@ -1,4 +1,4 @@
-// Writes the types of an OpenAPI document: node generate.js DOCUMENT
+// Writes the types of an OpenAPI document, and how its operations are sent: node generate.js DOCUMENT
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import openapiTS, { astToString, COMMENT_HEADER } from "openapi-typescript";
 
@@ -29,3 +29,21 @@ for (const name of written) {
 await mkdir("src/generated", { recursive: true });
 const types = astToString(await openapiTS(document));
 await writeFile("src/generated/api.ts", COMMENT_HEADER + types);
+
+/** The text of a set of the operations that are chosen, each by its method and path. */
+function setOf(name, comment, isChosen) {
+  const names = Object.entries(document.paths).flatMap(([path, item]) =>
+    Object.entries(item).flatMap(([method, operation]) =>
+      isChosen(operation) ? [`${method.toUpperCase()} ${path}`] : [],
+    ),
+  );
+  const lines = names.map((one) => `  ${JSON.stringify(one)},\n`);
+  return `/** ${comment} */\nexport const ${name}: ReadonlySet<string> = new Set([\n${lines.join("")}]);\n`;
+}
+
+const takesKey = ({ parameters = [] }) => parameters.some(({ name }) => name === "Idempotency-Key");
+const sets = [
+  setOf("KEYED", "Those that take an `Idempotency-Key`.", takesKey),
+  setOf("SENT_ONCE", "Those that act once more each time.", (one) => one["x-send-once"] === true),
+];
+await writeFile("src/generated/operations.ts", sets.join("\n"));

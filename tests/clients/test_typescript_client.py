@@ -15,6 +15,7 @@ from sqlalchemy import URL, make_url
 
 from tests.clients import typescript
 from tests.clients.conftest import KEY, owner
+from tests.clients.once import sent_once
 from tests.clients.workplace import ROOT, Workplace, selected, skip_without
 from tests.support.server import Server
 
@@ -113,6 +114,16 @@ def test_the_typescript_client_is_formatted_and_passes_its_own_tests(package):
     printed = package.run("unit", "node", "--test", *tests, environment={"OPENAPI": "openapi.json"})
 
     assert re.search(r"^# fail 0$", printed, re.MULTILINE)
+
+
+def test_the_typescript_client_sends_once_what_the_python_client_sends_once(package):
+    (table,) = re.findall(
+        r"SENT_ONCE: ReadonlySet<string> = new Set\(\[\n(.*?)\n\]\)",
+        (package.folder / "src" / "generated" / "operations.ts").read_text("utf-8"),
+        re.DOTALL,
+    )
+
+    assert set(re.findall('"(.+)"', table)) == sent_once()
 
 
 def test_the_typescript_client_passes_its_tests_against_a_service_and_databases(

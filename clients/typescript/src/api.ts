@@ -9,6 +9,7 @@ import type { Addresses } from "./addresses.js";
 import { type Clock, linked } from "./clock.js";
 import { ProblemError, RefusedEntries, Unreachable } from "./errors.js";
 import type { paths } from "./generated/api.js";
+import { KEYED, SENT_ONCE } from "./generated/operations.js";
 import { MOST_HOPS, type Retry, retrying } from "./retry.js";
 
 type Verb = "get" | "put" | "post" | "patch" | "delete";
@@ -18,7 +19,7 @@ export interface CallOptions {
   /** Ends the call, which then throws the reason of the signal. */
   signal?: AbortSignal | undefined;
   retry?: Partial<Retry> | undefined;
-  /** Time for one try, without the time that the request asks the service to wait. */
+  /** Time of a try without a sign of the service, beside that which the request asks it to wait. */
   timeoutMs?: number | undefined;
   /** Takes the error of each try that is repeated: the first ones of an outage, for example. */
   onRetry?: ((error: unknown) => void) | undefined;
@@ -60,34 +61,21 @@ export interface Connection {
 /** Codes of answers without a problem document, with which a proxy says that it got none. */
 const FROM_A_PROXY = new Set(["http_502", "http_503", "http_504"]);
 
-/** The POST operations that take an `Idempotency-Key`. Each call has one for all of its tries. */
-export const KEYED: ReadonlySet<string> = new Set([
-  "/v1/topics/{topic}/messages",
-  "/v1/topics/{topic}/messages/batch",
-  "/v1/topics/{topic}/messages/raw",
-  "/v1/topics/{topic}/messages/stream",
-  "/v1/transactions",
-  "/v1/topics",
-  "/v1/schedules",
-  "/v1/groups/{group}/dead-letters/redrive",
-  "/v1/topics/{topic}/requests",
-  "/v1/requests/{request_id}/reply",
-  "/v1/audit/reports",
-]);
-/** The POST operations that begin something and take no key: repeated, they would do it twice. */
-const ONCE: ReadonlySet<string> = new Set([
-  "/v1/producer-groups/{producer_group}/rotate-secret",
-  "/v1/producer-groups/{producer_group}/check-test",
-  "/v1/admin/store/verify",
-  "/v1/admin/retention/run",
-]);
-const RECEIVE = "/v1/groups/{group}/receive";
+const RECEIVE = "POST /v1/groups/{group}/receive";
+
+/** What `fetch` takes as the value of a header; it shows any other in its error. */
+const IN_A_HEADER = /^[\t\x20-\x7e\x80-\xff]*$/;
+const UNFIT = "has a character that a header cannot have, such as a line break";
 
 /** An init of openapi-fetch, as far as this file reads it. */
 interface Loose extends CallOptions {
   body?: unknown;
   fetch?: Connection["fetch"];
-  params?: { header?: Record<string, unknown>; query?: Record<string, unknown> };
+  params?: {
+    header?: Record<string, unknown>;
+    path?: Record<string, unknown>;
+    query?: Record<string, unknown>;
+  };
 }
 type LooseRequest = (
   method: Verb,
@@ -96,7 +84,9 @@ type LooseRequest = (
 ) => Promise<{ data?: unknown; error?: unknown; response: Response }>;
 
 export function newApi(connection: Connection): Api {
-  const { apiKey, fetch } = connection;
+  const { fetch } = connection;
+  const apiKey = connection.apiKey?.trim();
+  if (apiKey && !IN_A_HEADER.test(apiKey)) throw new TypeError(`apiKey ${UNFIT}`);
   const headers = !apiKey ? {} : { authorization: `Bearer ${apiKey}` };
   const client = createClient<paths>({ fetch, headers });
   const request = client.request as unknown as LooseRequest;
@@ -121,21 +111,25 @@ async function call(
   const { onRetry, ...rest } = repeatable(method, path, given);
   const { retry = {}, timeoutMs = connection.timeoutMs, ...init } = rest;
   const limits = { ...connection.retry, ...retry };
+  for (const [name, value] of Object.entries(init.params?.path ?? {})) checkPart(name, value);
   const isReadOnce = init.body instanceof ReadableStream;
-  if (ONCE.has(path) || isReadOnce) limits.totalMs = 0;
+  if (isReadOnce) limits.totalMs = 0;
   const patience = timeoutMs + waitMs(init);
   const { addresses, clock } = connection;
   const attempt = async (): Promise<unknown> => {
     const asked = addresses.now;
+    const begun = clock.now();
     try {
       return await once(connection, asked, request, method, path, init, patience);
     } catch (error) {
-      addresses.note(error, asked);
+      const isLate = isOver(init.signal) && clock.now() - begun > waitMs(init);
+      addresses.note(isLate ? new Unreachable("the time of the call is over") : error, asked);
       throw error;
     }
   };
   return retrying(attempt, {
     retry: limits,
+    isSentOnce: SENT_ONCE.has(nameOf(method, path)),
     mostHops: isReadOnce ? 0 : MOST_HOPS,
     rounds: (tries) => addresses.rounds(tries),
     clock,
@@ -154,14 +148,23 @@ async function once(
   patience: number,
 ): Promise<unknown> {
   const { controller, release } = linked(init.signal);
-  const done = new AbortController();
-  void clock
-    .sleep(patience, done.signal)
-    .then(() => controller.abort(new Error(`no response within ${patience} ms`)));
+  let waiting = new AbortController();
+  let isDone = false;
+  const wait = (what: string): void => {
+    waiting.abort(); // what was waited for has come
+    if (isDone) return; // the program reads the rest itself, in its own time
+    const late = (waiting = new AbortController());
+    void clock.sleep(patience, late.signal).then(() => {
+      if (!late.signal.aborted) controller.abort(new Error(`${what} within ${patience} ms`));
+    });
+  };
+  wait("no response");
   let isSent = false;
-  const fetch = (sent: Request): Promise<Response> => {
+  const fetch = async (sent: Request): Promise<Response> => {
     isSent = true;
-    return (init.fetch ?? connection.fetch)(sent);
+    const response = await (init.fetch ?? connection.fetch)(sent);
+    const came = (): void => wait("no further part of the response");
+    return watched(response, came, controller.signal);
   };
   let answer;
   try {
@@ -176,9 +179,13 @@ async function once(
     if (!isSent) throw error; // no request can be made of what was given, such as a BigInt
     const cause = controller.signal.aborted ? controller.signal.reason : error;
     const what = `no response from ${method.toUpperCase()} ${path} at ${new URL(baseUrl).host}`;
-    throw new Unreachable(`${what}: ${rootOf(cause)}`, { cause });
+    throw new Unreachable(`${what}: ${rootOf(cause)}`, {
+      cause,
+      outcomeUnknown: !isNeverSent(cause),
+    });
   } finally {
-    done.abort();
+    isDone = true;
+    waiting.abort();
     release();
   }
   const { data, error, response } = answer;
@@ -200,14 +207,54 @@ function rootOf(error: unknown): string {
   return root.message || String(code ?? root.name);
 }
 
+/** Errors of `fetch` before it has a connection. */
+const UNCONNECTED = new Set(["UND_ERR_CONNECT_TIMEOUT"]);
+const CONNECTING = new Set(["connect", "getaddrinfo"]);
+
+/** Did a request fail before there was a connection to send it on? */
+function isNeverSent(error: unknown): boolean {
+  if (!(error instanceof Error)) return false;
+  const { code, syscall } = error as { code?: string; syscall?: string };
+  if (UNCONNECTED.has(code ?? "") || CONNECTING.has(syscall ?? "")) return true;
+  const tried = error instanceof AggregateError ? error.errors : [error.cause]; // of each address
+  return tried.length > 0 && tried.every(isNeverSent);
+}
+
+/** The same response, which says of each part of its body that it has come. */
+function watched(response: Response, came: () => void, signal: AbortSignal): Response {
+  if (!response.body) return response;
+  const parts = new TransformStream<Uint8Array, Uint8Array>({
+    transform(part, stream) {
+      came();
+      stream.enqueue(part);
+    },
+  });
+  return new Response(response.body.pipeThrough(parts, { signal }), response);
+}
+
+/** Has the time ended that `AbortSignal.timeout` gave a call? */
+function isOver(signal: AbortSignal | undefined): boolean {
+  return signal?.aborted === true && (signal.reason as { name?: unknown })?.name === "TimeoutError";
+}
+
+/** `fetch` resolves "." and "..", also encoded: the request would go to another resource. */
+function checkPart(name: string, value: unknown): void {
+  const text = String(value);
+  if (["", ".", ".."].includes(text)) throw new TypeError(`${name} cannot be "${text}" in a path`);
+}
+
+function nameOf(method: Verb, path: string): string {
+  return `${method.toUpperCase()} ${path}`;
+}
+
 /** The same call with what makes it repeatable: a key for all tries, or the id of a receive. */
 function repeatable(method: Verb, path: string, init: Loose): Loose {
-  if (method !== "post") return init;
-  if (KEYED.has(path)) {
+  const name = nameOf(method, path);
+  if (KEYED.has(name)) {
     const header = { "Idempotency-Key": newId(), ...init.params?.header };
     return { ...init, params: { ...init.params, header } };
   }
-  if (path === RECEIVE) return { ...init, body: { attempt_id: newId(), ...(init.body as object) } };
+  if (name === RECEIVE) return { ...init, body: { attempt_id: newId(), ...(init.body as object) } };
   return init;
 }
 

@@ -23,7 +23,10 @@ export interface Options {
   apiKey?: string | undefined;
   /** How long requests are repeated: what is not given is that of `defaultRetry`. */
   retry?: Partial<Retry> | undefined;
-  /** Time for one try of a request, without the time that it asks the service to wait. */
+  /**
+   * Time without any sign of the service after which a try of a request ends, beside the time that
+   * the request asks it to wait: 10 s by default. Another try begins, at the next address.
+   */
   timeoutMs?: number | undefined;
   /** Sends the requests: for a proxy, certificates of your own, or a test. */
   fetch?: ((request: Request) => Promise<Response>) | undefined;
@@ -51,7 +54,7 @@ export class EscrowMQ {
       addresses: new Addresses(url),
       apiKey: options.apiKey ?? process.env["ESCROWMQ_API_KEY"],
       retry: { ...defaultRetry, ...options.retry },
-      timeoutMs: options.timeoutMs ?? 30_000,
+      timeoutMs: options.timeoutMs ?? 10_000,
       clock: this.clock,
       fetch: options.fetch ?? ((request) => fetch(request)),
     });

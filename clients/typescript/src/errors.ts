@@ -10,6 +10,14 @@ export class EscrowMQError extends Error {
 /** No response came: the service could not be reached, or did not answer in time. */
 export class Unreachable extends EscrowMQError {
   override name = "Unreachable";
+  /** Whether the service may have carried the request out: false if it was never sent. */
+  readonly outcomeUnknown: boolean;
+
+  constructor(message: string, options: ErrorOptions & { outcomeUnknown?: boolean } = {}) {
+    const { outcomeUnknown = true, ...rest } = options;
+    super(message, rest);
+    this.outcomeUnknown = outcomeUnknown;
+  }
 }
 
 /**

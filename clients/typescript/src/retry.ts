@@ -19,11 +19,15 @@ export const MOST_HOPS = 3;
 
 const NEVER = new Set(["reply_timeout"]);
 
-/** Is a request that failed like this worth repeating? The one rule, for every operation. */
-export function isTransient(error: unknown): boolean {
-  if (error instanceof Unreachable) return true;
+/**
+ * Is a request that failed like this sent again? The one rule, for every operation. One that acts
+ * each time that it is carried out (`isSentOnce`) is not, where that may have happened.
+ */
+export function isTransient(error: unknown, isSentOnce = false): boolean {
+  if (error instanceof Unreachable) return !isSentOnce || !error.outcomeUnknown;
   if (!(error instanceof ProblemError) || NEVER.has(error.code)) return false;
-  return error.retryable || isReplica(error) || error.status === 429 || error.status === 503;
+  if (error.retryable || isReplica(error)) return true;
+  return !isSentOnce && (error.status === 429 || error.status === 503);
 }
 
 /** The pause after the given number of tries: what the service asks for, or a random part. */
@@ -35,6 +39,7 @@ export function pause(error: unknown, tries: number, retry: Retry, random: numbe
 
 interface Repetition {
   retry: Retry;
+  isSentOnce: boolean;
   mostHops: number;
   /** Of the addresses, behind so many tries. */
   rounds: (tries: number) => number;
@@ -47,7 +52,7 @@ interface Repetition {
 /** The result of the first try that does not fail in a way that is worth repeating. */
 export async function retrying<Result>(
   once: () => Promise<Result>,
-  { retry, mostHops, rounds, clock, signal, onRetry }: Repetition,
+  { retry, isSentOnce, mostHops, rounds, clock, signal, onRetry }: Repetition,
 ): Promise<Result> {
   const deadline = clock.now() + retry.totalMs;
   let hops = 0;
@@ -63,7 +68,7 @@ export async function retrying<Result>(
       }
       hops = 0;
       const ms = pause(error, rounds(tries), retry, clock.random());
-      if (!isTransient(error) || clock.now() + ms >= deadline) throw error;
+      if (!isTransient(error, isSentOnce) || clock.now() + ms >= deadline) throw error;
       onRetry?.(error);
       await clock.sleep(ms, signal ?? undefined);
       signal?.throwIfAborted();

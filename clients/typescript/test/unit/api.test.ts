@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { KEYED } from "../../src/api.js";
+import { KEYED, SENT_ONCE } from "../../src/generated/operations.js";
 import * as exported from "../../src/index.js";
 import {
+  type Api,
   EscrowMQ,
   EscrowMQError,
   ProblemError,
@@ -12,7 +13,7 @@ import {
   systemClock,
   Unreachable,
 } from "../../src/index.js";
-import { fakeService, problem, refused, respond, silence } from "./support.js";
+import { fakeService, type ManualClock, problem, refused, respond, silence } from "./support.js";
 
 const RECEIPT = { message_id: "msg_1", topic: "orders", durability: "synced" };
 const BROKEN = new TypeError("connection reset");
@@ -142,15 +143,148 @@ test("a response that is no problem document is an error with its status", async
   await assert.rejects(client.commit("order-1"), { code: "http_500", status: 500 });
 });
 
-test("an operation that would begin something twice is not repeated", async () => {
-  const { client, calls } = fakeService(() => BROKEN);
-  const params = { path: { producer_group: "shop" } };
+/** Every operation as the tests of the document call it, with a name in each part of its path. */
+function callOf(client: EscrowMQ, name: string): Promise<unknown> {
+  const [method = "", path = ""] = name.split(" ");
+  const parts = [...path.matchAll(/{(\w+)}/g)].map(([, part]) => [part, "a"]);
+  const api = client.api as unknown as Record<
+    string,
+    (path: string, init: object) => Promise<unknown>
+  >;
+  return (api[method] as Api["POST"])(
+    path as never,
+    {
+      params: { path: Object.fromEntries(parts) },
+      body: {},
+    } as never,
+  );
+}
 
-  const path = "/v1/producer-groups/{producer_group}/rotate-secret";
-  await assert.rejects(client.api.POST(path, { params }), Unreachable);
-
-  assert.equal(calls.length, 1);
+test("an operation that acts each time is not repeated once it may have acted", async () => {
+  assert.ok(SENT_ONCE.size > 0);
+  for (const name of SENT_ONCE) {
+    for (const lost of [BROKEN, new Response("<html>", { status: 502 }), refused(503, "lost")]) {
+      const { client, clock, calls } = fakeService(() => lost);
+      const failed = assert.rejects(callOf(client, name));
+      await clock.advance(60_000);
+      await failed;
+      assert.equal(calls.length, 1, name);
+      assert.equal(calls[0]?.headers.get("idempotency-key"), null);
+    }
+  }
 });
+
+test("an operation that acts each time is repeated where it has not acted", async () => {
+  const refusedConnection = Object.assign(new Error("refused"), { syscall: "connect" });
+  const each = new AggregateError([refusedConnection, refusedConnection]);
+  for (const name of SENT_ONCE) {
+    const answers = [
+      new TypeError("fetch failed", { cause: refusedConnection }),
+      new TypeError("fetch failed", { cause: each }),
+      refused(429, "overloaded", true),
+      { done: true },
+    ];
+    const { client, clock, calls } = fakeService(() => answers.shift());
+    const sent = callOf(client, name);
+    await clock.advance(60_000);
+    assert.deepEqual(await sent, { done: true });
+    assert.equal(calls.length, 4, name);
+  }
+});
+
+test("an id that would lead to another resource is refused before a request", async () => {
+  const { client, calls } = fakeService(() => RECEIPT);
+  const path = "/v1/groups/{group}/members/{member_id}";
+  for (const member_id of ["..", ".", ""]) {
+    const params = { path: { group: "billing", member_id } };
+    await assert.rejects(client.api.DELETE(path, { params }), TypeError);
+  }
+  await assert.rejects(client.commit(".."), TypeError);
+
+  assert.equal(calls.length, 0);
+});
+
+test("a key that no header can have is refused, and not shown", () => {
+  for (const apiKey of ["secret\nkey", "secret\u{1f511}"]) {
+    assert.throws(
+      () => new EscrowMQ({ url: "http://service.test", apiKey }),
+      (error: unknown) => error instanceof TypeError && !error.message.includes("secret"),
+    );
+  }
+});
+
+test("a machine that accepts and never answers is left for the next within a send", async () => {
+  const { client, clock, calls } = fakeService(
+    ({ host }) => (host === "hung.test" ? silence : RECEIPT),
+    { url: "http://hung.test,http://good.test" },
+  );
+
+  const sent = client.send("orders", { json: 1 });
+  await clock.advance(11_000);
+
+  assert.deepEqual(await sent, RECEIPT);
+  assert.deepEqual(
+    calls.map(({ host }) => host),
+    ["hung.test", "good.test"],
+  );
+});
+
+test("a machine that does not answer in the time of a call is left for the next call", async () => {
+  const { client, calls } = fakeService(({ host }) => (host === "hung.test" ? silence : RECEIPT), {
+    url: "http://hung.test,http://good.test",
+  });
+  // The signal has the time of the process; that of the client does not move without a test.
+  const clock = client.clock as ManualClock;
+  const late = new AbortController();
+
+  const failed = assert.rejects(client.send("orders", { json: 1 }, { signal: late.signal }));
+  await clock.advance(1_000);
+  late.abort(new DOMException("over", "TimeoutError"));
+  await failed;
+
+  assert.deepEqual(await client.send("orders", { json: 1 }), RECEIPT);
+  assert.equal(calls.at(-1)?.host, "good.test");
+});
+
+test("an answer may take longer than a try waits, as long as parts of it come", async () => {
+  const text = JSON.stringify(RECEIPT);
+  const parts = [text.slice(0, 10), text.slice(10, 20), text.slice(20)];
+  const { client, clock } = fakeService(() => inParts(clock, parts));
+
+  const sent = client.send("orders", { json: 1 });
+  await clock.advance(30_000);
+
+  assert.deepEqual(await sent, RECEIPT);
+});
+
+test("an answer that does not go on is asked for again", async () => {
+  const answers: unknown[] = [];
+  const { client, clock, calls } = fakeService(() => answers.shift());
+  answers.push(inParts(clock, ['{"message_id":'], "open"), RECEIPT);
+
+  const sent = client.send("orders", { json: 1 });
+  await clock.advance(20_000);
+
+  assert.deepEqual(await sent, RECEIPT);
+  assert.equal(calls.length, 2);
+});
+
+/** An answer of which a part comes every 9 seconds; `open`: it does not end. */
+function inParts(clock: ManualClock, parts: string[], end: "open" | "" = ""): Response {
+  const left = [...parts];
+  const body = new ReadableStream<Uint8Array>({
+    async pull(stream) {
+      const part = left.shift();
+      if (part === undefined) {
+        if (end === "open") await silence;
+        return stream.close();
+      }
+      await clock.sleep(9_000);
+      stream.enqueue(new TextEncoder().encode(part));
+    },
+  });
+  return new Response(body, { status: 200, headers: { "content-type": "application/json" } });
+}
 
 test("a try ends after its timeout, to which the time of a long poll is added", async () => {
   const { client, clock } = fakeService(() => silence);
@@ -192,17 +326,37 @@ test("a refused entry of a batch is thrown with the whole answer", async () => {
   });
 });
 
-test("each operation that takes an idempotency key gets one", () => {
+test("each operation that takes an idempotency key gets one", async () => {
+  assert.ok(KEYED.has("POST /v1/transactions"));
+  for (const name of KEYED) {
+    const { client, calls } = fakeService(() => RECEIPT);
+    await callOf(client, name);
+    assert.match(calls[0]?.headers.get("idempotency-key") ?? "", /^[\da-f-]{36}$/, name);
+  }
+});
+
+test("the operations are those of the document that take a key, or that act each time", () => {
   const file = process.env["OPENAPI"] ?? "../../openapi/openapi.json";
   const { paths } = JSON.parse(readFileSync(file, "utf8")) as {
-    paths: Record<string, { post?: { parameters?: { name: string }[] } }>;
+    paths: Record<string, Record<string, Described>>;
   };
-  const keyed = Object.entries(paths).filter(([, { post }]) =>
-    post?.parameters?.some(({ name }) => name === "Idempotency-Key"),
-  );
+  const named = (isChosen: (one: Described) => boolean): string[] =>
+    Object.entries(paths).flatMap(([path, item]) =>
+      Object.entries(item)
+        .filter(([, one]) => isChosen(one))
+        .map(([method]) => `${method.toUpperCase()} ${path}`),
+    );
 
-  assert.deepEqual(keyed.map(([path]) => path).sort(), [...KEYED].sort());
+  const takesKey = ({ parameters = [] }: Described): boolean =>
+    parameters.some(({ name }) => name === "Idempotency-Key");
+  assert.deepEqual([...KEYED].sort(), named(takesKey).sort());
+  assert.deepEqual([...SENT_ONCE].sort(), named((one) => one["x-send-once"] === true).sort());
 });
+
+interface Described {
+  parameters?: { name: string }[];
+  "x-send-once"?: boolean;
+}
 
 test("the key goes along as a bearer token", async () => {
   const { client, calls } = fakeService(() => RECEIPT);

@@ -48,18 +48,21 @@ function world(
 ) {
   const { ordered = false, dead_letter = true, ...rest } = options;
   const errors: unknown[] = [];
-  const service = fakeService((call) => {
-    const own = answer(call);
-    if (own !== undefined) return own;
-    if (call.operation === GROUP) return { ordered, max_attempts: 4, dead_letter };
-    if (call.operation === RECEIVE) {
-      const some = messages.splice(0, call.body.max_messages);
-      if (some.length === 0 && call.body.wait_ms > 0) return silence;
-      return { server_time: new Date(T0).toISOString(), messages: some };
-    }
-    const results = call.body.entries.map(() => ({ status: 200 }));
-    return { accepted: results.length, rejected: 0, results };
-  });
+  const service = fakeService(
+    (call) => {
+      const own = answer(call);
+      if (own !== undefined) return own;
+      if (call.operation === GROUP) return { ordered, max_attempts: 4, dead_letter };
+      if (call.operation === RECEIVE) {
+        const some = messages.splice(0, call.body.max_messages);
+        if (some.length === 0 && call.body.wait_ms > 0) return silence;
+        return { server_time: new Date(T0).toISOString(), messages: some };
+      }
+      const results = call.body.entries.map(() => ({ status: 200 }));
+      return { accepted: results.length, rejected: 0, results };
+    },
+    { timeoutMs: 30_000 },
+  );
   const onError = (error: unknown): unknown => errors.push(error);
   const quiet = { onError, onRecovery: () => undefined };
   const worker = new Worker(service.client, "billing", handler, { ...quiet, ...rest });
