@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"escrowmq.dev/go/api"
 )
@@ -26,9 +27,10 @@ type Client struct {
 }
 
 type settings struct {
-	apiKey string
-	http   *http.Client
-	retry  Retry
+	apiKey  string
+	http    *http.Client
+	retry   Retry
+	timeout time.Duration
 }
 
 // An Option changes how a Client sends its requests.
@@ -37,9 +39,15 @@ type Option func(*settings)
 // WithAPIKey sends the key with every request.
 func WithAPIKey(key string) Option { return func(s *settings) { s.apiKey = key } }
 
-// WithHTTPClient replaces http.DefaultClient. Its Timeout must be longer than the longest wait of a
-// receive: 30 seconds.
+// WithHTTPClient replaces http.DefaultClient. Its Timeout, if it has one, must be longer than the
+// longest wait of a receive: 30 seconds. [WithTimeout] is what lets a client leave a machine.
 func WithHTTPClient(client *http.Client) Option { return func(s *settings) { s.http = client } }
+
+// WithTimeout sets how long a try waits for a sign of the service, beside the time that its request
+// asks the service to wait (wait_ms): until the answer begins, and for each further part of it. 10
+// seconds without this option; 0 waits for as long as the context says. Streams have no limit: an
+// answer of events or of lines, once it has begun, and a request whose body cannot be read twice.
+func WithTimeout(limit time.Duration) Option { return func(s *settings) { s.timeout = limit } }
 
 // WithRetry replaces the default rule of when a request is sent again.
 func WithRetry(retry Retry) Option { return func(s *settings) { s.retry = retry } }
@@ -52,12 +60,18 @@ func New(url string, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := settings{http: http.DefaultClient, retry: DefaultRetry}
+	s := settings{http: http.DefaultClient, retry: DefaultRetry, timeout: 10 * time.Second}
 	for _, option := range options {
 		option(&s)
 	}
+	isControl := func(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }
+	if strings.ContainsFunc(s.apiKey, isControl) {
+		return nil, errors.New("the API key has a control character, such as a line break")
+	}
 	generated, err := api.NewClientWithResponses(machines.list[0].String(),
-		api.WithHTTPClient(&repeating{next: s.http, retry: s.retry, addresses: machines}),
+		api.WithHTTPClient(&repeating{
+			next: s.http, retry: s.retry, timeout: s.timeout, addresses: machines,
+		}),
 		api.WithRequestEditorFn(func(_ context.Context, request *http.Request) error {
 			if s.apiKey != "" {
 				request.Header.Set("Authorization", "Bearer "+s.apiKey)

@@ -6,21 +6,26 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"io"
 	mathrand "math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
+
+	"escrowmq.dev/go/api"
 )
 
 // Retry is the one rule of when a request is sent again.
 //
 // A request without an answer, one that was answered 429 or 503 (by a proxy, 502 or 504, too), and
 // one whose problem says that it is retryable, is sent again, after the longer of the service's
-// Retry-After and a random part of a
-// delay that doubles. A POST has an Idempotency-Key that stays the same, so that the service
-// carries it out once. A body that cannot be read twice is not sent again, and neither is a request
-// whose reply did not come in time (reply_timeout).
+// Retry-After and a random part of a delay that doubles. An operation that takes an Idempotency-Key
+// has one that stays the same, a receive an attempt_id, so that the service carries it out once.
+// The operations of [api.SentOnce], a rotation of a secret for example, take none and act each
+// time: they are sent again only where the service was not reached, or says that it has done
+// nothing. A body that cannot be read twice is not sent again, and neither is a request whose reply
+// did not come in time (reply_timeout).
 //
 // Of several addresses, a request goes on at the next one where a machine does not answer, starts
 // or stops. A replica answers not_primary, and leads to its service: at once, three times in a row
@@ -53,21 +58,32 @@ func (r Retry) delay(tries int, spent, asked time.Duration, random float64) (tim
 type repeating struct {
 	next      *http.Client
 	retry     Retry
+	timeout   time.Duration // of a try, without a sign of the service
 	addresses *addresses
 }
 
 func (r *repeating) Do(request *http.Request) (*http.Response, error) {
-	if request.Method == http.MethodPost && request.Header.Get("Idempotency-Key") == "" {
+	isOnce := isOne(api.SentOnce, request, r.addresses)
+	if isOne(api.Keyed, request, r.addresses) && request.Header.Get("Idempotency-Key") == "" {
 		request.Header.Set("Idempotency-Key", randomID())
 	}
-	started := time.Now()
+	if isOne(receives, request, r.addresses) {
+		if err := withAttempt(request); err != nil {
+			return nil, err
+		}
+	}
+	started, waits := time.Now(), waitOf(request)
 	watching := outageOf(request)
 	hops := 0
 	for tries := 1; ; tries++ {
-		asked := r.addresses.aim(request)
-		response, err := r.next.Do(request)
+		asked, begun := r.addresses.aim(request), time.Now()
+		response, err, isUnsent := r.try(request, waits)
 		found := outcomeOf(response, err)
-		if request.Context().Err() == nil {
+		found.notDone = found.notDone || isUnsent
+		ended := request.Context().Err()
+		// The context of a call may have less time than a try.
+		isLate := errors.Is(ended, context.DeadlineExceeded) && time.Since(begun) > waits
+		if ended == nil || isLate {
 			r.addresses.note(asked, found)
 		}
 		isReadable := request.Body == nil || request.GetBody != nil
@@ -75,8 +91,9 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 		if !isLed {
 			watching.note(request, response, err, found.again)
 		}
-		isRepeatable := isReadable && request.Context().Value(onceKey{}) == nil
-		if !isLed && !(found.again && isRepeatable) || request.Context().Err() != nil {
+		isRepeatable := isReadable && request.Context().Value(onceKey{}) == nil &&
+			(found.notDone || !isOnce)
+		if !isLed && !(found.again && isRepeatable) || ended != nil {
 			return response, err
 		}
 		if isLed {
@@ -106,8 +123,9 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 
 // An outcome is what came of a try.
 type outcome struct {
-	again bool          // it may be sent again
-	wait  time.Duration // that the service asks for
+	again   bool          // it may be sent again
+	notDone bool          // and the service has carried nothing out
+	wait    time.Duration // that the service asks for
 
 	isAway    bool   // another machine may be the service by now
 	isReplica bool   // and not the service; nothing was carried out
@@ -148,6 +166,7 @@ func outcomeOf(response *http.Response, err error) outcome {
 	isReplica := problem.Code == notPrimary
 	return outcome{
 		again:     problem.Retryable || retryableStatus(status) || isProxys || isReplica,
+		notDone:   problem.Retryable || isReplica,
 		wait:      wait,
 		isAway:    isProxys || problem.Code == "recovering" || problem.Code == "shutting_down",
 		isReplica: isReplica,

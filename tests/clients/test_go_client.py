@@ -7,8 +7,9 @@ import pytest
 from sqlalchemy import make_url
 
 from tests.clients.conftest import KEY, owner
-from tests.clients.go import CONFIGS, OAPI_CODEGEN
-from tests.clients.workplace import ROOT, Workplace, selected, skip_without
+from tests.clients.go import CONFIGS
+from tests.clients.once import sent_once
+from tests.clients.workplace import DOCUMENT, ROOT, Workplace, selected, skip_without
 from tests.support.server import Server
 
 pytestmark = [
@@ -67,10 +68,7 @@ func snippet(
 
 func main() {{}}
 """
-GENERATE = (
-    *("go", "run", OAPI_CODEGEN, "-config", CONFIGS / "oapi-codegen.yaml"),
-    *("-package", "api", "-o", "api/api.gen.go", "openapi.json"),
-)
+GENERATE = ("go", "-C", "api", "run", "generate.go", CONFIGS / "oapi-codegen.yaml", DOCUMENT)
 
 
 @pytest.fixture
@@ -103,6 +101,16 @@ def test_the_go_client_is_formatted_vetted_and_passes_its_own_tests(module):
     assert module.run("format", "gofmt", "-l", ".") == ""
     module.run("vet", "go", "vet", "./...", warnings=True)
     module.run("test", "go", "test", "./...", warnings=True)
+
+
+def test_the_go_client_sends_once_what_the_python_client_sends_once(module):
+    (table,) = re.findall(
+        r"var SentOnce = \[\]string\{\n(.*?)\n\}",
+        (module.folder / "api" / "operations.gen.go").read_text("utf-8"),
+        re.DOTALL,
+    )
+
+    assert set(re.findall('"(.+)"', table)) == sent_once()
 
 
 def test_the_go_client_passes_its_tests_against_a_service_and_databases(

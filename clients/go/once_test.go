@@ -1,0 +1,319 @@
+package escrowmq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"escrowmq.dev/go/api"
+)
+
+// callsSentOnce has a call of each operation of [api.SentOnce].
+var callsSentOnce = map[string]func(*Client) error{
+	"POST /v1/groups/{group}/members": func(client *Client) error {
+		_, err := Check(client.API.JoinGroupWithResponse(ctx, "g", api.JoinInput{ClientID: "c"}))
+		return err
+	},
+	"POST /v1/groups/{group}/offsets/reset": func(client *Client) error {
+		reset := api.ResetInput{Topic: "orders", To: "latest"}
+		_, err := Check(client.API.ResetOffsetsWithResponse(ctx, "g", reset))
+		return err
+	},
+	"POST /v1/groups/{group}/rotate-secret": func(client *Client) error {
+		_, err := Check(client.API.RotateGroupSigningSecretWithResponse(ctx, "g", nil))
+		return err
+	},
+	"POST /v1/producer-groups/{producer_group}/rotate-secret": func(client *Client) error {
+		_, err := Check(client.API.RotateSigningSecretWithResponse(ctx, "shop", nil))
+		return err
+	},
+}
+
+// machine is a server that does with each request, by its number from 1, what the function says.
+func machine(t *testing.T, does func(try int, w http.ResponseWriter, r *http.Request)) (
+	*httptest.Server, *atomic.Int64,
+) {
+	t.Helper()
+	var tries atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		does(int(tries.Add(1)), w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server, &tries
+}
+
+// breakOff closes the connection of a request that was carried out.
+func breakOff(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.ReadAll(r.Body)
+	connection, _, _ := w.(http.Hijacker).Hijack()
+	_ = connection.Close()
+}
+
+func problemOf(w http.ResponseWriter, status int, code string, retryable bool) {
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"status": status, "code": code, "retryable": retryable,
+	})
+}
+
+func TestAnOperationThatActsEachTimeIsNotRepeatedOnceItMayHaveActed(t *testing.T) {
+	lost := map[string]func(http.ResponseWriter, *http.Request){
+		"no answer":  breakOff,
+		"of a proxy": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) },
+		"not known": func(w http.ResponseWriter, _ *http.Request) {
+			problemOf(w, 503, "storage_failed", false)
+		},
+	}
+	for _, name := range api.SentOnce {
+		call, has := callsSentOnce[name]
+		if !has {
+			t.Fatal("no call of", name)
+		}
+		for why, does := range lost {
+			var key atomic.Value
+			// A connection that is used again is what net/http repeats requests on by itself.
+			server, tries := machine(t, func(_ int, w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet {
+					return
+				}
+				key.Store(r.Header.Get("Idempotency-Key"))
+				does(w, r)
+			})
+			client := newClient(t, server.URL)
+			_, _ = client.API.GetVersionWithResponse(ctx)
+
+			err := call(client)
+
+			if err == nil || tries.Load() != 2 || key.Load() != "" {
+				t.Error(name, why, err, tries.Load()-1, "tries, key", key.Load())
+			}
+		}
+	}
+}
+
+func TestAnOperationThatActsEachTimeIsRepeatedWhereItHasNotActed(t *testing.T) {
+	for name, call := range callsSentOnce {
+		server, tries := machine(t, func(try int, w http.ResponseWriter, _ *http.Request) {
+			if try == 1 {
+				problemOf(w, 503, "overloaded", true)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{}")
+		})
+		gone := httptest.NewServer(nil)
+		gone.Close()
+
+		err := call(newClient(t, gone.URL+","+server.URL))
+
+		if err != nil || tries.Load() != 2 {
+			t.Error(name, err, tries.Load(), "tries")
+		}
+	}
+}
+
+func TestAKeyIsSentWhereTheOperationTakesOne(t *testing.T) {
+	keys := map[string]string{}
+	server, _ := machine(t, func(_ int, _ http.ResponseWriter, r *http.Request) {
+		keys[r.URL.Path] = r.Header.Get("Idempotency-Key")
+	})
+	client := newClient(t, server.URL+"/behind/a%20proxy")
+
+	_, _ = client.Send(ctx, "a/b", Text("x"))
+	_, _ = client.API.CommitTransactionWithResponse(ctx, "t")
+
+	if len(keys) != 2 || keys["/behind/a proxy/v1/topics/a/b/messages"] == "" {
+		t.Error(keys)
+	}
+	if keys["/behind/a proxy/v1/transactions/t/commit"] != "" {
+		t.Error(keys)
+	}
+}
+
+func TestAReceiveThatIsRepeatedKeepsItsAttemptID(t *testing.T) {
+	var attempts []string
+	server, _ := machine(t, func(try int, w http.ResponseWriter, r *http.Request) {
+		var sent struct {
+			AttemptID   string `json:"attempt_id"`
+			MaxMessages int    `json:"max_messages"`
+		}
+		_ = json.NewDecoder(r.Body).Decode(&sent)
+		if sent.MaxMessages == 7 {
+			attempts = append(attempts, sent.AttemptID)
+		}
+		if try == 1 {
+			breakOff(w, r)
+		}
+	})
+	client := newClient(t, server.URL)
+	input := api.ReceiveInput{MaxMessages: Ptr(int32(7))}
+
+	_, _ = client.API.ReceiveMessagesWithResponse(ctx, "billing", input)
+	input.AttemptID = Ptr("mine")
+	_, _ = client.API.ReceiveMessagesWithResponse(ctx, "billing", input)
+
+	isKept := len(attempts) == 3 && attempts[0] != "" && attempts[0] == attempts[1]
+	if !isKept || attempts[2] != "mine" {
+		t.Error(attempts)
+	}
+}
+
+// hung is the address of a machine that accepts connections, and answers nothing.
+func hung(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	return "http://" + listener.Addr().String()
+}
+
+func impatient(t *testing.T, url string, limit time.Duration) *Client {
+	t.Helper()
+	client, err := New(url, WithTimeout(limit),
+		WithRetry(Retry{Total: time.Minute, First: 1, Longest: 1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func TestAMachineThatAcceptsAndNeverAnswersIsLeftForTheNext(t *testing.T) {
+	good := answers(t, answer{201, receipt})
+
+	client := impatient(t, hung(t)+","+good.URL, 500*time.Millisecond)
+	_, err := client.Send(ctx, "orders", Text("x"))
+
+	if err != nil || len(good.bodies) != 1 {
+		t.Error(err, len(good.bodies))
+	}
+}
+
+func TestATryEndsAfterTenSecondsUnlessTheClientSaysOtherwise(t *testing.T) {
+	client, err := New("http://127.0.0.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	http := client.API.ClientInterface.(*api.Client).Client.(*repeating)
+	if http.timeout != 10*time.Second {
+		t.Error(http.timeout)
+	}
+}
+
+func TestAMachineThatDoesNotAnswerInTheTimeOfACallIsLeftForTheNextCall(t *testing.T) {
+	good := answers(t, answer{201, receipt})
+	client := impatient(t, hung(t)+","+good.URL, time.Minute)
+	soon, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+
+	_, first := client.Send(soon, "orders", Text("x"))
+	_, next := client.Send(ctx, "orders", Text("x"))
+
+	if !errors.Is(first, context.DeadlineExceeded) || next != nil {
+		t.Error(first, next)
+	}
+}
+
+func TestTheErrorOfASilentMachineSaysHowLongItWas(t *testing.T) {
+	client, err := New(hung(t), WithTimeout(20*time.Millisecond), WithRetry(Retry{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	_, err = client.Send(ctx, "orders", Text("x"))
+
+	if !errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "no answer within 20ms") {
+		t.Error(err)
+	}
+}
+
+func TestATryWaitsLongerByTheTimeThatItsRequestAsksTheServiceToWait(t *testing.T) {
+	server, tries := machine(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
+		<-time.After(300 * time.Millisecond)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{}`)
+	})
+	client := impatient(t, server.URL, 100*time.Millisecond)
+	asking := api.ReceiveInput{WaitMs: Ptr(int64(2000))}
+	polling := api.GetTransactionParams{WaitMs: Ptr(int64(2000))}
+
+	_, err := Check(client.API.ReceiveMessagesWithResponse(ctx, "billing", asking))
+	_, again := Check(client.API.GetTransactionWithResponse(ctx, "t", &polling))
+
+	if err != nil || again != nil || tries.Load() != 2 {
+		t.Error(err, again, tries.Load(), "tries")
+	}
+}
+
+func TestAnAnswerMayTakeLongerThanATryWaitsAsLongAsPartsOfItCome(t *testing.T) {
+	server, tries := machine(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		for _, part := range strings.SplitAfter(receipt, ",") {
+			_, _ = io.WriteString(w, part)
+			w.(http.Flusher).Flush()
+			<-time.After(300 * time.Millisecond)
+		}
+	})
+
+	_, err := impatient(t, server.URL, time.Second).Send(ctx, "orders", Text("x"))
+
+	if err != nil || tries.Load() != 1 {
+		t.Error(err, tries.Load(), "tries")
+	}
+}
+
+func TestAnAnswerThatDoesNotGoOnIsAnError(t *testing.T) {
+	done := make(chan struct{})
+	server, _ := machine(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, receipt[:20])
+		w.(http.Flusher).Flush()
+		<-done
+	})
+	t.Cleanup(func() { close(done) })
+
+	_, err := impatient(t, server.URL, 50*time.Millisecond).Send(ctx, "orders", Text("x"))
+
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+func TestAnIDThatWouldLeadToAnotherResourceIsRefusedBeforeARequest(t *testing.T) {
+	server := answers(t, answer{200, `{}`})
+	client := newClient(t, server.URL)
+
+	for _, id := range []string{"..", ".", ""} {
+		_, left := client.API.LeaveGroupWithResponse(ctx, "billing", id)
+		_, purged := client.API.PurgeDeadLettersWithResponse(ctx, id)
+		_, sent := client.Send(ctx, id, Text("x"))
+		if left == nil || purged == nil || sent == nil {
+			t.Error(id, left, purged, sent)
+		}
+	}
+	_, allowed := client.API.LeaveGroupWithResponse(ctx, "...", "a/../b")
+
+	if allowed != nil || len(server.bodies) != 1 {
+		t.Error(allowed, len(server.bodies), "requests")
+	}
+}
+
+func TestAnAPIKeyThatNoHeaderCanHaveIsRefusedAndNotShown(t *testing.T) {
+	for _, key := range []string{"secret\nkey", "secret\r\n", "secret\x00"} {
+		_, err := New("http://127.0.0.1:1", WithAPIKey(key))
+		if err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", key, err)
+		}
+	}
+}
