@@ -10,6 +10,7 @@ from sqlalchemy import make_url
 
 from tests.clients.conftest import KEY, owner
 from tests.clients.java import CONFIG
+from tests.clients.once import sent_once
 from tests.clients.relay import port_before
 from tests.clients.workplace import ROOT, Workplace, selected, skip_without
 from tests.support.server import Server
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.clients,
     pytest.mark.skipif(not selected("java"), reason="CLIENTS names other languages"),
 ]
+SETTINGS = ROOT / "clients" / "java" / "generator" / "options.yaml"
 PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
 README = (ROOT / "clients" / "java" / "README.md").read_text("utf-8")
 # A class around the snippets, with the parts of Spring and of servlets that they use.
@@ -112,10 +114,24 @@ def package() -> Workplace:
         "-B",
         *goals,
         document,
-        f"-Descrowmq.options={CONFIG}",
         warnings=True,
     )
     return place
+
+
+def test_the_java_client_sends_once_what_the_python_client_sends_once(package):
+    (table,) = package.folder.glob("target/generated-sources/**/invoker/Operations.java")
+    names = re.findall('"(.+)"', table.read_text("utf-8"))
+
+    assert set(names) == sent_once()
+
+
+def test_the_java_client_is_generated_with_the_settings_that_the_page_gives_to_every_user():
+    ours, page = (
+        path.read_text("utf-8").partition("generatorName")[2] for path in (SETTINGS, CONFIG)
+    )
+
+    assert re.sub("templateDir: .*(?=globalProperties)", "", ours, flags=re.DOTALL) == page
 
 
 def test_the_java_client_passes_its_tests_against_a_service_and_databases(

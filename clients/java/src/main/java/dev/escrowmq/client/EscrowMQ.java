@@ -6,6 +6,7 @@ import dev.escrowmq.client.api.ChecksApi;
 import dev.escrowmq.client.api.ConsumeApi;
 import dev.escrowmq.client.api.DeadLettersApi;
 import dev.escrowmq.client.api.GroupsApi;
+import dev.escrowmq.client.api.MembersApi;
 import dev.escrowmq.client.api.MessagesApi;
 import dev.escrowmq.client.api.OffsetsApi;
 import dev.escrowmq.client.api.PullApi;
@@ -81,7 +82,7 @@ public final class EscrowMQ {
     private final Addresses addresses;
     private String apiKey;
     private Retry retry = Retry.DEFAULT;
-    private Duration timeout = Duration.ofSeconds(60);
+    private Duration timeout = Duration.ofSeconds(10);
     private HttpClient http;
 
     private Builder(Addresses addresses) {
@@ -90,6 +91,10 @@ public final class EscrowMQ {
 
     /** Sends the key with every request. */
     public Builder apiKey(String key) {
+      if (key != null && key.chars().anyMatch(one -> one < ' ' && one != '\t' || one >= 0x7f)) {
+        throw new IllegalArgumentException(
+            "the API key has a character that a header cannot have, such as a line break");
+      }
       apiKey = key;
       return this;
     }
@@ -100,7 +105,11 @@ public final class EscrowMQ {
       return this;
     }
 
-    /** Sets how long one try waits for its answer: longer than the longest wait, 30 seconds. */
+    /**
+     * Sets how long one try waits for a sign of the service, beside the time that its request asks
+     * the service to wait: until the answer begins, and for each further part of it. 10 seconds
+     * unless it is set. Then the next address is tried.
+     */
     public Builder timeout(Duration ofOneTry) {
       timeout = ofOneTry;
       return this;
@@ -251,6 +260,11 @@ public final class EscrowMQ {
   /** Returns the operations on consumer groups. */
   public GroupsApi groups() {
     return new GroupsApi(settings);
+  }
+
+  /** Returns the operations of the members of consumer groups. */
+  public MembersApi members() {
+    return new MembersApi(settings);
   }
 
   /** Returns the operations on dead letters. */

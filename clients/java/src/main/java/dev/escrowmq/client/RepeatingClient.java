@@ -6,10 +6,12 @@ import java.io.ByteArrayInputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.net.Authenticator;
+import java.net.ConnectException;
 import java.net.CookieHandler;
 import java.net.ProxySelector;
 import java.net.URI;
 import java.net.http.HttpClient;
+import java.net.http.HttpConnectTimeoutException;
 import java.net.http.HttpHeaders;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
@@ -18,7 +20,6 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.TreeMap;
-import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ThreadLocalRandom;
@@ -26,8 +27,8 @@ import javax.net.ssl.SSLContext;
 import javax.net.ssl.SSLParameters;
 
 /**
- * What the generated classes send their requests with: repeats them by {@link Retry}, and throws
- * {@link ProblemException} and {@link RefusedException} for refusals.
+ * Sends the requests of the generated classes: repeats them by {@link Retry}, and throws {@link
+ * ProblemException} and {@link RefusedException} for refusals.
  */
 final class RepeatingClient extends HttpClient {
   // A problem is small. What follows a megabyte is no problem of this service.
@@ -52,22 +53,28 @@ final class RepeatingClient extends HttpClient {
   @Override
   public <T> HttpResponse<T> send(HttpRequest given, HttpResponse.BodyHandler<T> handler)
       throws IOException, InterruptedException {
-    var request = withKey(given);
+    var operation = new Operation(addresses.first(), given);
+    var request = operation.repeatable();
     long started = System.nanoTime();
     int hops = 0;
     for (int tries = 1; ; tries++) {
       Problem problem = null;
       IOException failure = null;
+      boolean isDone = false; // for all that is known
       var asked = addresses.now();
       try {
-        var response = next.send(at(asked, request), handler);
+        var response = watched(next.send(at(asked, request), handler), request);
         if (response.statusCode() < 400) {
+          var accepted = accepted(response);
           note(null);
-          return accepted(response);
+          return accepted;
         }
         problem = problem(response);
+        isDone = !problem.getRetryable();
+        refine(problem, response);
       } catch (IOException unanswered) {
         failure = unanswered;
+        isDone = !isUnsent(unanswered);
       }
       addresses.note(asked, problem);
       if (problem != null && Addresses.isLed(problem) && hops < MOST_HOPS) {
@@ -82,7 +89,8 @@ final class RepeatingClient extends HttpClient {
       var random = ThreadLocalRandom.current().nextDouble();
       var asks = Duration.ofMillis(wanted == null ? 0 : wanted);
       var wait = retry.delay(addresses.rounds(tries), spent, asks, random);
-      if (wait.isEmpty() || problem != null && !isRepeated(problem)) {
+      boolean isFinal = problem != null && !isRepeated(problem) || operation.isOnce() && isDone;
+      if (wait.isEmpty() || isFinal) {
         if (failure != null) {
           throw failure;
         }
@@ -109,15 +117,9 @@ final class RepeatingClient extends HttpClient {
     }
   }
 
-  private static HttpRequest withKey(HttpRequest request) {
-    var has = request.headers().firstValue("Idempotency-Key").isPresent();
-    if (has || !request.method().equals("POST")) {
-      return request;
-    }
-    var key = UUID.randomUUID().toString();
-    return HttpRequest.newBuilder(request, (name, value) -> true)
-        .header("Idempotency-Key", key)
-        .build();
+  /** Did a request fail before there was a connection to send it on? */
+  private static boolean isUnsent(IOException failure) {
+    return failure instanceof ConnectException || failure instanceof HttpConnectTimeoutException;
   }
 
   private static boolean isRepeated(Problem problem) {
@@ -125,25 +127,43 @@ final class RepeatingClient extends HttpClient {
         && !"reply_timeout".equals(problem.getCode());
   }
 
-  /** Reads a refusal. It has a code also if it is a proxy's answer, for example. */
+  /** Reads a refusal. It is retryable if the service says that it has carried nothing out. */
   private static Problem problem(HttpResponse<?> response) throws IOException {
-    var status = response.statusCode();
     var problem = Json.readOrNull(bytes(response, LONGEST_PROBLEM), Problem.class);
-    var busy = status == 429 || status == 503;
-    if (problem == null || problem.getCode() == null) {
-      busy |= status == 502 || status == 504; // of a proxy, which got no answer
-      problem =
-          new Problem()
-              .code("not_a_problem_document")
-              .detail("status " + status + " without a problem document");
+    if (problem == null) {
+      problem = new Problem();
     }
-    busy |= Addresses.NOT_PRIMARY.equals(problem.getCode()); // the service may be found later
-    problem.status(status).retryable(busy || Boolean.TRUE.equals(problem.getRetryable()));
+    var isReplica = Addresses.NOT_PRIMARY.equals(problem.getCode()); // the service may be found
+    return problem.retryable(isReplica || Boolean.TRUE.equals(problem.getRetryable()));
+  }
+
+  /** Completes a refusal, so that it has a code also if it is a proxy's answer, for example. */
+  private static void refine(Problem problem, HttpResponse<?> response) {
+    var status = response.statusCode();
+    var busy = status == 429 || status == 503;
+    if (problem.getCode() == null) {
+      busy |= status == 502 || status == 504; // of a proxy, which got no answer
+      problem
+          .code("not_a_problem_document")
+          .detail("status " + status + " without a problem document");
+    }
+    problem.status(status).retryable(busy || problem.getRetryable());
     var seconds = response.headers().firstValue("Retry-After").orElse("");
     if (problem.getRetryAfterMs() == null && seconds.matches("\\d{1,9}")) {
       problem.retryAfterMs(Long.parseLong(seconds) * 1000);
     }
-    return problem;
+  }
+
+  /** Returns the response with a body that ends where no further part of it comes. */
+  @SuppressWarnings("unchecked") // an InputStream in the place of another
+  private static <T> HttpResponse<T> watched(HttpResponse<T> response, HttpRequest request) {
+    var limit = request.timeout();
+    var type = response.headers().firstValue("Content-Type").orElse("");
+    var isStream = type.startsWith("text/event-stream") || type.contains("ndjson");
+    if (limit.isEmpty() || isStream || !(response.body() instanceof InputStream)) {
+      return response;
+    }
+    return new Read<>(response, new PatientStream((InputStream) response.body(), limit.get()));
   }
 
   /** Reads an answer in JSON, so that one that breaks off is asked for again. */
@@ -193,7 +213,7 @@ final class RepeatingClient extends HttpClient {
     }
   }
 
-  /** A response whose body has been read. */
+  /** A response with another body: one that has been read, for example. */
   private record Read<T>(HttpResponse<T> response, InputStream stream) implements HttpResponse<T> {
     @Override
     @SuppressWarnings("unchecked") // the body was an InputStream before

@@ -8,9 +8,12 @@ import java.util.Optional;
  *
  * <p>A request without an answer, one that was answered 429 or 503 (by a proxy, 502 or 504, too),
  * and one whose problem says that it is retryable, is sent again, after the longer of the service's
- * Retry-After and a random part of a delay that doubles. A POST has an Idempotency-Key that stays
- * the same, so that the service carries it out once. A request whose reply did not come in time
- * (reply_timeout) is not repeated.
+ * Retry-After and a random part of a delay that doubles. An operation that takes an Idempotency-Key
+ * has one that stays the same, a receive an attempt_id, so that the service carries it out once.
+ * The operations of {@link dev.escrowmq.client.invoker.Operations#SENT_ONCE}, a rotation of a
+ * secret for example, take none and act each time: they are sent again only where the service was
+ * not reached, or says that it has done nothing. A request whose reply did not come in time (reply_timeout) is
+ * not repeated.
  *
  * <p>Of several addresses, a request goes on at the next one where a machine does not answer,
  * starts or stops. A replica answers not_primary, and leads to its service: at once, three times in
