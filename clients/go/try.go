@@ -88,7 +88,7 @@ type watch struct {
 // sending returns the request with a body of which each part that is taken is a sign.
 func (w *watch) sending(request *http.Request) *http.Request {
 	again := request.GetBody
-	if request.Body == nil || request.Body == http.NoBody || again == nil {
+	if request.Body == nil || request.ContentLength == 0 || again == nil {
 		return request
 	}
 	request.Body = &leaving{request.Body, w}
