@@ -39,7 +39,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from escrowmq_client.encoding import for_json
-from escrowmq_client.errors import EscrowMQError, ProblemError
+from escrowmq_client.errors import ClientClosed, EscrowMQError, ProblemError
 from escrowmq_client.models.messages import MessageInput
 from escrowmq_client.models.transactions import TransactionMessageInput
 from escrowmq_client.publisher import Publisher
@@ -154,12 +154,14 @@ class Outbox:
         db.execute(self._table.insert().values(tx_id=tx_id, topic=topic, message=text))
 
     def run(self) -> None:
-        """Publish rows until `stop` is called, in this thread."""
+        """Publish rows until `stop` is called, in this thread. Raises ClientClosed."""
         while not self._is_stopping.is_set():
             wait_ms = self._poll_ms
             try:
                 if self.run_once():
                     wait_ms = 0
+            except ClientClosed:
+                raise
             except (EscrowMQError, SQLAlchemyError) as error:
                 _log.warning("outbox %s: %s", self._table.name, error)
                 wait_ms = _PAUSE_MS

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from msgspec import UNSET
 
-from escrowmq_client import Client, MessageInput, Unreachable, outbox
+from escrowmq_client import Client, ClientClosed, MessageInput, Unreachable, outbox
 from escrowmq_client.models.transactions import TransactionMessageInput
 from escrowmq_client.outbox import Outbox, outbox_table
 from escrowmq_client.publisher import Publisher
@@ -250,6 +250,7 @@ def test_the_transaction_of_another_group_is_not_committed(service, shop, topic,
 
 
 def test_every_kind_of_message_is_known_again_when_its_key_is_forgotten(service, shop, topic):
+    tx_id = f"kinds-{next(_numbers)}"
     with shop.engine.begin() as db:
         for fields in (
             {"json": {"price": 1.50, "count": 10**15, "name": "Zoë", "none": None}},
@@ -258,7 +259,7 @@ def test_every_kind_of_message_is_known_again_when_its_key_is_forgotten(service,
             {"payload": "text"},
             {"payload": "", "delay_ms": 86_400_000},
         ):
-            shop.outbox.add(db, topic, tx_id="all-kinds", **fields)
+            shop.outbox.add(db, topic, tx_id=tx_id, **fields)
     delete = shop.table.delete
     shop.table.delete = None  # fails, as if the process had ended here
     with pytest.raises(TypeError):
@@ -374,3 +375,15 @@ def test_an_outbox_runs_until_it_is_stopped_also_while_the_service_is_away(
 
     assert not thread.is_alive()
     assert texts(service, topic) == ["1"]
+
+
+def test_an_outbox_whose_client_was_closed_ends(service, shop, topic, database):
+    with Client(service.url) as client:
+        closed = Shop(database, client)
+    closed.place(topic, 1)
+
+    with pytest.raises(ClientClosed):
+        closed.outbox.run()
+
+    assert closed.rows() == 1
+    closed.engine.dispose()
