@@ -70,7 +70,7 @@ class LocalStoreOptions:
     refuse_above: float = 0.90  # new messages are refused
     on_full: OnFull = OnFull.KEEP
     # of the old log, read and verified in the background; 0: never
-    scrub_bytes_per_second: int = 8 * MIB
+    scrub_bytes_per_second: int = 2 * MIB
     # from the beginning of one pass to that of the next
     scrub_interval_ms: int = 7 * 24 * 3_600_000
     verify_bytes_per_second: int = 16 * MIB  # of all files, read and compared for an operator

@@ -5,7 +5,7 @@ It uses the code of a verification, which goes through a store at once. A pass t
 settles every few seconds: what was found is judged, and another pass can continue from there.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from storage.clock import Clock
@@ -18,9 +18,6 @@ WINDOW_BYTES = 1 << 20
 _SETTLE_MS = 5_000
 _RECORDS_AT_ONCE = 1_000  # some milliseconds, in which the interpreter serves others now and then
 _QUEUE_READ_BYTES = 4_096  # of the limit, for a look into a file of a queue
-
-MarksOf = Callable[[], dict[str, int]]
-"""The length of each file of the key index now, as `KeyIndex.marks`."""
 
 
 class Settled(NamedTuple):
