@@ -57,7 +57,7 @@ def pair(postgresql, tmp_path) -> Iterator[Pair]:
         for node in (a, b):
             stack.push(node.__exit__)
             node.start(until_ready=False)
-            until(lambda node=node: node.role() == "replica", "it answers")
+            until(lambda node=node: node.waits(), "its log is open")
         ok(a.promote())
         a.wait_until_ready()
         with a.client() as api:

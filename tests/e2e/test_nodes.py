@@ -70,7 +70,7 @@ def new_nodes(folder: Path, **settings: str) -> Iterator[Nodes]:
             node.start(until_ready=False)
             stack.push(node.__exit__)
         for node in nodes:
-            until(lambda node=node: node.role() == "replica", "it answers")
+            until(lambda node=node: node.waits(), "its log is open")
         yield nodes
         assert not [node for node in nodes if "Exception in callback" in node.log()]
 

@@ -119,9 +119,18 @@ class Node(Primary):
 
     def role(self) -> str:
         """Empty while it does not answer."""
+        return str(self._promise().get("role", ""))
+
+    def waits(self) -> bool:
+        """Does it run as a replica that has opened its log, and can be promoted?"""
+        found = self._promise()
+        return found.get("role") == "replica" and "end_offset" in found
+
+    def _promise(self) -> dict[str, Any]:
+        """Empty while it does not answer."""
         with self.client() as api, suppress(httpx.TransportError):
-            return str(ok(api.get("/v1/admin/promise"))["role"])
-        return ""
+            return dict(ok(api.get("/v1/admin/promise")))
+        return {}
 
     def promote(self, *, hand_over: bool = False) -> httpx.Response:
         with self.client() as api:
