@@ -4,8 +4,6 @@
 """
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -13,8 +11,7 @@ from typing import cast
 import httptools
 import uvloop
 
-from benchmarks.cpu import on_core
-from benchmarks.report import REPOSITORY
+from benchmarks.floor import running
 
 _ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 _LAST_ANSWER = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"
@@ -46,20 +43,8 @@ async def _serve() -> None:
 @contextmanager
 def endpoint(core: int) -> Iterator[int]:
     """Its port, on that core."""
-    with on_core(core):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.endpoint"],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
+    with running("benchmarks.endpoint", core) as (_, port):
+        yield port
 
 
 if __name__ == "__main__":

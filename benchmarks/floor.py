@@ -45,9 +45,16 @@ async def _serve() -> None:
 @contextmanager
 def no_op_server(core: int = SERVER_CORE) -> Iterator[tuple[int, int]]:
     """(pid, port) of the server on its core."""
+    with running("benchmarks.floor", core) as found:
+        yield found
+
+
+@contextmanager
+def running(module: str, core: int) -> Iterator[tuple[int, int]]:
+    """(pid, port) of a module that runs as a server on its core, and prints its port."""
     with on_core(core):
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.floor"],
+            [sys.executable, "-m", module],
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             text=True,

@@ -24,7 +24,7 @@ class Wire:
         the connection open.
         """
         self.answers = list(answers)
-        self.refusing = set(refusing)  # addresses where nobody listens
+        self.refusing = set(refusing)  # addresses that refuse connections
         self.keeps = keeps
         self.hangs_up = 0  # on so many requests, instead of an answer
         self.transports: list[asyncio.Transport] = []  # the endpoint's ends
@@ -55,7 +55,7 @@ class Wire:
         self.connected.append((host, port))
         if host in self.refusing:
             ours.close()
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("no endpoint listens there")
         ours.setblocking(False)
         asyncio.get_running_loop().create_task(self._serve(ours, port in (443, 8443)))
 
