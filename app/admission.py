@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+from app.access import EVERYTHING, Access
 from app.browsers import BrowserRules, request_host
 from app.exchange import content_length, is_stream_of_events
 from app.problems import Refusal, too_large
@@ -30,10 +31,15 @@ class Admission:
     """
 
     def __init__(
-        self, api_keys: Sequence[str], browser_rules: BrowserRules | None, options: HttpOptions
+        self,
+        api_keys: Sequence[tuple[str, Access]],
+        browser_rules: BrowserRules | None,
+        options: HttpOptions,
     ) -> None:
-        """`browser_rules`: what takes the place of API keys where there are none."""
-        self._keys = [sha256(key.encode()).digest() for key in api_keys]
+        """`api_keys`: each with what it may do. `browser_rules`: what takes the place of API keys
+        where there are none.
+        """
+        self._keys = [(sha256(key.encode()).digest(), access) for key, access in api_keys]
         self._browser_rules = browser_rules
         self.max_body_bytes = options.max_body_bytes
 
@@ -45,10 +51,10 @@ class Admission:
         *,
         http_version: str,
         has_limit: bool,
-    ) -> None:
-        """Raise a Refusal unless the request is let in.
+    ) -> Access:
+        """Return the permissions of the request: all of them, where no key is needed.
 
-        `has_limit`: its body has one; a stream's has none.
+        Raises Refusal where it is not let in. `has_limit`: its body has one; a stream's has none.
         """
         host = request_host(headers, http_version=http_version)
         refusal = self._browser_rules and self._browser_rules.refuse(
@@ -56,11 +62,10 @@ class Admission:
         )
         if refusal:
             raise refusal
-        if (
-            self._keys
-            and not _is_open(path)
-            and not self._is_known(headers.get("authorization", ""))
-        ):
+        access: Access | None = EVERYTHING
+        if self._keys and not _is_open(path):
+            access = self._access_of(headers.get("authorization", ""))
+        if access is None:
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get("content-encoding", "identity")
         if encoding.lower() not in ("identity", "gzip") and has_body(headers):
@@ -77,18 +82,22 @@ class Admission:
             )
         if has_limit and (content_length(headers) or 0) > self.max_body_bytes:
             raise self.body_too_large()
+        return access
 
     def body_too_large(self) -> Refusal:
         """The refusal of a body over the limit."""
         limit = self.max_body_bytes
         return too_large("bytes", limit, f"a body may have {limit} bytes")
 
-    def _is_known(self, authorization: str) -> bool:
-        """Every key is compared, and in constant time, so that the time taken tells nothing."""
+    def _access_of(self, authorization: str) -> Access | None:
+        """Permissions of the key; None where it is not known.
+
+        Every key is compared, and in constant time, so that the time taken tells nothing.
+        """
         scheme, _, key = authorization.partition(" ")
         digest = sha256(key.strip(" \t").encode("latin-1")).digest()  # the bytes as they were sent
-        known = [hmac.compare_digest(digest, one) for one in self._keys]
-        return scheme.lower() == "bearer" and any(known)
+        found = [access for known, access in self._keys if hmac.compare_digest(digest, known)]
+        return found[0] if found and scheme.lower() == "bearer" else None
 
 
 def has_body(headers: Mapping[str, str]) -> bool:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import structlog
 
 from app import codec
+from app.access import Access
 from app.body_budget import BodyShare
 from app.exchange import Call, FileReply, Reply, RequestLimit, content_length
 from app.long_polls import Waiting
@@ -48,6 +49,10 @@ class Incoming(Protocol):
     @property
     def share(self) -> BodyShare:
         """Share of the request in the memory for bodies."""
+
+    @property
+    def access(self) -> Access:
+        """Permissions of its key."""
 
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes.
@@ -112,6 +117,7 @@ def call_of(operation: Operation, host: Host, incoming: Incoming, body: bytes) -
         host.body_thread,
         host.max_body_values,
         incoming.share,
+        incoming.access,
     )
 
 

@@ -167,7 +167,7 @@ def services_of(base: Base) -> Services:
         metrics=base.metrics,
         loops=base.loops,
         effective_settings=effective(settings),
-        has_keys=bool(settings.api_keys),
+        has_keys=bool(settings.keys),
         connections=base.connections,
         long_polls=_long_polls(base),
         max_line_bytes=settings.http.max_body_bytes,

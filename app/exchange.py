@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 import msgspec
 
 from app import codec
+from app.access import Access
 from app.body_budget import BodyShare
 from app.body_thread import LOOP_BYTES, BodyThread
 from app.problems import Refusal, invalid_field
@@ -26,6 +27,7 @@ EVENTS = "text/event-stream"
 
 HEADERS = "escrowmq.headers"  # where in the ASGI scope the middleware leaves what it has read
 BODY_SHARE = "escrowmq.body_share"  # and the request's share of the memory for bodies
+ACCESS = "escrowmq.access"  # and what the key of the request may do
 IS_HEAD = "escrowmq.is_head"  # is only the head of the answer asked for?
 IS_GONE = "escrowmq.is_gone"  # an ASGI extension: has the client left?
 
@@ -101,6 +103,7 @@ class Call(NamedTuple):
     thread: BodyThread
     max_values: int  # of JSON in the body
     share: BodyShare
+    access: Access  # of the key
 
     async def decode(self, decoder: "msgspec.json.Decoder[T]") -> T:
         """The JSON body. A body that may be left out is an empty object then."""

@@ -228,7 +228,7 @@ def _app_of(
         app.add_middleware(
             FaultSwitches, faults=controls.faults, routes=list(app.routes), kill=kill_this_process
         )
-    keys = [key.get_secret_value() for key in settings.api_keys]
+    keys = settings.keys
     admission = Admission(
         keys, None if keys else BrowserRules(settings.http.allowed_hosts), settings.http
     )

@@ -12,6 +12,7 @@ from app.answering import CLIENT_LEFT, problem_of, refusal_of, request_id_of
 from app.body_budget import BodyBudget, BodyShare
 from app.compression import deflating, inflating, takes_gzip
 from app.exchange import (
+    ACCESS,
     BODY_SHARE,
     HEADERS,
     IS_GONE,
@@ -69,7 +70,7 @@ class RequestMiddleware:
 
         out = deflating(sending) if takes_gzip(headers) and not is_stream else sending
         try:
-            self._admission.check(
+            inner[ACCESS] = self._admission.check(
                 scope["method"],
                 scope["path"],
                 headers,

@@ -67,6 +67,7 @@ def common_text() -> str:
         "A request whose answer was lost may be sent again, with the same `Idempotency-Key` or "
         f"`attempt_id` where the operation takes one. The exceptions, {_listed(_sent_once())}, "
         "have `x-send-once`: a second execution has a further effect.\n\n"
+        "An API key that may do some things only needs one of the scopes in `x-scopes`.\n\n"
         f"Headers of responses, where an operation lists them:\n\n{headers}"
     )
 
@@ -113,6 +114,7 @@ def completed(documented: dict[str, Any], operation: Operation) -> dict[str, Any
         found["x-streaming"] = True
     if operation.send_once:
         found["x-send-once"] = True
+    found["x-scopes"] = list(operation.scopes)
     if operation.operation_id == "putProducerGroup":
         found["callbacks"] = {
             "transactionCheck": {"{$request.body#/check_url}": {"post": _transaction_check()}}

@@ -15,14 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from app.access import SCOPES, Access, Scope
 from app.exchange import Call, FileReply, Reply, RequestLimit
 from app.long_polls import Waiting
+from app.problems import Refusal
 from app.services import Host
 
 ALWAYS = (
-    "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed", "not_primary",
-    "validation_failed", "internal_error",
-    "recovering", "shutting_down",
+    "malformed_request", "unauthenticated", "forbidden", "origin_not_allowed",
+    "host_not_allowed", "not_primary", "validation_failed", "internal_error", "recovering",
+    "shutting_down",
 )  # fmt: skip
 READING = ("unsupported_media_type", "body_too_large", "overloaded")
 WRITING = ("overloaded", "not_enough_copies", "storage_failed", "storage_full")
@@ -82,6 +84,9 @@ IF_MATCH = HeaderParameter("If-Match", "Only change it if it still has this ETag
 class Operation:
     """A row of the table.
 
+    `scopes`: a key needs one of them; with `SCOPES` it may have any, and a key for some topics or
+    groups may ask as well. `checks_access`: the handler checks the topics and groups that the path
+    does not name.
     `answers`: the class of each answer by status, None for an empty one; the first is the usual
     answer. `media_types`: those, beside JSON, in which the usual answer can be had, as bytes; the
     header Accept chooses. `body_types`: the media types of the body beside the usual one. `query`,
@@ -103,6 +108,7 @@ class Operation:
     path: str
     operation_id: str
     tag: str
+    scopes: Sequence[Scope]
     handler: Handler | StreamHandler
     answers: Mapping[int, type | None]
     media_types: Sequence[str]
@@ -122,6 +128,7 @@ class Operation:
     by_every_node: bool
     by_replica: bool
     send_once: bool
+    checks_access: bool
 
     def __post_init__(self) -> None:
         assert (self.body is None) == (self.example is None), (
@@ -166,6 +173,36 @@ class Operation:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body)
         return lambda call: call.decode(decoder)
 
+    @cached_property
+    def _checked_parts(self) -> list[tuple[int, str]]:
+        """The places of the path's topics and groups, and which of both each is."""
+        kinds = {"topic": "topic", "group": "group", "producer_group": "group"}
+        return [(place, kinds[name]) for place, name in enumerate(self.path_parts) if name in kinds]
+
+    def check_access(self, access: Access, parts: Sequence[Any]) -> None:
+        """Raise Refusal forbidden unless a key may ask for this, as far as the parts of the path
+        say.
+        """
+        if access.is_full:
+            return
+        access.check_scope(self.scopes)
+        for place, kind in self._checked_parts:
+            (access.check_topic if kind == "topic" else access.check_group)(parts[place])
+        if not self._checked_parts and not self.checks_access and self.scopes != SCOPES:
+            access.check_unlimited()
+
+    def allows_by_path(self, access: Access, parts: Sequence[Any]) -> bool:
+        """May a key ask for this, whatever else the request holds?"""
+        if access.is_full:
+            return True
+        if access.is_limited and (self.checks_access or not self._checked_parts):
+            return False
+        try:
+            self.check_access(access, parts)
+        except Refusal:
+            return False
+        return True
+
     async def arguments(self, host: Host, call: Call, parts: Iterable[Any]) -> list[Any]:
         """The arguments of the handler: the host, the call, the parts of the path, the query
         and the body.
@@ -189,6 +226,7 @@ def operation(
     operation_id: str,
     *,
     tag: str,
+    scopes: Sequence[Scope],
     answers: Mapping[int, type | None],
     media_types: Sequence[str] = (),
     query: type | None = None,
@@ -207,6 +245,7 @@ def operation(
     by_every_node: bool = False,
     by_replica: bool = False,
     send_once: bool = False,
+    checks_access: bool = False,
 ) -> Callable[[AnyHandler], AnyHandler]:
     """Declare the function below as the handler of an operation; the parameters are the fields of
     `Operation`.
@@ -215,11 +254,11 @@ def operation(
     def declare(handler: AnyHandler) -> AnyHandler:
         assert operation_id not in OPERATIONS, f"two operations are called {operation_id}"
         OPERATIONS[operation_id] = Operation(
-            method, path, operation_id, tag, handler, answers, media_types, query, body,
-            body_is_optional, body_types, decode,
+            method, path, operation_id, tag, tuple(scopes), handler, answers, media_types, query,
+            body, body_is_optional, body_types, decode,
             takes_bytes, takes_lines, streams, limit, tuple(headers),
             (*answer_headers, *(OF_REPLICAS if by_replica else ())), example,
-            tuple(problems), by_every_node, by_replica, send_once,
+            tuple(problems), by_every_node, by_replica, send_once, checks_access,
         )  # fmt: skip
         return handler
 

@@ -18,8 +18,9 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from app import answering
+from app.access import Access
 from app.body_budget import BodyShare
-from app.exchange import BODY_SHARE, EVENTS, HEADERS, IS_HEAD, JSON_LINES, FileReply, Reply
+from app.exchange import ACCESS, BODY_SHARE, EVENTS, HEADERS, IS_HEAD, JSON_LINES, FileReply, Reply
 from app.operations import (
     Operation,
     StreamHandler,
@@ -106,6 +107,7 @@ class OperationRoute(APIRoute):
         if self._judged:
             parts = {**parts, **self._read(parts)}
         incoming = _Incoming(scope, receive, send)
+        self.operation.check_access(incoming.access, list(parts.values()))
         host_of: Callable[[Operation], Host] = scope["app"].state.host_of
         if self.operation.streams:
             stream = _EventStream(self.operation, incoming, send, is_head=scope.get(IS_HEAD, False))
@@ -160,6 +162,7 @@ class _Incoming:
         self.headers: Mapping[str, str] = scope[HEADERS]
         self.query_string: bytes = scope["query_string"]
         self.share: BodyShare = scope[BODY_SHARE]
+        self.access: Access = scope[ACCESS]
         self._request = Request(scope, receive, send)
 
     def pieces(self) -> AsyncGenerator[bytes, None]:

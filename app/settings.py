@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from app import codec
+from app.access import EVERYTHING, Access, KeyOptions
 from app.browsers import BrowserRules
 from app.environment import from_json
 from app.loopback import is_loopback
@@ -52,7 +53,7 @@ MOST_CONNECTIONS = 4_096  # unless the settings say more
 _file: ContextVar[Path | None] = ContextVar("settings_file", default=None)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # a database's URL has a password in it
-_SECRET = ("api_key", "api_keys", "encryption_keys", "database_url", "secret")
+_SECRET = ("api_key", "api_keys", "scoped_keys", "encryption_keys", "database_url", "secret")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,8 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     data_dir: Path = Path("data")
     dev: bool = False
-    api_keys: tuple[SecretStr, ...] = ()
+    api_keys: tuple[SecretStr, ...] = ()  # that may do everything
+    scoped_keys: tuple[KeyOptions, ...] = ()
     database_url: str = ""  # empty: SQLite in the data directory
     # start with a registry that is not the one the store was used with
     accept_registry: bool = False
@@ -179,10 +181,19 @@ class Settings(BaseSettings):
         """Does the service listen on the loopback interface only?"""
         return is_loopback(self.host)
 
+    @property
+    def keys(self) -> list[tuple[str, Access]]:
+        """Every API key, with what it may do."""
+        return [
+            *((key.get_secret_value(), EVERYTHING) for key in self.api_keys),
+            *((one.key.get_secret_value(), one.access) for one in self.scoped_keys),
+        ]
+
     def masked(self) -> dict[str, Any]:
         """For the log: secrets hidden, and a database's password with them."""
         values = self.model_dump(mode="json")
         values["api_keys"] = len(self.api_keys)
+        values["scoped_keys"] = [one.name for one in self.scoped_keys]
         values["database_url"] = "(set)" if self.database_url else ""
         return values
 
@@ -242,16 +253,15 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
             PREFIX,
         )
         raise ConfigurationError(f"{name} is not JSON") from None
-    if not settings.is_loopback and not settings.api_keys:
+    if not settings.is_loopback and not settings.keys:
         raise ConfigurationError(
             f"host {settings.host} can be reached from outside, so {PREFIX}API_KEYS must hold at "
             "least one key"
         )  # fmt: skip
-    for number, secret in enumerate(settings.api_keys, 1):
-        _check_key(secret.get_secret_value(), number)
-    if settings.replica.ha_host and settings.api_keys and not settings.replica.secret_text:
+    _check_keys(settings)
+    if settings.replica.ha_host and settings.keys and not settings.replica.secret_text:
         raise ConfigurationError(
-            f"{PREFIX}REPLICA__HA_HOST serves the whole log, so with {PREFIX}API_KEYS "
+            f"{PREFIX}REPLICA__HA_HOST serves the whole log, so with API keys "
             f"{PREFIX}REPLICA__SECRET must be set, too"
         )
     if settings.testing.enabled and not settings.is_loopback:
@@ -289,18 +299,30 @@ def settings_file_of(data_dir: Path | None) -> Path | None:
     return file if os.path.isfile(file) else None
 
 
-def _check_key(key: str, number: int) -> None:
+def _check_keys(settings: Settings) -> None:
+    """Raises ConfigurationError where a key cannot be used, or could be taken for another one."""
+    for number, secret in enumerate(settings.api_keys, 1):
+        _check_key(secret.get_secret_value(), f"{PREFIX}API_KEYS: key {number}")
+    for one in settings.scoped_keys:
+        _check_key(one.key.get_secret_value(), f"{PREFIX}SCOPED_KEYS: the key of {one.name}")
+    if len({one.name for one in settings.scoped_keys}) < len(settings.scoped_keys):
+        raise ConfigurationError(f"{PREFIX}SCOPED_KEYS: two keys have one name")
+    scoped = [one.key.get_secret_value() for one in settings.scoped_keys]
+    full = [key.get_secret_value() for key in settings.api_keys]
+    if len({*scoped, *full}) < len(scoped) + len(set(full)):
+        raise ConfigurationError(
+            f"{PREFIX}SCOPED_KEYS: a key is there twice, or in {PREFIX}API_KEYS as well"
+        )
+
+
+def _check_key(key: str, which: str) -> None:
     """Raises ConfigurationError where no header would ever match the key."""
     if not key:
-        raise ConfigurationError(f"{PREFIX}API_KEYS holds an empty key")
+        raise ConfigurationError(f"{which} is empty")
     if key != key.strip():
-        raise ConfigurationError(
-            f"{PREFIX}API_KEYS: key {number} begins or ends with a blank, which no header keeps"
-        )
+        raise ConfigurationError(f"{which} begins or ends with a blank, which no header keeps")
     if _CONTROL.search(key):
-        raise ConfigurationError(
-            f"{PREFIX}API_KEYS: key {number} holds a control character, which no header carries"
-        )
+        raise ConfigurationError(f"{which} holds a control character, which no header carries")
 
 
 def variable_names(kind: Any = Settings, prefix: str = PREFIX) -> Iterator[str]:
@@ -361,10 +383,20 @@ def _sentence(error: Any) -> str:
     place = [str(step) for step in error["loc"]]
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if any(isinstance(step, int) for step in error["loc"]):
+            return f"{_place(error['loc'])}: there is no such field"
         known = list(variable_names())
         near = difflib.get_close_matches(_variable(place), known, n=1)
         return f"unknown setting {'.'.join(place)}" + (f"; did you mean {near[0]}?" if near else "")
-    return f"{_variable(place)}: {reason}"
+    return f"{_place(error['loc'])}: {reason}"
+
+
+def _place(steps: Sequence[str | int]) -> str:
+    """The variable; and within a list which item, from 1, and which field of it."""
+    at = next((at for at, step in enumerate(steps) if isinstance(step, int)), len(steps))
+    variable = _variable([str(step) for step in steps[:at]])
+    inner = [f"item {step + 1}" if isinstance(step, int) else step for step in steps[at:]]
+    return ", ".join([variable, *inner])
 
 
 def _variable(place: Sequence[str]) -> str:
@@ -380,7 +412,7 @@ def _json_variables() -> list[str]:
         for name, field in Settings.model_fields.items()
         if is_dataclass(field.default)
     ]
-    return [f"{PREFIX}API_KEYS", *sections]
+    return [f"{PREFIX}API_KEYS", f"{PREFIX}SCOPED_KEYS", *sections]
 
 
 def _is_json(text: str) -> bool:

@@ -193,9 +193,9 @@ def _log_banner(settings: Settings, listener: socket.socket) -> None:
         durability=durability,
         segment_bytes=settings.local.segment_bytes,
         max_body_bytes=settings.http.max_body_bytes,
-        keys=len(settings.api_keys),
+        keys=len(settings.keys),
     )
-    short = sum([len(key.get_secret_value()) < _SHORT_KEY for key in settings.api_keys])
+    short = sum([len(key) < _SHORT_KEY for key, _ in settings.keys])
     if short:
         log.warning("api_keys_are_short", keys=short, recommended_length=_SHORT_KEY)
     if settings.testing.enabled:

@@ -12,6 +12,7 @@ from app.services import Services
     "/v1/admin/disk",
     "getDisk",
     tag="admin",
+    scopes=["admin"],
     answers={200: Disk},
     problems=["not_supported_by_engine"],
 )

@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from app import codec, open_files
 from app import rates as rate_watch
+from app.access import SCOPES
 from app.admin.schemas import (
-    SCOPES,
     Config,
     Descriptors,
     DurabilityQuery,
@@ -67,13 +67,17 @@ def _write_pool(pool: PoolStatus | None) -> WritePool | UnsetType:
     )
 
 
-@operation("GET", "/v1/admin/loops", "listLoops", tag="admin", answers={200: LoopList})
+@operation(
+    "GET", "/v1/admin/loops", "listLoops", tag="admin", scopes=["admin"], answers={200: LoopList}
+)
 async def list_loops(services: Services, _: Call) -> Reply:
     """List the background loops: last run, lag and errors."""
     return reply(200, LoopList(items=[_view(report) for report in services.loops.reports()]))
 
 
-@operation("GET", "/v1/admin/store", "getStore", tag="admin", answers={200: Store})
+@operation(
+    "GET", "/v1/admin/store", "getStore", tag="admin", scopes=["admin"], answers={200: Store}
+)
 async def get_store(services: Services, _: Call) -> Reply:
     """Get metrics of the store."""
     admin = services.admin
@@ -113,6 +117,7 @@ async def get_store(services: Services, _: Call) -> Reply:
     "/v1/admin/store/flush",
     "flushStore",
     tag="admin",
+    scopes=["admin"],
     answers={200: Flushed},
     problems=["storage_failed", "not_enough_copies", "not_supported_by_engine"],
 )
@@ -139,6 +144,7 @@ async def flush_store(services: Services, _: Call) -> Reply:
     "/v1/admin/store/verify",
     "verifyStore",
     tag="admin",
+    scopes=["admin"],
     answers={202: Task},
     problems=["not_supported_by_engine"],
 )
@@ -173,6 +179,7 @@ async def verify_store(services: Services, _: Call) -> Reply:
     "/v1/admin/retention/run",
     "runRetention",
     tag="admin",
+    scopes=["admin"],
     body=RetentionInput,
     example={"dry_run": True},
     answers={202: Task, 200: RetentionPreview},
@@ -216,6 +223,7 @@ async def run_retention(services: Services, _: Call, given: RetentionInput) -> R
     "/v1/admin/recovery",
     "getRecoveryReport",
     tag="admin",
+    scopes=["admin"],
     answers={200: RecoveryView},
     problems=["not_supported_by_engine"],
 )
@@ -231,7 +239,14 @@ async def get_recovery_report(services: Services, _: Call) -> Reply:
     return reply(200, RecoveryView(**start, earlier=earlier))
 
 
-@operation("GET", "/v1/admin/replicas", "listReplicas", tag="admin", answers={200: ReplicaList})
+@operation(
+    "GET",
+    "/v1/admin/replicas",
+    "listReplicas",
+    tag="admin",
+    scopes=["admin"],
+    answers={200: ReplicaList},
+)
 async def list_replicas(services: Services, _: Call) -> Reply:
     """List the replicas that are connected: how far each is."""
     store, replicas = services.store, services.replicas
@@ -250,7 +265,9 @@ async def list_replicas(services: Services, _: Call) -> Reply:
     )
 
 
-@operation("GET", "/v1/admin/config", "getConfig", tag="admin", answers={200: Config})
+@operation(
+    "GET", "/v1/admin/config", "getConfig", tag="admin", scopes=["admin"], answers={200: Config}
+)
 async def get_config(services: Services, _: Call) -> Reply:
     """Get the effective settings, without secrets."""
     return reply(200, Config(settings=dict(services.effective_settings)))
@@ -261,6 +278,7 @@ async def get_config(services: Services, _: Call) -> Reply:
     "/v1/store/durability",
     "getDurability",
     tag="admin",
+    scopes=SCOPES,
     query=DurabilityQuery,
     answers={200: SyncedState},
     problems=["storage_failed", "too_many_waiting", "not_supported_by_engine"],
@@ -282,17 +300,24 @@ async def get_durability(services: Services, call: Call, query: DurabilityQuery)
     return reply(200, SyncedState(synced_offset=synced_offset, synced=offset < synced_offset))
 
 
-@operation("GET", "/v1/whoami", "getWhoami", tag="admin", answers={200: Whoami})
-async def get_whoami(services: Services, _: Call) -> Reply:
+@operation("GET", "/v1/whoami", "getWhoami", tag="admin", scopes=SCOPES, answers={200: Whoami})
+async def get_whoami(services: Services, call: Call) -> Reply:
     """Get the identity and permissions of the caller."""
-    # Until there are scopes, every key may do everything, and so may every client where there are
-    # no keys.
+    access = call.access
     return reply(
-        200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(SCOPES))
+        200,
+        Whoami(
+            authenticated=services.has_keys,
+            namespace="default",
+            key=access.name or UNSET,
+            scopes=list(access.scopes),
+            topics=list(access.topics),
+            groups=list(access.groups),
+        ),
     )
 
 
-@operation("GET", "/v1/version", "getVersion", tag="admin", answers={200: Version})
+@operation("GET", "/v1/version", "getVersion", tag="admin", scopes=SCOPES, answers={200: Version})
 async def get_version(_services: Services, _: Call) -> Reply:
     """Get the version of the service."""
     return reply(200, Version(name="EscrowMQ", version=version("escrowmq"), api_version="v1"))

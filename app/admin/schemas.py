@@ -6,12 +6,12 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app import codec
+from app.access import SCOPES
 from app.messages.schemas import Offset, Timestamp, WaitMs
 from app.named_schemas import Int32, Texts, open_set
 from app.tasks.schemas import StoreFinding
 from storage.store_status import RecoveryReport
 
-SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 SCOPE = open_set("Scope", SCOPES, "Permission of an API key.")
 
 
@@ -486,8 +486,20 @@ class Whoami(msgspec.Struct, kw_only=True):
     ]
     namespace: str
     scopes: Annotated[
-        list[Annotated[str, SCOPE]], Meta(description="In this release a key has all of them.")
+        list[Annotated[str, SCOPE]],
+        Meta(description="What the key may do. All of them without API keys."),
     ]
+    topics: Annotated[
+        list[str],
+        Meta(description="Topics it may use; in a pattern `*` stands for any characters."),
+    ]
+    groups: Annotated[
+        list[str], Meta(description="Groups of consumers and producers that it may use, likewise.")
+    ]
+    key: (
+        Annotated[str, Meta(description="Name of the key, if it is one of ESCROWMQ_SCOPED_KEYS.")]
+        | UnsetType
+    ) = UNSET
 
 
 class Version(msgspec.Struct, kw_only=True):

@@ -46,6 +46,7 @@ _CSV = (
     "/v1/audit/reports",
     "createAuditReport",
     tag="audit",
+    scopes=["audit"],
     body=AuditReportInput,
     example={
         "kind": "transaction_outcomes",
@@ -103,6 +104,7 @@ async def create(services: Services, call: Call, given: AuditReportInput) -> Rep
     "/v1/audit/reports",
     "listAuditReports",
     tag="audit",
+    scopes=["audit"],
     query=ListAuditReportsQuery,
     answers={200: AuditReportPage},
     problems=["invalid_page_token"],
@@ -127,6 +129,7 @@ async def list_(services: Services, _: Call, query: ListAuditReportsQuery) -> Re
     "/v1/audit/reports/{report_id}",
     "getAuditReport",
     tag="audit",
+    scopes=["audit"],
     answers={200: schemas.AuditReport},
     problems=_OF_A_REPORT,
 )
@@ -147,6 +150,7 @@ async def get(services: Services, _: Call, report_id: str) -> Reply:
     "/v1/audit/reports/{report_id}",
     "deleteAuditReport",
     tag="audit",
+    scopes=["audit"],
     answers={204: None},
     problems=[*_OF_A_REPORT, "storage_full"],
 )
@@ -161,6 +165,7 @@ async def drop(services: Services, _: Call, report_id: str) -> Reply:
     "/v1/audit/reports/{report_id}/findings",
     "listAuditFindings",
     tag="audit",
+    scopes=["audit"],
     query=ListAuditFindingsQuery,
     answers={200: AuditFindingPage},
     problems=[*_OF_A_REPORT, "invalid_page_token"],
@@ -185,6 +190,7 @@ async def list_findings(
     "/v1/audit/reports/{report_id}/download",
     "downloadAuditReport",
     tag="audit",
+    scopes=["audit"],
     query=DownloadQuery,
     answers={200: bytes},
     problems=_OF_A_REPORT,

@@ -44,6 +44,7 @@ _COPIES = (HALF_QUEUE.topic, HELD_QUEUE.topic)
     "/v1/audit/transactions/{transaction_id}",
     "getTransactionProof",
     tag="audit",
+    scopes=["audit"],
     answers={200: TransactionProof},
     problems=["transaction_not_found", "record_corrupt", "overloaded", "not_supported_by_engine"],
 )
@@ -77,6 +78,7 @@ async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
     "/v1/audit/segments",
     "listAuditSegments",
     tag="audit",
+    scopes=["audit"],
     query=ListAuditSegmentsQuery,
     answers={200: LogSegmentPage},
     problems=["invalid_page_token", "not_supported_by_engine"],

@@ -26,7 +26,7 @@ _RETRY_MS = 1_000  # after which a browser connects again
     "GET",
     "/v1/groups/{group}/stream",
     "streamMessages",
-    tag="consume",
+    tag="consume", scopes=["receive"],
     query=StreamQuery,
     streams=True,
     answers={200: Events},

@@ -33,7 +33,7 @@ _HEADERS = tuple(
     "POST",
     "/v1/topics/{topic}/events",
     "publishCloudEvent",
-    tag="messages",
+    tag="messages", scopes=["send"],
     takes_bytes=True,
     body_types=[reading.STRUCTURED, reading.BATCH],
     answers={201: BatchSendResult, 207: BatchSendResult},

@@ -17,6 +17,7 @@ from storage.formats import names
     "/v1/admin/promise",
     "getPromise",
     tag="admin",
+    scopes=["admin"],
     answers={200: NodePromise},
     by_every_node=True,
 )
@@ -30,6 +31,7 @@ async def get_promise(service: NodeService, _: Call) -> Reply:
     "/v1/admin/promise",
     "makePromise",
     tag="admin",
+    scopes=["admin"],
     body=PromiseInput,
     example={"epoch": 2001, "node": "shop-2"},
     answers={200: NodePromise},
@@ -56,6 +58,7 @@ async def make_promise(service: NodeService, _: Call, given: PromiseInput) -> Re
     "/v1/admin/promotion",
     "promoteNode",
     tag="admin",
+    scopes=["admin"],
     body=PromotionInput,
     example={"hand_over": True},
     answers={200: Promotion},

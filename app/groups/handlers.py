@@ -38,14 +38,20 @@ _MAX_ROOM_CHARACTERS = 255
     "/v1/groups",
     "listGroups",
     tag="groups",
+    scopes=["receive", "operate"],
+    checks_access=True,
     query=PageQuery,
     answers={200: GroupPage},
     problems=["invalid_page_token"],
 )
-async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
-    """List consumer groups."""
+async def list_(services: Services, call: Call, query: PageQuery) -> Reply:
+    """List consumer groups. A key for some groups gets those."""
     after = "" if query.page_token is UNSET else pages.decode_token("groups", query.page_token)
-    found = [group for group in services.consumer_groups.all() if group.name > after]
+    found = [
+        group
+        for group in services.consumer_groups.all()
+        if group.name > after and call.access.may_use_group(group.name)
+    ]
     count = pages.fitting(found, query.page_size, _size_of)
     page = GroupPage(items=[_view(services, group) for group in found[:count]])
     if len(found) > count:
@@ -58,6 +64,8 @@ async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     "/v1/groups/{group}",
     "putGroup",
     tag="groups",
+    scopes=["receive", "operate"],
+    checks_access=True,
     body=GroupInput,
     example={
         "topics": [{"topic": "orders", "filter": {"kind": "tag", "expression": "created || paid"}}]
@@ -89,6 +97,8 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
     Without `If-Match` the URL of `push` does not change.
     """
     services.consumer_groups.check_name(name)
+    for one in () if given.topics is UNSET else given.topics:
+        call.access.check_topic(one.topic)
     secret = own_secret(given.signing_secret)
     if given.push is not UNSET:
         await services.signed_post.check_url(given.push.url, what="messages", pointer="/push/url")
@@ -132,6 +142,7 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
     "/v1/groups/{group}",
     "getGroup",
     tag="groups",
+    scopes=["receive", "operate"],
     answer_headers=["ETag"],
     answers={200: Group},
     problems=["group_not_found", "reserved_topic"],
@@ -146,6 +157,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
     "/v1/groups/{group}/rotate-secret",
     "rotateGroupSigningSecret",
     tag="groups",
+    scopes=["receive", "operate"],
     body=RotateGroupSecretInput,
     example={},
     body_is_optional=True,
@@ -190,6 +202,7 @@ def _size_of(group: ConsumerGroup) -> int:
     "/v1/groups/{group}",
     "deleteGroup",
     tag="groups",
+    scopes=["operate"],
     answers={204: None},
     headers=[IF_MATCH],
     problems=["group_not_found", "reserved_topic", "revision_mismatch", *WRITING],

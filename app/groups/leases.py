@@ -20,6 +20,7 @@ _KIND = "leases"
     "/v1/groups/{group}/leases",
     "listLeases",
     tag="groups",
+    scopes=["receive", "operate"],
     query=PageQuery,
     answers={200: LeasePage},
     problems=["group_not_found", "invalid_page_token", "reserved_topic"],

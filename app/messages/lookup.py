@@ -29,6 +29,7 @@ from app.services import Reading, Services
 from delivery.leases.events import LEASE_QUEUE
 from delivery.offset_by_time import find_offset_by_time
 from delivery.trace import LeaseTrace, LeaseTraceEvent, trace_leases
+from scheduler.schedule import Schedule
 from storage.formats import properties
 from storage.formats.compression import BodyNotDecompressed
 from storage.message import StoredMessage
@@ -54,6 +55,8 @@ _BYTES = "application/octet-stream"
     "/v1/messages",
     "queryMessages",
     tag="messages",
+    scopes=["receive", "operate"],
+    checks_access=True,
     query=QueryMessagesQuery,
     answers={200: FoundPage},
     problems=["topic_not_found", "reserved_topic", "invalid_page_token", *_FIND_PROBLEMS],
@@ -67,11 +70,13 @@ async def query(reading: Reading, call: Call, query: QueryMessagesQuery) -> Repl
     one batch.
     """
     if query.log_offset is not UNSET:
+        call.access.check_unlimited()
         return await _at_offset(reading, call, query, query.log_offset)
     if query.topic is UNSET:
         raise invalid_field("/query/topic", "missing", "the query has neither topic nor log_offset")
     if query.key is UNSET:
         raise invalid_field("/query/key", "missing", "the query has no key")
+    call.access.check_topic(query.topic)
     topic = reading.topics.get(query.topic)
     token = query.page_token
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
@@ -144,6 +149,8 @@ async def _page(
     "/v1/messages/{message_id}",
     "getMessage",
     tag="messages",
+    scopes=["receive", "operate"],
+    checks_access=True,
     query=MessageQuery,
     answers={200: KnownMessage},
     problems=[*_FIND_PROBLEMS, "payload_unreadable"],
@@ -157,7 +164,7 @@ async def get(reading: Reading, call: Call, message_id: str, query: MessageQuery
     message is not found before its commit.
     """
     call.share.reserve(MAX_BODY_BYTES)
-    message, schedule = await stored_or_waiting(reading, message_id)
+    message, schedule = await _found(reading, call, message_id)
     if query.payload != "omit":
         message = await _opened(message)
     if schedule is None:
@@ -177,6 +184,8 @@ async def get(reading: Reading, call: Call, message_id: str, query: MessageQuery
     "/v1/messages/{message_id}/payload",
     "getMessagePayload",
     tag="messages",
+    scopes=["receive", "operate"],
+    checks_access=True,
     answers={200: bytes, 206: bytes},
     answer_headers=["Content-Range"],
     headers=[RANGE],
@@ -189,7 +198,7 @@ async def get_payload(reading: Reading, call: Call, message_id: str) -> Reply:
     A request for several ranges, or for something other than a byte range, gets the whole body.
     """
     call.share.reserve(MAX_BODY_BYTES)
-    message, _ = await stored_or_waiting(reading, message_id)
+    message, _ = await _found(reading, call, message_id)
     body = (await _opened(message)).body
     call.share.hold(len(body))
     content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)
@@ -220,18 +229,22 @@ async def get_payload(reading: Reading, call: Call, message_id: str) -> Reply:
     "/v1/messages/{message_id}/trace",
     "getMessageTrace",
     tag="messages",
+    scopes=["receive", "operate"],
+    checks_access=True,
     answers={200: Trace},
     problems=_FIND_PROBLEMS,
 )
-async def trace(services: Services, _: Call, message_id: str) -> Reply:
+async def trace(services: Services, call: Call, message_id: str) -> Reply:
     """Get the history of a message.
 
     `groups` has the status of the message for each group that reads the topic, and so the reason
     why a group does not receive it.
     """
     try:
-        message, schedule = await stored_or_waiting(services, message_id)
+        message, schedule = await _found(services, call, message_id)
     except Refusal as refusal:
+        if call.access.is_limited:  # to whom the transaction may not belong
+            raise
         raise await with_transaction(services, message_id, refusal) from None
     stored = TraceEvent(
         at=codec.rfc3339(message.stored_at_ms),
@@ -247,7 +260,7 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
     )
     if schedule is not None:
         found.schedule_id, found.deliver_at = schedule.schedule_id, codec.rfc3339(schedule.due_ms)
-        readers = _readers(services, schedule.topic)
+        readers = _readers(services, call, schedule.topic)
         found.groups = [GroupStatus(group=one.name, status="delayed") for one in readers]
         return reply(200, found)
     queue_id, queue_offset = message.queue.number, message.queue_offset
@@ -257,8 +270,10 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
     ]
     begin = (await find_offset_by_time(services.store, LEASE_QUEUE, message.stored_at_ms))[0]
     leases = await trace_leases(services.store, message, begin=begin, most_events=_MOST_EVENTS)
-    found.items += [_event_view(one) for one in leases.happened]
-    found.groups = await _group_statuses(services, message, leases)
+    found.items += [
+        _event_view(one) for one in leases.happened if call.access.may_use_group(one.group)
+    ]
+    found.groups = await _group_statuses(services, call, message, leases)
     if leases.until_ms is not None:
         found.told_until = codec.rfc3339(leases.until_ms)
     return reply(200, found)
@@ -275,23 +290,39 @@ def _event_view(event: LeaseTraceEvent) -> TraceEvent:
     )
 
 
-def _readers(services: Services, topic: str, more: Iterable[str] = ()) -> list[ConsumerGroup]:
-    """The groups that read the topic, and those of these names, by name."""
+async def _found(
+    reading: Reading, call: Call, message_id: str
+) -> tuple[StoredMessage, Schedule | None]:
+    """As `stored_or_waiting`, where the key is for the topic. Raises as it does, and Refusal
+    forbidden.
+    """
+    message, schedule = await stored_or_waiting(reading, message_id)
+    call.access.check_topic(message.queue.topic if schedule is None else schedule.topic)
+    return message, schedule
+
+
+def _readers(
+    services: Services, call: Call, topic: str, more: Iterable[str] = ()
+) -> list[ConsumerGroup]:
+    """The groups that read the topic, and those of these names, by name; of those that the key is
+    for.
+    """
     named = set(more)
     found = [
         group
         for group in services.consumer_groups.all()
-        if group.name in named or any(one.topic == topic for one in group.rules.subscriptions)
+        if call.access.may_use_group(group.name)
+        and (group.name in named or any(one.topic == topic for one in group.rules.subscriptions))
     ]
     return sorted(found, key=lambda group: group.name)[:_MOST_GROUPS]
 
 
 async def _group_statuses(
-    services: Services, message: StoredMessage, leases: LeaseTrace
+    services: Services, call: Call, message: StoredMessage, leases: LeaseTrace
 ) -> list[GroupStatus]:
     statuses: list[GroupStatus] = []
     topic = message.queue.topic
-    for group in _readers(services, topic, [one.group for one in leases.happened]):
+    for group in _readers(services, call, topic, [one.group for one in leases.happened]):
         found = await services.delivery.status(group.name, group.rules, message, leases)
         view = GroupStatus(group=group.name, status=found.status)
         if found.until_ms is not None:

@@ -39,6 +39,7 @@ _VARIES = {"Vary": "Accept"}
     "/v1/topics/{topic}/queues/{queue_id}/messages",
     "pullMessages",
     tag="pull",
+    scopes=["receive"],
     query=PullQuery,
     answers={200: MessagePage},
     media_types=[frames.MEDIA_TYPE],

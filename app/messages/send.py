@@ -136,6 +136,7 @@ def limit_raw(services: Services, topic_name: str) -> RequestLimit:
     "/v1/topics/{topic}/messages",
     "sendMessage",
     tag="messages",
+    scopes=["send"],
     body=MessageInput,
     example={
         "key": "8812",
@@ -187,6 +188,7 @@ def _form_of(call: Call) -> Form:
     "/v1/topics/{topic}/messages/batch",
     "sendMessageBatch",
     tag="messages",
+    scopes=["send"],
     body=BatchInput,
     body_types=[message_pack.MEDIA_TYPE],
     decode=_decode_batch,
@@ -261,6 +263,7 @@ async def send_batch(
     "/v1/topics/{topic}/messages/raw",
     "sendMessageRaw",
     tag="messages",
+    scopes=["send"],
     takes_bytes=True,
     answers={201: Receipt, 202: Receipt},
     answer_headers=_SENT,

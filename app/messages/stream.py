@@ -55,6 +55,7 @@ Answer = BatchResult | Awaitable[BatchResult]
     "/v1/topics/{topic}/messages/stream",
     "sendMessageStream",
     tag="messages",
+    scopes=["send"],
     takes_lines=True,
     body_types=[message_pack.MEDIA_TYPE],
     answers={200: Lines},

@@ -2,6 +2,7 @@
 
 from msgspec import UNSET
 
+from app.access import SCOPES
 from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.names import views
 from app.names.registration import NodeRegistration
@@ -36,6 +37,7 @@ _EXAMPLE = {
     "/v1/names/nodes/{node}",
     "registerNode",
     tag="names",
+    scopes=["admin"],
     body=NodeRegistration,
     example=_EXAMPLE,
     answers={200: NodeRegistered},
@@ -60,6 +62,7 @@ async def register(service: NodeService, _: Call, node: str, given: NodeRegistra
     "/v1/names/nodes/{node}",
     "unregisterNode",
     tag="names",
+    scopes=["admin"],
     answers={204: None},
     by_every_node=True,
 )
@@ -74,6 +77,7 @@ async def unregister(service: NodeService, _: Call, node: str) -> Reply:
     "/v1/names/nodes",
     "listNodes",
     tag="names",
+    scopes=["admin"],
     answers={200: NodeList},
     by_every_node=True,
 )
@@ -87,6 +91,7 @@ async def list_nodes(service: NodeService, _: Call) -> Reply:
     "/v1/names/groups/{node_group}",
     "getNodeGroup",
     tag="names",
+    scopes=SCOPES,
     answers={200: GroupOfNodes},
     problems=["name_not_found"],
     by_every_node=True,
@@ -104,6 +109,7 @@ async def get_group(service: NodeService, _: Call, group: str) -> Reply:
     "/v1/names/clusters",
     "listClusters",
     tag="names",
+    scopes=SCOPES,
     answers={200: ClusterList},
     by_every_node=True,
 )
@@ -122,6 +128,7 @@ async def list_clusters(service: NodeService, _: Call) -> Reply:
     "/v1/names/topics/{topic}",
     "getTopicRoutes",
     tag="names",
+    scopes=SCOPES,
     answers={200: TopicRoutes},
     problems=["name_not_found"],
     by_every_node=True,

@@ -41,6 +41,7 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGN
     "/v1/topics/{topic}/requests",
     "sendRequest",
     tag="requests",
+    scopes=["send"],
     body=RequestInput,
     example={"message": {"json": {"sku": "A1"}}, "timeout_ms": 30_000, "wait_ms": 0},
     answers={200: RequestView, 202: RequestView},
@@ -107,6 +108,8 @@ async def ask(services: Services, call: Call, topic_name: str, given: RequestInp
     "/v1/requests/{request_id}",
     "getRequest",
     tag="requests",
+    scopes=["send"],
+    checks_access=True,
     query=RequestQuery,
     answers={200: RequestView},
     headers=[_PREFER],
@@ -116,6 +119,7 @@ async def get(services: Services, call: Call, request_id: str, query: RequestQue
     """Get a request and its reply. With `wait_ms` the response waits until the request is
     closed.
     """
+    await _check_access(services, call, request_id)
     request = await _wait_until_closed(services, call, request_id, _wait_ms(call, query.wait_ms))
     return reply(200, await _view(services, request, query.payload))
 
@@ -125,11 +129,14 @@ async def get(services: Services, call: Call, request_id: str, query: RequestQue
     "/v1/requests/{request_id}",
     "cancelRequest",
     tag="requests",
+    scopes=["send"],
+    checks_access=True,
     answers={200: RequestView},
     problems=(*_KEPT, "request_closed", *WRITING),
 )
-async def cancel(services: Services, _: Call, request_id: str) -> Answer:
+async def cancel(services: Services, call: Call, request_id: str) -> Answer:
     """Cancel a request. Its message is no longer delivered, and a reply to it is rejected."""
+    await _check_access(services, call, request_id)
     return reply(200, await _view(services, await services.requests.cancel(request_id), "auto"))
 
 
@@ -138,6 +145,8 @@ async def cancel(services: Services, _: Call, request_id: str) -> Answer:
     "/v1/requests/{request_id}/reply",
     "replyToRequest",
     tag="requests",
+    scopes=["receive"],
+    checks_access=True,
     body=ReplyInput,
     example={"json": {"price": "4.20"}},
     answers={200: ReplyResult},
@@ -150,6 +159,7 @@ async def answer(services: Services, call: Call, request_id: str, given: ReplyIn
     marked as late.
     """
     request = await services.requests.get(request_id)
+    call.access.check_topic(request.opened.topic)
     body, content_type, own = await call.work(
         lambda: build_reply(given, limit_bytes=_limit_bytes(services, request))
     )
@@ -178,6 +188,12 @@ async def answer(services: Services, call: Call, request_id: str, given: ReplyIn
 
 # --------------------------------------------------------------------------------------------------
 # helpers
+
+
+async def _check_access(services: Services, call: Call, request_id: str) -> None:
+    """Raise Refusal forbidden unless the key is for the topic of the request."""
+    if call.access.is_limited:
+        call.access.check_topic((await services.requests.get(request_id)).opened.topic)
 
 
 def _message(services: Services, call: Call, topic: Topic, given: MessageInput) -> Message:

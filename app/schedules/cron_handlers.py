@@ -47,6 +47,8 @@ def limit(*_: object) -> RequestLimit:
     "/v1/schedules",
     "createSchedule",
     tag="schedules",
+    scopes=["send", "operate"],
+    checks_access=True,
     body=CronInput,
     example={
         "cron": "0 6 * * 1-5",
@@ -74,6 +76,7 @@ async def create(services: Services, call: Call, given: CronInput) -> Reply:
 
     With `dry_run` nothing is created, and 200 returns the next times.
     """
+    call.access.check_topic(given.topic)
     key, fingerprint = call.idempotency_key, await call.fingerprint()
     now_ms = services.clock.wall_ms()
     known = services.topics.get(given.topic) if services.topics.knows(given.topic) else None

@@ -39,16 +39,23 @@ _STATES = frozenset([*ScheduleState, *CronState])
     "/v1/schedules",
     "listSchedules",
     tag="schedules",
+    scopes=["send", "operate"],
+    checks_access=True,
     query=ListSchedulesQuery,
     answers={200: SchedulePage},
     problems=["invalid_page_token", "reserved_topic"],
 )
-async def list_(services: Services, _: Call, query: ListSchedulesQuery) -> Reply:
-    """List schedules. Only those that are waiting, unless `state` asks for others."""
+async def list_(services: Services, call: Call, query: ListSchedulesQuery) -> Reply:
+    """List schedules. Only those that are waiting, unless `state` asks for others. A key for some
+    topics needs `topic`.
+    """
     # First the schedules of kind cron, by their ids, then the messages, by their times.
     states = _states(query.state)
     topic = None if query.topic is UNSET else query.topic
-    if topic is not None:
+    if topic is None:
+        call.access.check_unlimited()
+    else:
+        call.access.check_topic(topic)
         check_name(topic, pointer="/query/topic")
     due_before_ms = (
         LAST_MS
@@ -94,13 +101,15 @@ async def list_(services: Services, _: Call, query: ListSchedulesQuery) -> Reply
     "/v1/schedules/{schedule_id}",
     "getSchedule",
     tag="schedules",
+    scopes=["send", "operate"],
+    checks_access=True,
     answers={200: Schedule},
     answer_headers=["ETag"],
     problems=["schedule_not_found"],
 )
-async def get(services: Services, _: Call, schedule_id: str) -> Reply:
+async def get(services: Services, call: Call, schedule_id: str) -> Reply:
     """Get a schedule."""
-    cron = services.cron.table.get(schedule_id)
+    cron = await _cron(services, call, schedule_id)
     if cron is not None:
         return await cron_handlers.get(services, cron)
     return _answer(await services.schedules.get(schedule_id))
@@ -111,15 +120,17 @@ async def get(services: Services, _: Call, schedule_id: str) -> Reply:
     "/v1/schedules/{schedule_id}/occurrences",
     "listOccurrences",
     tag="schedules",
+    scopes=["send", "operate"],
+    checks_access=True,
     query=ListOccurrencesQuery,
     answers={200: OccurrenceList},
     problems=["schedule_not_found", "unsupported_combination"],
 )
 async def list_occurrences(
-    services: Services, _: Call, schedule_id: str, query: ListOccurrencesQuery
+    services: Services, call: Call, schedule_id: str, query: ListOccurrencesQuery
 ) -> Reply:
     """List the next times of a cron schedule."""
-    cron = services.cron.table.get(schedule_id)
+    cron = await _cron(services, call, schedule_id)
     if cron is None:
         await services.schedules.get(schedule_id)
         raise Refusal(
@@ -134,6 +145,8 @@ async def list_occurrences(
     "/v1/schedules/{schedule_id}",
     "rescheduleMessage",
     tag="schedules",
+    scopes=["send", "operate"],
+    checks_access=True,
     body=RescheduleInput,
     example={"deliver_at": "2026-03-02T12:00:00.000Z"},
     answers={200: Schedule},
@@ -156,7 +169,7 @@ async def change(services: Services, call: Call, schedule_id: str, given: Resche
     """Change the time of a delayed message, or a cron schedule. The change is durable when the
     response is sent.
     """
-    cron = services.cron.table.get(schedule_id)
+    cron = await _cron(services, call, schedule_id)
     if cron is not None:
         return await cron_handlers.change(services, call, cron, given)
     for name in ("cron", "time_zone", "message", "catch_up", "paused"):
@@ -184,6 +197,8 @@ async def change(services: Services, call: Call, schedule_id: str, given: Resche
     "/v1/schedules/{schedule_id}",
     "cancelSchedule",
     tag="schedules",
+    scopes=["send", "operate"],
+    checks_access=True,
     answers={200: Schedule},
     answer_headers=["ETag"],
     headers=[IF_MATCH],
@@ -195,7 +210,7 @@ async def cancel(services: Services, call: Call, schedule_id: str) -> Reply:
     A cancelled message is never delivered. The change is durable when the response is sent;
     repeating it changes nothing.
     """
-    cron = services.cron.table.get(schedule_id)
+    cron = await _cron(services, call, schedule_id)
     if cron is not None:
         return await cron_handlers.cancel(services, call, cron)
     return _answer(
@@ -203,6 +218,18 @@ async def cancel(services: Services, call: Call, schedule_id: str) -> Reply:
             schedule_id, check=lambda item: call.check_if_match(item.revision)
         )
     )
+
+
+async def _cron(services: Services, call: Call, schedule_id: str) -> CronItem | None:
+    """The schedule, if it is of kind cron. Raises Refusal forbidden unless the key is for the topic
+    of the schedule, whichever its kind.
+    """
+    cron = services.cron.table.get(schedule_id)
+    if cron is not None:
+        call.access.check_topic(cron.schedule.topic)
+    elif call.access.is_limited:
+        call.access.check_topic((await services.schedules.get(schedule_id)).topic)
+    return cron
 
 
 def _states(given: str) -> frozenset[str]:

@@ -17,6 +17,7 @@ import structlog
 from starlette.types import Message
 
 from app import answering
+from app.access import NOTHING, Access
 from app.admission import Admission, is_compressed
 from app.answering import Headers
 from app.body_budget import BodyBudget, BodyShare
@@ -69,9 +70,9 @@ class OperationLane:
         # the one operation of this kind, behind its id
         self.hot_read: tuple[str, HotRead] | None = None
         self._known: KnownHeads[Asked] = KnownHeads()
-        # Heads of POST without their first line: the body's length, and whether the client takes
-        # compressed answers.
-        self._known_rests: KnownHeads[tuple[int, bool]] = KnownHeads()
+        # Heads of POST without their first line: the body's length, whether the client takes
+        # compressed answers, and what its key may do.
+        self._known_rests: KnownHeads[tuple[int, bool, Access]] = KnownHeads()
         # heads of GET without their first line
         self._known_reads: KnownHeads[HotAnswer] = KnownHeads()
         self._admission = admission
@@ -179,7 +180,7 @@ class OperationLane:
         known = self._known_rests.get(rest)
         if known is None:
             return None
-        body_bytes, has_gzip = known
+        body_bytes, has_gzip, access = known
         method, _, target = line.partition(b" ")
         path, _, version = target.partition(b" ")
         if method != b"POST" or version != b"HTTP/1.1" or not _PLAIN_PATH.fullmatch(path):
@@ -188,6 +189,8 @@ class OperationLane:
         found = self.find("POST", text)
         hot = None if found is None else self.hot.get(found[0].operation_id)
         if found is None or hot is None or (has_gzip and hot.has_long_answers):
+            return None
+        if not found[0].allows_by_path(access, found[1]):
             return None
         return Asked(hot, found[1], text, body_bytes)
 
@@ -213,10 +216,11 @@ class OperationLane:
         status = 500
         try:
             if waited is None:
-                self._admission.check(
+                asked.access = self._admission.check(
                     request.method, request.path, headers, http_version=request.http_version,
                     has_limit=True
                 )  # fmt: skip
+                operation.check_access(asked.access, asked.parts)
                 reply = await answering.answer(
                     operation, self._host_of(operation), asked, asked.parts
                 )
@@ -266,6 +270,9 @@ class OperationLane:
         )
         if hot is None and hot_read is None:
             return
+        # The function that answers pulls does not look at the key again, for whichever topic.
+        if asked.access.is_limited and hot_read is not None:
+            return
         head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
         length = content_length(headers)
         if not end or length is None or not request.keep_alive or not is_harmless(headers):
@@ -284,7 +291,9 @@ class OperationLane:
                 self._known_reads.learn(rest, hot_read.answering(headers))
         elif hot is not None:
             has_gzip = takes_gzip(headers)
-            self._known_rests.learn(rest, (length, has_gzip))
+            self._known_rests.learn(rest, (length, has_gzip, asked.access))
+            if not asked.operation.allows_by_path(asked.access, asked.parts):
+                return
             if not hot.has_own_paths and not (has_gzip and hot.has_long_answers):
                 self._known.learn(head, Asked(hot, asked.parts, request.path, length))
 
@@ -330,6 +339,7 @@ class OperationRequest:
     __slots__ = (
         "_lane",
         "_waiting",
+        "access",
         "begun",
         "headers",
         "operation",
@@ -354,6 +364,7 @@ class OperationRequest:
         self.operation = operation
         self.parts = parts
         self.share = lane.new_share()
+        self.access = NOTHING  # until its key is known
         self.begun = perf_counter()
         self._waiting: Waiting | None = None
 

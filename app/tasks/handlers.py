@@ -18,12 +18,16 @@ from delivery.leases import tasks as delivery
     "/v1/tasks",
     "listTasks",
     tag="tasks",
+    scopes=["operate", "admin"],
+    checks_access=True,
     query=ListTasksQuery,
     answers={200: TaskPage},
     problems=["invalid_page_token", "reserved_topic"],
 )
-async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
-    """List tasks. Includes the last 1,000 that have ended."""
+async def list_(services: Services, call: Call, query: ListTasksQuery) -> Reply:
+    """List tasks. Includes the last 1,000 that have ended. A key for some groups gets those of its
+    groups.
+    """
     states = _states(query.state or ",".join(delivery.TaskState))
     if query.group is not UNSET:
         check_name(query.group, what="group", pointer="/query/group")
@@ -32,9 +36,10 @@ async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
     redrives = [
         view(task, now_ms)
         for task in services.delivery.table.tasks
-        if query.group in (UNSET, task.group)
+        if query.group in (UNSET, task.group) and call.access.may_use_group(task.group)
     ]
-    own = [view_own(task) for task in services.store_tasks] if query.group is UNSET else []
+    is_all = query.group is UNSET and not call.access.is_limited
+    own = [view_own(task) for task in services.store_tasks] if is_all else []
     found = sorted(
         (task for task in [*redrives, *own] if task.task_id > after and task.state in states),
         key=lambda task: task.task_id,
@@ -50,15 +55,20 @@ async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
     "/v1/tasks/{task_id}",
     "getTask",
     tag="tasks",
+    scopes=["operate", "admin"],
+    checks_access=True,
     answers={200: Task},
     problems=["task_not_found"],
 )
-async def get(services: Services, _: Call, task_id: str) -> Reply:
+async def get(services: Services, call: Call, task_id: str) -> Reply:
     """Get a task."""
     own = services.store_tasks.get(task_id)
     if own is not None:
+        call.access.check_unlimited()
         return reply(200, view_own(own))
-    return reply(200, view(services.delivery.dead_letters.task(task_id), services.clock.wall_ms()))
+    task = services.delivery.dead_letters.task(task_id)
+    call.access.check_group(task.group)
+    return reply(200, view(task, services.clock.wall_ms()))
 
 
 @operation(
@@ -66,15 +76,19 @@ async def get(services: Services, _: Call, task_id: str) -> Reply:
     "/v1/tasks/{task_id}",
     "cancelTask",
     tag="tasks",
+    scopes=["operate", "admin"],
+    checks_access=True,
     answers={200: Task},
     problems=["task_not_found", *WRITING],
 )
-async def cancel(services: Services, _: Call, task_id: str) -> Reply:
+async def cancel(services: Services, call: Call, task_id: str) -> Reply:
     """Cancel a task. Keeps what it has done. A task that has ended does not change."""
     own = services.store_tasks.get(task_id)
     if own is not None:
+        call.access.check_unlimited()
         await services.store_tasks.cancel(own)
         return reply(200, view_own(own))
+    call.access.check_group(services.delivery.dead_letters.task(task_id).group)
     return reply(
         200, view(await services.delivery.dead_letters.cancel(task_id), services.clock.wall_ms())
     )

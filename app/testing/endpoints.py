@@ -6,16 +6,26 @@ Not in the OpenAPI document: no client has them.
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
 from app import codec
+from app.access import Access
+from app.exchange import ACCESS
 from app.operations import OPERATIONS
 from app.problems import invalid_field
 from app.testing.controls import Controls
 from app.testing.faults import Fault
 
-router = APIRouter(prefix="/v1/dev", include_in_schema=False)
+
+def _check_access(request: Request) -> None:
+    """Raise Refusal forbidden unless the key may do everything."""
+    access: Access = request.scope[ACCESS]
+    access.check_scope(["admin"])
+    access.check_unlimited()
+
+
+router = APIRouter(prefix="/v1/dev", include_in_schema=False, dependencies=[Depends(_check_access)])
 
 _LONGEST_MS = 366 * 86_400_000
 _SLOW_CHECK = "slow_check"

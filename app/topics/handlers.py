@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from app import codec, pages
+from app.access import SCOPES
 from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.idempotency import KeyedRequest
 from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, operation
@@ -38,15 +39,21 @@ from storage.message import Appended, Message, QueueId
     "/v1/topics",
     "listTopics",
     tag="topics",
+    scopes=SCOPES,
+    checks_access=True,
     query=PageQuery,
     answers={200: TopicPage},
     problems=["invalid_page_token"],
     by_replica=True,
 )
-async def list_(reading: Reading, _: Call, query: PageQuery) -> Reply:
-    """List topics by name."""
+async def list_(reading: Reading, call: Call, query: PageQuery) -> Reply:
+    """List topics by name. A key for some topics gets those."""
     after = "" if query.page_token is UNSET else pages.decode_token("topics", query.page_token)
-    found = [topic for topic in reading.topics.all() if topic.name > after]
+    found = [
+        topic
+        for topic in reading.topics.all()
+        if topic.name > after and call.access.may_use_topic(topic.name)
+    ]
     count = pages.fitting(found, query.page_size, _size_of)
     page = TopicPage(items=[_view(topic) for topic in found[:count]])
     if len(found) > count:
@@ -59,6 +66,7 @@ async def list_(reading: Reading, _: Call, query: PageQuery) -> Reply:
     "/v1/topics",
     "createTopic",
     tag="topics",
+    scopes=["operate"],
     body=TopicInput,
     example={
         "topic": "orders",
@@ -135,6 +143,7 @@ def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Rep
     "/v1/topics/{topic}",
     "putTopic",
     tag="topics",
+    scopes=["operate"],
     body=TopicDefinition,
     body_is_optional=True,
     example={"queues": 4, "retention_ms": 259_200_000},
@@ -159,6 +168,7 @@ async def put(services: Services, _: Call, topic_name: str, given: TopicDefiniti
     "/v1/topics/{topic}",
     "getTopic",
     tag="topics",
+    scopes=SCOPES,
     answers={200: Topic},
     answer_headers=["ETag"],
     problems=["topic_not_found", "reserved_topic"],
@@ -175,6 +185,7 @@ async def get(reading: Reading, _: Call, topic_name: str) -> Reply:
     "/v1/topics/{topic}",
     "updateTopic",
     tag="topics",
+    scopes=["operate"],
     body=TopicChanges,
     example={
         "max_delay_ms": 86_400_000,
@@ -212,6 +223,7 @@ async def update(services: Services, call: Call, topic_name: str, given: TopicCh
     "/v1/topics/{topic}",
     "deleteTopic",
     tag="topics",
+    scopes=["operate"],
     query=DeleteTopicQuery,
     answers={204: None, 200: TopicUse},
     headers=[IF_MATCH],
@@ -241,6 +253,7 @@ async def delete(services: Services, call: Call, topic_name: str, query: DeleteT
     "/v1/topics/{topic}/stats",
     "getTopicStats",
     tag="topics",
+    scopes=SCOPES,
     answers={200: TopicStats},
     problems=["topic_not_found", "reserved_topic"],
 )
@@ -277,6 +290,7 @@ def _size_of(topic: registry.Topic) -> int:
     "/v1/topics/{topic}/queues",
     "listQueues",
     tag="topics",
+    scopes=SCOPES,
     answers={200: QueueList},
     problems=["topic_not_found", "reserved_topic"],
     by_replica=True,
@@ -296,6 +310,7 @@ async def list_queues(reading: Reading, _: Call, topic_name: str) -> Reply:
     "/v1/topics/{topic}/queues/{queue_id}/offset",
     "searchOffset",
     tag="pull",
+    scopes=["receive"],
     query=OffsetQuery,
     answers={200: QueuePosition},
     problems=["topic_not_found", "queue_not_found", "reserved_topic"],

@@ -65,6 +65,8 @@ _LOG_END = 1 << 62
     "/v1/transactions",
     "beginTransaction",
     tag="transactions",
+    scopes=["transact"],
+    checks_access=True,
     body=BeginInput,
     example={
         "producer_group": "shop",
@@ -106,6 +108,9 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
         None if given.business_key is UNSET else check_text(given.business_key, "/business_key")
     )
     services.producer_groups.check_name(given.producer_group)
+    call.access.check_group(given.producer_group)
+    for one in given.messages:
+        call.access.check_topic(one.topic)
     message_ids = services.identifiers.many("msg", len(given.messages))
     now_ms = services.clock.wall_ms()
     messages = await call.work(
@@ -151,12 +156,16 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
     "/v1/transactions",
     "listTransactions",
     tag="transactions",
+    scopes=["transact", "operate"],
+    checks_access=True,
     query=ListTransactionsQuery,
     answers={200: TransactionPage},
     problems=["invalid_page_token", "record_corrupt"],
 )
-async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Reply:
-    """List transactions. In the order in which they were begun."""
+async def list_(services: Services, call: Call, query: ListTransactionsQuery) -> Reply:
+    """List transactions. In the order in which they were begun. A key for some groups gets
+    those of its groups.
+    """
     states = _states(query.state)
     now_ms = services.clock.wall_ms()
     begun_before_ms = now_ms - query.older_than_ms
@@ -168,6 +177,7 @@ async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Re
             transaction.state in states
             and transaction.prepared_at_ms <= begun_before_ms
             and (group is UNSET or transaction.producer_group == group)
+            and call.access.may_use_group(transaction.producer_group)
         )
 
     found: list[txn.Transaction] = []
@@ -218,6 +228,8 @@ def _forgotten_position(token: str | UnsetType) -> int | None:
     "/v1/transactions/{transaction_id}",
     "getTransaction",
     tag="transactions",
+    scopes=["transact", "operate"],
+    checks_access=True,
     query=GetTransactionQuery,
     answers={200: Transaction},
     problems=[
@@ -236,6 +248,7 @@ async def get(
     With `wait_ms` the response waits until the transaction is decided or held. `as_of` returns its
     state at an earlier time.
     """
+    await _check_access(services, call, transaction_id)
     if query.as_of is not UNSET:
         return reply(
             200,
@@ -253,6 +266,8 @@ async def get(
     "/v1/transactions/{transaction_id}/history",
     "getTransactionHistory",
     tag="transactions",
+    scopes=["transact", "operate"],
+    checks_access=True,
     answers={200: TransactionHistory},
     problems=[
         "transaction_not_found",
@@ -261,8 +276,9 @@ async def get(
         "not_supported_by_engine",
     ],
 )
-async def history(services: Services, _: Call, transaction_id: str) -> Reply:
+async def history(services: Services, call: Call, transaction_id: str) -> Reply:
     """Get the history of a transaction. All events that the log holds, oldest first."""
+    await _check_access(services, call, transaction_id)
     events = await services.transactions.history(transaction_id)
     return reply(200, TransactionHistory(items=[_event_view(event) for event in events]))
 
@@ -272,11 +288,14 @@ async def history(services: Services, _: Call, transaction_id: str) -> Reply:
     "/v1/transactions/{transaction_id}/explain",
     "explainTransaction",
     tag="transactions",
+    scopes=["transact", "operate"],
+    checks_access=True,
     answers={200: Explanation},
     problems=["transaction_not_found", "transaction_expired", "record_corrupt"],
 )
-async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
+async def explain(services: Services, call: Call, transaction_id: str) -> Reply:
     """Explain a transaction in words. Its state, the reason for it, and the next step."""
+    await _check_access(services, call, transaction_id)
     transactions = services.transactions
     transaction = await transactions.get(transaction_id)
     events = await transactions.history(transaction_id)
@@ -297,16 +316,21 @@ async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
     "/v1/transactions/{transaction_id}/commit",
     "commitTransaction",
     tag="transactions",
+    scopes=["transact"],
+    checks_access=True,
     body=NothingInput,
     example={},
     body_is_optional=True,
     answers={200: Decision},
     problems=_DECIDING,
 )
-async def commit(services: Services, _: Call, transaction_id: str, _given: NothingInput) -> Reply:
+async def commit(
+    services: Services, call: Call, transaction_id: str, _given: NothingInput
+) -> Reply:
     """Commit a transaction. Consumers can see the messages when the response is sent. The first
     decision wins.
     """
+    await _check_access(services, call, transaction_id)
     return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
 
 
@@ -315,14 +339,19 @@ async def commit(services: Services, _: Call, transaction_id: str, _given: Nothi
     "/v1/transactions/{transaction_id}/rollback",
     "rollbackTransaction",
     tag="transactions",
+    scopes=["transact"],
+    checks_access=True,
     body=RollbackInput,
     example={"reason": "payment refused"},
     body_is_optional=True,
     answers={200: Decision},
     problems=_DECIDING,
 )
-async def rollback(services: Services, _: Call, transaction_id: str, given: RollbackInput) -> Reply:
+async def rollback(
+    services: Services, call: Call, transaction_id: str, given: RollbackInput
+) -> Reply:
     """Roll back a transaction. Its messages are never delivered. The first decision wins."""
+    await _check_access(services, call, transaction_id)
     reason = _reason(given.reason)
     return await _decide(services, transaction_id, TxnState.ROLLED_BACK, Resolver.PRODUCER, reason)
 
@@ -332,6 +361,8 @@ async def rollback(services: Services, _: Call, transaction_id: str, given: Roll
     "/v1/transactions/{transaction_id}/check",
     "checkTransaction",
     tag="transactions",
+    scopes=["operate"],
+    checks_access=True,
     body=CheckNowInput,
     example={"dry_run": False},
     body_is_optional=True,
@@ -343,6 +374,7 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
 
     The answer counts like that of a scheduled check, unless this is a dry run.
     """
+    await _check_access(services, call, transaction_id)
     dry_run = given.dry_run
     transaction = await services.transactions.get(transaction_id)
     if transaction.state.is_decided:
@@ -395,13 +427,18 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
     "/v1/transactions/{transaction_id}/resolve",
     "resolveTransaction",
     tag="transactions",
+    scopes=["operate"],
+    checks_access=True,
     body=ResolveInput,
     example={"decision": "rollback", "reason": "INC-311"},
     answers={200: Decision},
     problems=_DECIDING,
 )
-async def resolve(services: Services, _: Call, transaction_id: str, given: ResolveInput) -> Reply:
+async def resolve(
+    services: Services, call: Call, transaction_id: str, given: ResolveInput
+) -> Reply:
     """Decide a transaction as an operator. It may be held or open."""
+    await _check_access(services, call, transaction_id)
     state = TxnState.COMMITTED if given.decision == "commit" else TxnState.ROLLED_BACK
     return await _decide(services, transaction_id, state, Resolver.OPERATOR, _reason(given.reason))
 
@@ -411,19 +448,31 @@ async def resolve(services: Services, _: Call, transaction_id: str, given: Resol
     "/v1/transactions/{transaction_id}/resume",
     "resumeTransaction",
     tag="transactions",
+    scopes=["operate"],
+    checks_access=True,
     body=NothingInput,
     example={},
     body_is_optional=True,
     answers={200: Transaction},
     problems=_DECIDING,
 )
-async def resume(services: Services, _: Call, transaction_id: str, _given: NothingInput) -> Reply:
+async def resume(
+    services: Services, call: Call, transaction_id: str, _given: NothingInput
+) -> Reply:
     """Resume the checks of a held transaction. Its count of answers starts again at 0."""
+    await _check_access(services, call, transaction_id)
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
 
 
 # --------------------------------------------------------------------------------------------------
 # helpers
+
+
+async def _check_access(services: Services, call: Call, transaction_id: str) -> None:
+    """Raise Refusal forbidden unless the key is for the producer group of the transaction."""
+    if call.access.is_limited:
+        transaction = await services.transactions.get(transaction_id)
+        call.access.check_group(transaction.producer_group)
 
 
 async def _decide(

@@ -170,6 +170,40 @@ def test_beyond_loopback_it_starts_with_a_key(tmp_path):
             {"ESCROWMQ_API_KEYS": '["a\\nsecret"]'},
             ["ESCROWMQ_API_KEYS", "key 1", "control character"],
         ),
+        ({"ESCROWMQ_SCOPED_KEYS": "a-secret"}, ["ESCROWMQ_SCOPED_KEYS", "JSON"]),
+        (
+            {"ESCROWMQ_SCOPED_KEYS": '[{"name":"shop","key":"a-secret","scopes":["sent"]}]'},
+            ["ESCROWMQ_SCOPED_KEYS", "scopes", "'send', 'receive'"],
+        ),
+        (
+            {"ESCROWMQ_SCOPED_KEYS": '[{"name":"shop","key":"a-secret","scopes":[]}]'},
+            ["ESCROWMQ_SCOPED_KEYS", "scopes"],
+        ),
+        (
+            {"ESCROWMQ_SCOPED_KEYS": '[{"name":"shop","key":" a-secret","scopes":["send"]}]'},
+            ["ESCROWMQ_SCOPED_KEYS", "shop", "blank"],
+        ),
+        (
+            {
+                "ESCROWMQ_SCOPED_KEYS": '[{"name":"shop","key":"a-secret","scopes":["send"],'
+                '"topics":["order?"]}]'
+            },
+            ["ESCROWMQ_SCOPED_KEYS", "topics"],
+        ),
+        (
+            {
+                "ESCROWMQ_API_KEYS": '["a-secret"]',
+                "ESCROWMQ_SCOPED_KEYS": '[{"name":"shop","key":"a-secret","scopes":["send"]}]',
+            },
+            ["ESCROWMQ_SCOPED_KEYS", "ESCROWMQ_API_KEYS as well"],
+        ),
+        (
+            {
+                "ESCROWMQ_SCOPED_KEYS": '[{"name":"shop","key":"a-secret","scopes":["send"]},'
+                '{"name":"shop","key":"another-secret","scopes":["receive"]}]'
+            },
+            ["ESCROWMQ_SCOPED_KEYS", "one name"],
+        ),
         (
             {"ESCROWMQ_HTTP__ALLOWED_HOSTS": '["https://mq.example.com"]'},
             ["ESCROWMQ_HTTP", "allowed_hosts"],

@@ -82,6 +82,7 @@ def test_every_documented_default_is_the_one_in_force():
 def test_what_is_in_force_is_told_of_every_setting_and_of_a_secret_only_that_there_is_one():
     secrets = {
         "ESCROWMQ_API_KEYS": "",
+        "ESCROWMQ_SCOPED_KEYS": "",
         "ESCROWMQ_DATABASE_URL": "",
         "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": "",
     }

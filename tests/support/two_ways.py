@@ -18,6 +18,7 @@ from typing import Any
 
 import httptools
 
+from app.access import KeyOptions
 from app.connections import Connections
 from app.lifecycle import Phase
 from app.main import create_app, http_server
@@ -98,6 +99,7 @@ class Way:
         *,
         is_direct: bool,
         api_keys: Sequence[str] = (),
+        scoped_keys: Sequence[KeyOptions] = (),
         max_queued_bytes: int = 64 << 20,
         flush: FlushPolicy = FlushPolicy.INTERVAL,
     ) -> None:
@@ -107,6 +109,7 @@ class Way:
         settings = Settings(
             data_dir=directory,
             api_keys=tuple(api_keys),
+            scoped_keys=tuple(scoped_keys),
             dev=True,
             local=local,
             http=HttpOptions(max_waiting=8),

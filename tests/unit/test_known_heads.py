@@ -3,7 +3,9 @@
 import asyncio
 
 import pytest
+from pydantic import SecretStr
 
+from app.access import KeyOptions
 from tests.support.two_ways import Way
 
 KEY = "a key that nobody guesses"
@@ -190,3 +192,44 @@ def test_a_client_that_takes_no_answers_gets_no_more_pulls(tmp_path):
             return is_answered, way.taken_reads - taken, (await asking)[9:12]
 
     assert asyncio.run(ask()) == (False, 1, b"200")
+
+
+def test_a_known_head_allows_a_scoped_key_no_more_than_its_scopes_and_names(tmp_path):
+    """All but the line of a request is known after the first one, and says which key it has."""
+    key = KeyOptions(
+        name="shop",
+        key=SecretStr(KEY),
+        scopes=("send", "receive"),
+        topics=("orders",),
+        groups=("shop",),
+    )
+
+    def post(path: bytes, body: bytes) -> bytes:
+        lines = [
+            b"POST %b HTTP/1.1" % path,
+            b"Host: localhost",
+            b"Content-Length: %d" % len(body),
+            AUTHORIZED,
+        ]
+        return b"\r\n".join(lines) + b"\r\n" + body
+
+    async def ask() -> tuple[list[bytes], int]:
+        async with Way(tmp_path, is_direct=True, scoped_keys=[key]) as way:
+            sent = post(b"/v1/topics/orders/messages", BODY)
+            requests = [
+                sent,
+                sent,
+                post(b"/v1/topics/salaries/messages", BODY),
+                post(b"/v1/groups/payroll/receive", b'{"wait_ms":1000}'[: len(BODY)].ljust(15)),
+                post(b"/v1/transactions/t-1/commit", b"{}".ljust(len(BODY))),
+                PULL % (0, 0, AUTHORIZED),
+                PULL % (0, 0, AUTHORIZED),
+                PULL.replace(b"orders", b"salaries") % (0, 0, AUTHORIZED),
+                sent,
+            ]
+            return [(await way.ask(one))[9:12] for one in requests], way.taken
+
+    found, taken = asyncio.run(ask())
+
+    assert found == [b"201", b"201", b"403", b"403", b"403", b"200", b"200", b"403", b"201"]
+    assert taken == 2, "sends to its topic, which are hot for such a key, too"

@@ -498,7 +498,15 @@ class Whoami(Output, frozen=True, kw_only=True):
     """False if the service has no API keys and accepts all clients."""
     namespace: str
     scopes: list[str]
-    """send, receive, transact, operate, audit, admin. In this release a key has all of them."""
+    """send, receive, transact, operate, audit, admin. What the key may do. All of them without API
+    keys.
+    """
+    topics: list[str]
+    """Topics it may use; in a pattern * stands for any characters."""
+    groups: list[str]
+    """Groups of consumers and producers that it may use, likewise."""
+    key: str | None = None
+    """Name of the key, if it is one of ESCROWMQ_SCOPED_KEYS."""
 
 
 class Version(Output, frozen=True, kw_only=True):
