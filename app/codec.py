@@ -320,16 +320,19 @@ def escape(name: str) -> str:
 
 
 def check_values(text: bytes, limit: int) -> None:
-    """Raise Refusal body_too_large where JSON has more values than `limit`.
+    """Raise Refusal body_too_large where JSON has more values than `limit`, or malformed_request
+    where those that were counted are nested too deep.
 
     A list or object counts as one more.
     """
     pieces = range(0, len(text), _PIECE_BYTES)
     if sum([_separators(text[start : start + _PIECE_BYTES]) for start in pieces]) < limit:
         return
-    found = 1
+    found, level = 1, 0
     for piece in _outside_of_strings(text):
         found += _separators(piece)
+        deepest, level = _levels(piece, level)
+        check_levels(deepest, 0)
         if found > limit:
             raise too_large("values", limit, f"JSON in a body may have {limit} values")
 
@@ -368,10 +371,15 @@ def depth_of(text: bytes) -> int:
     """How many arrays and objects of a JSON text are open at once, at most."""
     level = deepest = 0
     for piece in _outside_of_strings(text):
-        levels = np.cumsum(_STEPS[np.frombuffer(piece, np.uint8)], dtype=np.int32) + level
-        deepest = max(deepest, int(levels.max(initial=0)))
-        level = int(levels[-1]) if len(levels) else level
+        deepest_here, level = _levels(piece, level)
+        deepest = max(deepest, deepest_here)
     return deepest
+
+
+def _levels(piece: bytes, level: int) -> tuple[int, int]:
+    """The deepest level in a piece that begins at a level, and the level at its end."""
+    levels = np.cumsum(_STEPS[np.frombuffer(piece, np.uint8)], dtype=np.int32) + level
+    return int(levels.max(initial=0)), int(levels[-1]) if len(levels) else level
 
 
 def _outside_of_strings(text: bytes) -> Iterator[bytes]:

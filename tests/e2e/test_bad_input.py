@@ -897,6 +897,7 @@ def nonsense() -> Iterator[Case]:
     yield from malformed("UTF-16", '{"nonsense":1}'.encode("utf-16"))
     yield from malformed("a byte order mark", b"\xef\xbb\xbf{}")
     yield from malformed("10,000 lists deep", b'{"nonsense":' + b"[" * DEEP + b"]" * DEEP + b"}")
+    yield from malformed("lists deeper than a body has values", b"[" * 200_000 + b"]" * 200_000)
     yield from malformed("10,000 objects deep", b'{"a":' * DEEP + b"1" + b"}" * DEEP)
     yield from malformed("129 levels", b'{"nonsense":' + b"[" * 128 + b"]" * 128 + b"}")
     yield from malformed("a leading zero", b'{"nonsense":01}')
