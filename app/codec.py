@@ -47,6 +47,7 @@ _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 309  # digits of the largest double
 _LITERALS = (b"true", b"false")
 _COMMAS = bytes.maketrans(b'[]{}:"', b",,,,,,")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: a long string needs no memory
 _STEPS = np.zeros(256, np.int8)  # one level deeper, one up
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
@@ -220,6 +221,23 @@ def compact(raw: bytes, *, depth: int) -> bytes:
     text = _parsed(_formatted, raw)
     _check_numbers(text)
     return text
+
+
+def serialise(raw: bytes, *, depth: int) -> bytes:
+    """A JSON value as a message keeps it: compact, in UTF-8. A string has no escapes but those that
+    JSON needs; order, repeated keys and numbers stay as they were sent.
+
+    `depth`: how deep in the body it stands. Raises Refusal malformed_request.
+    """
+    text = compact(raw, depth=depth)
+    if b"\\u" in text or b"\\/" in text:
+        return _STRING.sub(_unescaped, text)
+    return text
+
+
+def _unescaped(string: re.Match[bytes]) -> bytes:
+    text = string[0]
+    return encode(_decode_any(text)) if b"\\" in text else text
 
 
 def _formatted(raw: bytes) -> bytes:

@@ -61,7 +61,7 @@ def body_of(given: PayloadInput, depth: int) -> tuple[bytes, str | None]:
             raise invalid_field(
                 "/payload_encoding", "not_allowed", "payload_encoding goes with payload"
             )
-        return codec.compact(bytes(given.json), depth=depth), JSON
+        return codec.serialise(bytes(given.json), depth=depth), JSON
     if given.payload is UNSET:
         if isinstance(given, MADE):
             return _made_body(given.made, depth)

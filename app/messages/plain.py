@@ -75,7 +75,7 @@ def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) 
         body = payload.encode()
     elif payload is UNSET:
         try:
-            body = codec.compact(bytes(given.json), depth=depth)
+            body = codec.serialise(bytes(given.json), depth=depth)
         except Refusal:
             return None
         attributes += JSON_PROPERTY

@@ -121,7 +121,7 @@ def body_of(payload: Any, json: Raw | UnsetType, depth: int) -> bytes | None:
     if payload is not UNSET:
         return None
     try:
-        return codec.compact(bytes(json), depth=depth)
+        return codec.serialise(bytes(json), depth=depth)
     except Refusal:
         return None
 

@@ -152,8 +152,8 @@ def test_json_is_stored_without_white_space_and_with_its_keys_in_order(api, topi
     assert (found["content_type"], found["payload_encoding"]) == ("application/json", "utf8")
 
 
-def test_escapes_numbers_and_repeated_keys_in_json_are_stored_as_they_were_sent(api, topic):
-    body = rb'{ "json" : { "b": "\u00fc\ud83d\ude00\/", "a": 1E2, "b": 1.0 } }'
+def test_json_is_stored_as_utf8_and_numbers_and_repeated_keys_stay_as_they_were_sent(api, topic):
+    body = rb'{ "json" : { "b": "\u00fc\ud83d\ude00\/\u0022\\u0041", "a": 1E2, "b": 1.0 } }'
     ok(
         api.post(
             f"/v1/topics/{topic}/messages",
@@ -163,7 +163,22 @@ def test_escapes_numbers_and_repeated_keys_in_json_are_stored_as_they_were_sent(
         201,
     )
 
-    assert only(pull(api, topic))["payload"] == r'{"b":"\u00fc\ud83d\ude00\/","a":1E2,"b":1.0}'
+    assert only(pull(api, topic))["payload"] == r'{"b":"ü😀/\"\\u0041","a":1E2,"b":1.0}'
+
+
+@pytest.mark.parametrize("size", [0, 100_000, 1_000_000], ids=["short", "long", "longest"])
+def test_what_json_keeps_is_the_same_whether_its_sender_escapes_or_not(api, make_topic, size):
+    value = {"name": "Köln 😀 \u2028" + "x" * size, "ä": ["/", "\n", "\\u00e4", 1.5]}
+    topic = make_topic()
+    for ensure_ascii in (True, False):
+        body = json.dumps({"json": value}, ensure_ascii=ensure_ascii).encode()
+        headers = {"Content-Type": "application/json"}
+        ok(api.post(f"/v1/topics/{topic}/messages", content=body, headers=headers), 201)
+
+    page = pull(api, topic, max_bytes=4_000_000)
+    escaped, plain = (message["payload"] for message in page["messages"])
+
+    assert escaped == plain == json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 @pytest.mark.parametrize("text", ["", "x", "ü😀", "\x00\n\t", '{"json": 1}', "null"])

@@ -201,6 +201,22 @@ def test_order_repeated_keys_escapes_and_numbers_stay_as_they_were_sent(sent):
     )
 
 
+@given(value=values)
+@example(value={"é\\": ["/", '"', "\x00\x1f\x7f\n", "\u2028😀", "\\u0041", "\\\\/"]})
+def test_a_string_that_is_serialised_has_the_escapes_that_json_needs_and_no_others(value):
+    def without_numbers(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: without_numbers(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [without_numbers(item) for item in value]
+        return value if isinstance(value, str) else None
+
+    value = without_numbers(value)
+    escaped = json.dumps(value).replace("/", "\\/").encode()
+
+    assert codec.serialise(escaped, depth=0) == msgspec.json.encode(value)
+
+
 @given(
     document=documents.map(lambda document: codec.compact(document, depth=0)),
     limit=st.integers(1, 40),
