@@ -10,7 +10,7 @@ from audit.log_range import Log
 from audit.rules import ms_of
 from audit.scope import Outcome, Scope
 from audit.sums import Sums
-from audit.verdicts import DAMAGED, FLAGS, VERDICTS
+from audit.verdicts import DAMAGED, FLAGS, HELD, VERDICTS
 from storage.formats import names
 
 KIND = "transaction_outcomes"
@@ -43,10 +43,13 @@ def of_sums(
     found: list[dict[str, Any]],
     wanted: Sequence[str],
     *,
+    held: list[dict[str, Any]],
     engine: str,
     digests: digest.Digests,
 ) -> dict[str, Any]:
-    """`found`: the findings that are listed, of the kinds that are `wanted`."""
+    """`found`: the findings that are listed, of the kinds that are `wanted`; `held`: the held
+    transactions that are listed.
+    """
     read = [
         one
         for one in log.folder.segments
@@ -73,6 +76,7 @@ def of_sums(
             "items": found,
             "omitted": max(0, total - len(found)),
         },
+        "held": {"items": held, "omitted": max(0, sums.counts[HELD] - len(held))},
         "producer_groups": [
             present({"producer_group": name, "verdicts": verdicts})
             for name, verdicts in sums.by_group

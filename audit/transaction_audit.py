@@ -28,7 +28,7 @@ from audit.rules import Bounds
 from audit.scope import Outcome, Scope
 from audit.spark_tables import SparkTables
 from audit.sums import Place, Sums
-from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, is_wanted
+from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, HELD, is_wanted
 
 _MOST_SETS = 100_000  # of a group and facts: more do not come to the driver
 _DRIVER_DIGESTS = 4  # blocks: fewer are done before a job has begun
@@ -105,12 +105,18 @@ class TransactionAudit:
             found = (
                 self._findings(transactions, sums, wanted, listed, listed_records) if some else []
             )
+            held = (
+                self._findings(transactions, sums, [HELD], listed, listed_records)
+                if sums.counts[HELD]
+                else []
+            )
             report = report_of_sums(
                 self._log,
                 self._scope,
                 sums,
                 found,
                 wanted,
+                held=held,
                 engine=f"spark {self._spark.version}",
                 digests=self._digests,
             )

@@ -34,6 +34,8 @@ class Fact(IntFlag):
     ASTRAY = auto()
 
 
+HELD = "undecided_held"
+
 # Name and meaning; every transaction has exactly one.
 VERDICTS = {
     "committed_once": "committed, every message stored once",
@@ -43,7 +45,7 @@ VERDICTS = {
     "final_missing": "committed, and a message not published",
     "op_without_half": "decided, and nothing of it was ever begun",
     "undecided": "not decided yet",
-    "undecided_held": "held: waits for an operator",
+    HELD: "held: waits for an operator",
     "resolved_late": "decided after it had been held",
     "unverifiable_retention": "begun before the log begins",
 }
@@ -120,7 +122,7 @@ _OF_BEGUN: Mapping[str, Callable[[Fact], bool]] = {
         _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE not in facts
     ),
     "undecided": lambda facts: _is_open(facts) and Fact.HELD not in facts,
-    "undecided_held": lambda facts: _is_open(facts) and Fact.HELD in facts,
+    HELD: lambda facts: _is_open(facts) and Fact.HELD in facts,
     "resolved_late": lambda facts: (
         (_is_published_once(facts) or _is_never_published(facts)) and Fact.LATE in facts
     ),

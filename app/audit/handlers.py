@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from app import codec, pages
 from app.audit import schemas
 from app.audit.schemas import (
+    HELD_VERDICT,
     KINDS_OF_FINDINGS,
     AuditFindingPage,
     AuditProgress,
@@ -173,7 +174,11 @@ async def drop(services: Services, _: Call, report_id: str) -> Reply:
 async def list_findings(
     services: Services, _: Call, report_id: str, query: ListAuditFindingsQuery
 ) -> Reply:
-    """List the findings of a report, with the records that prove them."""
+    """List the findings of a report, with the records that prove them.
+
+    Held transactions are no findings unless the report was made so; `verdict=undecided_held` lists
+    them.
+    """
     report = services.reports.get(report_id)
     begin = (
         0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
@@ -229,7 +234,8 @@ def _joined(view: AuditReportSummary, file: BinaryIO) -> bytes:
 
 
 def _page_of_findings(file: BinaryIO, verdict: str | None, begin: int, size: int) -> bytes:
-    items = _read(file)["findings"]["items"]
+    report = _read(file)
+    items = report["held" if verdict == HELD_VERDICT and "held" in report else "findings"]["items"]
     places = [
         at for at in range(begin, len(items)) if verdict is None or _is_of(items[at], verdict)
     ]

@@ -11,7 +11,7 @@ from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.registry.topics import NAME_PATTERN
 from app.word_sets import REPORT_KIND, REPORT_STATE, ReportFormat, ReportKind
 from audit.checks.kinds import KINDS
-from audit.verdicts import DAMAGED, FLAGS, VERDICTS
+from audit.verdicts import DAMAGED, FLAGS, HELD, VERDICTS
 
 Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
 
@@ -28,6 +28,7 @@ AUDIT_VERDICT = open_set(
     "Verdict on a transaction; of a finding also `damaged`, or the kind of finding of a check.",
 )
 KINDS_OF_FINDINGS = (*VERDICTS, DAMAGED, *FLAGS, *KINDS)
+HELD_VERDICT = HELD
 AUDIT_FLAG = open_set("AuditFlag", FLAGS, "Defect that a transaction may have with any verdict.")
 AUDIT_RECORD_KIND = open_set(
     "AuditRecordKind",
@@ -138,6 +139,13 @@ class AuditFindings(msgspec.Struct, kw_only=True):
 
     total: Count
     by_verdict: Counts
+    items: list[AuditFinding]
+    omitted: Count
+
+
+class HeldTransactions(msgspec.Struct, kw_only=True):
+    """Transactions that wait for an operator: the first 1,000."""
+
     items: list[AuditFinding]
     omitted: Count
 
@@ -264,6 +272,7 @@ class AuditReport(AuditReportSummary, kw_only=True):
     ) = UNSET
     flags: Counts | UnsetType = UNSET
     findings: AuditFindings | UnsetType = UNSET
+    held: HeldTransactions | UnsetType = UNSET
     producer_groups: list[AuditedGroup] | UnsetType = UNSET
     producer_groups_omitted: Count | UnsetType = UNSET
     log: AuditedLog | UnsetType = UNSET

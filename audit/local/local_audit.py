@@ -26,7 +26,7 @@ from audit.log_files import LogReader
 from audit.log_range import Log, Part
 from audit.scope import Outcome, Scope
 from audit.sums import Sums
-from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, is_wanted
+from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, HELD, is_wanted
 from audit.walk import Piece, What
 
 ENGINE = "local"
@@ -120,12 +120,14 @@ class LocalAudit:
             sums.check_group(self._scope.producer_group)
             wanted = [name for name in FINDINGS if counted(name)]
             found = self._findings(database, sums, wanted, listed, listed_records)
+            held = self._findings(database, sums, [HELD], listed, listed_records)
             made = report.of_sums(
                 self._log,
                 self._scope,
                 sums,
                 found,
                 wanted,
+                held=held,
                 engine=ENGINE,
                 digests=digest.digest_blocks,
             )

@@ -15,7 +15,7 @@ from audit.columns import Role
 from audit.outcomes import by_transaction
 from audit.rules import READ_COLUMNS, Bounds
 from audit.transaction_audit import Outcome, Scope, TransactionAudit, run
-from audit.verdicts import FAIL_ON, VERDICTS, Fact, verdict
+from audit.verdicts import FAIL_ON, HELD, VERDICTS, Fact, verdict
 from storage.formats import names
 from storage.formats.names import HALF_TOPIC
 from tests.golden.test_own_store import FOLDER as OURS
@@ -122,6 +122,17 @@ def test_every_fault_is_listed_with_the_records_that_prove_it(planted, planted_o
         assert all(
             len(record["crc"]) == 8 and record["at"].endswith("Z") for record in item["records"]
         )
+
+
+def test_held_transactions_are_listed_beside_the_findings(planted, planted_outcome):
+    _, truth = planted
+    report = planted_outcome.report
+
+    assert {item["transaction_id"] for item in report["held"]["items"]} == {
+        key for key, verdict in truth.items() if verdict == HELD
+    }
+    assert all(item["records"] for item in report["held"]["items"])
+    assert report["held"]["omitted"] == report["findings"]["by_verdict"].get(HELD, 0) == 0
 
 
 def test_a_list_of_findings_that_is_cut_says_how_many_are_left_out(spark, planted):

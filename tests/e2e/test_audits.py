@@ -86,6 +86,18 @@ def test_findings_come_in_pages_and_by_verdict_or_flag(api):
     assert_problem(api.get(path, params={"page_token": "x"}), 400, "invalid_page_token")
 
 
+def test_held_transactions_are_listed_by_their_verdict_and_are_no_findings(api):
+    path = f"/v1/audit/reports/{report_of(api)['report_id']}/findings"
+    asked = {"verdict": "undecided_held", "page_size": 2}
+
+    first = ok(api.get(path, params=asked))
+    rest = ok(api.get(path, params={**asked, "page_token": first["next_page_token"]}))
+
+    assert [*first["items"], *rest["items"]] == report_program.HELD
+    assert "next_page_token" not in rest
+    assert ok(api.get(path))["items"] == report_program.FINDINGS
+
+
 def test_a_verdict_that_no_finding_can_have_is_refused_and_not_said_to_be_absent(api):
     path = f"/v1/audit/reports/{report_of(api)['report_id']}/findings"
     problem = assert_problem(

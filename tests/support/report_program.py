@@ -32,6 +32,13 @@ FINDINGS = [
      "evidence": {"topic": "orders", "queue_id": 0, "missing": 2}},
 ]  # fmt: skip
 
+HELD = [
+    {"verdict": "undecided_held", "transaction_id": f"txn_held_{number}", "producer_group": "shop",
+     "altered": False, "wrong_half": False,
+     "undecided_but_published": False, "records": [], "records_omitted": 0}
+    for number in range(3)
+]  # fmt: skip
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -83,6 +90,7 @@ def main() -> None:
         "flags": {"altered": 1, "wrong_half": 1, "undecided_but_published": 0},
         "findings": {"total": len(items), "by_verdict": {"final_missing": 2, "damaged": 1},
         "items": items, "omitted": 0},
+        "held": {"items": HELD, "omitted": 0},
         **({"checks": {name: {"findings": {}} for name in checks}} if checks else {}),
         "producer_groups": [{"producer_group": "shop",
         "verdicts": {"committed_once": 1, "final_missing": 2}}],

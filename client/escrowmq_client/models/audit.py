@@ -107,6 +107,13 @@ class AuditFindings(Output, frozen=True, kw_only=True):
     omitted: int
 
 
+class HeldTransactions(Output, frozen=True, kw_only=True):
+    """Transactions that wait for an operator: the first 1,000."""
+
+    items: list[AuditFinding]
+    omitted: int
+
+
 class UndecidedOfGroup(Output, frozen=True, kw_only=True):
     """Number of undecided transactions of a group, and how many of them are older than each age."""
 
@@ -189,6 +196,7 @@ class AuditReport(AuditReportSummary, frozen=True, kw_only=True, rename={"from_"
     """
     flags: dict[str, int] | None = None
     findings: AuditFindings | None = None
+    held: HeldTransactions | None = None
     producer_groups: list[AuditedGroup] | None = None
     producer_groups_omitted: int | None = None
     log: AuditedLog | None = None
