@@ -49,6 +49,7 @@ from storage.store import (
 )
 
 _SURE = safe_on(1)
+_MAX_APPEND_BYTES = (1 << 31) - 1  # the length of a record is a signed number of four bytes
 
 
 class MemoryMessageStore:
@@ -171,6 +172,9 @@ class MemoryMessageStore:
 
     def pressure(self) -> float:
         return 0.0
+
+    def append_limit_bytes(self) -> int:
+        return _MAX_APPEND_BYTES
 
     # ----------------------------------------------------------------------------------------------
     # durability

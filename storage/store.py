@@ -91,7 +91,7 @@ class WaitingTimers(NamedTuple):
 
 
 class MessageStore(Protocol):
-    """A storage engine: queues of messages over one log, in 46 methods and `admin`.
+    """A storage engine: queues of messages over one log, in 47 methods and `admin`.
 
     Event loop only. Methods without `async` never wait for a disk.
     """
@@ -189,6 +189,9 @@ class MessageStore(Protocol):
 
     def set_reserve(self, owed_bytes: int) -> None:
         """Keep space for so many bytes of later appends `from_reserve`, where space can run out."""
+
+    def append_limit_bytes(self) -> int:
+        """The most bytes of log that one append may take."""
 
     def pressure(self) -> float:
         """The fill ratio of the queue of waiting writes, 0 to 1. Called with every send."""

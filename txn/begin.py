@@ -10,6 +10,7 @@ from storage.errors import (
     TransactionExists,
 )
 from storage.formats.properties import SCHEDULE_ID
+from storage.formats.row import rows_of
 from storage.keyed_locks import KeyedLocks
 from storage.message import Message
 from txn import half_message, recall
@@ -17,6 +18,7 @@ from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import Facts
 from txn.journal import Journal
 from txn.options import TransactionOptions
+from txn.room import check_room
 from txn.transaction import Transaction, TxnMessage, size_of
 
 
@@ -49,7 +51,7 @@ class Begins:
 
     async def begin(self, request: Begin) -> Outcome:
         """Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress,
-        TooManyOpenTransactions, and as `append`.
+        TooManyOpenTransactions, MessageTooLarge where it could not be committed, and as `append`.
 
         Asked again with the same idempotency key, it returns the transaction as it is now.
         """
@@ -128,6 +130,7 @@ class Begins:
             producer_group=request.producer_group,
             facts=facts,
         )
+        check_room(rows_of(halves), self._journal.store.append_limit_bytes())
         appended = await self._journal.append(halves, None, from_reserve=False)
         transaction = Transaction(
             transaction_id=transaction_id,

@@ -31,11 +31,13 @@ from txn.half_message import (
 )
 from txn.journal import Journal
 from txn.options import TransactionOptions
+from txn.room import DECISION_BYTES, MESSAGE_BYTES
 from txn.states import Resolver, TxnState
 from txn.transaction import RECORD_BYTES, Transaction, TxnMessage
 
 _KEPT_BYTES = 32 << 20  # of messages of undecided transactions
 _KEPT_COST_BYTES = 1 << 10  # of one, beside its body
+_OTHER_BYTES = DECISION_BYTES + 3 * MESSAGE_BYTES  # with names and facts of its begin
 _NONE, _COMMIT = int(TransactionBits.NONE), int(TransactionBits.COMMIT)
 _OP_CODE = queue_entry.tag_hash(OP_TAG)
 _WORDS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
@@ -101,6 +103,10 @@ class PlainTransactions:
     def may_begin(self, count: int) -> bool:
         """Are so many more undecided transactions allowed?"""
         return self._table.open_count + count <= self._options.max_open
+
+    def leaves_room(self, message_bytes: int) -> bool:
+        """Can the commit of one with such a message, body and attributes, be one append?"""
+        return message_bytes + _OTHER_BYTES <= self._store.append_limit_bytes()
 
     def begin(
         self,

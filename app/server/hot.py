@@ -21,7 +21,7 @@ from app.long_polls import Waiting
 from app.observability import Metrics
 from app.server.request import STATUS_LINES, head_of
 from app.services import Services
-from storage.errors import MessagingError
+from storage.errors import MessageTooLarge, MessagingError
 
 _MAX_BYTES = 16 << 10  # of a request that is taken
 _MAX_TURN_BYTES = 256 << 10  # of requests that are done together
@@ -259,8 +259,15 @@ class HotTurn(Generic[T]):
     def refuse(
         self, services: Services, taken: Sequence[T], error: Exception, begun: float
     ) -> None:
-        """Tell each why it was not done."""
+        """Answer each with the reason why nothing of it was done.
+
+        Where they were only together too large, each is left to its handler.
+        """
         self._release(taken)
+        if isinstance(error, MessageTooLarge) and len(taken) > 1:
+            for one in taken:
+                one.connection.read_again(one.data)
+            return
         for one in taken:
             request_id = answering.request_id_of({})
             refusal = answering.refusal_of(error, path=one.asked.path, request_id=request_id)

@@ -77,6 +77,8 @@ class HotBegins:
         message = plain_of(one.message, topic, "transactional", depth=_MESSAGE_DEPTH)
         if group is None or message is None or not self._turn.has_room(data):
             return False
+        if not plain.leaves_room(len(message.body) + len(message.attributes.encode())):
+            return False
         if not plain.may_begin(len(self._turn) + 1) or not services.topics.begin_use(topic.name):
             return False
         key = None if one.message.key is UNSET else one.message.key

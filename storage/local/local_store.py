@@ -302,6 +302,9 @@ class LocalMessageStore:
     def set_reserve(self, owed_bytes: int) -> None:
         self._preparer.set_reserve(owed_bytes)
 
+    def append_limit_bytes(self) -> int:
+        return self._tail.unit_capacity
+
     def pressure(self) -> float:
         return self._writer.pressure
 

@@ -193,6 +193,14 @@ async def test_what_other_machines_are_to_have_is_refused_where_there_are_none(s
     assert store.stored_offset() == 0
 
 
+async def test_an_append_of_nearly_as_many_bytes_as_one_may_take_is_stored(store):
+    body = b"x" * (min(store.append_limit_bytes(), 1 << 20) - 1_000)
+
+    await store.append([message(), message(body)])
+
+    assert (await store.read(FIRST, 1, **EVERYTHING))[0].body == body
+
+
 @pytest.mark.parametrize("durability", [Durability.BUFFERED, Durability.SYNCED])
 async def test_an_append_can_ask_for_more_or_for_less_and_is_readable_in_the_end(store, durability):
     (appended,) = await store.append([message()], durability=durability)

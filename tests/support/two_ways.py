@@ -102,9 +102,10 @@ class Way:
         scoped_keys: Sequence[KeyOptions] = (),
         max_queued_bytes: int = 64 << 20,
         flush: FlushPolicy = FlushPolicy.INTERVAL,
+        segment_bytes: int = 1 << 24,
     ) -> None:
         local = LocalStoreOptions(
-            flush=flush, segment_bytes=1 << 24, max_queued_bytes=max_queued_bytes
+            flush=flush, segment_bytes=segment_bytes, max_queued_bytes=max_queued_bytes
         )
         settings = Settings(
             data_dir=directory,

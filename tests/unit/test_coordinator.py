@@ -8,10 +8,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from scheduler.scheduled_message import with_delay
 from storage.errors import (
     CheckNotOpen,
     IdempotencyInProgress,
     IdempotencyKeyReused,
+    MessageTooLarge,
     TooManyOpenTransactions,
     TransactionConflict,
     TransactionExists,
@@ -156,6 +158,56 @@ def test_a_clock_that_was_once_a_year_ahead_puts_off_no_check_of_what_is_begun_w
         assert len(await house.checks()) == 1
 
     in_house(poisoned, *([checked] if restart == "killed" else []))
+
+
+NEARLY_A_SEGMENT = OPTIONS.segment_bytes - 400
+
+
+def of_bytes(body_bytes: int, count: int, delay_ms: int | None) -> list[Message]:
+    """So many messages with bodies of so many bytes together."""
+    each = [
+        message(b"x" * (body_bytes // count), queue=ORDERS, message_id=f"m{number}")
+        for number in range(count)
+    ]
+    return each if delay_ms is None else [with_delay(one, delay_ms=delay_ms) for one in each]
+
+
+@pytest.mark.parametrize("delay_ms", [None, 5_000, 1_234_567])
+@pytest.mark.parametrize("count", [1, 2, 40])
+@with_house()
+async def test_a_transaction_that_is_begun_can_be_committed_however_large_it_is(
+    house, count, delay_ms
+):
+    refused = []
+    for body_bytes in range(NEARLY_A_SEGMENT, NEARLY_A_SEGMENT - 42 * 600, -600):
+        try:
+            transaction_id = await house.begin(*of_bytes(body_bytes, count, delay_ms))
+        except MessageTooLarge as error:
+            refused.append((body_bytes, error.limit_bytes))
+            continue
+        outcome = await house.coordinator.commit(
+            transaction_id, by=Resolver.OPERATOR, reason="\U0001f4b3" * 1_024
+        )
+        assert outcome.transaction.state is TxnState.COMMITTED
+
+    assert len({limit for _, limit in refused}) == 1
+    assert all(limit < body_bytes for body_bytes, limit in refused)
+
+
+@with_house()
+async def test_a_transaction_of_the_limit_of_bytes_is_begun_put_back_and_committed(house):
+    with pytest.raises(MessageTooLarge) as refused:
+        await house.begin(*of_bytes(NEARLY_A_SEGMENT, 1, None))
+    largest = refused.value.limit_bytes
+    with pytest.raises(MessageTooLarge):
+        await house.begin(*of_bytes(largest + 1, 1, None))
+
+    transaction_id = await house.begin(*of_bytes(largest, 1, None))
+    await house.coordinator.put_back({HALF_QUEUE: 1})
+    await house.coordinator.commit(transaction_id)
+
+    assert house.coordinator.not_put_back() == {}
+    assert await house.bodies() == [b"x" * largest]
 
 
 @with_house()

@@ -4,13 +4,14 @@ fails.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from app.body_budget import BodyBudget
 from app.observability import Metrics
 from app.server.hot import Asked, HotParts, HotTurn
+from storage.errors import MessageTooLarge
 from tests.support.two_ways import Way
 from txn import plain as plain_transactions
 from txn.plain import Decided
@@ -18,6 +19,7 @@ from txn.states import TxnState
 
 SEND = "/v1/topics/orders/messages"
 LARGE = b'{"payload":"%b"}' % (b"x" * 15_000)
+SERVICES: Any = SimpleNamespace(pressure_header=dict)
 MANY = 40  # of them are more than is done together
 
 
@@ -135,6 +137,58 @@ def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in
     assert played(Way(tmp_path, is_direct=True), play) == TxnState.COMMITTED
 
 
+def test_requests_of_one_turn_that_only_together_take_more_than_a_segment_are_all_done(tmp_path):
+    message = f'{{"topic":"orders","message":{{"payload":"{"x" * 12_000}"}}}}'
+    begin = f'{{"producer_group":"shop","messages":[{message}]}}'.encode()
+
+    async def play(way: Way) -> list[set[bytes]]:
+        async def all_at_once(requests: Iterable[bytes]) -> list[bytes]:
+            return await asyncio.gather(
+                *(way.ask(request, connection=number) for number, request in enumerate(requests))
+            )
+
+        def ids_of(answers: list[bytes]) -> list[str]:
+            found = [json.loads(one.partition(b"\r\n\r\n")[2]) for one in answers]
+            return [str(one["transaction_id"]) for one in found]
+
+        for _ in range(2):  # the heads are known afterwards
+            await way.ask(post(SEND, LARGE))
+            (first,) = ids_of(await all_at_once([post("/v1/transactions", begin)]))
+            await way.ask(post(f"/v1/transactions/{first}/commit", b""))
+        taken = way.taken
+        sent = await all_at_once([post(SEND, LARGE)] * MANY)
+        begun = await all_at_once([post("/v1/transactions", begin)] * MANY)
+        kept = [(await all_at_once([post("/v1/transactions", begin)]))[0] for _ in range(MANY)]
+        done = await all_at_once(
+            post(f"/v1/transactions/{each}/commit", b"") for each in ids_of(kept)
+        )
+        assert way.taken - taken == 4 * MANY
+        return [{one[9:12] for one in answers} for answers in (sent, begun, done)]
+
+    statuses = played(Way(tmp_path, is_direct=True, segment_bytes=1 << 16), play)
+
+    assert statuses == [{b"201"}, {b"201"}, {b"200"}]
+
+
+def test_a_begin_that_leaves_no_room_for_its_commit_is_refused(tmp_path):
+    async def play(way: Way) -> list[bytes]:
+        answers = []
+        for byte_count in (2_000, 9_000, 14_000):
+            message = f'{{"topic":"orders","message":{{"payload":"{"x" * byte_count}"}}}}'
+            begin = f'{{"producer_group":"shop","messages":[{message}]}}'.encode()
+            answers.append(await way.ask(post("/v1/transactions", begin)))
+        return answers
+
+    begun, *refused = played(Way(tmp_path, is_direct=True, segment_bytes=1 << 14), play)
+
+    assert begun[9:12] == b"201"
+    for answer in refused:
+        assert answer[9:12] == b"413"
+        problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert problem["code"] == "message_too_large"
+        assert 2_000 < int(problem["context"]["limit_bytes"]) < 9_000
+
+
 # --------------------------------------------------------------------------------------------------
 # an operation that fails
 
@@ -187,6 +241,13 @@ def fates(do: Callable[[HotTurn[Taken], list[Taken]], None]) -> tuple[list[list[
 def test_where_an_operation_fails_unexpectedly_each_request_is_read_again():
     def do(turn: HotTurn[Taken], taken: list[Taken]) -> None:
         raise KeyError("a defect")
+
+    assert fates(do) == ([["read again: data"]] * 3, 0)
+
+
+def test_where_requests_together_are_too_large_each_is_read_again():
+    def do(turn: HotTurn[Taken], taken: list[Taken]) -> None:
+        turn.refuse(SERVICES, taken, MessageTooLarge("of all", limit_bytes=1), 0.0)
 
     assert fates(do) == ([["read again: data"]] * 3, 0)
 
