@@ -20,6 +20,7 @@ log = structlog.get_logger()
 
 _RETRY_MS = 60_000  # a parked transaction is tried again
 _TOGETHER = 500  # transactions whose checks are ended at once: one sync serves them all
+_END_SECONDS = 1.0  # for which a sweep waits for these; those that take longer go on beside it
 
 
 class Checkback:
@@ -34,6 +35,9 @@ class Checkback:
         self._is_stopping = False
         self._started_ms = 0
         self._exhausted: dict[str, Transaction] = {}  # found at any look, ended by the sweep
+        # Those of them whose end is appended now. It may have to wait for another machine, as long
+        # as that is away: no sweep waits for it.
+        self._ending: dict[str, asyncio.Task[bool]] = {}
         self._parked: dict[str, str] = {}  # transaction id to why its checks cannot be ended
 
     def reopen(self) -> None:
@@ -53,15 +57,33 @@ class Checkback:
         acted on.
         """
         acted = self._checks.return_expired() + await self._offer_due(now_ms)
-        exhausted = list(self._exhausted.values())
-        for at in range(0, len(exhausted), _TOGETHER):
-            some = exhausted[at : at + _TOGETHER]
-            acted += sum(
-                await asyncio.gather(
-                    *[self._end_or_park(transaction, now_ms) for transaction in some]
-                )
-            )
-        return acted
+        waiting = [
+            one for one in self._exhausted.values() if one.transaction_id not in self._ending
+        ]
+        while waiting and len(self._ending) < _TOGETHER:
+            room = _TOGETHER - len(self._ending)
+            some, waiting = waiting[:room], waiting[room:]
+            begun = {
+                one.transaction_id: asyncio.ensure_future(self._end_or_park(one, now_ms))
+                for one in some
+            }
+            self._ending |= begun
+            await asyncio.wait(begun.values(), timeout=_END_SECONDS)
+            acted += self._count_ended()
+        return acted + self._count_ended()
+
+    def _count_ended(self) -> int:
+        """The number of transactions whose checks have ended since the last call.
+
+        Raises what says that the store takes nothing: the next sweep tries again.
+        """
+        done = {id_: task for id_, task in self._ending.items() if task.done()}
+        for id_ in done:
+            del self._ending[id_]
+        errors = [error for task in done.values() if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return sum([task.result() for task in done.values()])
 
     async def _offer_due(self, now_ms: int) -> int:
         """Open the checks that are due; how many.

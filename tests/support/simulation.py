@@ -162,7 +162,7 @@ class World:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    async def open_store(self, options: LocalStoreOptions) -> LocalMessageStore:
+    async def open_store(self, options: LocalStoreOptions, *, copies: int = 1) -> LocalMessageStore:
         return await LocalMessageStore.open(
             ROOT,
             options,
@@ -170,6 +170,7 @@ class World:
             self.clock,
             self.identifiers,
             runner=self.runner,
+            copies=copies,
             on_failure=self._on_failure,
         )
 

@@ -91,8 +91,12 @@ class House:
         return await self.coordinator.answer_check("shop", check.check_id, decision, **fields)
 
 
-async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given) -> House:
-    store = await world.open_store(options)
+async def a_house(
+    world: World, *, options: LocalStoreOptions = OPTIONS, copies: int = 1, **given
+) -> House:
+    store = await world.open_store(options, copies=copies)
+    if copies > 1:
+        store.note_copy("b", 1 << 40)
     await store.create_topic("orders", queue_count=1)
     await store.create_topic("emails", queue_count=2)
     house = House(world, store, TransactionOptions(**given))
@@ -660,6 +664,34 @@ async def test_what_is_given_up_at_one_moment_is_held_together_and_no_poll_does_
 
     assert house.coordinator.table.held_count == 300
     assert house.world.loop.now - began < 0.2, "300 synced one after another take 0.7 s"
+
+
+@with_house(copies=2)
+async def test_without_a_replica_one_that_waits_to_be_held_keeps_no_other_check_from_being_opened(
+    house,
+):
+    first, second = [await house.begin(message(queue=ORDERS, message_id=one)) for one in "ab"]
+    later = CheckbackPolicy(first_after_ms=6_000, interval_ms=200)
+    another = await house.begin(message(queue=ORDERS, message_id="c"), policy=later)
+    await asyncio.sleep(0.2)
+    await house.sweep()
+    house.store.forget_copy("b")
+    await asyncio.sleep(5.1)
+    await asyncio.wait_for(house.sweep(), 60)
+    assert await house.state(first) is TxnState.PREPARED
+    await asyncio.sleep(1)
+
+    began = house.world.loop.now
+    await asyncio.wait_for(house.sweep(), 60)
+
+    assert house.world.loop.now == began, "a later sweep does not wait for it again"
+    asked = [check.transaction.transaction_id for check in await house.checks()]
+    assert another in asked
+    house.store.note_copy("c", 1 << 40)
+    await asyncio.sleep(1)
+    await house.sweep()
+    assert await house.state(first) is await house.state(second) is TxnState.HELD
+    assert house.coordinator.table.held_count == 2
 
 
 def test_while_the_service_is_down_nobody_is_asked_and_nothing_is_given_up_for_it():
