@@ -11,6 +11,7 @@ from os import sysconf
 from typing import NamedTuple
 
 from app.body_thread import BodyThread
+from app.clock_steps import ClockSteps
 from app.component import CallbackComponent, Component
 from app.components.delivery import DeliveryComponent, RequestsComponent
 from app.components.disk import DiskComponent
@@ -163,6 +164,7 @@ def services_of(base: Base) -> Services:
         ),
         tester=CheckProbe(sender, webhooks, clock, identifiers),
         clock=clock,
+        clock_steps=ClockSteps(clock),
         identifiers=identifiers,
         metrics=base.metrics,
         loops=base.loops,

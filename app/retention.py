@@ -21,12 +21,18 @@ async def expire(services: Services, admin: StoreAdmin, *, at_any_hour: bool = F
 
     keep_ms = services.topics.longest_retention_ms()
     return await admin.expire(
-        services.clock.wall_ms(), put_back, keep_ms=keep_ms, at_any_hour=at_any_hour
+        services.clock.wall_ms(),
+        put_back,
+        keep_ms=keep_ms,
+        ahead_ms=services.clock_steps.ahead_ms(),
+        at_any_hour=at_any_hour,
     )
 
 
 async def expired_segments(services: Services, admin: StoreAdmin) -> list[SegmentInfo]:
     """Segments that `expire` may drop at any hour, the oldest first."""
     return await admin.expired_segments(
-        services.clock.wall_ms(), keep_ms=services.topics.longest_retention_ms()
+        services.clock.wall_ms(),
+        keep_ms=services.topics.longest_retention_ms(),
+        ahead_ms=services.clock_steps.ahead_ms(),
     )

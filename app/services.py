@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from app.body_thread import BodyThread
+from app.clock_steps import ClockSteps
 from app.connections import Connections
 from app.disk.watch import DiskWatch
 from app.exchange import Call, ClientGone, FileReply, Reply
@@ -136,6 +137,7 @@ class Services:
     replicas: ReplicaListener
     missing_replicas: MissingReplicas
     clock: Clock
+    clock_steps: ClockSteps
     identifiers: Identifiers
     metrics: Metrics
     loops: Loops

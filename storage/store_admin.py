@@ -64,20 +64,29 @@ class StoreAdmin(Protocol):
         """Return the usage as it was when `expire` was last called."""
 
     async def expire(
-        self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False
+        self,
+        now_ms: int,
+        put_back: PutBack,
+        *,
+        keep_ms: int = 0,
+        ahead_ms: int = 0,
+        at_any_hour: bool = False,
     ) -> int:
         """Drop some of the expired segments, if it is time or `at_any_hour`; return how many.
 
         Calls wait for each other.
 
         Messages younger than `keep_ms` have not expired, however short the engine's own retention
-        is.
+        is. `ahead_ms`: of `now_ms`, which have not passed; the clock was set ahead by so much while
+        the store was open.
 
         `put_back` is called before anything is dropped. If it raises, the error is raised here, and
         nothing was dropped.
         """
 
-    async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> list[SegmentInfo]:
+    async def expired_segments(
+        self, now_ms: int, *, keep_ms: int = 0, ahead_ms: int = 0
+    ) -> list[SegmentInfo]:
         """Segments that `expire` may drop at any hour, the oldest first; it may take several calls
         to drop them all.
         """

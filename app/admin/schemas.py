@@ -50,8 +50,8 @@ class Loop(msgspec.Struct, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="Reason why due items are waiting while the store rejects writes. "
-                "This is a delay, not a failure."
+                description="Reason why due items are waiting: the store rejects writes, or the "
+                "clock has jumped ahead. This is a delay, not a failure."
             ),
         ]
         | UnsetType

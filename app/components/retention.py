@@ -27,5 +27,6 @@ class RetentionComponent(Component):
             interval_ms=_INTERVAL_MS,
             check="store",
             parked=lambda: parked_items(self._services.transactions.not_put_back()),
+            waits_for=self._services.clock_steps.reason,
             longest_wait_ms=_LONGEST_WAIT_MS,
         )

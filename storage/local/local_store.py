@@ -723,22 +723,34 @@ class LocalMessageStore:
         return self._retention.usage()
 
     async def expire(
-        self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False
+        self,
+        now_ms: int,
+        put_back: PutBack,
+        *,
+        keep_ms: int = 0,
+        ahead_ms: int = 0,
+        at_any_hour: bool = False,
     ) -> int:
         async with self._expiring:  # the loop and an operator
             self._check_readable()
             try:
                 return await self._retention.run_once(
-                    now_ms, put_back, keep_ms=keep_ms, at_any_hour=at_any_hour
+                    now_ms,
+                    put_back,
+                    keep_ms=keep_ms,
+                    ahead_ms=ahead_ms,
+                    at_any_hour=at_any_hour,
                 )
             except LogTakenAway as error:
                 # what is acknowledged from now on would be gone with the process
                 self._engine.fail(error)
                 raise
 
-    async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> list[SegmentInfo]:
+    async def expired_segments(
+        self, now_ms: int, *, keep_ms: int = 0, ahead_ms: int = 0
+    ) -> list[SegmentInfo]:
         self._check_readable()
-        return await self._retention.expired_segments(now_ms, keep_ms=keep_ms)
+        return await self._retention.expired_segments(now_ms, keep_ms=keep_ms, ahead_ms=ahead_ms)
 
     async def oldest_stored_at_ms(self) -> int | None:
         return await self._in_lane(Lane.READ, self._retention.oldest_stored_at_ms)

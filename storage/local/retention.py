@@ -126,9 +126,17 @@ class Retention:
         self._log_borders(refused_before=False)
 
     async def run_once(
-        self, now_ms: int, put_back: PutBack, *, keep_ms: int, at_any_hour: bool = False
+        self,
+        now_ms: int,
+        put_back: PutBack,
+        *,
+        keep_ms: int,
+        ahead_ms: int,
+        at_any_hour: bool = False,
     ) -> int:
         """Drop what has expired; return how many segments.
+
+        `ahead_ms`: of `now_ms`, which have not passed.
 
         Raises LogTakenAway, and what `put_back` raises before any went.
         """
@@ -136,7 +144,9 @@ class Retention:
         await self._in_lane(Lane.READ, lambda: self._check_log(removing))
         await self._look_at_disk(now_ms)
         await self._clean()
-        newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
+        newest_ms = await self._in_lane(
+            Lane.READ, lambda: self._newest_of_segments(now_ms, ahead_ms)
+        )
         policy = self._policy._replace(retention_ms=max(self._policy.retention_ms, keep_ms))
         count = plan_deletion(
             newest_ms, policy, now_ms=now_ms, used_ratio=self._space.used_ratio,
@@ -175,9 +185,13 @@ class Retention:
         self._deleted_topics[topic] = None
         self._clean_after_round = self._deriver.thorough_begun
 
-    async def expired_segments(self, now_ms: int, *, keep_ms: int) -> list[SegmentInfo]:
+    async def expired_segments(
+        self, now_ms: int, *, keep_ms: int, ahead_ms: int
+    ) -> list[SegmentInfo]:
         """Segments whose newest record is older than the retention, the oldest first."""
-        newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
+        newest_ms = await self._in_lane(
+            Lane.READ, lambda: self._newest_of_segments(now_ms, ahead_ms)
+        )
         policy = self._policy._replace(
             retention_ms=max(self._policy.retention_ms, keep_ms), batch=len(newest_ms)
         )
@@ -258,9 +272,9 @@ class Retention:
     # ----------------------------------------------------------------------------------------------
     # dropping
 
-    def _newest_of_segments(self, now_ms: int) -> list[int]:
+    def _newest_of_segments(self, now_ms: int, ahead_ms: int) -> list[int]:
         """The read lane's: of each segment but the last, a time at or behind which nothing was
-        stored in it.
+        stored in it, as old now as the segment is.
         """
         segments = list(self._segments)
         monotonic_ms = self._clock.monotonic_ms()
@@ -277,9 +291,10 @@ class Retention:
                 continue
             # Where the clock was once ahead the log's times are, too, for as long. But what has
             # been seen to be complete for an hour is an hour old, whatever its time says and
-            # however the clock was set since.
+            # however the clock was set since: also where it was set ahead, by `ahead_ms`, and what
+            # was stored since then seems to be younger than it is.
             seen_ms = self._seen_ms.setdefault(begin, monotonic_ms)
-            newest.append(min(self._newest_ms[begin], now_ms - (monotonic_ms - seen_ms)))
+            newest.append(min(self._newest_ms[begin] + ahead_ms, now_ms - (monotonic_ms - seen_ms)))
         return newest
 
     def _first_time_of(self, segments: Sequence[Segment]) -> int | None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import httpx
 
 from tests.support.http import assert_problem, ok, until
+from tests.support.moved_clock import MovedClockServer
 from tests.support.server import Server
 
 EVERY_HOUR = ";".join(map(str, range(24)))
@@ -251,3 +252,25 @@ def test_an_operator_drops_what_has_expired_at_once_and_sees_before_what_would_g
         assert ok(api.get("/v1/admin/disk"))["segments_dropped"] >= expected["total"]
         ok(api.post("/v1/transactions/undecided/commit"))
         assert bodies(api) == ["undecided"]
+
+
+def test_a_clock_that_jumps_days_ahead_expires_nothing_and_the_loop_says_so(tmp_path):
+    days = {**ENVIRONMENT, "ESCROWMQ_LOCAL__RETENTION_MS": str(86_400_000)}
+    with MovedClockServer(tmp_path / "data", environment=days) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "filling", "queues": 1}), 201)
+        for _ in range(20):
+            ok(api.post("/v1/topics/filling/messages/raw", content=b"x" * 10_000), 201)
+
+        server.move(5 * 86_400_000)
+
+        (loop,) = until(
+            lambda: [
+                loop
+                for loop in ok(api.get("/v1/admin/loops"))["items"]
+                if loop["loop"] == "retention" and "waits_for" in loop
+            ],
+            "the jump is seen",
+        )
+        assert "jumped 432000 s ahead" in loop["waits_for"]
+        listed = ok(api.post("/v1/admin/retention/run", json={"dry_run": True}))
+        assert (listed["segments"], bounds(api)) == ([], (0, 20))

@@ -16,8 +16,9 @@ class ManualClock:
         """Another process: its monotonic clock begins anew."""
         self._monotonic_ms = 7
 
-    def set_back_wall(self, ms: int) -> None:
-        self._wall_ms -= ms
+    def jump(self, ms: int) -> None:
+        """Set the wall clock ahead, or back; no time has passed."""
+        self._wall_ms += ms
 
     def advance(self, ms: int) -> None:
         self._wall_ms += ms

@@ -57,10 +57,8 @@ async def send(store: LocalMessageStore, count: int, *, begin: int = 0) -> None:
         )
 
 
-async def expire(
-    world: World, store: LocalMessageStore, put_back=nothing, *, keep_ms: int = 0
-) -> int:
-    return await store.expire(world.clock.wall_ms(), put_back, keep_ms=keep_ms)
+async def expire(world: World, store: LocalMessageStore, put_back=nothing, **given: int) -> int:
+    return await store.expire(world.clock.wall_ms(), put_back, **given)
 
 
 async def ids(store: LocalMessageStore, queue: QueueId = ORDERS) -> list[str]:
@@ -181,6 +179,26 @@ async def test_what_was_stored_while_the_clock_was_a_year_ahead_expires_after_as
     assert await expire(world, store) == 0
     await asyncio.sleep(11)
     assert await expire(world, store) >= 3
+
+
+@with_house()
+async def test_a_clock_that_was_set_ahead_makes_nothing_older_and_younger_only_until_it_has_been_seen(
+    world, store
+):
+    year_ms = 365 * 86_400_000
+    await send(store, 60)
+    await asyncio.sleep(30)
+    world.clock.jump(year_ms)
+    await send(store, 60, begin=60)
+    assert await expire(world, store, ahead_ms=year_ms) == 0
+    assert await store.expired_segments(world.clock.wall_ms(), ahead_ms=year_ms) == []
+    await asyncio.sleep(31)
+    assert await expire(world, store, ahead_ms=year_ms) >= 3
+    bounds = await store.offsets(ORDERS)
+    assert 0 < bounds.first <= 60, "what was stored before has expired by now, and no more"
+    await asyncio.sleep(30)
+
+    assert await expire(world, store, ahead_ms=year_ms) >= 2, "it was seen for as long"
 
 
 @with_house()
