@@ -241,6 +241,10 @@ def recover(
         indexed_keys=indexing.key_count,
         steps=watch.steps,
     )
+    if snapshot is None:
+        # The files do not bear it out, and a verification would miss in them what it counts until
+        # they are written again.
+        snapshots.remove(QUEUES_SNAPSHOT)
     confirmed = checkpoint.fields.confirm_offset
     indexed_end = walk.end if indexing.stopped_at is None else indexing.stopped_at
     return Recovered(

@@ -12,6 +12,7 @@ import pytest
 from storage.files.simulated import SimulatedDisk
 from storage.formats.names import file_name
 from storage.local.options import LocalStoreOptions
+from storage.local.verify.verification import StoreVerification
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -81,6 +82,26 @@ def test_a_verification_inside_the_service_reads_no_faster_than_its_rate(disk):
     assert found.read_bytes > 2 * SEGMENT_BYTES
     assert found.seconds >= (found.read_bytes - found.most_bytes) / RATE - 1
     assert found.seconds < 3 * found.read_bytes / RATE, "it does go on"
+
+
+@pytest.mark.parametrize("kind", ["consumequeue", "index"])
+def test_what_a_start_has_rebuilt_and_not_written_yet_is_not_missing(disk, kind):
+    async def main() -> list[str]:
+        store = await world.open_store(replace(OPTIONS, queue_flush_interval_ms=HOUR_MS))
+        running = await store.begin_verification()
+        other = StoreVerification(world.vfs, ROOT, is_running=True)
+        findings = [found.code for step in other.steps() for found in step.findings]
+        while (step := await running.step()) is not None:
+            findings += [found.code for found in step.findings]
+        await running.aclose()
+        await store.aclose()
+        return findings
+
+    with World(deepcopy(disk), 1) as world:
+        folder = ROOT / "consumequeue" / "orders" / "0" if kind == "consumequeue" else ROOT / kind
+        for name in world.disk.list_directory(folder):
+            world.disk.remove(folder / name)
+        assert world.call(main()) == []
 
 
 def test_verifications_that_are_cancelled_and_begun_again_have_no_more(disk):
