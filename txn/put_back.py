@@ -8,7 +8,7 @@ takes the later ones.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import structlog
 
@@ -51,7 +51,7 @@ class PutBack:
     async def run(self, first_kept: Mapping[QueueId, int]) -> int:
         border = first_kept.get(HALF_QUEUE, 0)
         count = 0
-        for some in _pieces(list(self._journal.table.expiring(border))):
+        async for some in _pieces(self._journal.table.expiring(border)):
             await asyncio.gather(
                 *[self._locks.shielded(self._put_back(transaction, border)) for transaction in some]
             )
@@ -117,10 +117,16 @@ class PutBack:
         )
 
 
-def _pieces(transactions: list[Transaction]) -> Iterator[list[Transaction]]:
+async def _pieces(
+    transactions: Iterator[Transaction | None],
+) -> AsyncIterator[list[Transaction]]:
+    """As many at a time as may be under way; hundreds of thousands may expire at once."""
     piece: list[Transaction] = []
     piece_bytes = 0
     for transaction in transactions:
+        if transaction is None:
+            await asyncio.sleep(0)
+            continue
         piece.append(transaction)
         piece_bytes += transaction.owed_bytes
         if len(piece) == _TOGETHER or piece_bytes >= _TOGETHER_BYTES:

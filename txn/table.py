@@ -20,6 +20,7 @@ from txn.states import Resolver, TxnState
 from txn.transaction import Messages, Transaction, owed_bytes_of
 
 _MOST_SHARED = 10_000
+_SLICE = 500  # transactions that `expiring` looks at in one turn of the loop
 
 
 class TransactionTable:
@@ -142,14 +143,19 @@ class TransactionTable:
             self._know_halves(transaction)
         return True
 
-    def expiring(self, half_offset: int) -> Iterator[Transaction]:
-        """Undecided ones that have a half below this offset."""
-        for transaction_id in self._order.after(-1, only_open=True):
+    def expiring(self, half_offset: int) -> Iterator[Transaction | None]:
+        """Undecided ones that have a half below this offset. What changes meanwhile counts.
+
+        None, now and then: others may have a turn before it goes on.
+        """
+        for number, transaction_id in enumerate(self._order.after(-1, only_open=True), 1):
             transaction = self._all[transaction_id]
             if transaction.sequence >= half_offset:
                 return  # nor have those that were begun later
             if transaction.messages[0].half_offset < half_offset:
                 yield transaction
+            if number % _SLICE == 0:
+                yield None
 
     def move(
         self,

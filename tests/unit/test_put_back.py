@@ -294,6 +294,28 @@ def test_a_transaction_is_put_back_as_often_as_its_segment_expires():
 
 
 @with_house()
+async def test_others_have_turns_while_transactions_that_expire_are_looked_for(house):
+    await asyncio.gather(*[house.begin(f"t{number}") for number in range(1_500)])
+    end = (await house.store.offsets(HALF_QUEUE)).end
+    assert await house.coordinator.put_back({HALF_QUEUE: end}) == 1_500
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.ensure_future(take_turns())
+    await asyncio.sleep(0)
+    before = turns
+    assert await house.coordinator.put_back({HALF_QUEUE: end}) == 0
+    others.cancel()
+
+    assert turns - before >= 1_500 // 500
+
+
+@with_house()
 async def test_what_is_decided_is_not_put_back_and_a_decision_during_it_wins(house):
     await house.begin("decided")
     await house.coordinator.rollback("decided")
