@@ -62,6 +62,10 @@ from storage.store_status import RecoveryReport, StartStep
 log = structlog.get_logger()
 
 
+# so that it may go on in another role: what fails later, at its end, is then the reason why not
+_ORDERLY = (0, exit_codes.DEPOSED)
+
+
 class Phase(Enum):
     STARTING = "starting"
     READY = "ready"
@@ -195,7 +199,7 @@ class ServiceLifecycle:
         exit_code = _exit_code_of(error)
         is_bug = exit_code == exit_codes.BUG
         log.error("stop_failed", error=str(error), exc_info=error if is_bug else None)
-        if not self.exit_code:  # the store may have reported it already
+        if self.exit_code in _ORDERLY:  # the store may have reported it already
             self._fail(exit_code, error)
 
     def get_readiness(self) -> dict[str, str]:
@@ -418,7 +422,8 @@ class ServiceLifecycle:
 
     def _fail(self, exit_code: int, error: Exception) -> None:
         self.phase = Phase.FAILED
-        self.exit_code = self.exit_code or exit_code
+        if self.exit_code in _ORDERLY:
+            self.exit_code = exit_code
         helps = {"repair": self._repair_of(error)} if exit_code == exit_codes.DATA_DAMAGED else {}
         log.critical("service_failed", exit_code=exit_code, error=str(error), **helps)
         self.on_fatal()

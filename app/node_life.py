@@ -194,6 +194,8 @@ class NodeLife:
                 await registry.check(accept_loss=accept_loss)
                 heard = await hear(quorum)
                 await self._end_role()
+                if self.exit_code:
+                    raise CannotPromote("it has ended, its log says why")
                 try:
                     begun = await promotion.promote(
                         settings.data_dir,
@@ -302,7 +304,8 @@ class NodeLife:
         """
         try:
             await self._end_role()
-            await self._follow(promise)
+            if not self.exit_code:
+                await self._follow(promise)
         except OSError as error:
             log.critical("cannot_follow", error=str(error))
             self._end_process(exit_codes.STORAGE_FAILED)
@@ -311,6 +314,8 @@ class NodeLife:
             log.exception("cannot_follow")
             self._end_process(exit_codes.BUG)
             raise PromiseRefused("it has ended, its log says why") from error
+        if self.exit_code:  # what its disk has is unknown: this process must not read it again
+            raise PromiseRefused("it has ended, its log says why")
 
     async def _follow(self, promise: Promise) -> None:
         """Raises OSError."""

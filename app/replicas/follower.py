@@ -405,8 +405,8 @@ class Follower:
             end = store.stored_offset()
             await self._in_thread(self._note)  # from here on it is a replica
             self._has_begun.clear()  # what fails from here on leaves a log to be opened again
-            await store.aclose()
             self._store = None
+            await store.aclose()
             done = await self._cut(parts)
             log.warning("log_set_aside", offset=parts.at, end=end, folder=done.folder)
             await self._open_store()
@@ -439,13 +439,15 @@ class Follower:
         """Open a log that begins there, in place of one without any unit: retention can have moved
         the beginning of the primary's since that was made.
         """
-        if self._store is not None:
-            await self._store.aclose()
-            self._store = None
+        store, self._store = self._store, None
+        self._has_begun.clear()  # what fails from here on leaves what is there to be opened again
+        if store is not None:
+            await store.aclose()
             await self._in_thread(folder.remove_empty_store, self._data_dir)
         segment_bytes = self._store_options.segment_bytes
         await self._in_thread(folder.begin_log, self._data_dir, begin, segment_bytes)
         await self._open_store()
+        self._has_begun.set()
 
     async def _receive(self, reader: asyncio.StreamReader, at: int, silence_s: float) -> None:
         """Raises as `_connect`; UnavailableError: there is no space for more now."""

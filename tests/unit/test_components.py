@@ -1,5 +1,6 @@
 """The life cycle starts, runs, measures and stops the components of its list, whatever they are."""
 
+import asyncio
 import errno
 from collections.abc import Iterator
 
@@ -10,7 +11,9 @@ from app import exit_codes, lifecycle
 from app.component import Component, Gauge
 from app.lifecycle import Phase, ServiceLifecycle
 from app.machine import Machine
+from app.node_life import NodeLife
 from app.observability import Metrics
+from app.replicas import folder
 from app.settings import Settings
 from scheduler.loops import Loop
 from storage.clock import SystemClock
@@ -167,6 +170,36 @@ async def test_where_a_component_cannot_be_stopped_all_others_are_and_the_exit_s
     )
     assert again.recovery.was_clean, "the store was closed, behind the component"
     await again.aclose()
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (OSError(errno.EIO, "of the disk"), exit_codes.STORAGE_FAILED),
+        (ValueError("of a bug"), exit_codes.BUG),
+    ],
+)
+async def test_a_service_that_stands_down_and_cannot_be_stopped_goes_on_as_no_replica(
+    tmp_path, listed, calls, error, exit_code
+):
+    settings = Settings(data_dir=tmp_path)
+    folder.begin_log(tmp_path, 0, settings.local.segment_bytes)
+    listed += [Recorder("first", calls, stop_error=error)]
+    node = NodeLife(settings, Metrics(), Machine(settings))
+    ended = asyncio.Event()
+    node.on_fatal = ended.set
+    node.start()
+    service = node._life
+    assert isinstance(service, ServiceLifecycle)
+    await reached(lambda: service.phase is Phase.READY, "the service is open")
+
+    service._fail(exit_codes.DEPOSED, AssertionError("there is a later service"))
+    await asyncio.wait_for(ended.wait(), 60)
+    await node.close()
+
+    assert node.exit_code == exit_code
+    assert node.role == "primary"
+    assert not folder.is_replica(tmp_path)
 
 
 @pytest.mark.parametrize(
