@@ -10,7 +10,7 @@ import msgspec
 from app.registry.registry_files import REGISTRY, REGISTRY_ID
 from app.replicas.promise import Promise
 from storage.files import durable
-from storage.files.vfs import OsVfs
+from storage.files.vfs import OsVfs, is_disk_full
 from storage.formats import names
 from storage.local.repair import Repair
 from storage.local.repair_report import Done
@@ -21,13 +21,19 @@ _COMMIT_LOG = "commitlog"
 
 
 class ReplicaNote(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom it follows, where clients reach that, and how far it was when it was last heard of."""
+    """Whom it follows, where clients reach that, and how far it was when it was last heard of.
+
+    `promotes_from`, `promotes_to`: epochs of a promotion that has begun; no service has started in
+    the later one as long as there is a note.
+    """
 
     primary: str
     primary_end: int = 0
     end: int = 0
     heard_at_ms: int = 0
     api_url: str = ""
+    promotes_from: int = 0
+    promotes_to: int = 0
 
 
 class NoteDamaged(Exception):
@@ -55,6 +61,23 @@ def is_replica(data_dir: Path) -> bool:
 def write_note(data_dir: Path, note: ReplicaNote) -> None:
     """Durable on return."""
     _replace(data_dir, data_dir / _NOTE, msgspec.json.encode(note))
+
+
+def note_promotion(data_dir: Path, before: int, after: int) -> None:
+    """Note in the note of a replica from which epoch to which it is promoted. Durable on return.
+
+    On a full disk it stays as it was: the promotion can be repeated all the same.
+    """
+    note = read_note(data_dir)
+    if note is None:
+        return
+    if before == note.promotes_to:  # that was begun, and did not end
+        before = note.promotes_from
+    try:
+        write_note(data_dir, msgspec.structs.replace(note, promotes_from=before, promotes_to=after))
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
 
 
 def remove_note(data_dir: Path) -> None:

@@ -256,12 +256,13 @@ class Follower:
     async def _open_what_is_there(self) -> None:
         await self._in_thread(self._spare.lend)
         async with self._promise.lock:
-            await self._in_thread(self._begin_note)
+            note = await self._in_thread(self._begin_note)
             if folder.has_log(self._data_dir):
                 await self._open_store()
+                await self._opened.take_back_epoch(note.promotes_to, note.promotes_from)
             self._has_begun.set()
 
-    def _begin_note(self) -> None:
+    def _begin_note(self) -> ReplicaNote:
         """Say before there is a log that this is a replica: no service must start here.
 
         A service's own directory becomes one when the primary has let it in.
@@ -271,8 +272,11 @@ class Follower:
         if note is not None:
             self.primary_url = note.api_url
             self.primary_end = self._safe_end = note.primary_end
-        elif not folder.has_log(self._data_dir):
-            folder.write_note(self._data_dir, ReplicaNote(primary=self.primary))
+            return note
+        note = ReplicaNote(primary=self.primary)
+        if not folder.has_log(self._data_dir):
+            folder.write_note(self._data_dir, note)
+        return note
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -94,6 +94,7 @@ async def promote(
         own = await claim(place, folder.read_promise(data_dir))
         if own.node:
             await asyncio.to_thread(folder.write_promise, data_dir, own)
+        await asyncio.to_thread(folder.note_promotion, data_dir, place.last_epoch, own.epoch)
     except BaseException:
         await replica.aclose()
         raise

@@ -56,6 +56,13 @@ class EpochHistory:
         if epoch > self.last_epoch:
             self._begins.append(EpochBegin(epoch, offset))
 
+    def take_back(self, epoch: int) -> bool:
+        """Forget this epoch, of which there is no unit; False where it is not the last one."""
+        if epoch != self.last_epoch:
+            return False
+        self._begins.pop()
+        return True
+
     def end_of(self, epoch: int, log_end: int) -> int | None:
         """Where the units of this epoch end in a log that ends at `log_end`; None without any.
 

@@ -79,6 +79,15 @@ class LocalReplica(LocalMessageStore):
         finally:
             await self.aclose()
 
+    async def take_back_epoch(self, epoch: int, before: int) -> None:
+        """Be in the epoch `before` again, where the last one is this one of a promotion that did
+        not end: no unit has it anywhere. Durable on return. Raises FlushFailed, OSError.
+        """
+        assert self._engine.received is not None, "the engine of a replica receives"
+        is_without_units = self.epochs.last_begin >= self._engine.received.units_end
+        if epoch and is_without_units and self.epochs.take_back(epoch):
+            await self._engine.record_epoch(before)
+
     def _take(self, offset: int, data: bytes) -> bool:
         self._check_readable()
         if not self._takes:

@@ -1,5 +1,6 @@
 """A service, a replica that follows it, and what becomes of it when the service is gone."""
 
+import asyncio
 import json
 import os
 import re
@@ -12,15 +13,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.replicas import folder, frames
+from app.replicas import folder, frames, promotion
 from app.replicas.folder import ReplicaNote
 from escrowmq_client import Client, MessageInput, Retry, TransactionMessageInput
 from storage.formats import names, snapshot_file, timer_list
+from storage.local.options import LocalStoreOptions
 from tests.support.certificates import self_signed
 from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids, read_whole
@@ -228,6 +231,36 @@ def test_a_replica_follows_a_service_again_that_was_killed_and_started(primary, 
     assert promote(replica.data_dir, "--yes").returncode == 0
     with replica.service() as service:
         assert read_ids(service) == set(sent)
+
+
+@pytest.mark.parametrize("afterwards", ["follows", "promoted"])
+def test_after_a_promotion_that_was_killed_before_its_end_a_replica_follows_or_is_promoted(
+    primary, tmp_path, monkeypatch, afterwards
+):
+    class Killed(BaseException):
+        """Between the epoch in the store and the note that makes it a replica's."""
+
+    def killed(_: Path) -> None:
+        raise Killed
+
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        sent = send(primary, 3)
+        primary.wait_until_copied()
+        assert replica.terminate() == 0
+        monkeypatch.setattr(folder, "remove_note", killed)
+        options = LocalStoreOptions(segment_bytes=1 << 24)
+        with pytest.raises(Killed):
+            asyncio.run(promotion.promote(replica.data_dir, options))
+        if afterwards == "follows":
+            replica.start(until_ready=False)
+            sent += send(primary, 3)
+            primary.wait_until_copied()
+            primary.kill()
+            assert replica.terminate() == 0
+    assert promote(replica.data_dir, "--yes").returncode == 0
+    with replica.service() as service:
+        assert read_ids(service) == set(sent)
+        assert len(send(service, 3)) == 3
 
 
 def test_no_service_starts_in_the_directory_of_a_replica_before_it_is_promoted(primary, tmp_path):
