@@ -77,17 +77,8 @@ class AsyncClient:
         self._connection = Connection(url, api_key, timeout_ms)
         self._retry = retry or Retry()
         self._is_own = http is None
-        self._http = http or new_async_http()
+        self._pool = AsyncPool(http or new_async_http(), is_own=self._is_own)
         self._hooks = hooks
-
-    @property
-    def _http(self) -> httpx.AsyncClient:
-        """The connections of this process. Raises ClientClosed."""
-        return self._pool.http
-
-    @_http.setter
-    def _http(self, http: httpx.AsyncClient) -> None:
-        self._pool = AsyncPool(http, is_own=self._is_own)
 
     @property
     def url(self) -> str:
@@ -219,7 +210,6 @@ class AsyncClient:
                 request = self._connection.request(call, {}, url)
                 async with self._pool.stream(request) as response:
                     if not response.is_success:
-                        await response.aread()
                         read(response, nothing)
                     check_events(response)
                     attempts.reached(time.monotonic() * 1_000)

@@ -75,17 +75,8 @@ class Client:
         self._connection = Connection(url, api_key, timeout_ms)
         self._retry = retry or Retry()
         self._is_own = http is None
-        self._http = http or new_http()
+        self._pool = Pool(http or new_http(), is_own=self._is_own)
         self._hooks = hooks
-
-    @property
-    def _http(self) -> httpx.Client:
-        """The connections of this process. Raises ClientClosed."""
-        return self._pool.http
-
-    @_http.setter
-    def _http(self, http: httpx.Client) -> None:
-        self._pool = Pool(http, is_own=self._is_own)
 
     @property
     def url(self) -> str:
@@ -214,7 +205,6 @@ class Client:
             try:
                 with self._pool.stream(self._connection.request(call, {}, url)) as response:
                     if not response.is_success:
-                        response.read()
                         read(response, nothing)
                     check_events(response)
                     attempts.reached(time.monotonic() * 1_000)

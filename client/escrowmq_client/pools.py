@@ -4,9 +4,9 @@ A process that was forked has the sockets of the first one, and would take its a
 connections of its own, and leaves the others as they are. An `httpx.Client` of the caller cannot
 be made a second time, so that its use in both processes is an error.
 
-The limit of a try covers all of it. `AsyncPool` ends a try at its limit; `Pool` looks at the clock
-at each piece of an answer, so that a try ends at twice its limit at the latest once the answer has
-begun.
+The limit of a try covers all of it. `AsyncPool` ends a try at its limit, and `Pool` each read and
+each write of a connection that it has made. Of those of an `httpx.Client` of the caller `Pool`
+knows the pieces of a body alone: it looks at the clock at each of them.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -24,11 +24,14 @@ import httpx
 from escrowmq_client.errors import ClientClosed
 
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
+P = TypeVar("P", bound="_Pools[Any]")
+T = TypeVar("T")
 
 # Calls that wait for messages must not keep others from a connection.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 _CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
 _MIB = 1 << 20
+_SENT_AT_ONCE = 16 << 10
 
 
 def new_http() -> httpx.Client:
@@ -69,11 +72,58 @@ class Deadline:
             raise httpx.ReadTimeout("the answer did not come to its end in time")
 
 
+class _Try(threading.local):
+    """Deadline of the try that a thread makes now."""
+
+    deadline: Deadline | None = None
+
+
+_try = _Try()
+
+
+@contextmanager
+def _until(deadline: Deadline) -> Generator[None, None, None]:
+    """End reads and writes of this thread at the deadline."""
+    before, _try.deadline = _try.deadline, deadline  # that of a call that a signal has interrupted
+    try:
+        yield
+    finally:
+        _try.deadline = before
+
+
+def _limit(stream: Any) -> None:
+    """Have the reads and writes of a connection of httpcore end at the deadline of their try."""
+    read, write = stream.read, stream.write
+
+    def read_until(max_bytes: int, timeout: float | None = None) -> bytes:
+        received: bytes = read(max_bytes, _left_s(timeout))
+        return received
+
+    def write_until(content: bytes, timeout: float | None = None) -> None:
+        # In pieces that one write of a socket takes: each of them waits for so long.
+        for begin in range(0, len(content), _SENT_AT_ONCE):
+            write(content[begin : begin + _SENT_AT_ONCE], _left_s(timeout))
+
+    stream.read, stream.write = read_until, write_until
+
+
+def _left_s(timeout: float | None) -> float | None:
+    """Return the time that is left of the try, at most `timeout`. Raises httpx.ReadTimeout."""
+    if (deadline := _try.deadline) is None:
+        return timeout
+    now_s = time.monotonic()
+    deadline.check(now_s)
+    left_s = deadline.at_s - now_s
+    return left_s if timeout is None else min(timeout, left_s)
+
+
 class _Pools(Generic[H]):
     """Connections by process, and whether they are closed."""
 
     def __init__(self, http: H, make: Callable[[], H], *, is_own: bool) -> None:
         """`is_own`: the pool may make others with `make`, and closes them."""
+        self._branches: set[Any] = set()
+        self._parent: _Pools[H] | None = None
         self._make: Callable[[], H] = make
         self._is_own = is_own
         # Those of a process before the fork are kept: what has their last reference closes them.
@@ -100,10 +150,28 @@ class _Pools(Generic[H]):
             )
         return found
 
+    def branch(self: P) -> P:
+        """Make a pool with connections of its own where this one has them, and closes it, too.
+
+        Raises ClientClosed.
+        """
+        kind: Any = type(self)
+        other: P = kind(self._make() if self._is_own else self._given, is_own=self._is_own)
+        if self._is_own:
+            other._parent = self
+            self._branches.add(other)
+        if self._is_closed:
+            raise closed(None)
+        return other
+
     def check_open(self) -> None:
         """Raise ClientClosed if a stream has ended because of a close."""
         if self._is_closed or (not self._is_own and self._given.is_closed):
             raise closed(None, outcome_unknown=True)
+
+    def _leave(self) -> None:
+        if self._parent is not None:
+            self._parent._branches.discard(self)
 
     def _closed_by(self, http: H) -> bool:
         return self._is_closed or http.is_closed
@@ -120,29 +188,49 @@ class Pool(_Pools[httpx.Client]):
         """Send a request and read the whole answer. Raises ClientClosed."""
         http, deadline = self.http, Deadline(request, time.monotonic())
         try:
-            with http.stream(**request, extensions=self._extensions()) as response:
-                assert isinstance(response.stream, httpx.SyncByteStream)
-                response.stream = _Limited(response.stream, deadline)
-                response.read()
+            with (
+                _until(deadline),
+                http.stream(**request, extensions=self._extensions()) as response,
+            ):
+                _read(response, deadline)
                 return response
         except Exception as error:
             if self._closed_by(http):
                 raise closed(error) from error
             raise
 
-    def stream(self, request: Mapping[str, Any]) -> AbstractContextManager[httpx.Response]:
-        """Send a request whose answer is read as it comes; no limit covers the whole of it."""
-        return self.http.stream(**request, extensions=self._extensions())
+    @contextmanager
+    def stream(self, request: Mapping[str, Any]) -> Generator[httpx.Response, None, None]:
+        """Send a request whose answer is read as it comes, but for that of a failure.
+
+        The limit covers the head, and a failure as a whole.
+        """
+        deadline, sending = Deadline(request, time.monotonic()), ExitStack()
+        with sending:
+            with _until(deadline):
+                response = sending.enter_context(
+                    self.http.stream(**request, extensions=self._extensions())
+                )
+                if not response.is_success:
+                    _read(response, deadline)
+            yield response
 
     def pause(self, wait_ms: float) -> None:
         """Wait before a repetition. Raises ClientClosed."""
         if self._end.closing.wait(wait_ms / 1_000):
             raise closed(None, outcome_unknown=True)
 
+    def shut_down(self, how: int) -> None:
+        """End the calls of this process, and those that begin later, as `socket.shutdown` does."""
+        self._end.shut_down(how)
+
     def close(self) -> None:
         """End all calls of this process, and its connections."""
         self._is_closed = True
-        self._end.shut_down()
+        for branch in tuple(self._branches):
+            branch.close()
+        self._leave()
+        self.shut_down(socket.SHUT_RDWR)
         if (http := self._by_process.get(os.getpid())) is not None:
             http.close()
 
@@ -164,21 +252,23 @@ class _Ends:
         self._sockets: WeakSet[socket.socket] = WeakSet()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Note the socket of a new connection; httpcore calls this."""
+        """Note the socket of a new connection, and limit it; httpcore calls this."""
         if event.endswith(_CONNECTED):
+            stream = info["return_value"]
+            _limit(stream)
             with self._guard:
-                self._sockets.add(info["return_value"].get_extra_info("socket"))
+                self._sockets.add(stream.get_extra_info("socket"))
                 if self.closing.is_set():
-                    self.shut_down()
+                    self.shut_down(socket.SHUT_RDWR)
 
-    def shut_down(self) -> None:
+    def shut_down(self, how: int) -> None:
         """End what waits, and what begins to wait later."""
         with self._guard:
             self.closing.set()
             for one in self._sockets:
                 with suppress(OSError):  # it is closed already
                     # Not that of an SSLSocket, which takes the session from the thread that reads.
-                    socket.socket.shutdown(one, socket.SHUT_RDWR)
+                    socket.socket.shutdown(one, how)
 
 
 class AsyncPool(_Pools[httpx.AsyncClient]):
@@ -186,14 +276,30 @@ class AsyncPool(_Pools[httpx.AsyncClient]):
 
     def __init__(self, http: httpx.AsyncClient, *, is_own: bool) -> None:
         super().__init__(http, new_async_http, is_own=is_own)
-        self._calls: set[asyncio.Task[httpx.Response]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._pauses: set[asyncio.Future[None]] = set()
 
     async def request(self, request: Mapping[str, Any]) -> httpx.Response:
         """Send a request and read the whole answer. Raises ClientClosed."""
         http, deadline = self.http, Deadline(request, time.monotonic())
+        return await self._within(deadline, http, _exchange(http, request, deadline))
+
+    @asynccontextmanager
+    async def stream(self, request: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
+        """Send a request whose answer is read as it comes, but for that of a failure.
+
+        The limit covers the head, and a failure as a whole.
+        """
+        http, deadline = self.http, Deadline(request, time.monotonic())
+        async with AsyncExitStack() as sending:
+            yield await self._within(deadline, http, _begin(http, request, deadline, sending))
+
+    async def _within(
+        self, deadline: Deadline, http: httpx.AsyncClient, work: Coroutine[Any, Any, T]
+    ) -> T:
+        """Do the work, which is cancelled at the deadline. Raises ClientClosed."""
         # A task of its own: a cancellation by the limit is not one by the caller.
-        call = asyncio.ensure_future(_exchange(http, request, deadline))
+        call = asyncio.ensure_future(work)
         self._calls.add(call)
         try:
             while not call.done() and (left_s := deadline.at_s - time.monotonic()) > 0:
@@ -213,10 +319,6 @@ class AsyncPool(_Pools[httpx.AsyncClient]):
                 raise closed(error) from error
             raise
 
-    def stream(self, request: Mapping[str, Any]) -> AbstractAsyncContextManager[httpx.Response]:
-        """Send a request whose answer is read as it comes; no limit covers the whole of it."""
-        return self.http.stream(**request)
-
     async def pause(self, wait_ms: float) -> None:
         """Wait before a repetition. Raises ClientClosed."""
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -228,14 +330,21 @@ class AsyncPool(_Pools[httpx.AsyncClient]):
         if end.done():
             raise closed(None, outcome_unknown=True)
 
-    async def close(self) -> None:
-        """End all calls of this process, and its connections."""
-        self._is_closed = True
-        for call in list(self._calls):
-            call.cancel()
+    def end_pauses(self) -> None:
+        """Have what waits before a repetition raise ClientClosed."""
         for pause in self._pauses:
             if not pause.done():
                 pause.set_result(None)
+
+    async def close(self) -> None:
+        """End all calls of this process, and its connections."""
+        self._is_closed = True
+        for branch in tuple(self._branches):
+            await branch.close()
+        self._leave()
+        for call in list(self._calls):
+            call.cancel()
+        self.end_pauses()
         if (http := self._by_process.get(os.getpid())) is not None:
             await http.aclose()
 
@@ -244,19 +353,41 @@ async def _exchange(
     http: httpx.AsyncClient, request: Mapping[str, Any], deadline: Deadline
 ) -> httpx.Response:
     async with http.stream(**request) as response:
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _AsyncLimited(response.stream, deadline)
-        await response.aread()
+        await _read_async(response, deadline)
         return response
 
 
-async def _ended(call: asyncio.Task[httpx.Response]) -> None:
+async def _begin(
+    http: httpx.AsyncClient,
+    request: Mapping[str, Any],
+    deadline: Deadline,
+    sending: AsyncExitStack,
+) -> httpx.Response:
+    response = await sending.enter_async_context(http.stream(**request))
+    if not response.is_success:
+        await _read_async(response, deadline)
+    return response
+
+
+async def _read_async(response: httpx.Response, deadline: Deadline) -> None:
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    response.stream = _AsyncLimited(response.stream, deadline)
+    await response.aread()
+
+
+async def _ended(call: asyncio.Task[Any]) -> None:
     """Cancel a call that is under way, and return once its connection is free or closed."""
     if not call.done():
         call.cancel()
         await asyncio.wait({call})
     if not call.cancelled():
         call.exception()  # or asyncio reports that nothing took it
+
+
+def _read(response: httpx.Response, deadline: Deadline) -> None:
+    assert isinstance(response.stream, httpx.SyncByteStream)
+    response.stream = _Limited(response.stream, deadline)
+    response.read()
 
 
 class _Limited(httpx.SyncByteStream):

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from escrowmq_client import AsyncClient, Client, ClientClosed, Retry, Unreachable
+from escrowmq_client.operations import consume
 from escrowmq_client.pools import Deadline
 from escrowmq_client.worker.outage import Outage
 from escrowmq_client.worker.poller import AsyncPoller, Poller
@@ -22,6 +23,7 @@ PATIENCE_S = 60
 ONCE = Retry(total_ms=0)
 LONG = Retry(total_ms=600_000, first_ms=600_000, longest_ms=600_000)
 MANY = 120  # more than the connections that httpx has by default
+LARGE = (1 << 20) - 1
 VERSION = b'{"name":"EscrowMQ","version":"1","api_version":"v1"}'
 EVENTS = "\n".join([*lines_of("lh_1"), ""]).encode()
 
@@ -29,13 +31,14 @@ EVENTS = "\n".join([*lines_of("lh_1"), ""]).encode()
 class Service:
     """A service that answers by path, and notes the connection of each request.
 
-    `/v1/version` is answered; `/v1/topics/slow` in small pieces; a stream has one message; all
-    else waits until the end.
+    `/v1/version` is answered; `/v1/topics/slow-body` and what has `slow-head` in small pieces; a
+    stream has one message; `slow-request` is taken in small pieces; all else waits until the end.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.brought_by: list[int] = []  # the number of the connection, for each request
+        self.has_answered_slowly = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=2 * MANY)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._is_over = threading.Event()
@@ -70,8 +73,14 @@ class Service:
                 path = request.split(b" ", 2)[1]
                 if path == b"/v1/version":
                     connection.sendall(_head(len(VERSION)) + VERSION)
-                elif path == b"/v1/topics/slow":
-                    self._send_slowly(connection)
+                elif b"slow-request" in path:
+                    self._receive_slowly(connection)
+                    return  # a body may be left
+                elif b"slow-head" in path:
+                    head = _head(len(VERSION))
+                    self._send_slowly(connection, head[:-4], head[-4:] + VERSION)
+                elif path == b"/v1/topics/slow-body":
+                    self._send_slowly(connection, _head(300 + len(VERSION)), VERSION)
                 elif path.endswith(b"/stream"):
                     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
                     connection.sendall(head + EVENTS)
@@ -80,14 +89,23 @@ class Service:
                     self._is_over.wait(PATIENCE_S)
                     return  # a body may be left
 
-    def _send_slowly(self, connection: socket.socket) -> None:
-        """Send what would be an answer of 30 s."""
-        connection.sendall(_head(300 + len(VERSION)))
+    def _send_slowly(self, connection: socket.socket, begin: bytes, rest: bytes) -> None:
+        """Send spaces in an answer, which would take 30 s."""
+        connection.sendall(begin)
         for _ in range(300):
             if self._is_over.wait(0.1):
                 return
             connection.sendall(b" ")
-        connection.sendall(VERSION)
+        self.has_answered_slowly = True
+        connection.sendall(rest)
+
+    def _receive_slowly(self, connection: socket.socket) -> None:
+        """Take a request within 13 s, and answer it."""
+        received = 0
+        while received < LARGE and not self._is_over.wait(0.05):
+            received += len(connection.recv(4_096))
+        self.has_answered_slowly = True
+        connection.sendall(_head(len(VERSION)) + VERSION)
 
 
 def _head(length: int) -> bytes:
@@ -173,19 +191,21 @@ def test_a_stream_is_not_read_by_two_processes(service):
         messages.close()
 
 
-def test_calls_that_wait_keep_no_others_from_a_connection(service):
+@pytest.mark.parametrize("kind", [Client, Poller])
+def test_calls_that_wait_keep_no_others_from_a_connection(service, kind):
     with Client(service.url, retry=ONCE, timeout_ms=PATIENCE_S * 1_000) as client:
+        caller = client if kind is Client else Poller(client)
 
         def wait() -> None:
             with suppress(ClientClosed):
-                client.receive_messages("billing", wait_ms=PATIENCE_S * 1_000)
+                caller.receive_messages("billing", wait_ms=PATIENCE_S * 1_000)
 
         threads = [threading.Thread(target=wait) for _ in range(MANY)]
         for thread in threads:
             thread.start()
         until(lambda: len(service.brought_by) == MANY, "all receives wait")
 
-        assert client.get_version().name == "EscrowMQ"
+        assert caller.get_version().name == "EscrowMQ"
 
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -268,6 +288,47 @@ async def test_a_close_ends_the_calls_of_other_tasks(service, wait):
     assert not later.value.outcome_unknown
 
 
+def test_a_close_ends_the_calls_of_pollers(service):
+    client = Client(service.url, timeout_ms=PATIENCE_S * 10_000)
+    with Poller(client) as poller:
+        ended_by: list[Exception] = []
+
+        def call() -> None:
+            try:
+                poller.receive_messages("billing", wait_ms=PATIENCE_S * 1_000)
+            except ClientClosed as error:
+                ended_by.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        until(lambda: service.brought_by, "the call waits")
+
+        client.close()
+        thread.join(PATIENCE_S)
+
+        assert len(ended_by) == 1
+        with pytest.raises(ClientClosed):
+            poller.get_version()
+    with pytest.raises(ClientClosed):
+        Poller(client)
+
+
+async def test_a_close_ends_the_calls_of_pollers_of_tasks(service):
+    client = AsyncClient(service.url, timeout_ms=PATIENCE_S * 10_000)
+    async with AsyncPoller(client, Outage("billing")) as poller:
+        call = asyncio.ensure_future(poller.receive_messages("billing", wait_ms=PATIENCE_S * 1_000))
+        await reached(lambda: service.brought_by, "the call waits")
+
+        await client.close()
+
+        with pytest.raises(ClientClosed):
+            await asyncio.wait_for(call, PATIENCE_S)
+        with pytest.raises(ClientClosed):
+            await poller.get_version()
+    with pytest.raises(ClientClosed):
+        AsyncPoller(client, Outage("billing"))
+
+
 class Pausing(Client):
     """A client that says when it waits before a repetition."""
 
@@ -331,23 +392,81 @@ def test_connections_of_the_caller_that_are_closed_are_named():
         Client("http://127.0.0.1:1", http=http).get_version()
 
 
-def test_an_answer_that_comes_byte_by_byte_is_given_up(service):
-    with (
-        Client(service.url, retry=ONCE, timeout_ms=500) as client,
-        pytest.raises(Unreachable, match="ReadTimeout") as ended,
-    ):
-        client.get_topic("slow")
-
-    assert ended.value.outcome_unknown
+def polling(client: Client) -> Client:
+    return Poller(client)
 
 
-async def test_an_answer_that_comes_byte_by_byte_is_given_up_by_a_task(service):
-    async with AsyncClient(service.url, retry=ONCE, timeout_ms=500) as client:
+def async_polling(client: AsyncClient) -> AsyncClient:
+    return AsyncPoller(client, Outage("billing"))
+
+
+def itself(client: Any) -> Any:
+    return client
+
+
+@pytest.mark.parametrize("made", [itself, polling])
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(service, part, made):
+    with Client(service.url, retry=ONCE, timeout_ms=500) as client, made(client) as caller:
         with pytest.raises(Unreachable, match="ReadTimeout") as ended:
-            await client.get_topic("slow")
+            caller.get_topic(f"slow-{part}")
 
         assert ended.value.outcome_unknown
-        assert (await client.get_version()).name == "EscrowMQ"
+        assert not service.has_answered_slowly
+        assert caller.get_version().name == "EscrowMQ"
+
+
+@pytest.mark.parametrize("made", [itself, async_polling])
+@pytest.mark.parametrize("part", ["head", "body"])
+async def test_an_answer_that_comes_byte_by_byte_is_given_up_by_a_task(service, part, made):
+    async with AsyncClient(service.url, retry=ONCE, timeout_ms=500) as client, made(client) as one:
+        with pytest.raises(Unreachable, match="ReadTimeout") as ended:
+            await one.get_topic(f"slow-{part}")
+
+        assert ended.value.outcome_unknown
+        assert not service.has_answered_slowly
+        assert (await one.get_version()).name == "EscrowMQ"
+
+
+def test_a_body_of_a_caller_with_connections_of_its_own_is_given_up(service):
+    with (
+        httpx.Client(verify=False) as http,
+        pytest.raises(Unreachable, match="ReadTimeout"),
+    ):
+        Client(service.url, http=http, retry=ONCE, timeout_ms=500).get_topic("slow-body")
+
+
+def test_a_stream_whose_head_comes_byte_by_byte_is_given_up(service, monkeypatch):
+    monkeypatch.setattr(consume, "_KEEP_ALIVE_MS", 0)
+    with (
+        Client(service.url, retry=ONCE, timeout_ms=500) as client,
+        pytest.raises(Unreachable, match="ReadTimeout"),
+    ):
+        next(client.stream_messages("slow-head"))
+
+
+async def test_a_stream_whose_head_comes_byte_by_byte_is_given_up_by_a_task(service, monkeypatch):
+    monkeypatch.setattr(consume, "_KEEP_ALIVE_MS", 0)
+    async with AsyncClient(service.url, retry=ONCE, timeout_ms=500) as client:
+        with pytest.raises(Unreachable, match="ReadTimeout"):
+            await client.stream_messages("slow-head").__anext__()
+
+
+def test_a_request_that_is_taken_byte_by_byte_is_given_up(service, monkeypatch):
+    connect = socket.create_connection
+
+    def connect_with_small_buffer(*given: Any, **others: Any) -> socket.socket:
+        connection = connect(*given, **others)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", connect_with_small_buffer)
+    with (
+        Client(service.url, retry=ONCE, timeout_ms=2_000) as client,
+        pytest.raises(Unreachable, match="Timeout"),
+    ):
+        client.send_message_raw("slow-request", bytes(LARGE))
+    assert not service.has_answered_slowly
 
 
 async def test_a_call_that_is_cancelled_ends_its_request(service):

@@ -286,7 +286,7 @@ def test_an_answer_that_was_on_its_way_when_the_worker_stopped_is_handled(client
     client.put_group(group, topics=[topic], max_attempts=1)
     receives = Receives()
     handled: list[int] = []
-    own = Client(client.url, http=client._http, hooks=receives)
+    own = Client(client.url, http=client._pool.http, hooks=receives)
     worker = Worker(own, group, lambda message: handled.append(message.json()))
     thread = threading.Thread(target=worker.run)
     thread.start()

@@ -4,24 +4,21 @@
 has leased nothing; one that is answering sends the answer, so that no lease is lost. `cut` closes
 both sides: what is leased meanwhile comes again when its lease ends.
 
-The connections are the poller's own. Those of an `httpx.Client` of the caller are not known, so
-that a call over them waits a second at most, and comes to its end.
+The connections are the poller's own, and end with their client. Those of an `httpx.Client` of the
+caller are not known, so that a call over them waits a second at most, and comes to its end.
 """
 
-import asyncio
 import socket
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import httpx
 
 from escrowmq_client.async_client import AsyncClient
 from escrowmq_client.call import Call
 from escrowmq_client.client import Client
-from escrowmq_client.errors import EscrowMQError, Unreachable
+from escrowmq_client.errors import ClientClosed, EscrowMQError, Unreachable
 from escrowmq_client.worker.outage import Outage
 
 T = TypeVar("T")
@@ -44,10 +41,8 @@ class Poller(Client):
         self._retry = client._retry
         self._hooks = client._hooks
         self._is_own = client._is_own
-        self._http = httpx.Client() if client._is_own else client._http
-        self._is_finished = threading.Event()
-        self._guard = threading.RLock()  # `_trace` shuts down inside of it
-        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._pool = client._pool.branch()
+        self._is_finished = False
 
     def longest_wait_ms(self, wait_ms: int) -> int:
         """Return how long a call may wait if it is to wait for so long."""
@@ -55,18 +50,20 @@ class Poller(Client):
 
     def finish(self) -> None:
         """Have calls return what the service is answering, or fail at once."""
-        self._shut_down(socket.SHUT_WR)
+        self._is_finished = True
+        self._pool.shut_down(socket.SHUT_WR)
 
     def cut(self) -> None:
         """Have calls fail at once."""
-        self._shut_down(socket.SHUT_RDWR)
+        self._is_finished = True
+        self._pool.shut_down(socket.SHUT_RDWR)
 
     def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
         outage = self._outage
         try:
             result = super()._try(request, call)
         except EscrowMQError as error:
-            if outage is not None and not self._is_finished.is_set():
+            if outage is not None and not self._is_finished:
                 outage.failed(error)
             raise
         if outage is not None:
@@ -74,30 +71,22 @@ class Poller(Client):
         return result
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:
-        if self._is_finished.is_set():
+        if self._is_finished:
             raise _stopped()
-        return self._http.request(**request, extensions={"trace": self._trace})
+        try:
+            return super()._request(request)
+        except ClientClosed:
+            if self._is_finished:
+                raise _stopped() from None
+            raise
 
     def _pause(self, wait_ms: float) -> None:
-        if self._is_finished.wait(wait_ms / 1_000):
-            raise _stopped()
-
-    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Note the socket of a new connection; httpcore calls this."""
-        if not self._is_own or not event.endswith(_CONNECTED):
-            return
-        with self._guard:
-            self._sockets.add(info["return_value"].get_extra_info("socket"))
-            if self._is_finished.is_set():
-                self._shut_down(socket.SHUT_RDWR)
-
-    def _shut_down(self, how: int) -> None:
-        with self._guard:
-            self._is_finished.set()
-            for one in self._sockets:
-                with suppress(OSError):  # it is closed already
-                    # Not that of an SSLSocket, which takes the session from the thread that reads.
-                    socket.socket.shutdown(one, how)
+        try:
+            super()._pause(wait_ms)
+        except ClientClosed:
+            if self._is_finished:
+                raise _stopped() from None
+            raise
 
 
 class AsyncPoller(AsyncClient):
@@ -112,8 +101,8 @@ class AsyncPoller(AsyncClient):
         self._retry = client._retry
         self._hooks = client._hooks
         self._is_own = client._is_own
-        self._http = httpx.AsyncClient() if client._is_own else client._http
-        self._is_finished = asyncio.Event()
+        self._pool = client._pool.branch()
+        self._is_finished = False
         self._is_calling = False
         self._socket: Any = None  # that of a transport, which has less than a `socket.socket`
 
@@ -123,7 +112,8 @@ class AsyncPoller(AsyncClient):
 
     def finish(self) -> None:
         """Have the call return what the service is answering, or fail at once."""
-        self._is_finished.set()
+        self._is_finished = True
+        self._pool.end_pauses()
         # The number of a socket between calls may be that of another connection by now.
         if self._is_calling:
             self._shut_down(socket.SHUT_WR)
@@ -132,25 +122,34 @@ class AsyncPoller(AsyncClient):
         try:
             result = await super()._try(request, call)
         except EscrowMQError as error:
-            if not self._is_finished.is_set():
+            if not self._is_finished:
                 self._outage.failed(error)
             raise
         self._outage.answered()
         return result
 
     async def _request(self, request: Mapping[str, Any]) -> httpx.Response:
-        if self._is_finished.is_set():
+        if self._is_finished:
             raise _stopped()
         self._is_calling = True
         try:
-            return await self._http.request(**request, extensions={"trace": self._trace})
+            return await super()._request({**request, "extensions": {"trace": self._trace}})
+        except ClientClosed:
+            if self._is_finished:
+                raise _stopped() from None
+            raise
         finally:
             self._is_calling = False
 
     async def _pause(self, wait_ms: float) -> None:
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._is_finished.wait(), wait_ms / 1_000)
+        if self._is_finished:
             raise _stopped()
+        try:
+            await super()._pause(wait_ms)
+        except ClientClosed:
+            if self._is_finished:
+                raise _stopped() from None
+            raise
 
     async def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Note the socket of a new connection; httpcore calls this."""
@@ -160,7 +159,7 @@ class AsyncPoller(AsyncClient):
             self._socket = None
         elif event.endswith(_CONNECTED):
             self._socket = info["return_value"].get_extra_info("socket")
-            if self._is_finished.is_set():
+            if self._is_finished:
                 self._shut_down(socket.SHUT_RDWR)
 
     def _shut_down(self, how: int) -> None:
