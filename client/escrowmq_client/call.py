@@ -26,6 +26,9 @@ MSGPACK = "application/msgpack"
 EVENTS = "text/event-stream"
 RECORDS = "application/vnd.escrowmq.records"
 
+# Out of a decoder of msgspec: no JSON or other fields; a text that is not UTF-8; nested too deeply.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _NO_CONTENT = 204
 
 # Segments of a path that HTTP libraries and proxies take away, also where they are encoded.

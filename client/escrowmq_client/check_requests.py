@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from escrowmq_client.call import UNREADABLE
 from escrowmq_client.check_answers import Decided, answer_of, unknown
 from escrowmq_client.models.checks import CheckQuestion
 from escrowmq_client.webhooks import InvalidSignature, verify
@@ -59,7 +60,7 @@ def read_signed(
         raise RequestRefused(401, str(error)) from error
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise RequestRefused(400, str(error)) from error
 
 

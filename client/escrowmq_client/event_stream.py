@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from escrowmq_client.call import UNREADABLE
 from escrowmq_client.errors import EscrowMQError, InvalidAnswer, Unreachable, error_of
 from escrowmq_client.models.consume import ReceivedMessage
 from escrowmq_client.models.problem import Problem
@@ -45,7 +46,7 @@ class EventStream:
             if kind == "closing":
                 self._closing = _problem.decode(data)
             return self._new(_message.decode(data)) if kind == "message" else None
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise InvalidAnswer(f"an event {kind}, but {error}") from error
 
     def end(self) -> EscrowMQError:

@@ -83,7 +83,7 @@ def read_page(data: bytes) -> MessagePage:
             max_offset=max_offset,
             result=_RESULTS[int(result)],
         )
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
         raise InvalidAnswer(f"no page of records: {error}") from error
 
 

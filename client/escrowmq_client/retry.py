@@ -52,7 +52,7 @@ class Retry:
             return None
         longest = min(self.longest_ms, self.first_ms * 2 ** min(failures - 1, 32))
         wait_ms = max(asked_wait_ms(error), chance * longest)
-        return wait_ms if spent_ms + wait_ms < self.total_ms else None
+        return wait_ms if wait_ms < self.total_ms - spent_ms else None
 
 
 class Attempts:

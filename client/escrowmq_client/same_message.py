@@ -5,6 +5,7 @@ from base64 import b64decode
 import msgspec
 from msgspec import UNSET
 
+from escrowmq_client.call import UNREADABLE
 from escrowmq_client.models.messages import KnownMessage, MessageInput
 
 
@@ -32,7 +33,7 @@ def _has_body(stored: KnownMessage, given: MessageInput) -> bool:
         return body == _payload(given)
     try:
         return bool(msgspec.json.decode(body) == given.json)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False
 
 

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from escrowmq_client.addresses import Addresses
-from escrowmq_client.call import EVENTS, Answer, Call
+from escrowmq_client.call import EVENTS, UNREADABLE, Answer, Call
 from escrowmq_client.errors import (
     EscrowMQError,
     InvalidAnswer,
@@ -37,6 +37,7 @@ LOST = (
     httpx.ProxyError,
     httpx.DecodingError,
 )
+_MOST_DIGITS = 9  # of seconds: 30 years
 _FROM_A_PROXY = (502, 503, 504)  # where they have no problem document
 
 # What a header can carry; h11 names the value in its error, and it may be a key.
@@ -125,7 +126,7 @@ def read(response: httpx.Response, parse: Callable[[Answer], T]) -> T:
     if response.is_success:
         try:
             return parse(Answer(response.status_code, response.headers, response.content))
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise InvalidAnswer(f"status {response.status_code}, but {error}") from error
     raise _refusal(response)
 
@@ -140,8 +141,9 @@ def check_events(response: httpx.Response) -> None:
 def _refusal(response: httpx.Response) -> EscrowMQError:
     try:
         problem = _problem.decode(response.content)
-    except msgspec.DecodeError:
-        shown = response.text[:200]
+    except UNREADABLE:
+        # Not `response.text`: a server may name any encoding of Python, also one of no text.
+        shown = response.content.decode("utf-8", "replace")[:200]
         if response.status_code in _FROM_A_PROXY:
             return Unreachable(
                 f"status {response.status_code} from something before the service: {shown}",
@@ -164,7 +166,7 @@ def _retry_after_ms(response: httpx.Response) -> int | None:
     """Read `Retry-After`: seconds, or a date compared with that of the response."""
     text = response.headers.get("Retry-After", "")
     if text.isascii() and text.isdigit():
-        return int(text) * 1_000
+        return int(text[:_MOST_DIGITS]) * 1_000
     try:
         wait = parsedate_to_datetime(text) - parsedate_to_datetime(response.headers["Date"])
     except (KeyError, TypeError, ValueError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -177,6 +178,48 @@ def test_a_refusal_without_a_problem_document_is_an_error_all_the_same(execute):
 def test_an_answer_of_another_program_is_an_error_of_the_client(execute):
     with pytest.raises(InvalidAnswer, match="status 200"):
         execute(Played(httpx.Response(200, text="<html>")), "get_version")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"name":"\xff"}', b'{"other":' + b"[" * 100_000],
+    ids=["not UTF-8", "nested"],
+)
+def test_an_answer_that_no_decoder_takes_is_an_error_of_the_client(execute, body):
+    with pytest.raises(InvalidAnswer, match="status 200"):
+        execute(Played(httpx.Response(200, content=body)), "get_version")
+    with pytest.raises(ProblemError, match="418 unknown"):
+        execute(Played(httpx.Response(418, content=body)), "get_version")
+
+
+@pytest.mark.parametrize("charset", ["hex", "idna", "undefined"])
+def test_a_refusal_in_an_encoding_of_no_text_is_an_error_all_the_same(execute, charset):
+    headers = {"Content-Type": f"text/html; charset={charset}"}
+
+    with pytest.raises(ProblemError, match=r"418 unknown: .*teapot"):
+        execute(Played(httpx.Response(418, headers=headers, content=b"teapot")), "get_version")
+
+
+def test_a_record_of_a_time_that_no_clock_has_is_an_error_of_the_client(execute):
+    begin = struct.pack(">iIIiiqqiq8xq8x12xi", 0, 0, 0, 0, 0, 0, 0, 0, 1 << 62, 0, 0)
+    page = struct.pack(">4shhqqqii", b"EMQR", 1, 40, 1, 0, 1, 1, 0) + begin + b"\1t\0\0"
+    answer = httpx.Response(200, content=page)
+
+    with pytest.raises(InvalidAnswer, match="no page of records"):
+        execute(Played(answer), "pull_messages", "orders", 0, raw=True)
+
+
+def test_a_wait_of_thousands_of_digits_is_not_waited_for(execute):
+    body = problem(503, "overloaded").content
+    long = httpx.Response(503, headers={"Retry-After": "9" * 5_000}, content=body)
+
+    with pytest.raises(Overloaded):
+        execute(Played(long), "get_version")
+
+
+def test_a_wait_of_more_digits_than_a_float_has_is_not_waited_for(execute):
+    with pytest.raises(Overloaded):
+        execute(Played(problem(503, "overloaded", retry_after_ms=10**400)), "get_version")
 
 
 @pytest.mark.parametrize(
