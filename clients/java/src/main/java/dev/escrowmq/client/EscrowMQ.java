@@ -8,6 +8,7 @@ import dev.escrowmq.client.api.DeadLettersApi;
 import dev.escrowmq.client.api.GroupsApi;
 import dev.escrowmq.client.api.MembersApi;
 import dev.escrowmq.client.api.MessagesApi;
+import dev.escrowmq.client.api.NamesApi;
 import dev.escrowmq.client.api.OffsetsApi;
 import dev.escrowmq.client.api.PullApi;
 import dev.escrowmq.client.api.RequestsApi;
@@ -300,6 +301,11 @@ public final class EscrowMQ {
   /** Returns the operations of the audit. */
   public AuditApi audit() {
     return new AuditApi(settings);
+  }
+
+  /** Returns the operations that tell which machine is the service, and where a topic is. */
+  public NamesApi names() {
+    return new NamesApi(settings);
   }
 
   /** Returns the operations on the service itself. */

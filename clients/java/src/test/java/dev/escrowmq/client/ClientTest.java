@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.sun.net.httpserver.HttpServer;
+import dev.escrowmq.client.api.MessagesApi;
 import dev.escrowmq.client.invoker.ApiException;
 import dev.escrowmq.client.model.AckInput;
 import dev.escrowmq.client.model.BatchSendResult;
@@ -17,10 +18,13 @@ import java.io.IOException;
 import java.lang.reflect.Proxy;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.sql.SQLException;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Base64;
 import java.util.List;
 import java.util.Map;
@@ -32,6 +36,7 @@ import java.util.concurrent.atomic.AtomicReference;
 import java.util.logging.Handler;
 import java.util.logging.LogRecord;
 import java.util.logging.Logger;
+import java.util.stream.Collectors;
 import javax.sql.DataSource;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -98,6 +103,21 @@ class ClientTest {
     assertEquals(keys.get(0), keys.get(2));
     assertEquals("{\"json\":{\"n\":\"ü\"}}", bodies.get(0));
     assertEquals(bodies.get(0), bodies.get(2));
+  }
+
+  @Test
+  void everyOperationIsReachedByAMethodOfTheClient() throws Exception {
+    var compiled = Path.of(MessagesApi.class.getResource("").toURI());
+    var reached =
+        Arrays.stream(EscrowMQ.class.getMethods())
+            .map(method -> method.getReturnType().getSimpleName() + ".class")
+            .collect(Collectors.toSet());
+
+    try (var files = Files.list(compiled)) {
+      var groups = files.map(file -> file.getFileName().toString());
+      var unreached = groups.filter(file -> file.endsWith("Api.class") && !reached.contains(file));
+      assertEquals(List.of(), unreached.toList());
+    }
   }
 
   @Test
