@@ -198,7 +198,7 @@ class OnceTest {
   void aMachineThatAcceptsAndNeverAnswersIsLeftForTheNext() throws IOException {
     var good = new Machine((number, exchange) -> answer(exchange, 201, RECEIPT));
 
-    client(hung() + "," + good.url, 1000).send("orders", Messages.text("x"));
+    client(hung() + "," + good.url, 5000).send("orders", Messages.text("x"));
 
     assertEquals(1, good.bodies.size());
   }
