@@ -67,6 +67,8 @@ class Checkback:
                 one.transaction_id: asyncio.ensure_future(self._end_or_park(one, now_ms))
                 for one in some
             }
+            for task in begun.values():
+                task.add_done_callback(_note_seen)
             self._ending |= begun
             await asyncio.wait(begun.values(), timeout=_END_SECONDS)
             acted += self._count_ended()
@@ -347,3 +349,8 @@ def _was_asked(transaction: Transaction, number: int, now_ms: int) -> bool:
         return transaction.hold_reason == HoldReason.UNREACHABLE
     ended_ms = now_ms if transaction.resolved_at_ms is None else transaction.resolved_at_ms
     return transaction.next_check_at_ms <= ended_ms
+
+
+def _note_seen(task: asyncio.Task[bool]) -> None:
+    """Mark the error as seen: at a stop no later sweep asks for it, and asyncio would log it."""
+    _ = task.cancelled() or task.exception()
