@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.json_report import check_json
+from cli.service_options import check_url
 
 app = typer.Typer(
     name="import",
@@ -153,8 +154,7 @@ def offsets(
     only at the broker; 2 wrong usage; 3 the command failed.
     """
     check_json(json_file)
-    if not to.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"{to} is no http address", param_hint="--to")
+    check_url(to, "--to")
     from cli import import_offsets
 
     raise typer.Exit(

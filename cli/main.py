@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from app import exit_codes
-from cli import audit, compact, import_, reconcile, replica, store, watch
+from cli import audit, compact, group, import_, reconcile, replica, store, watch
 from cli.service_options import Config, DataDir, Host, Port
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ audit.app.command()(compact.compact)
 audit.app.command()(watch.watch)
 app.add_typer(audit.app)
 app.add_typer(store.app)
+app.add_typer(group.app)
 app.add_typer(import_.app)
 app.add_typer(replica.app)
 
@@ -138,9 +139,9 @@ def _join_lines(commands: typer.Typer) -> None:
     for command in commands.registered_commands:
         paragraphs = cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
         command.help = "\n\n".join([" ".join(one.split()) for one in paragraphs])
-    for group in commands.registered_groups:
-        if group.typer_instance is not None:
-            _join_lines(group.typer_instance)
+    for verbs in commands.registered_groups:
+        if verbs.typer_instance is not None:
+            _join_lines(verbs.typer_instance)
 
 
 _join_lines(app)

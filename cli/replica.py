@@ -10,7 +10,7 @@ import typer
 
 from cli.audit_common import in_short, say
 from cli.json_report import STDOUT, check_json, write_json
-from cli.service_options import Config
+from cli.service_options import Config, check_url
 
 app = typer.Typer(
     name="replica",
@@ -151,6 +151,7 @@ def promote(
     if (data_dir is None) == (url is None) or (url is None and hand_over):
         raise typer.BadParameter("give --data-dir, or --url, which --hand-over needs")
     if url is not None:
+        check_url(url, "--url")
         from cli import replica_promote_url
 
         raise typer.Exit(

@@ -1,9 +1,16 @@
-"""Options of the commands that start a process which answers over HTTP."""
+"""Options of the commands that start a service, or call one."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def check_url(url: str, option: str) -> None:
+    """Wrong usage, where this is no URL of a service, or of several with commas between them."""
+    if not all(one.strip().startswith(("http://", "https://")) for one in url.split(",")):
+        raise typer.BadParameter(f"{url} is no http address", param_hint=option)
+
 
 Host = Annotated[
     str | None,
