@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import typer
 
 from storage.formats import (
     checkpoint,
@@ -44,7 +45,7 @@ def _lines(file: Path) -> Iterator[str]:
     elif names.base_offset(file.name) is not None:
         yield from _queue(file)
     else:
-        raise SystemExit(f"escrowmq: {file} is none of {_KNOWN}")
+        raise typer.BadParameter(f"{file} is none of {_KNOWN}", param_hint="FILE")
 
 
 def _segment(file: Path) -> Iterator[str]:

@@ -125,7 +125,10 @@ def openapi(
         Path | None, typer.Option(help="Write to this file instead of standard output.")
     ] = None,
 ) -> None:
-    """Print the OpenAPI document."""
+    """Print the OpenAPI document.
+
+    Exit status: 0 printed, or written; 2 wrong usage; 3 the file could not be written.
+    """
     from cli import openapi as command
 
     command.run(out)

@@ -4,8 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+import typer
+
 from app.main import create_app
 from app.settings import Settings
+from cli.audit_common import Exit, say
 
 
 def render() -> str:
@@ -14,8 +17,13 @@ def render() -> str:
 
 
 def run(out: Path | None) -> None:
+    """Raises typer.Exit where the file cannot be written."""
     if out is None:
         sys.stdout.write(render())
-    else:
+        return
+    try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(render(), "utf-8")
+    except OSError as error:
+        say(f"The document could not be written: {error}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None

@@ -179,11 +179,18 @@ def segments(
 def dump(
     file: Annotated[
         Path,
-        typer.Argument(help="A stored file by its path in the store.", exists=True, dir_okay=False),
+        typer.Argument(
+            help="A stored file by its path in the store.",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+        ),
     ],
 ) -> None:
     """Print a stored file as text: a segment, a queue, index, timer or snapshot file, or the
     checkpoint.
+
+    Damage in it is printed, too. Exit status: 0 printed; 2 wrong usage, or no file of a store.
     """
     from cli import dump as command
 
