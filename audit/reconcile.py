@@ -8,6 +8,7 @@ phantom (a consumer got it, and the database did not commit).
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -66,10 +67,21 @@ def read_markers(markers: Markers) -> pa.Table:
     """
     engine = sa.create_engine(markers.url)
     try:
+        _check_file(engine.url)
         batches = list(_batches(engine, markers))
     finally:
         engine.dispose()
     return pa.Table.from_batches(batches, schema=_SCHEMA)
+
+
+def _check_file(url: sa.URL) -> None:
+    """Raise MarkerError where the file of an SQLite database does not exist: to open it makes it,
+    and it has no markers.
+    """
+    if url.get_backend_name() != "sqlite" or url.query.get("uri"):
+        return
+    if url.database not in (None, "", ":memory:") and not Path(url.database).exists():
+        raise MarkerError(f"there is no file {url.database}")
 
 
 _SCHEMA = pa.schema([("transaction_id", pa.string()), ("marked", pa.string())])
@@ -84,7 +96,8 @@ def _batches(engine: sa.Engine, markers: Markers) -> Iterator[pa.RecordBatch]:
     query = sa.select(table.c[markers.id_column], table.c[markers.outcome_column])
     with engine.connect().execution_options(yield_per=_ROWS) as connection:
         for rows in connection.execute(query).partitions():
-            ids, outcomes = [str(row[0]) for row in rows], [str(row[1]) for row in rows]
+            ids = [_id_of(row[0], markers) for row in rows]
+            outcomes = [str(row[1]) for row in rows]
             odd = sorted(set(outcomes) - words.keys())
             if odd:
                 raise MarkerError(
@@ -94,6 +107,14 @@ def _batches(engine: sa.Engine, markers: Markers) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays(
                 [pa.array(ids), pa.array([words[one] for one in outcomes])], schema=_SCHEMA
             )
+
+
+def _id_of(value: object, markers: Markers) -> str:
+    """The id of a transaction as the log has it. Raises MarkerError: such a value is none there."""
+    if value is None or isinstance(value, bytes | bytearray | memoryview):
+        has = "a row without an id" if value is None else "bytes, where the log has text"
+        raise MarkerError(f"{markers.table}.{markers.id_column} has {has}")
+    return str(value)
 
 
 # --------------------------------------------------------------------------------------------------

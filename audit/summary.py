@@ -1,4 +1,4 @@
-"""A report as a person reads it on a terminal."""
+"""Reports as a person reads them on a terminal."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from audit.checks.kinds import CHECKS, KINDS
+from audit.terminal import cell
 from audit.verdicts import FAULTS, FLAGS, VERDICTS
 
 _LISTED = 20
@@ -32,6 +33,35 @@ def show(console: Console, report: dict[str, Any], *, exit_status: int) -> None:
                 style="bold green",
             )
         )
+
+
+def show_reconciliation(console: Console, report: dict[str, Any]) -> None:
+    """A report of `audit reconcile`: the pairs, the first findings, and how many there are."""
+    pairs = Table("database / log", "transactions", title="What the two say", title_justify="left")
+    pairs.columns[1].justify = "right"
+    for name, count in report["pairs"].items():
+        pairs.add_row(cell(name), f"{count:,}")
+    console.print(pairs, highlight=False)
+    found = report["findings"]
+    if found["items"]:
+        table = Table(
+            "finding",
+            "transaction",
+            "database",
+            "log",
+            "at log offset",
+            title="Findings",
+            title_justify="left",
+        )
+        for item in found["items"][:_LISTED]:
+            cells = item["verdict"], item["transaction_id"], item.get("database", "")
+            place = item.get("log", ""), str(item.get("log_offset", ""))
+            table.add_row(*map(cell, [*cells, *place]))
+        console.print(table, highlight=False)
+    said = ", ".join(f"{count:,} {kind}" for kind, count in found["by_verdict"].items())
+    console.print(
+        Text(said if report["balanced"] else f"It does NOT balance. {said}"), highlight=False
+    )
 
 
 def _verdicts(report: dict[str, Any]) -> RenderableType:
@@ -109,18 +139,14 @@ def _findings(found: dict[str, Any]) -> RenderableType:
             places = ", ".join(
                 f"{record['kind']} {record['log_offset']}" for record in item["records"]
             )
-            table.add_row(item["verdict"], item["transaction_id"], places, flags)
+            cells = item["verdict"], item["transaction_id"], places, flags
         elif "check" in item:
-            table.add_row(
-                item["verdict"], "", str(item.get("log_offset", "")), _evidence(item["evidence"])
-            )
+            offset = str(item.get("log_offset", ""))
+            cells = item["verdict"], "", offset, _evidence(item["evidence"])
         else:
-            table.add_row(
-                item["verdict"],
-                "",
-                f"{item['log_offset']} ({item['bytes']:,} bytes)",
-                item["reason"],
-            )
+            place = f"{item['log_offset']} ({item['bytes']:,} bytes)"
+            cells = item["verdict"], "", place, item["reason"]
+        table.add_row(*map(cell, cells))
     left = found["total"] - min(len(found["items"]), _LISTED)
     if left > 0:
         table.caption = f"and {left:,} more; --json lists {len(found['items']):,}"

@@ -25,6 +25,7 @@ from cli.audit_common import (
     Exit,
     Log,
     Master,
+    check_database,
     check_file,
     check_folder,
     counted_by,
@@ -56,30 +57,39 @@ _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
 def show(
     file: Annotated[
         str,
-        typer.Argument(help="A report of `audit run --json` or of the service; a path or a URI."),
+        typer.Argument(help="A report of --json or of the service; a path or a URI."),
     ],
     html: Annotated[
         str | None,
         typer.Option(help="Write it as an HTML page to this file instead; a path or a URI."),
     ] = None,
 ) -> None:
-    """Show a saved report. Needs no Spark."""
+    """Show a saved report of `run`, `watch` or `reconcile`. Needs no Spark.
+
+    Exit status: 0 shown; 2 wrong usage, or the file cannot be shown; 3 a package is missing.
+    """
     check_file(html, "--html")
     try:
         report = json.loads(read_file(file))
         if not isinstance(report, dict) or report.get("state") != "done":
             raise typer.BadParameter(f"{file} holds no report that is done", param_hint="FILE")
+        is_reconciled = report.get("kind") == "reconciliation"
+        if html is not None and (is_reconciled or "watch" in report):
+            raise typer.BadParameter(
+                f"a page is of a report of `audit run`, and {file} is none", param_hint="--html"
+            )
         if html is not None:
             write_page(html, report)
-        else:
-            from audit import summary
+            return
+        from audit import summary
 
-            summary.show(
-                Console(soft_wrap=True),
-                report,
-                exit_status=report.get("run", {}).get("exit_status", 0),
-            )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        console = Console(soft_wrap=True)
+        if is_reconciled:
+            summary.show_reconciliation(console, report)
+        else:
+            status = report.get("run", {}).get("exit_status", 0)
+            summary.show(console, report, exit_status=status)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise typer.BadParameter(
             f"it cannot be shown: {in_short(error)}", param_hint="FILE"
         ) from None
@@ -97,7 +107,7 @@ def archive(
     """Copy sealed segments to an archive, each with its manifest. Segments that are already there
     are skipped.
 
-    Exit status: 0 all sealed segments are archived; 3 the command failed.
+    Exit status: 0 all sealed segments are archived; 2 wrong usage; 3 the command failed.
     """
     needs_pyarrow("The archive needs pyarrow")
     from audit import archive as archiving
@@ -326,6 +336,8 @@ class _Outputs(NamedTuple):
         """Raise BadParameter for a target that cannot be written."""
         check_file(self.json_file, "--json")
         check_file(self.html, "--html")
+        if self.sql is not None:
+            check_database(self.sql, "--sql")
         if self.parquet is not None:
             check_folder(self.parquet, "--parquet")
         if self.html is not None:

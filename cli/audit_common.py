@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from audit.checks.kinds import FAULTY_KINDS, KINDS
+from audit.terminal import printable
 from audit.uris import is_uri, without_secrets
 from audit.verdicts import FAIL_ON, FINDINGS
 
@@ -101,6 +102,21 @@ def check_file(where: str | None, option: str) -> None:
         raise typer.BadParameter(
             f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option
         )
+
+
+def check_database(url: str, option: str) -> None:
+    """Wrong usage, where this is no URL of a database that SQLAlchemy knows. Repeats none of it."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        made = make_url(url)
+        made.get_dialect()
+    except (ArgumentError, ValueError):
+        text = "not a URL of a database that SQLAlchemy knows, such as postgresql://USER@HOST/NAME"
+        raise typer.BadParameter(text, param_hint=option) from None
+    if "@" in (made.host or ""):
+        raise typer.BadParameter("write an @ in a password as %40", param_hint=option)
 
 
 def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
@@ -208,7 +224,8 @@ def in_short(error: Exception) -> str:
         text = next(
             (line for line in behind.splitlines()[1:] if line and not line[0].isspace()), text
         )
-    return f"{type(error).__name__}: {without_secrets(text)[:_ERROR_CHARACTERS]}"
+    shown = without_secrets(text)[:_ERROR_CHARACTERS]
+    return f"{type(error).__name__}: " + "\n".join(map(printable, shown.splitlines()))
 
 
 def say(text: str) -> None:

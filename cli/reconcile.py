@@ -5,16 +5,16 @@ when it runs.
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from cli.audit_common import (
     Exit,
     Log,
     Master,
+    check_database,
     check_file,
     in_short,
     needs_spark,
@@ -24,8 +24,6 @@ from cli.audit_common import (
     status_of,
     write_report,
 )
-
-_LISTED = 20
 
 
 def reconcile(
@@ -77,7 +75,9 @@ def reconcile(
     """
     begun_at = datetime.now(UTC)
     needs_spark()
-    _must_be_a_url(database)
+    check_database(database, "--database")
+    if commit_value == rollback_value:
+        raise typer.BadParameter("it is that of a commit, too", param_hint="--rollback-value")
     check_file(json_file, "--json")
     from audit.errors import NoSuchGroup
 
@@ -108,52 +108,12 @@ def reconcile(
                 json_file,
                 {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)},
             )
-        _show(Console(soft_wrap=True), report)
+        from audit import summary
+
+        summary.show_reconciliation(Console(soft_wrap=True), report)
     except NoSuchGroup as error:
         raise typer.BadParameter(str(error), param_hint="--producer-group") from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The log could not be reconciled: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     raise typer.Exit(status)
-
-
-def _must_be_a_url(text: str) -> None:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        make_url(text)
-    except ArgumentError:
-        raise typer.BadParameter(
-            "not a URL that SQLAlchemy knows", param_hint="--database"
-        ) from None
-
-
-def _show(console: Console, report: dict[str, Any]) -> None:
-    pairs = Table("database / log", "transactions", title="What the two say", title_justify="left")
-    pairs.columns[1].justify = "right"
-    for name, count in report["pairs"].items():
-        pairs.add_row(name, f"{count:,}")
-    console.print(pairs, highlight=False)
-    found = report["findings"]
-    if found["items"]:
-        table = Table(
-            "finding",
-            "transaction",
-            "database",
-            "log",
-            "at log offset",
-            title="Findings",
-            title_justify="left",
-        )
-        for item in found["items"][:_LISTED]:
-            values = [
-                item["verdict"],
-                item["transaction_id"],
-                item.get("database", ""),
-                item.get("log", ""),
-            ]
-            table.add_row(*values, str(item.get("log_offset", "")))
-        console.print(table, highlight=False)
-    said = ", ".join(f"{count:,} {kind}" for kind, count in found["by_verdict"].items())
-    console.print(said if report["balanced"] else f"It does NOT balance. {said}", highlight=False)

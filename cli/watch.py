@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from audit.checks.kinds import KINDS
+from audit.terminal import printable
 from cli.audit import ProgressAs
 from cli.audit_common import (
     Exit,
@@ -171,7 +172,7 @@ class _Told:
 
     def step(self, step: Any) -> None:
         for item in step.findings:
-            self._line({"finding": item}, " ".join([item["verdict"], *_rest(item)]))
+            self._line({"finding": item}, printable(" ".join([item["verdict"], *_rest(item)])))
         if step.omitted:
             self._line(
                 {"findings_omitted": step.omitted}, "and more findings than are listed of one batch"

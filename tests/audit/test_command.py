@@ -5,11 +5,19 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
 
+import cli.main
+from audit import summary
 from audit.java import fits, parse_version
+from audit.verdicts import FLAGS
+from audit.watch import report_of
+from audit.watch_state import State
 from tests.audit.test_page import report as kept_report
 from tests.support.builders import message
 from tests.support.commands import audits
@@ -187,6 +195,59 @@ def test_a_report_that_was_kept_is_shown_and_made_a_page_without_spark(tmp_path)
     assert show("report.json", "--html", "report.html").returncode == 0
     assert "<svg" in (tmp_path / "report.html").read_text("utf-8")
     assert (show("other.json").returncode, show("nothing.json").returncode) == (2, 2)
+
+
+def test_reports_of_reconcile_and_watch_are_shown_and_are_no_pages(tmp_path):
+    state = State(log="store", begin=0, reached=0)
+    watched = report_of(state, [])
+    reconciled = {
+        "kind": "reconciliation",
+        "state": "done",
+        "pairs": {"commit / not in the log": 1},
+        "balanced": True,
+        "findings": {
+            "items": [{"verdict": "lost_event", "transaction_id": "o-1", "database": "commit"}],
+            "by_verdict": {"lost_event": 1},
+        },
+    }
+
+    def show(report: dict, *options: str) -> Result:
+        file = tmp_path / "report.json"
+        file.write_text(json.dumps(report), "utf-8")
+        return CliRunner().invoke(cli.main.app, ["audit", "show", str(file), *options])
+
+    shown = show(reconciled)
+    pages = [show(one, "--html", str(tmp_path / "report.html")) for one in (reconciled, watched)]
+
+    assert (shown.exit_code, "o-1" in shown.stdout) == (0, True)
+    assert "0 transactions" in show(watched).stdout
+    assert [page.exit_code for page in pages] == [2, 2]
+    assert all("a page is of a report of `audit run`" in page.stderr for page in pages)
+
+
+def test_what_is_found_in_a_log_is_shown_as_it_is_and_has_no_effect_on_the_terminal():
+    report = kept_report()
+    report["checks"] = {}
+    report["findings"] = {
+        "total": 3,
+        "items": [
+            {
+                "verdict": "op_without_half",
+                "transaction_id": "[/a]\x1b[2J",
+                "records": [],
+                **dict.fromkeys(FLAGS, False),
+            },
+            {"verdict": "queue_gap", "check": "queues", "evidence": {"topic": "[/b]\n"}},
+            {"verdict": "damaged", "log_offset": 1, "bytes": 1, "reason": "[/c]\x9b2J"},
+        ],
+    }
+    console = Console(file=StringIO(), width=160)
+
+    summary.show(console, report, exit_status=1)
+
+    shown = console.file.getvalue()
+    for text in [r"[/a]\x1b[2J", r"topic [/b]\n", r"[/c]\x9b2J"]:
+        assert f" {text} " in shown
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from sqlalchemy import create_engine
 
-from audit import log_range
+from audit import log_range, summary
 from audit.errors import NoSuchGroup
 from audit.reconcile import (
     LOST_EVENT,
@@ -181,6 +184,49 @@ def test_a_marker_that_is_neither_is_refused_by_its_name(tmp_path):
         read_markers(markers)
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [("(NULL)", "has a row without an id"), ("(x'6f2d31')", "has bytes")],
+    ids=["null", "bytes"],
+)
+def test_an_id_that_no_transaction_can_have_is_refused_and_no_lost_event(tmp_path, values, reason):
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE markers (transaction_id, outcome DEFAULT 'commit')")
+        database.execute(f"INSERT INTO markers (transaction_id) VALUES {values}")
+        database.commit()
+
+    with pytest.raises(MarkerError, match=reason):
+        read_markers(Markers(f"sqlite:///{path}"))
+
+
+def test_a_file_that_does_not_exist_is_named_and_not_made(tmp_path):
+    path = tmp_path / "shpo.db"
+
+    with pytest.raises(MarkerError, match=r"there is no file .*shpo\.db"):
+        read_markers(Markers(f"sqlite:///{path}"))
+
+    assert not path.exists()
+
+
+def test_an_id_of_the_database_is_shown_as_it_is_and_has_no_effect_on_the_terminal():
+    ids = ["[/x]", "[red]a", ":smile:", "\x1b[2J\x07", "a\nb", "\u202eab"]
+    items = [{"verdict": LOST_EVENT, "transaction_id": one, "database": "commit"} for one in ids]
+    report = {
+        "pairs": {"commit / not in the log": len(ids)},
+        "findings": {"items": items, "by_verdict": {LOST_EVENT: len(ids)}},
+        "balanced": True,
+    }
+    console = Console(file=StringIO(), width=120)
+
+    summary.show_reconciliation(console, report)
+
+    shown = console.file.getvalue()
+    for text in ["[/x]", "[red]a", ":smile:", r"\x1b[2J\x07", r"a\nb", r"\u202eab"]:
+        assert f" {text} " in shown
+    assert f"{len(ids)} lost_event" in shown
+
+
 @pytest.mark.parametrize("proven", [*VERDICTS, None])
 def test_whoever_the_database_never_heard_of_is_a_phantom_where_it_was_published(proven):
     published = ("committed_once", "committed_duplicated", "rolled_back_but_delivered")
@@ -212,8 +258,14 @@ def test_a_database_that_is_not_there_ends_with_3_and_wrong_usage_with_2(tmp_pat
     )
     unnamed = escrowmq("--log", str(store), cwd=tmp_path)
     odd = escrowmq("--log", str(store), "--database", "no url", cwd=tmp_path)
+    same = escrowmq(
+        *("--log", str(store), "--database", f"sqlite:///{tmp_path}/shop.db"),
+        *("--commit-value", "done", "--rollback-value", "done"),
+        cwd=tmp_path,
+    )
 
     assert (missing.returncode, unnamed.returncode, odd.returncode) == (3, 2, 2)
+    assert (same.returncode, "--rollback-value" in same.stderr) == (2, True)
     assert "no such table: nowhere" in missing.stderr
     assert "Traceback" not in missing.stderr
 
