@@ -12,10 +12,12 @@ from typing import NamedTuple
 from audit import manifests, store_metadata
 from audit.files import Files, LocalFiles, OpenFile
 from audit.store_metadata import StoreMetadata
+from audit.uris import below as uri_below
 from audit.uris import is_uri, without_secrets
 from storage.formats import checkpoint, names
 
 LOG_FOLDER = "commitlog"
+STORE_FOLDER = "store"  # of a data directory
 COMPACTED_ENDING = ".parquet"
 _AHEAD_BYTES = 1 << 20  # an object store sends them in the time that it takes to answer at all
 
@@ -150,8 +152,8 @@ def files_of(uri: str) -> tuple[Files, str]:
 
 
 def find_folder(uri: str) -> Folder:
-    """The log of a store's folder (the one that holds `commitlog/`), or of a folder that holds the
-    segments themselves.
+    """The log of a store's folder (the one that holds `commitlog/`), of the data directory around
+    it, or of a folder that holds the segments themselves.
 
     Raises LogNotFound.
     """
@@ -169,6 +171,8 @@ def find_folder(uri: str) -> Folder:
     )
     page = files.read(f"{path}/checkpoint") if is_store else None
     segments = tuple(_segments(uri, files, below if is_store else path))
+    if not segments and not is_store and _is_store_in(files, path):
+        return find_folder(uri_below(uri, STORE_FOLDER))
     if not segments:
         text = (
             f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits that "
@@ -188,6 +192,10 @@ def find_folder(uri: str) -> Folder:
     return Folder(
         uri, segments, slot, synced_ms, is_abandoned, metadata=said._replace(fields=fields)
     )
+
+
+def _is_store_in(files: Files, path: str) -> bool:
+    return files.is_folder(f"{path.rstrip('/')}/{STORE_FOLDER}/{LOG_FOLDER}")
 
 
 def _segments(uri: str, files: Files, folder: str) -> list[Segment]:

@@ -20,9 +20,8 @@ from audit.verdicts import FAIL_ON, FINDINGS
 Log = Annotated[
     list[str],
     typer.Option(
-        help="The store's folder (it holds commitlog/) or a folder of segments; a path or a URI. "
-        "Several are read as one log: "
-        "an archive and the store."
+        help="The store's folder (it holds commitlog/), the data directory around it, or a folder "
+        "of segments; a path or a URI. Several are read as one log: an archive and the store."
     ),
 ]
 _MASTERS = ("local", "spark://", "yarn", "k8s://")  # as SparkSubmit tells them apart

@@ -193,6 +193,16 @@ def test_a_stretch_that_is_asked_for_begins_and_ends_at_borders(tmp_path):
     assert (log.begin, log.end) == (borders[2], borders[6])
 
 
+def test_the_data_directory_around_a_store_stands_for_it(tmp_path):
+    shop = Transactions(WrittenLog(tmp_path / "data" / "store"))
+    shop.begin("a")
+    store = shop.log.close()
+
+    assert log_range.find_log(str(tmp_path / "data")) == log_range.find_log(str(store))
+    uri = f"file://{tmp_path}/data/"
+    assert log_range.find_log(uri).limit == shop.log.end
+
+
 def test_where_there_is_no_log_the_place_is_named(tmp_path):
     with pytest.raises(LogNotFound, match=str(tmp_path)):
         log_range.find_log(str(tmp_path))
