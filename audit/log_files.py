@@ -9,6 +9,8 @@ the service would (storage/local/recovery.py).
 import os
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from audit import manifests, store_metadata
 from audit.files import Files, LocalFiles, OpenFile
 from audit.store_metadata import StoreMetadata
@@ -19,6 +21,7 @@ from storage.formats import checkpoint, names
 LOG_FOLDER = "commitlog"
 STORE_FOLDER = "store"  # of a data directory
 COMPACTED_ENDING = ".parquet"
+_TAIL_BYTES = 4_096
 _AHEAD_BYTES = 1 << 20  # an object store sends them in the time that it takes to answer at all
 
 
@@ -196,6 +199,27 @@ def find_folder(uri: str) -> Folder:
 
 def _is_store_in(files: Files, path: str) -> bool:
     return files.is_folder(f"{path.rstrip('/')}/{STORE_FOLDER}/{LOG_FOLDER}")
+
+
+def tail_sum(folder: Folder, offset: int) -> str | None:
+    """The crc32c of the last bytes before an offset, by which a log is known again.
+
+    None where no file has them, or has their rows alone.
+    """
+    segment = next(
+        (one for one in folder.segments if one.base_offset < offset <= one.end_offset), None
+    )
+    if segment is None or segment.is_compacted:
+        return None
+    begin = max(segment.base_offset, offset - _TAIL_BYTES)
+    reader = LogReader()
+    try:
+        found = reader.read(segment, begin, offset - begin)
+    except FileNotFoundError:  # dropped meanwhile
+        return None
+    finally:
+        reader.close()
+    return f"{crc32c(found):08x}"
 
 
 def _segments(uri: str, files: Files, folder: str) -> list[Segment]:

@@ -17,12 +17,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from audit import brokers, columns, log_range, lookup, outcomes, parquet_folder
+from audit import brokers, columns, log_files, log_range, lookup, outcomes, parquet_folder
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.report import KIND
@@ -88,11 +89,11 @@ class Watch:
             number = lookup.first_half_number(log)[0] if log.begin else None
             state = State(log=name, begin=log.begin, reached=log.begin, first_half_number=number)
             folder.write(state)
-        if state.log != name:
-            raise StateError(f"{without_secrets(folder.uri)} holds the state of {state.log}")
+        _check_log(state, log, name, without_secrets(folder.uri))
         self.state = state
         self._taking = threading.Lock()
         self._is_over = False
+        self._run = token_hex(4)  # in the names of its rows
         self._failure: Exception | None = None  # which Spark hands on as a page of text
 
     def run(
@@ -159,7 +160,7 @@ class Watch:
                 raise
 
     def _take(self, rows: DataFrame, batch: int, before: State) -> None:
-        name = f"{batch}"
+        name = f"{batch}-{self._run}"
         parquet_folder.write(self._merge(rows, before), self._folder.rows(name))
         counts = self._counts(name, before)
         unclear = [
@@ -168,7 +169,7 @@ class Watch:
             if row["is_of_one"] and Fact.UNCLEAR in Fact(row["facts"])
         ]
         if unclear:
-            closer = f"{batch}-closer"
+            closer = f"{name}-closer"
             end = max(row["end_last"] for row in counts)
             parquet_folder.write(
                 self._look_closer(name, min(unclear), end), self._folder.rows(closer)
@@ -176,6 +177,8 @@ class Watch:
             name = closer
             counts = self._counts(name, before)
         state = self._next(before, batch, name, counts)
+        tail = log_files.tail_sum(log_files.find_folder(self._uri), state.reached)
+        state = replace(state, tail=tail)
         findings = self._findings(name, state, counts)
         # Told first: who is killed in between tells it twice, and not never.
         self._on_step(
@@ -370,6 +373,22 @@ class Watch:
         batch.
         """
         return report_of(self.state, self._wanted)
+
+
+def _check_log(state: State, log: log_range.Log, name: str, folder: str) -> None:
+    """Raise StateError where the state is not of this log."""
+    if state.log != name:
+        raise StateError(f"{folder} holds the state of {state.log}, and the log is {name}")
+    if state.reached > log.limit:
+        raise StateError(
+            f"{folder} has counted {name} up to {state.reached}, and the log ends at {log.limit}: "
+            "it is another log, or an earlier copy; watch it with another --state"
+        )
+    if state.tail not in (None, log_files.tail_sum(log.folder, state.reached) or state.tail):
+        raise StateError(
+            f"{folder} has counted another log than {name}: their bytes before {state.reached} "
+            "differ; watch it with another --state"
+        )
 
 
 def report_of(state: State, wanted: Sequence[str]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """State of a watch in a folder: one file for each batch, written whole.
 
-DIR/rows/<batch>/        Parquet: the numbers of each transaction that is open, or may be heard of
-                         again
+DIR/rows/<batch>-.../    Parquet: the numbers of each transaction that is open, or may be heard of
+                         again; each run has a name of its own
 DIR/states/<batch>.json  what is counted, and the rows that belong to it; written last: a batch is
                          counted once it is there
 """
 
+import re
 from dataclasses import asdict, dataclass, field
 
 import msgspec
@@ -13,13 +14,14 @@ from pyarrow import fs
 
 from audit import whole_files
 from audit.filesystems import filesystem_of
-from audit.uris import below
+from audit.uris import below, without_secrets
 
 _KEPT = 2  # states and their rows
+_NAME = re.compile(r"(-?[0-9]+)\.json")
 
 
 class StateError(Exception):
-    """The folder holds the state of something else."""
+    """The folder holds the state of something else, or is that of another watch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class State:
     log: str
     begin: int
     reached: int  # all below is counted
+    tail: str | None = None  # of the bytes before `reached`, see log_files.tail_sum
     first_half_number: int | None = None
     batch: int = -1
     rows: str | None = None  # the folder of the transactions that are `open`
@@ -74,7 +77,11 @@ class StateFolder:
             raise StateError(f"{self._file(max(numbers))} is no state: {error}") from None
 
     def write(self, state: State) -> None:
-        """All of it or nothing; what came long before goes."""
+        """All of it or nothing; what came long before goes. Raises StateError."""
+        if (newest := max(self._numbers(), default=-2)) >= state.batch:
+            raise StateError(
+                f"another watch uses {without_secrets(self.uri)}: it has written batch {newest}"
+            )
         whole_files.make_folder(self._filesystem, f"{self._path}/states")
         whole_files.write(
             self._filesystem, self._file(state.batch), msgspec.json.encode(asdict(state))
@@ -88,17 +95,16 @@ class StateFolder:
             fs.FileSelector(f"{self._path}/rows", allow_not_found=True)
         )
         for one in found:
-            if int(one.base_name.partition("-")[0]) < before:
+            number = one.base_name.partition("-")[0]
+            if number.isdecimal() and int(number) < before:
                 self._filesystem.delete_dir(one.path)
 
     def _numbers(self) -> list[int]:
         found = self._filesystem.get_file_info(
             fs.FileSelector(f"{self._path}/states", allow_not_found=True)
         )
-        names = [
-            one.base_name.removesuffix(".json") for one in found if one.base_name.endswith(".json")
-        ]
-        return [int(name) for name in names]
+        names = [_NAME.fullmatch(one.base_name) for one in found]
+        return [int(name[1]) for name in names if name is not None]
 
     def _file(self, number: int) -> str:
         return f"{self._path}/states/{number}.json"

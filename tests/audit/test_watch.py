@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -16,7 +18,7 @@ from audit import log_range
 from audit.transaction_audit import Scope, TransactionAudit
 from audit.verdicts import FAIL_ON, VERDICTS
 from audit.watch import NotWatched, Step, Watch
-from audit.watch_state import StateError, StateFolder
+from audit.watch_state import State, StateError, StateFolder
 from tests.audit.test_outcomes import BROKERS, unpacked
 from tests.support.planted import FLAGGED, plant
 from tests.support.written_log import Transactions, WrittenLog
@@ -55,17 +57,36 @@ def watched(
 ):
     """The watch, and its steps, until the end of the log."""
     steps: list[Step] = []
-    watch = Watch(
+    watch = opened(spark, store, folder, horizon_ms=horizon_ms, on_step=steps.append)
+    watch.run(batch_bytes=batch_bytes, interval_ms=None)
+    return watch, steps
+
+
+def opened(
+    spark,
+    store: Path,
+    folder: StateFolder,
+    *,
+    horizon_ms: int = LONG_MS,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Watch:
+    return Watch(
         spark,
         str(store),
         folder,
         counted=FAIL_ON.__contains__,
         horizon_ms=horizon_ms,
-        on_step=steps.append,
+        on_step=on_step,
         split_bytes=10_000,
     )
-    watch.run(batch_bytes=batch_bytes, interval_ms=None)
-    return watch, steps
+
+
+def written(folder: Path, names: str) -> Path:
+    """The store of a log with an undecided transaction for each name."""
+    shop = Transactions(WrittenLog(folder))
+    for name in names:
+        shop.begin(name)
+    return shop.log.close()
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +204,54 @@ def test_a_watch_refuses_what_it_cannot_judge_or_does_not_belong_to_it(spark, pl
 
     with pytest.raises(StateError, match="holds the state of"):
         watched(spark, planted[0], StateFolder(str(tmp_path / "two")))
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [("x", "the log ends at"), ("uvwxyz", "has counted another log")],
+    ids=["shorter", "longer"],
+)
+def test_a_log_in_the_place_of_the_one_that_was_counted_is_refused(spark, tmp_path, names, reason):
+    store, state = tmp_path / "store", str(tmp_path / "state")
+    watched(spark, written(store, "abc"), StateFolder(state))
+    rmtree(store)
+    written(store, names)
+
+    with pytest.raises(StateError, match=reason):
+        opened(spark, store, StateFolder(state))
+
+    assert StateFolder(state).newest().open != {}
+
+
+def test_of_two_watches_with_one_state_the_second_ends_and_the_state_is_that_of_the_first(
+    spark, tmp_path
+):
+    store, state = written(tmp_path / "store", "abc"), str(tmp_path / "state")
+    first, second = (opened(spark, store, StateFolder(state)) for _ in range(2))
+    first.run(batch_bytes=BATCH_BYTES, interval_ms=None)
+
+    with pytest.raises(StateError, match="another watch uses"):
+        second.run(batch_bytes=BATCH_BYTES, interval_ms=None)
+
+    again, steps = watched(spark, store, StateFolder(state))
+    assert steps == []
+    assert again.report() == first.report()
+    assert first.report()["verdicts"]["undecided"] == 3
+
+
+def test_files_of_others_in_the_folder_of_the_state_are_left_alone(tmp_path):
+    others = [tmp_path / name for name in ("states/note.json", "states/.1.json.swp", "rows/copy/a")]
+    for path in [*others, tmp_path / "rows/0-aa/a", tmp_path / "rows/3-aa/a"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    folder = StateFolder(str(tmp_path))
+
+    for batch in range(4):
+        folder.write(State(log="store", begin=0, reached=batch, batch=batch))
+
+    assert folder.newest().batch == 3
+    assert all(path.exists() for path in others)
+    assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == ["3-aa", "copy"]
 
 
 @pytest.mark.faults
