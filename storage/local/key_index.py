@@ -168,11 +168,15 @@ class KeyIndex:
                 if not kept.all():
                     break
                 yield
+            made.sync()
+            self._snapshots.save(_sums_name(path.name), Snapshot((made.sums.encode(),), {}))
         except IndexError:
             return  # its first segment was dropped meanwhile: the next try begins behind it
-        made.sync()
-        self._snapshots.save(_sums_name(path.name), Snapshot((made.sums.encode(),), {}))
-        made.close()
+        except OSError:
+            self._vfs.remove(made.path)  # else it takes the space that a full disk lacks
+            raise
+        finally:
+            made.close()
         durable.name(self._vfs, made.path, path)
         old.close()
         made.path = path
@@ -263,6 +267,7 @@ class KeyIndex:
     def _make(self, path: PurePath, header: Header) -> "IndexFile":
         length = index_file.file_bytes(self._slots, self._entries)
         durable.make_sized(self._vfs, path, length, scratch=self._scratch)
+        self._handles.forget(path)  # of a file that was not finished, and is replaced
         sums = IndexSums.of_empty(header, self._slots)
         made = IndexFile(self._handles, path, slots=self._slots, entries=self._entries, sums=sums)
         made.load()

@@ -2,6 +2,7 @@
 at any moment.
 """
 
+import asyncio
 import errno
 import lzma
 import tarfile
@@ -26,6 +27,7 @@ from storage.formats.names import file_name
 from storage.formats.queue_entry import tag_hash
 from storage.local import key_index
 from storage.local.key_index import KeyIndex
+from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import QueueId, TransactionBits
@@ -497,6 +499,69 @@ def test_a_damaged_index_file_hides_no_message_and_is_made_again(what, file_numb
 
     assert rebuilt[0] or what == "the header", "what decides is beside the file"
     assert rebuilt[1] == 0
+
+
+SMALL_SEGMENTS = LocalStoreOptions(
+    segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=400
+)
+
+
+def disk_with_a_damaged_index(messages: int) -> SimulatedDisk:
+    """Of a store that was killed, with messages `m0`, `m1` and so on; its only index file has a
+    damaged entry.
+    """
+
+    async def fill(world: World) -> None:
+        store = await world.open_store(SMALL_SEGMENTS)
+        await store.create_topic("orders", queue_count=1)
+        for n in range(messages):
+            await store.append([message(message_id=f"m{n}")])
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(fill(world))
+    disk = world.disk.after_kill()
+    (name,) = disk.list_directory(ROOT / "index")
+    disk.open(ROOT / "index" / name).write(index_file.entry_at(16, 2), b"\x5a" * 20)
+    return disk
+
+
+async def find(store: LocalMessageStore, message_id: str) -> list[int]:
+    found = await store.find_messages(message_id, topics=["orders"], by_id=True, max_messages=2)
+    return [one.queue_offset for one in found]
+
+
+@pytest.mark.parametrize("why", ["the disk is full", "the search is ended"])
+def test_an_index_file_that_was_made_again_in_part_is_made_again_as_a_whole(why):
+    is_full, begun = why == "the disk is full", asyncio.Event()
+
+    def plan(call: str, path: PurePath) -> None:
+        if path.name.startswith("rebuilt-") and call == "write":
+            begun.set()
+        if path.name.startswith("rebuilt-") and call == "sync" and is_full:
+            raise OSError(errno.ENOSPC, "simulated")
+
+    async def look() -> None:
+        nonlocal is_full
+        store = await world.open_store(SMALL_SEGMENTS)
+        search = asyncio.ensure_future(find(store, "m0"))
+        await begun.wait()
+        if is_full:
+            with pytest.raises(OSError, match="simulated"):
+                await search
+            is_full = False
+            assert not any(
+                name.startswith("rebuilt-") for name in world.disk.list_directory(ROOT / "making")
+            ), "nothing of it takes space of the full disk"
+        else:
+            search.cancel()
+        for n in range(300):
+            assert await find(store, f"m{n}") == [n]
+        assert store.status().rebuilt_index_files == 1
+
+    with World(disk_with_a_damaged_index(300), 2) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+        world.call(look())
 
 
 def test_a_lookup_by_key_answers_without_a_damaged_record_and_fails_where_there_is_nothing_else():
