@@ -251,10 +251,9 @@ class KeyIndex:
     def _roll(self) -> None:
         name = index_file.file_name(self._clock.wall_ms())
         inherited = Header(0, 0, 0, 0, 0, 1)
-        if self._files:
-            last = self._files[-1]
+        last = self._files[-1] if self._files else None
+        if last is not None:
             self._sync(last)
-            last.unload()
             end_ms, end_offset = last.header.end_stored_at_ms, last.header.end_offset
             inherited = Header(end_ms, end_ms, end_offset, end_offset, 0, 1)
             name = max(name, index_file.name_behind(last.path.name))
@@ -262,7 +261,10 @@ class KeyIndex:
         self._snapshots.save(
             _sums_name(name), Snapshot((IndexSums.of_empty(inherited, self._slots).encode(),), {})
         )
-        self._files = (*self._files, self._make(self._directory / name, inherited))
+        made = self._make(self._directory / name, inherited)
+        if last is not None:
+            last.unload()  # not before: without space for the next file, it grows on
+        self._files = (*self._files, made)
 
     def _make(self, path: PurePath, header: Header) -> "IndexFile":
         length = index_file.file_bytes(self._slots, self._entries)

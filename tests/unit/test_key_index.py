@@ -564,6 +564,34 @@ def test_an_index_file_that_was_made_again_in_part_is_made_again_as_a_whole(why)
         world.call(look())
 
 
+@pytest.mark.parametrize("made", ["index-", "key_index-"])  # the file itself, and its sums
+def test_an_index_file_grows_on_where_the_disk_has_no_space_for_the_next_one(made):
+    is_full = False
+
+    def plan(call: str, path: PurePath) -> None:
+        if is_full and call == "extend" and path.name.startswith(made):
+            raise OSError(errno.ENOSPC, "simulated")
+
+    async def look() -> None:
+        nonlocal is_full
+        store = await world.open_store(SMALL_SEGMENTS)
+        is_full = True
+        with pytest.raises(OSError, match="simulated"):
+            await find(store, "m0")
+        is_full = False
+        for n in range(50, 60):
+            await store.append([message(message_id=f"m{n}")])
+        await asyncio.sleep(5)
+        for n in range(60):
+            assert await find(store, f"m{n}") == [n]
+        await store.aclose()
+
+    with World(disk_with_a_damaged_index(50), 2) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+        world.call(look())
+        assert not world.failures
+
+
 def test_a_lookup_by_key_answers_without_a_damaged_record_and_fails_where_there_is_nothing_else():
     options = LocalStoreOptions(
         segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=40
