@@ -319,7 +319,9 @@ class _OsFile:
         return _OsRegion(self._fd, self.size())
 
     def close(self) -> None:
-        os.close(self._fd)
+        # no descriptor any more: the next file that is opened may get the same number
+        closing, self._fd = self._fd, -1
+        os.close(closing)
 
     def _named(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call with the handle. An OSError gets the file name, which it lacks by itself."""

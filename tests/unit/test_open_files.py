@@ -9,6 +9,7 @@ import pytest
 from storage.errors import Backpressure
 from storage.files.handles import Handles
 from storage.files.simulated import SimulatedDisk
+from storage.files.vfs import OsVfs
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Durability, QueueId
@@ -80,6 +81,20 @@ def test_a_forgotten_file_is_closed_when_its_last_user_ends():
         assert file is not None
         assert file.read(0, 9) == b"a"
     assert disk.open_files == 0
+
+
+def test_a_closed_file_reaches_no_other_file_that_has_got_its_descriptor(tmp_path):
+    closed = OsVfs().open(tmp_path / "closed", create=True)
+    closed.close()
+    other = OsVfs().open(tmp_path / "other", create=True)
+
+    for call in (lambda: closed.write(0, b"lost"), lambda: closed.read(0, 4), closed.close):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            call()
+
+    other.write(0, b"kept")
+    assert other.read(0, 8) == b"kept"
+    other.close()
 
 
 def test_open_files_and_mapped_bytes_do_not_grow_with_the_log():
