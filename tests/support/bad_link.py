@@ -43,6 +43,11 @@ class BadLink:
         """Connections that it has ended or spoiled by itself."""
         return self.counts["cut"] + self.counts["spoiled"]
 
+    @property
+    def is_open(self) -> bool:
+        """Does it carry a connection?"""
+        return bool(self._open)
+
     def cut(self) -> None:
         """End all connections."""
         for end in list(self._open):

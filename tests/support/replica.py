@@ -14,7 +14,7 @@ import msgspec
 
 from app.registry.registry_files import read_files
 from app.replicas.folder import read_note
-from tests.support.http import ok, until
+from tests.support.http import WAIT_SECONDS, ok, until
 from tests.support.server import Server, clean_environment, reserved_port
 
 _PROGRAM = Path(sys.executable).with_name("escrowmq")
@@ -51,10 +51,10 @@ class Primary(Server):
         found = [line.split(" ") for line in lines if line.startswith("escrowmq_replica")]
         return {name: float(value) for name, value in found}
 
-    def wait_until_copied(self, *, replicas: int = 1) -> None:
+    def wait_until_copied(self, *, replicas: int = 1, seconds: float = WAIT_SECONDS) -> None:
         """Until so many are connected that have all of the log on their disks."""
         copied = {"escrowmq_replicas": replicas, "escrowmq_replica_behind_bytes": 0}
-        until(lambda: self.figures() == copied, "replicas have all of it")
+        until(lambda: self.figures() == copied, "replicas have all of it", seconds=seconds)
 
     def replica(self) -> "Replica":
         """One in the same directory, that name servers tell whom to follow; not started."""
