@@ -2,10 +2,11 @@
 a mixture.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 
-from storage.files.vfs import Vfs
+from storage.files.vfs import File, Vfs
 
 
 def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None:
@@ -21,17 +22,30 @@ def replace_by_pieces(
 ) -> None:
     """As `replace`, where the content is too large to be had in one piece."""
     made = scratch / path.name
-    file = vfs.open(made, create=True)
-    try:
-        file.extend(0)
+    with making(vfs, made) as file:
         end = 0
         for piece in pieces:
             file.write(end, piece)
             end += len(piece)
+    name(vfs, made, path)
+
+
+@contextmanager
+def making(vfs: Vfs, made: PurePath) -> Iterator[File]:
+    """An empty file to be written, and then to get its name; synced at the end of the block.
+
+    Nothing is left of one that cannot be written: it would take the space that a full disk lacks.
+    """
+    file = vfs.open(made, create=True)
+    try:
+        file.extend(0)
+        yield file
         file.sync()
+    except OSError:
+        vfs.remove(made)
+        raise
     finally:
         file.close()
-    name(vfs, made, path)
 
 
 def name(vfs: Vfs, made: PurePath, path: PurePath) -> None:
@@ -60,15 +74,10 @@ def read_whole(vfs: Vfs, path: PurePath, *, most_bytes: int | None = None) -> by
 def replace_sized(vfs: Vfs, path: PurePath, data: bytes, length: int, *, scratch: PurePath) -> None:
     """As `replace`, by a sparse file of that length that begins with the data."""
     made = scratch / f"{path.parent.name}-{path.name}"
-    file = vfs.open(made, create=True)
-    try:
-        file.extend(0)
+    with making(vfs, made) as file:
         file.extend(length)
         if data:
             file.write(0, data)
-        file.sync()
-    finally:
-        file.close()
     name(vfs, made, path)
 
 
@@ -77,16 +86,4 @@ def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath) -> N
 
     Durable on return.
     """
-    made = scratch / f"{path.parent.name}-{path.name}"
-    file = vfs.open(made, create=True)
-    try:
-        try:
-            file.extend(0)
-            file.extend(length)
-            file.sync()
-        except OSError:
-            vfs.remove(made)
-            raise
-    finally:
-        file.close()
-    name(vfs, made, path)
+    replace_sized(vfs, path, b"", length, scratch=scratch)

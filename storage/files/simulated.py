@@ -292,9 +292,9 @@ class SimulatedFile:
         return SimulatedRegion(self._disk, self._inode)
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened = None
-            self._disk.open_files -= 1
+        assert self._opened is not None, "a second close may be that of another file"
+        self._opened = None
+        self._disk.open_files -= 1
 
 
 class _SimulatedLock:

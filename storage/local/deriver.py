@@ -261,6 +261,7 @@ class Deriver:
             made = None if round_.due is None else self._due_index.make(round_.due)
             if isinstance(made, Made):
                 self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
+                self._due_index.note_named()
             if round_.queues_snapshot is not None:
                 # The last one: it moves the place where a start begins to replay.
                 reflected = msgspec.structs.replace(

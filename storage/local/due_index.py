@@ -116,8 +116,11 @@ class LocalDueIndex:
         self._next_number = 0
         self._counts = DueCounts(0, 0)
         self._has_changed = False
-        self._new: TimerFile | None = None  # the derive lane's: made, and not yet in force,
-        self._last_number = -1  # and under which number
+        # The derive lane's: the file that is made and not yet in force, the file of a round before
+        # that the snapshot on disk names all the same, and the last number of a file.
+        self._new: TimerFile | None = None
+        self._named: TimerFile | None = None
+        self._last_number = -1
         self.positions: dict[QueueId, int] = {}
         if kept is not None:
             self._restore(kept)
@@ -261,9 +264,15 @@ class LocalDueIndex:
         except CorruptRecord as damage:
             return damage
 
+    def note_named(self) -> None:
+        """The derive lane's: the snapshot on disk is that of the round."""
+        before, self._named = self._named, self._new
+        if before is not None:
+            self._folder.remove([before])
+
     def made(self, made: Made | CorruptRecord) -> tuple[Part, ...]:
         """End the round, whose snapshot is on disk; the files that are not needed any more."""
-        self._new = None
+        self._new = self._named = None
         if isinstance(made, CorruptRecord):
             log.error(
                 "timers_damaged", file=str(made.path), at=made.physical_offset, reason=made.reason
@@ -290,16 +299,14 @@ class LocalDueIndex:
         """The read lane's, behind all who read these files: close and remove them."""
         folder = self._folder
 
-        def remove() -> None:
-            for part in surplus:
-                part.file.close()
-            folder.remove(surplus)
-
-        return remove
+        return lambda: folder.remove(part.file for part in surplus)
 
     def close(self) -> None:
         for part in self._parts:
             part.file.close()
+        for file in dict.fromkeys((self._new, self._named)):  # of a round that was not finished
+            if file is not None:
+                file.close()
 
     def _restore(self, kept: Snapshot) -> None:
         try:
@@ -328,8 +335,9 @@ class LocalDueIndex:
             for part in pending.parts
         ]
         kept, merged = _plan(parts, changes.end)
-        if self._new is not None:
-            self._new.close()  # the round before could not be finished
+        before, self._new = self._new, None
+        if before is not None and before is not self._named:
+            self._folder.remove([before])  # the round before could not be finished
         # Never a number again: that round may have come as far as its snapshot.
         number = self._last_number = max(pending.next_number, self._last_number + 1)
         self._new = (

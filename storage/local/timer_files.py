@@ -129,28 +129,25 @@ class TimerFolder:
         """A file of these entries; None where there are none. Durable on return."""
         path = self._path(number)
         made = self._scratch / path.name
-        file = self._vfs.open(made, create=True)
         count = 0
-        try:
-            file.extend(0)
+        with durable.making(self._vfs, made) as file:
             for entries in _in_blocks(pieces):
                 file.write(
                     timer_file.file_bytes(count),
                     timer_file.encode(entries, number, count // BLOCK_ENTRIES),
                 )
                 count += len(entries)
-            file.sync()
-        finally:
-            file.close()
         if not count:
             self._vfs.remove(made)
             return None
         durable.name(self._vfs, made, path)
         return TimerFile(self._vfs, path, number, count)
 
-    def remove(self, parts: Iterable[Part]) -> None:
-        for part in parts:
-            self._vfs.remove(part.file.path)
+    def remove(self, files: Iterable[TimerFile]) -> None:
+        """Close and remove them."""
+        for file in files:
+            file.close()
+            self._vfs.remove(file.path)
 
     def remove_all_but(self, kept: Iterable[Part]) -> None:
         named = {part.file.path.name for part in kept}

@@ -4,6 +4,7 @@ goes.
 
 import asyncio
 import errno
+from collections import Counter
 from pathlib import PurePath
 from random import Random
 
@@ -263,3 +264,45 @@ def test_a_disk_without_space_delays_the_files_and_loses_nothing_of_them(at):
         disk = world.disk.after_kill()
     assert refused > 5
     a_life(disk, 8, saying)
+
+
+def test_rounds_that_a_full_disk_ends_leave_no_file_and_close_none_twice():
+    saying = Saying(9, 120)
+    refused: Counter[str] = Counter()
+    begins = ""  # of the names that the full disk takes no more of
+
+    def plan(call: str, path: PurePath) -> None:
+        is_made = call == "write" and path.parent.name == "making"
+        if begins and is_made and path.name.startswith(begins):
+            refused[begins] += 1
+            raise OSError(errno.ENOSPC, "no space")
+
+    with World(SimulatedDisk(), 9) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+
+        async def main() -> None:
+            nonlocal begins
+            store, most = await opened(world), 0
+            for number in range(120):
+                if number % 30 == 10:
+                    most = len(world.disk.list_directory(TIMERS)) + 2
+                is_full = number % 30 >= 10
+                kinds = ["0", "timers", "consume_queues"]
+                begins = world.randomness.choice(kinds) if is_full else ""
+                await store.append([message(b"step")])
+                store.change_due(*saying.steps[number], {ORDERS: number + 1})
+                await asyncio.sleep(0.05)
+                assert not is_full or len(world.disk.list_directory(TIMERS)) <= most
+                assert world.disk.list_directory(ROOT / "making") == []
+                assert await everything_due(store) == saying.due_after(number + 1)
+            begins = ""
+            store.change_due([], saying.due_after(120), {ORDERS: 120})
+            await store.append([message()])
+            await asyncio.sleep(0.1)
+            assert world.disk.list_directory(TIMERS) == []
+            await store.aclose()
+
+        world.call(main())
+        assert not world.failures
+        assert world.disk.open_files == 0
+    assert min(refused[kind] for kind in ("0", "timers", "consume_queues")) > 5
