@@ -390,7 +390,7 @@ class Retention:
         is_anything = self._to_clean or self._index_files or self._deleted_topics
         if not is_anything or self._deriver.thorough_ended <= self._clean_after_round:
             return
-        index_files = list(self._index_files)
+        index_files = self._index_files
         queues = [queue for queue in self._to_clean if self._queues.find(queue.id) is queue]
         # One that was created again since then goes on in the files that it has: its entries lie
         # behind those of before.
@@ -407,6 +407,14 @@ class Retention:
             for file in index_files:
                 file.close()
 
-        await self._in_lane(Lane.DERIVE, remove)
+        to_clean, all_deleted = self._to_clean, self._deleted_topics
+        # what comes while the lane removes is for the next run
         self._to_clean, self._index_files, self._deleted_topics = {}, [], {}
+        try:
+            await self._in_lane(Lane.DERIVE, remove)
+        except BaseException:
+            self._to_clean = to_clean | self._to_clean
+            self._index_files = index_files + self._index_files
+            self._deleted_topics = all_deleted | self._deleted_topics
+            raise
         await self._in_lane(Lane.READ, close)

@@ -3,15 +3,19 @@ retention and lost derived files.
 """
 
 import asyncio
+import errno
 from collections.abc import Mapping
+from pathlib import PurePath
 from random import Random
 
 import pytest
 
 from storage.errors import Backpressure, UnknownTopic
+from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
+from storage.local.runner import Lane
 from storage.message import QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
@@ -161,6 +165,65 @@ def test_the_queue_files_of_a_deleted_topic_go_once_no_snapshot_needs_them():
 
     with World(SimulatedDisk(), 1) as world:
         world.call(life(world))
+
+
+def test_queue_files_that_could_not_be_removed_go_with_the_next_run():
+    fails = False
+
+    def plan(call: str, path: PurePath) -> None:
+        if fails and call == "remove" and path.parent.parent.name == "gone":
+            raise OSError(errno.EIO, "simulated")
+
+    async def main() -> None:
+        nonlocal fails
+        store = await open_store(world)
+        await fill(store)
+        await store.delete_topic("gone")
+        await asyncio.sleep(1)
+        await store.append([message(queue=KEPT)])
+        await asyncio.sleep(1)
+
+        fails = True
+        with pytest.raises(OSError, match="simulated"):
+            await store.expire(world.clock.wall_ms(), nothing)
+        fails = False
+        await store.expire(world.clock.wall_ms(), nothing)
+
+        assert world.disk.list_directory(ROOT / "consumequeue" / "gone" / "1") == []
+
+    with World(SimulatedDisk(), 1) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+        world.call(main())
+
+
+def test_the_files_of_a_topic_that_is_deleted_while_others_are_removed_go_with_the_next_run():
+    first, second = QueueId("first", 0), QueueId("second", 0)
+
+    async def main() -> None:
+        store = await open_store(world)
+        for queue in (first, second):
+            await store.create_topic(queue.topic, queue_count=1)
+            await store.append([message(queue=queue)])
+        await asyncio.sleep(1)
+        await store.delete_topic("first")
+        await asyncio.sleep(1)
+        await store.append([message(queue=KEPT)])
+        await asyncio.sleep(1)
+
+        world.runner.hold_up(Lane.DERIVE, seconds=1)
+        removing = asyncio.ensure_future(store.expire(world.clock.wall_ms(), nothing))
+        await asyncio.sleep(0.5)
+        await store.delete_topic("second")
+        await removing
+        await store.append([message(queue=KEPT)])
+        await asyncio.sleep(1)
+        await store.expire(world.clock.wall_ms(), nothing)
+
+        for queue in (first, second):
+            assert world.disk.list_directory(ROOT / "consumequeue" / queue.topic / "0") == []
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
 
 
 def test_a_deletion_that_could_not_be_written_leaves_the_topic_as_it_was():
