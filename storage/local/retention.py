@@ -244,6 +244,8 @@ class Retention:
 
     async def _look_at_disk(self, now_ms: int) -> None:
         self._space = space = await self._in_lane(Lane.READ, self._measure)
+        if self._samples and now_ms < self._samples[-1].at_ms:
+            self._samples.clear()  # the clock was set back
         if not self._samples or now_ms - self._samples[-1].at_ms >= _SAMPLE_MS:
             self._samples.append(UsedSample(now_ms, space.used_bytes))
         refused_before = self.refuses_new

@@ -109,6 +109,25 @@ async def test_expired_segments_go_and_reading_below_what_is_left_says_what_ther
 
 
 @with_house()
+async def test_a_clock_that_was_set_back_ends_no_measurement_of_the_growth_of_the_disk(
+    world, store
+):
+    async def fill(megabytes: int) -> None:
+        for _ in range(5):
+            await asyncio.sleep(60)
+            world.disk.used_by_others += megabytes << 20
+            await expire(world, store)
+
+    await fill(1)
+    world.clock.jump(-24 * 3_600_000)
+    await fill(60)
+
+    usage = store.disk_usage()
+    assert usage.growth_window_ms == pytest.approx(240_000, rel=0.1)
+    assert usage.growth_bytes_per_second == pytest.approx(1 << 20, rel=0.1)
+
+
+@with_house()
 async def test_what_somebody_wants_to_keep_for_longer_than_the_store_would_stays_as_long(
     world, store
 ):
