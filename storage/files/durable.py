@@ -21,38 +21,39 @@ def replace_by_pieces(
     vfs: Vfs, path: PurePath, pieces: Iterable[bytes], *, scratch: PurePath
 ) -> None:
     """As `replace`, where the content is too large to be had in one piece."""
-    made = scratch / path.name
-    with making(vfs, made) as file:
+    with making(vfs, path, scratch / path.name) as file:
         end = 0
         for piece in pieces:
             file.write(end, piece)
             end += len(piece)
-    name(vfs, made, path)
 
 
 @contextmanager
-def making(vfs: Vfs, made: PurePath) -> Iterator[File]:
-    """An empty file to be written, and then to get its name; synced at the end of the block.
+def making(vfs: Vfs, path: PurePath, made: PurePath) -> Iterator[File]:
+    """An empty file, `made`, which gets its name, `path`, once the block has written it; durable at
+    the end.
 
     Nothing is left of one that cannot be written: it would take the space that a full disk lacks.
     """
     file = vfs.open(made, create=True)
     try:
-        file.extend(0)
-        yield file
-        file.sync()
+        try:
+            file.extend(0)
+            yield file
+            file.sync()
+        finally:
+            file.close()
+        vfs.rename(made, path)
     except OSError:
         vfs.remove(made)
         raise
-    finally:
-        file.close()
+    _sync_names(vfs, path, made)
 
 
 def name(vfs: Vfs, made: PurePath, path: PurePath) -> None:
     """A file that was made, and synced, in a folder for that gets its name. Durable on return."""
     vfs.rename(made, path)
-    vfs.sync_directory(path.parent)
-    vfs.sync_directory(made.parent)
+    _sync_names(vfs, path, made)
 
 
 def read_whole(vfs: Vfs, path: PurePath, *, most_bytes: int | None = None) -> bytes | None:
@@ -73,17 +74,26 @@ def read_whole(vfs: Vfs, path: PurePath, *, most_bytes: int | None = None) -> by
 
 def replace_sized(vfs: Vfs, path: PurePath, data: bytes, length: int, *, scratch: PurePath) -> None:
     """As `replace`, by a sparse file of that length that begins with the data."""
-    made = scratch / f"{path.parent.name}-{path.name}"
-    with making(vfs, made) as file:
+    with making(vfs, path, scratch / f"{path.parent.name}-{path.name}") as file:
         file.extend(length)
         if data:
             file.write(0, data)
-    name(vfs, made, path)
 
 
 def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath) -> None:
-    """A sparse file of zeros that appears under its name with its full length, or not at all.
+    """A new sparse file of zeros that appears under its name with its full length, or not at all.
 
-    Durable on return.
+    Durable on return; after an error there is none.
     """
-    replace_sized(vfs, path, b"", length, scratch=scratch)
+    try:
+        replace_sized(vfs, path, b"", length, scratch=scratch)
+    except OSError:
+        if vfs.exists(path):
+            vfs.remove(path)
+        raise
+
+
+def _sync_names(vfs: Vfs, path: PurePath, made: PurePath) -> None:
+    """Make a rename durable."""
+    vfs.sync_directory(path.parent)
+    vfs.sync_directory(made.parent)

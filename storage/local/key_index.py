@@ -170,19 +170,21 @@ class KeyIndex:
                 yield
             made.sync()
             self._snapshots.save(_sums_name(path.name), Snapshot((made.sums.encode(),), {}))
-        except IndexError:
-            return  # its first segment was dropped meanwhile: the next try begins behind it
+            self._vfs.rename(made.path, path)
+        except IndexError:  # its first segment was dropped meanwhile
+            self._vfs.remove(made.path)
+            return  # the next try begins behind it
         except OSError:
             self._vfs.remove(made.path)  # else it takes the space that a full disk lacks
             raise
         finally:
             made.close()
-        durable.name(self._vfs, made.path, path)
         old.close()
         made.path = path
         made.unload()
         made.trust()
         self._files = tuple(made if file is old else file for file in self._files)
+        self._vfs.sync_directory(self._directory)
         self.rebuilt_files += 1
         log.error("key_index_rebuilt", file=str(path))
 

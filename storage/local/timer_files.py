@@ -6,6 +6,7 @@ So a crash leaves the old list or the new one.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -127,21 +128,24 @@ class TimerFolder:
 
     def make(self, number: int, pieces: Iterable[Entries]) -> TimerFile | None:
         """A file of these entries; None where there are none. Durable on return."""
-        path = self._path(number)
-        made = self._scratch / path.name
-        count = 0
-        with durable.making(self._vfs, made) as file:
-            for entries in _in_blocks(pieces):
-                file.write(
-                    timer_file.file_bytes(count),
-                    timer_file.encode(entries, number, count // BLOCK_ENTRIES),
-                )
-                count += len(entries)
-        if not count:
-            self._vfs.remove(made)
+        path, count = self._path(number), 0
+        blocks = iter(_in_blocks(pieces))
+        first = next(blocks, None)
+        if first is None:
             return None
-        durable.name(self._vfs, made, path)
-        return TimerFile(self._vfs, path, number, count)
+        try:
+            with durable.making(self._vfs, path, self._scratch / path.name) as file:
+                for entries in chain((first,), blocks):
+                    file.write(
+                        timer_file.file_bytes(count),
+                        timer_file.encode(entries, number, count // BLOCK_ENTRIES),
+                    )
+                    count += len(entries)
+            return TimerFile(self._vfs, path, number, count)
+        except OSError:
+            if self._vfs.exists(path):
+                self._vfs.remove(path)
+            raise
 
     def remove(self, files: Iterable[TimerFile]) -> None:
         """Close and remove them."""

@@ -266,16 +266,29 @@ def test_a_disk_without_space_delays_the_files_and_loses_nothing_of_them(at):
     a_life(disk, 8, saying)
 
 
-def test_rounds_that_a_full_disk_ends_leave_no_file_and_close_none_twice():
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        ("write", errno.ENOSPC),
+        ("rename", errno.ENOSPC),
+        ("sync_directory", errno.ENOSPC),
+        ("open", errno.EMFILE),
+    ],
+)
+def test_rounds_that_a_full_disk_ends_leave_no_file_and_close_none_twice(failing, error):
     saying = Saying(9, 120)
     refused: Counter[str] = Counter()
+    folders = {"0": "timers", "timers": "snapshots", "consume_queues": "snapshots"}
     begins = ""  # of the names that the full disk takes no more of
 
     def plan(call: str, path: PurePath) -> None:
-        is_made = call == "write" and path.parent.name == "making"
-        if begins and is_made and path.name.startswith(begins):
+        if call != failing or not begins:
+            return
+        folder = folders[begins]
+        is_file = path.parent.name in ("making", folder) and path.name.startswith(begins)
+        if is_file or (call == "sync_directory" and path.name == folder):
             refused[begins] += 1
-            raise OSError(errno.ENOSPC, "no space")
+            raise OSError(error, "simulated")
 
     with World(SimulatedDisk(), 9) as world:
         world.vfs = FaultyVfs(world.disk, plan)
@@ -287,8 +300,7 @@ def test_rounds_that_a_full_disk_ends_leave_no_file_and_close_none_twice():
                 if number % 30 == 10:
                     most = len(world.disk.list_directory(TIMERS)) + 2
                 is_full = number % 30 >= 10
-                kinds = ["0", "timers", "consume_queues"]
-                begins = world.randomness.choice(kinds) if is_full else ""
+                begins = world.randomness.choice([*folders]) if is_full else ""
                 await store.append([message(b"step")])
                 store.change_due(*saying.steps[number], {ORDERS: number + 1})
                 await asyncio.sleep(0.05)
@@ -305,4 +317,4 @@ def test_rounds_that_a_full_disk_ends_leave_no_file_and_close_none_twice():
         world.call(main())
         assert not world.failures
         assert world.disk.open_files == 0
-    assert min(refused[kind] for kind in ("0", "timers", "consume_queues")) > 5
+    assert min(refused[kind] for kind in folders) > 5
