@@ -31,7 +31,10 @@ SLOWEST_HEALTHY_SECONDS = 2.0
 def test_hostile_endpoints_decide_nothing_and_slow_nobody(tmp_path):
     with HostileReceivers(tmp_path) as hostile, Receiver(lambda _: decide("commit")) as honest:
         allowed = json.dumps([*hostile.hosts, "127.0.0.1"])
-        environment = {"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": allowed}
+        environment = {
+            "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": allowed,
+            "ESCROWMQ_TXN__DECIDED_KEPT": "500",  # else the honest ones are what takes memory
+        }
         with Server(tmp_path / "data", environment=environment) as server, server.client() as api:
             groups = {f"group-{number}": name for number, name in enumerate(hostile.urls)}
             for group, name in groups.items():
@@ -147,6 +150,7 @@ def _begin(api: httpx.Client, group: str) -> str:
 
 
 def _footprint(server: Server) -> tuple[int, int]:
-    """(bytes of memory, open descriptors) of the service."""
-    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE"), len(os.listdir(f"/proc/{server.pid}/fd"))
+    """(bytes of memory without that of files, open descriptors) of the service."""
+    pages = list(map(int, Path(f"/proc/{server.pid}/statm").read_text().split()))
+    own_bytes = (pages[1] - pages[2]) * os.sysconf("SC_PAGESIZE")  # the log is mapped, too
+    return own_bytes, len(os.listdir(f"/proc/{server.pid}/fd"))
