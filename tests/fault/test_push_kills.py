@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.fault.campaign_size import sized
-from tests.support.http import ok, until
+from tests.support.http import WAIT_SECONDS, ok, until
 from tests.support.receiver import Receiver, Request, Said
 from tests.support.server import Server
 
@@ -82,7 +82,11 @@ def test_every_message_is_taken_in_the_order_of_its_key_whenever_the_service_is_
             server.start()
         with server.client() as api:
             for group in GROUPS:
-                until(lambda group=group: _is_settled(api, group), "all messages are settled")
+                until(
+                    lambda group=group: _is_settled(api, group),
+                    "all messages are settled",
+                    seconds=WAIT_SECONDS + KILLS,  # most of what was sent between two kills waits
+                )
 
     for group, taken in endpoint.taken.items():
         assert set(taken) == set(range(sent)), group
