@@ -35,6 +35,7 @@ def declare(handler, *, name="tryOut", example=None):
         "/v1/topics/{topic}",
         name,
         tag="topics",
+        scopes=["operate"],
         answers={200: None},
         body=Input,
         example=example,
