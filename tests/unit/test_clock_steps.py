@@ -1,4 +1,4 @@
-"""Jumps of the wall clock are told from time that passes."""
+"""Jumps of the wall clock are distinguished from time that passes."""
 
 import pytest
 import structlog

@@ -1,4 +1,4 @@
-"""What is wrong on the command line is 2, what could not be done is 3, and neither is a traceback."""
+"""Wrong usage of a command is status 2, a failure is 3, and neither is a traceback."""
 
 import pytest
 from typer.testing import CliRunner
