@@ -19,6 +19,7 @@ SPARE_BYTES = 1 << 20  # SQLite takes 32 KiB at once, and more with each write
 
 _REPLICA_BYTES = 256 << 10  # enough on XFS, too, which takes more blocks than a file needs
 _LEAST_BYTES = SPARE_BYTES // 2  # is left for a service
+_LEAST_STEP_BYTES = 4 << 10  # a block of most file systems
 
 log = structlog.get_logger()
 
@@ -34,7 +35,7 @@ class SpareSpace:
         """
         taken = self._taken_bytes()
         if taken and self._free_bytes() < SPARE_BYTES:
-            self._path.unlink()
+            os.truncate(self._path, 0)
             log.warning("spare_space_released", bytes=taken)
 
     def lend(self) -> None:
@@ -46,24 +47,29 @@ class SpareSpace:
             os.truncate(self._path, left)
 
     def keep(self) -> None:
-        """Take the room, if the disk has it and it is not taken yet."""
+        """Take the room that is not taken yet, or as much of it as the disk has.
+
+        On a full disk a start leaves most of what it was given, and the next one needs that.
+        """
         taken = self._taken_bytes()
         if taken == SPARE_BYTES:
             return
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(file, taken, SPARE_BYTES - taken)
-            except OSError:
-                os.ftruncate(file, taken)
-                raise
-            finally:
-                os.close(file)
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            if not taken:
-                self._path.unlink(missing_ok=True)
+            return
+        try:
+            step = SPARE_BYTES - taken
+            while taken < SPARE_BYTES and step >= _LEAST_STEP_BYTES:
+                piece = min(step, SPARE_BYTES - taken)
+                if _is_extended(file, taken, piece):
+                    taken += piece
+                else:
+                    step //= 2
+        finally:
+            os.close(file)
 
     def _taken_bytes(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
@@ -71,3 +77,15 @@ class SpareSpace:
     def _free_bytes(self) -> int:
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize
+
+
+def _is_extended(file: int, size: int, more: int) -> bool:
+    """Does the file have so much more room now? As it was where the disk has not."""
+    try:
+        os.posix_fallocate(file, size, more)
+    except OSError as error:
+        os.ftruncate(file, size)
+        if not is_disk_full(error):
+            raise
+        return False
+    return True

@@ -103,18 +103,19 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         assert ok(api.get("/v1/admin/disk"))["writable"]
 
 
-def test_a_service_starts_on_a_full_disk_after_a_stop_and_after_a_kill_and_goes_on_with_decisions(
+def test_a_service_starts_on_a_full_disk_again_and_again_and_goes_on_with_decisions(
     small_disk,
 ):
     with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server:
         sent: list[str] = []
         with server.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-            undecided = [begun(api, f"txn-{number}") for number in range(4)]
+            undecided = [begun(api, f"txn-{number}") for number in range(6)]
             assert was_sent(api, sent)
             fill(small_disk)
             fill_log(api, sent)
-        for end in [server.terminate, server.kill, server.kill, server.terminate]:
+        stop, kill = server.terminate, server.kill
+        for end in [stop, stop, kill, kill, stop, stop]:
             end()
             fill(small_disk)
             server.start()
