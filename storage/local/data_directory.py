@@ -25,6 +25,7 @@ from storage.errors import DirectoryInUse
 from storage.files import durable
 from storage.files.vfs import Vfs, is_disk_full
 
+_LOCK = b"lock"  # a broker's word
 _OURS = b"escrowmq"  # behind the process id, which is all that a broker writes
 
 
@@ -102,7 +103,11 @@ class DataDirectory:
             self.vfs.remove(self.making / name)
         lock_file = self.vfs.open(self.root / "lock", create=True)
         try:
-            lock_file.write(0, b"lock")
+            if lock_file.read(0, len(_LOCK)) != _LOCK:
+                lock_file.write(0, _LOCK)
+        except OSError as error:
+            if not is_disk_full(error):  # the file is what matters, not its content
+                raise
         finally:
             lock_file.close()
 

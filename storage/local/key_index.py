@@ -27,7 +27,7 @@ from storage.clock import Clock
 from storage.files import durable
 from storage.files.handles import Handles
 from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
-from storage.files.vfs import File, Vfs
+from storage.files.vfs import File, Vfs, is_disk_full
 from storage.formats import index_file, key_scan
 from storage.formats import record as records
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
@@ -314,6 +314,7 @@ class IndexFile:
         # of each slot, the number of its newest entry
         self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None
         self._dirty = np.zeros(0, np.bool_)  # blocks of slots that the file does not have yet
+        self._has_stray_slots = False  # on disk some point past what the header counts
         self._unsynced = Unsynced()
         self.has_changed = False  # since its sums were saved
 
@@ -394,6 +395,7 @@ class IndexFile:
         entries["previous"] = previous
         raw = entries.tobytes()
         with self._use() as file:
+            self._correct_slots(file)
             self._unsynced.write(file, index_file.entry_at(self._slots, header.next_entry), raw)
             if self._unsynced.kept_bytes > MOST_KEPT_BYTES:  # a start makes all files again
                 self._unsynced.sync(file)
@@ -484,7 +486,8 @@ class IndexFile:
     def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
         """Take out of the chains what the header does not count.
 
-        Durable, since those entries will be written over.
+        Durable before those entries are written over: now, or with the first ones that are added
+        where the disk has no space for it.
         """
         ahead = np.flatnonzero(newest >= self.header.next_entry)
         if not len(ahead):
@@ -502,8 +505,19 @@ class IndexFile:
                     number = previous if 0 <= previous < number else 0
                 newest[slot] = number
             self._dirty[ahead // BLOCK_SLOTS] = True
+            self._has_stray_slots = True
+            try:
+                self._correct_slots(file)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+
+    def _correct_slots(self, file: File) -> None:
+        """Those that point past what the header counts; durable on return."""
+        if self._has_stray_slots:
             self._write_slots(file)
             self._unsynced.sync(file)
+            self._has_stray_slots = False
 
     def _write_slots(self, file: File) -> None:
         assert self._newest is not None
