@@ -46,6 +46,7 @@ from storage.errors import (
     CorruptRecord,
     DirectoryInUse,
     FlushFailed,
+    LaterRegistry,
     LogOfDLedger,
     RegistryUnavailable,
     StorageError,
@@ -295,6 +296,8 @@ class ServiceLifecycle:
         except FlushFailed as error:
             if self.phase is not Phase.STOPPING:  # it waits for no replicas then
                 self._fail(exit_codes.STORAGE_FAILED, error)
+        except LaterRegistry as error:
+            self._fail(exit_codes.CONFIGURATION, error)
         except RegistryUnavailable as error:
             log.warning("registry_unavailable", error=str(error.__cause__))
             self._fail(exit_codes.NO_REGISTRY, error)

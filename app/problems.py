@@ -140,6 +140,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.TooManyOpenTransactions: "too_many_open_transactions",
     errors.StoreRecovering: "recovering",
     errors.RegistryUnavailable: "registry_unavailable",
+    errors.LaterRegistry: "registry_unavailable",
     errors.StoreClosed: "shutting_down",
     errors.StorageError: "internal_error",
     errors.CorruptRecord: "record_corrupt",

@@ -40,6 +40,7 @@
     │   ├── NotEnoughCopies         fewer machines than are to have each message
     │   ├── StoreRecovering         the store is not open yet
     │   ├── RegistryUnavailable     the database of names cannot be reached
+    │   │   └── LaterRegistry       a later release has changed its tables
     │   └── StoreClosed             the store takes nothing new
     └── StorageError                an operator must look; never retried silently
         ├── CorruptRecord           .path .physical_offset .reason .repair .queue .queue_offset
@@ -360,6 +361,12 @@ class StoreRecovering(UnavailableError):
 class RegistryUnavailable(UnavailableError):
     """The database that holds topics, groups and schedules cannot be reached; messages of what is
     there go on.
+    """
+
+
+class LaterRegistry(RegistryUnavailable):
+    """A later release of EscrowMQ has changed the database that holds topics, groups and
+    schedules.
     """
 
 

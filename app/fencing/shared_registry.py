@@ -4,6 +4,7 @@ A service whose replicas are missing may have acknowledged what it alone has. Th
 and then no other node takes its place, unless a person accepts what is lost.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,11 +13,12 @@ from sqlalchemy.engine import make_url
 
 from app.registry import known_registry
 from app.registry.database import Database
+from app.registry.registry_files import check_release
 from app.replicas.leader import Leader
 from app.replicas.leader_row import LeaderRow
 from app.replicas.promise import CannotPromote, LogPlace, Promise
 from app.replicas.promotion import Claim
-from storage.errors import RegistryUnavailable, StorageFull
+from storage.errors import LaterRegistry, RegistryUnavailable, StorageFull
 
 # of libpq, in the URL: a server that does not answer is one that is away
 _PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "10000"}
@@ -26,16 +28,21 @@ class SharedRegistry:
     """The entry of the leader, as a node that is to be promoted finds it."""
 
     def __init__(self, url: str, store_dir: Path, node: str) -> None:
-        """`url`: of the registry; one in SQLite is not shared, and asked nothing. `node`: the name
-        of this one.
+        """`url`: of the registry; one in SQLite is not shared, and says only which release it is
+        of. `node`: the name of this one.
         """
         self._url = url if url.startswith("postgresql") else ""
+        self._file = "" if self._url else make_url(url).database or ""
         self._store_dir = store_dir
         self._node = node
 
     async def check(self, *, accept_loss: bool = False) -> Leader:
         """Return the entry that it may change. Raises CannotPromote."""
         if not self._url:
+            try:
+                await asyncio.to_thread(check_release, Path(self._file))
+            except LaterRegistry as error:
+                raise CannotPromote(f"{error}: promote it with that release") from error
             return Leader()
         async with self._row(is_migrated=False) as row:
             leader = await row.read()

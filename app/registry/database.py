@@ -14,7 +14,7 @@ import asyncio
 import mmap
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -41,7 +41,7 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from app.registry.tables import metadata, registry_identity, service_leader
-from storage.errors import RegistryUnavailable, StorageFull
+from storage.errors import LaterRegistry, RegistryUnavailable, StorageFull
 from storage.files.vfs import is_disk_full
 
 T = TypeVar("T")
@@ -54,8 +54,11 @@ _OPENING = int.from_bytes(b"escrowmq", "big")
 _INSTALLED = Path(__file__).resolve().parent / "migrations"
 MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2] / "alembic"
 
+_REVISIONS = frozenset(
+    path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py")
+)
 # The revision that the tables of the code have, which a test compares with alembic's own answer.
-HEAD = max(path.name for path in (MIGRATIONS / "versions").glob("[0-9]*.py")).partition("_")[0]
+HEAD = max(_REVISIONS)
 
 # Where alembic keeps the revision of a database, in its words.
 _VERSION = Table(
@@ -117,7 +120,8 @@ class Database:
     async def open(self) -> None:
         """Bring the schema up to date.
 
-        Raises RegistryUnavailable, StorageFull; DatabaseError where the file is damaged.
+        Raises RegistryUnavailable, LaterRegistry among them; StorageFull; DatabaseError where the
+        file is damaged.
         """
         self.identity = await self._call(self._open)
 
@@ -243,7 +247,7 @@ def rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
 
 def bring_up_to_date(connection: Connection) -> str:
     """Make the tables of a new database, migrate those of an older one; one process after the
-    other. Returns its identity.
+    other. Returns its identity. Raises LaterRegistry.
     """
     # of SQLite the transaction has been the only one since it began
     if connection.dialect.name == "postgresql":
@@ -255,8 +259,11 @@ def bring_up_to_date(connection: Connection) -> str:
         metadata.create_all(connection)
         _VERSION.create(connection)
         connection.execute(_VERSION.insert().values(version_num=HEAD))
-    elif _VERSION.name not in known or list(connection.scalars(_VERSION.select())) != [HEAD]:
-        migrate(connection, "head")
+    else:
+        revisions = list(connection.scalars(_VERSION.select())) if _VERSION.name in known else []
+        refuse_later(revisions)
+        if revisions != [HEAD]:
+            migrate(connection, "head")
     identity = connection.scalar(select(registry_identity.c.identity))
     if identity is None:
         identity = token_hex(16)
@@ -264,6 +271,16 @@ def bring_up_to_date(connection: Connection) -> str:
     if connection.scalar(select(service_leader.c.epoch)) is None:
         connection.execute(service_leader.insert().values(epoch=0, node="", is_alone=False))
     return str(identity)
+
+
+def refuse_later(revisions: Iterable[str]) -> None:
+    """`revisions`: that a database has. Raises LaterRegistry."""
+    if unknown := set(revisions) - _REVISIONS:
+        raise LaterRegistry(
+            "a later release of EscrowMQ has changed the database that holds topics, groups and "
+            f"schedules: it has revision {', '.join(sorted(unknown))}, and this release knows them "
+            f"up to {HEAD}"
+        )
 
 
 def migrate(connection: Connection, revision: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from app.registry import known_registry
-from app.registry.registry_files import REGISTRY_ID
+from app.registry.registry_files import REGISTRY, REGISTRY_ID, check_release
 from app.replicas import folder, frames
 from app.replicas.closing import close
 from app.replicas.folder import ReplicaNote
@@ -29,7 +29,13 @@ from app.replicas.snapshots import IncomingSnapshots
 from app.spare_space import SpareSpace
 from app.word_sets import NodeRole
 from storage.clock import Clock
-from storage.errors import CorruptRecord, OffsetExpired, StorageFull, UnavailableError
+from storage.errors import (
+    CorruptRecord,
+    LaterRegistry,
+    OffsetExpired,
+    StorageFull,
+    UnavailableError,
+)
 from storage.files.vfs import OsVfs, is_disk_full
 from storage.identifiers import Identifiers
 from storage.local.options import LocalStoreOptions
@@ -74,6 +80,7 @@ class Follower:
         self._files = ThreadPoolExecutor(1, "replica")
         self._promise = KeptPromise(data_dir, self._in_thread, follows_for_good=bool(options.nodes))
         self._spare = SpareSpace(data_dir)
+        self._has_warned_of_release = False
         self._writer: asyncio.StreamWriter | None = None  # while it is connected
         self._has_begun = asyncio.Event()  # its log is open, or there is none yet
         self._store: LocalReplica | None = None
@@ -463,6 +470,7 @@ class Follower:
             if kind is Kind.REGISTRY:
                 files = frames.decode(payload, frames.Registry).files
                 await self._in_thread(folder.write_registry, self._data_dir, files)
+                await self._warn_of_release()
                 identity = files.get(REGISTRY_ID, b"")
                 self.service_id = identity.decode("ascii", "replace").strip() or self.service_id
                 continue
@@ -490,6 +498,15 @@ class Follower:
                 self.has_caught_up = True
                 log.info("replica_caught_up", end=store.stored_offset())
             await self._keep_up(store, data)
+
+    async def _warn_of_release(self) -> None:
+        """The primary may be of a later release: the copy is good, but not for this one."""
+        try:
+            await self._in_thread(check_release, self._data_dir / REGISTRY)
+        except LaterRegistry as error:
+            if not self._has_warned_of_release:
+                log.warning("release_too_old_to_promote", reason=str(error))
+            self._has_warned_of_release = True
 
     async def _take(self, store: LocalReplica, at: int, data: bytes) -> bytes:
         """Store whole units of the bytes from `at` on; what is left is the beginning of one."""

@@ -143,3 +143,26 @@ def test_a_start_with_another_registry_serves_nothing_and_says_why_until_it_is_p
         assert accepting.terminate() == 0
     with Server(tmp_path / "data", dev=False) as again, again.client() as api:
         ok(api.get("/v1/topics/orders"))
+
+
+def test_a_registry_of_a_later_release_is_refused_in_one_line_and_is_left_as_it_is(tmp_path):
+    with Server(tmp_path / "data", dev=False) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        assert server.terminate() == 0
+        with closing(sqlite3.connect(registry(server))) as opened, opened:
+            (known,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
+            opened.execute("UPDATE alembic_version SET version_num = '9999'")
+        before = registry(server).read_bytes()
+
+        server.start(until_ready=False)
+
+        assert server.wait() == 78
+        (failed,) = [line for line in server.log().splitlines() if "service_failed" in line]
+        assert f"it has revision 9999, and this release knows them up to {known}" in failed
+        assert registry(server).read_bytes() == before
+        with closing(sqlite3.connect(registry(server))) as opened, opened:
+            opened.execute("UPDATE alembic_version SET version_num = ?", [known])
+        server.start()
+        with server.client() as api:
+            ok(api.get("/v1/topics/orders"))

@@ -7,11 +7,12 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.support.http import assert_problem, ok, until
 from tests.support.replica import Primary, Replica, note_of, of, promote, read_ids, read_whole
 from tests.support.server import Server
 
-CONFIGURATION, DIRECTORY_IN_USE = 78, 73
+CONFIGURATION, DIRECTORY_IN_USE, NOT_CARRIED_OUT = 78, 73, 3
 SEGMENT_BYTES = "ESCROWMQ_LOCAL__SEGMENT_BYTES"
 SET_ASIDE = {"ESCROWMQ_REPLICA__SET_ASIDE": "true"}
 TWO_COPIES = {"ESCROWMQ_REPLICA__COPIES": "2"}
@@ -91,6 +92,34 @@ def test_a_promoted_replica_has_every_message_transaction_group_and_offset_that_
             received = {one["message_id"] for one in rest["messages"]}
             assert received | acknowledged == read_ids(service)
             assert not received & acknowledged
+
+
+def test_a_replica_of_an_earlier_release_than_its_service_copies_it_and_is_not_promoted(
+    primary, tmp_path
+):
+    with Replica(tmp_path / "b", of(primary.ha_port)) as replica:
+        primary.wait_until_copied()
+        as_of_a_later_release(primary.data_dir / "registry.db")
+        sent = send(primary, 3)
+        until(lambda: "release_too_old_to_promote" in replica.log(), "the replica warns of it")
+        primary.wait_until_copied()
+        assert replica.terminate() == 0
+
+        for may_change in [], ["--yes"]:
+            refused = promote(replica.data_dir, *may_change)
+            assert refused.returncode == NOT_CARRIED_OUT
+            assert "it has revision 9999, and this release knows them up to" in refused.stderr
+
+        replica.start()
+        sent += send(primary, 3)
+        primary.wait_until_copied()
+    assert read_ids(primary) == set(sent)
+
+
+def as_of_a_later_release(registry: Path) -> None:
+    """Change what its tables say of their release, while a service has it open."""
+    with closing(sqlite3.connect(registry)) as opened, opened:
+        opened.execute("UPDATE alembic_version SET version_num = '9999'")
 
 
 def test_a_client_that_knows_both_machines_goes_on_when_the_replica_is_promoted(tmp_path):

@@ -10,11 +10,17 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect, select
 
 from app.registry.consumer_groups import ConsumerGroup, _from_row
-from app.registry.database import HEAD, MIGRATIONS, Database, bring_up_to_date, migrate, rows
+from app.registry.database import (
+    HEAD,
+    MIGRATIONS,
+    Database,
+    bring_up_to_date,
+    migrate,
+    rows,
+)
 from app.registry.tables import (
     audit_reports,
     consumer_groups,
@@ -28,6 +34,7 @@ from app.registry.tables import (
 )
 from app.registry.vault import Vault
 from delivery.groups import GroupRules
+from storage.errors import LaterRegistry
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
 
@@ -201,7 +208,7 @@ def test_a_database_of_a_later_release_is_refused(engine):
         bring_up_to_date(connection)
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
 
-        with pytest.raises(CommandError, match="9999"):
+        with pytest.raises(LaterRegistry, match=f"revision 9999, .* up to {HEAD}"):
             bring_up_to_date(connection)
 
 
