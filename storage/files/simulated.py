@@ -13,6 +13,8 @@ What it models, so that a store which survives it may be trusted on a real disk:
   length is a hole, which reads as zeros, and `free_bytes` are there for new blocks;
 - a file that is closed cannot be used, and only so many may be open (`max_open_files`), mappings
   among them;
+- a block may be one that the disk does not give back (`fail_reads`): a read of it fails with EIO,
+  as does a write to a part of it, until all of it is written again;
 - a sync that fails tells so once to each open handle of the file: afterwards memory shows the new
   bytes, the disk holds the old ones, and nothing will ever write them there, as Linux does it.
 
@@ -23,6 +25,7 @@ process leaves it: the page cache lives on, nothing more is durable.
 
 import errno
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import PurePath
 from random import Random
 
@@ -56,6 +59,7 @@ class _Inode:
         "on_disk",
         "pending",
         "sizes",
+        "unreadable",
     )
 
     def __init__(self) -> None:
@@ -68,6 +72,11 @@ class _Inode:
         self.sizes: list[int] = []
         self.blocks: set[int] = set()  # that have space
         self.blocks_on_disk: set[int] = set()
+        self.unreadable: set[int] = set()  # blocks
+
+    def fails_read(self, offset: int, length: int) -> bool:
+        begin, end = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES
+        return any(begin <= block <= end for block in self.unreadable)
 
     def missing_blocks(self, begin: int, end: int) -> set[int]:
         """The blocks from `begin` to `end` that have no space."""
@@ -78,6 +87,12 @@ class _Inode:
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         end = offset + len(data)
+        for block in list(self.unreadable):
+            begins, ends = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
+            if offset <= begins and ends <= end:
+                self.unreadable.remove(block)
+            elif begins < end and offset < ends:
+                raise _failed_read()
         if end > len(self.live):
             self.resize(end)
         self.live[offset:end] = data
@@ -137,6 +152,7 @@ class _Inode:
                 disk[begin : begin + len(piece)] = piece
                 survivor.blocks.add(begin // BLOCK_BYTES)
         survivor.blocks |= self.blocks_on_disk
+        survivor.unreadable = set(self.unreadable)
         survivor.blocks_on_disk = set(survivor.blocks)
         survivor.live = bytearray(disk)
         survivor.on_disk = disk
@@ -148,6 +164,10 @@ def _set_length(data: bytearray, length: int) -> None:
         del data[length:]
     else:
         data.extend(bytes(length - len(data)))
+
+
+def _failed_read() -> OSError:
+    return OSError(errno.EIO, "Input/output error")
 
 
 class _Change:
@@ -197,6 +217,9 @@ class SimulatedRegion:
         assert not inode.missing_blocks(offset, min(offset + length, len(inode.live))), (
             "a hole is read through its mapping, which kills the process on a full tmpfs"
         )
+        assert not inode.fails_read(offset, length), (
+            "an unreadable block is read through its mapping, which kills the process"
+        )
         return bytes(inode.live[offset : offset + length])
 
     def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -206,7 +229,7 @@ class SimulatedRegion:
         return b"".join(self.read_each(list(zip(offsets.tolist(), lengths, strict=True))))
 
     def is_cached(self, begin: int, end: int) -> bool:
-        return True
+        return not self._open_inode.fails_read(begin, end - begin)
 
     def close(self) -> None:
         if self._inode is not None:
@@ -235,13 +258,16 @@ class SimulatedFile:
         return len(self._inode.live)
 
     def read(self, offset: int, length: int) -> bytes:
+        if self._inode.fails_read(offset, length):
+            raise _failed_read()
         return bytes(self._inode.live[offset : offset + length])
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        return self.read(offset, length)
+        return None if self._inode.fails_read(offset, length) else self.read(offset, length)
 
     def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray) -> list[bytes]:
-        return [self.read(offset, length) for offset, length in places]
+        cached = takewhile(lambda place: not self._inode.fails_read(*place), places)
+        return [self.read(offset, length) for offset, length in cached]
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         ranges: list[tuple[int, int]] = []
@@ -378,6 +404,15 @@ class SimulatedDisk:
             for block in inode.blocks
             if any(inode.live[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
         }
+
+    def fail_reads(self, path: PurePath, begin: int, end: int) -> None:
+        """From now on the blocks of the file that hold these bytes cannot be read."""
+        inode = self._folder(path.parent).live[path.name]
+        inode.unreadable |= set(range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+
+    def heal_reads(self, path: PurePath) -> None:
+        """All of the file can be read again."""
+        self._folder(path.parent).live[path.name].unreadable.clear()
 
     def on_disk(self, path: PurePath) -> bytes:
         """Bytes of a file that are on the simulated disk, without the page cache."""

@@ -172,6 +172,11 @@ def is_disk_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_unreadable(error: Exception) -> bool:
+    """The disk does not give back what is asked for: a bad sector, or a failure of a moment."""
+    return isinstance(error, OSError) and error.errno == errno.EIO
+
+
 def is_out_of_files(error: Exception) -> bool:
     """The process, or the system, may open no more files: nothing is wrong with the disk, and it
     passes by itself.

@@ -15,6 +15,7 @@ import structlog
 
 from storage.clock import Clock
 from storage.files.segments import Segments
+from storage.files.unreadable import FailingPages
 from storage.files.vfs import Vfs, is_disk_full
 from storage.local.options import LocalStoreOptions
 from storage.local.rate_limit import RateLimit
@@ -84,6 +85,7 @@ class Scrub:
         in_lane: InLane,
         safe_end: Callable[[], int],
         derived: DerivedFiles,
+        failing: FailingPages,
     ) -> None:
         """`safe_end`: the log offset of the newest snapshot; a start walks all behind it."""
         self._vfs = vfs
@@ -96,6 +98,7 @@ class Scrub:
         self._in_lane = in_lane
         self._safe_end = safe_end
         self._derived = derived
+        self._failing = failing
         self._state = _Kept(0, None, None, None, {})
         self._is_loaded = False
         self._steps: Generator[ScrubStep, None, None] | None = None
@@ -117,7 +120,10 @@ class Scrub:
         )
 
     async def run_once(self) -> int:
-        """Read as much as the rate allows now; how many bytes. Raises OSError."""
+        """Read as much as the rate allows now; how many bytes.
+
+        Raises OSError, of a place that cannot be read until it counts as damage.
+        """
         if not self._rate or self._derived.lack_entries():
             return 0
         if not self._is_loaded:
@@ -237,7 +243,15 @@ class Scrub:
         scope = Scope(self._vfs, self._root, True, False, end, 0, segments, queues)
         begin = max(position, self._segments.first_offset)
         mark = None if self._state.index is None else IndexMark(*self._state.index)
-        return ScrubPass(scope, self._clock, begin=begin, end=end, mark=mark), end
+        made = ScrubPass(
+            scope,
+            self._clock,
+            begin=begin,
+            end=end,
+            mark=mark,
+            counts_as_damage=self._failing.counts_as_damage,
+        )
+        return made, end
 
     def _marks(self, kept: dict[str, int] | None) -> dict[str, int] | None:
         """Lengths by the snapshot of the index files that still exist; None where one was rebuilt

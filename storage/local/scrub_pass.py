@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from storage.clock import Clock
 from storage.local.verify.index_pass import IndexMark, IndexPass
-from storage.local.verify.log_pass import LogWalk, Piece
+from storage.local.verify.log_pass import CountsAsDamage, LogWalk, Piece
 from storage.local.verify.queue_pass import QueuePass
 from storage.local.verify.scope import FoundAt, Scope
 
@@ -40,7 +40,14 @@ class ScrubPass:
     """The read lane's, a step at a time."""
 
     def __init__(
-        self, scope: Scope, clock: Clock, *, begin: int, end: int, mark: IndexMark | None
+        self,
+        scope: Scope,
+        clock: Clock,
+        *,
+        begin: int,
+        end: int,
+        mark: IndexMark | None,
+        counts_as_damage: CountsAsDamage,
     ) -> None:
         """`mark`: where a pass before this one ended in the key index, if it ended at `begin`.
 
@@ -48,7 +55,12 @@ class ScrubPass:
         """
         self._clock = clock
         self._walk = LogWalk(
-            scope, window_bytes=WINDOW_BYTES, begin=begin, end=end, drops_cache=True
+            scope,
+            window_bytes=WINDOW_BYTES,
+            begin=begin,
+            end=end,
+            drops_cache=True,
+            counts_as_damage=counts_as_damage,
         )
         self._position = begin  # everything before was fed
         self._settled_ms = clock.monotonic_ms()

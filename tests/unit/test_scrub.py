@@ -9,7 +9,7 @@ from pathlib import PurePath
 import pytest
 
 from storage.files.faulty import FaultyVfs
-from storage.files.simulated import SimulatedDisk
+from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
 from storage.formats import scan
 from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
@@ -69,9 +69,13 @@ def a_disk(count: int = 300) -> SimulatedDisk:
     return in_world(main)
 
 
+def segment_path(number: int) -> PurePath:
+    return ROOT / "commitlog" / file_name(number * SEGMENT_BYTES)
+
+
 def units(disk: SimulatedDisk, number: int) -> list[int]:
     """Where each unit of a segment begins."""
-    file = disk.open(ROOT / "commitlog" / file_name(number * SEGMENT_BYTES))
+    file = disk.open(segment_path(number))
     raw, at, found = file.read(0, SEGMENT_BYTES), 0, []
     while isinstance(
         step := scan.judge(
@@ -85,7 +89,7 @@ def units(disk: SimulatedDisk, number: int) -> list[int]:
 
 
 def damage(disk: SimulatedDisk, number: int, at: int) -> None:
-    file = disk.open(ROOT / "commitlog" / file_name(number * SEGMENT_BYTES))
+    file = disk.open(segment_path(number))
     (byte,) = file.read(at, 1)
     file.write(at, bytes([byte ^ 1]))
     file.sync()
@@ -164,6 +168,76 @@ def test_after_a_restart_it_goes_on_where_it_was_and_knows_what_it_found(is_kill
         await store.aclose()
 
     in_world(rest, in_world(half, disk))
+
+
+async def a_pass_that_fails(store: LocalMessageStore) -> int:
+    """As `a_pass`, where runs fail meanwhile; for how many seconds they did."""
+    ended, failed = store.scrub_status().last_ended_at_ms, []
+    for second in range(10_000):
+        try:
+            await store.scrub()
+        except OSError:
+            failed.append(second)
+        if store.scrub_status().last_ended_at_ms != ended:
+            return failed[-1] - failed[0] if failed else 0
+        await asyncio.sleep(1)
+    raise AssertionError("it never ends")
+
+
+def test_a_sector_that_cannot_be_read_for_a_minute_is_a_finding_and_what_lies_behind_it_is_checked():
+    disk = a_disk()
+    begins = units(disk, 1)
+    bad = (begins[8] + BLOCK_BYTES) // BLOCK_BYTES * BLOCK_BYTES
+    first = max(begin for begin in begins if begin < bad)
+    following = min(begin for begin in begins if begin >= bad + 3 * BLOCK_BYTES)
+    disk.fail_reads(segment_path(1), bad, bad + 3 * BLOCK_BYTES)
+    behind = units(disk, 2)[1]
+    damage(disk, 2, behind + 120)
+
+    async def main(world):
+        store = await opened(world, options(scrub_interval_ms=1))
+
+        assert 59 <= await a_pass_that_fails(store) < 70, "a minute, but for the first run"
+
+        unreadable, damaged = store.scrub_status().findings
+        assert (unreadable.code, unreadable.file, unreadable.position) == (
+            "log_damaged",
+            f"commitlog/{file_name(SEGMENT_BYTES)}",
+            first,
+        )
+        at = SEGMENT_BYTES + bad
+        assert unreadable.found == f"unreadable: Input/output error at log offset {at}"
+        assert unreadable.place == (
+            f"log offsets {SEGMENT_BYTES + first} to {SEGMENT_BYTES + following}"
+        )
+        assert damaged.position == behind
+
+        disk.heal_reads(segment_path(1))
+        await a_pass(store)
+        assert [one.position for one in store.scrub_status().findings] == [behind]
+        await store.aclose()
+
+    in_world(main, disk)
+
+
+def test_a_disk_that_gives_back_nothing_for_an_hour_is_no_damage():
+    disk = a_disk()
+
+    async def main(world):
+        store = await opened(world, options(scrub_interval_ms=1))
+        disk.fail_reads(segment_path(0), 0, SEGMENT_BYTES)
+        for _ in range(HOUR):
+            with pytest.raises(OSError, match="Input/output error"):
+                await store.scrub()
+            await asyncio.sleep(1)
+        disk.heal_reads(segment_path(0))
+
+        await a_pass(store)
+
+        assert store.scrub_status().findings == []
+        await store.aclose()
+
+    in_world(main, disk)
 
 
 def test_a_store_is_closed_though_the_place_of_its_scrub_cannot_be_saved():

@@ -6,10 +6,12 @@ Where the log of a store that does not run ends in a torn tail, which the next s
 no damage: the rules are those of `recovery.py`.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import PurePath
 from typing import NamedTuple
 
-from storage.files.vfs import File
+from storage.files.unreadable import page_of, read_readable
+from storage.files.vfs import PAGE_BYTES, File
 from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.scan import Scan, Stop
@@ -22,6 +24,11 @@ _REMEDY = (
     "Restore the file from a copy of the store. Without one these messages are lost, all "
     "others are served, and "
 )
+
+
+CountsAsDamage = Callable[[File, PurePath, int], bool]
+"""Whether a place of a file that has just failed to be read is damage. Else the failure is
+raised."""
 
 
 class Piece(NamedTuple):
@@ -53,6 +60,7 @@ class LogWalk:
         begin: int = 0,
         end: int | None = None,
         drops_cache: bool = False,
+        counts_as_damage: CountsAsDamage = lambda *_: True,
     ) -> None:
         """`end`: a place where a unit ends; None: everything that was durable, and behind it what
         is whole.
@@ -62,6 +70,7 @@ class LogWalk:
         self._scope = scope
         self._window_bytes = window_bytes
         self._drops_cache = drops_cache
+        self._counts_as_damage = counts_as_damage
         self._limit = scope.durable_end if end is None and scope.is_running else end
         self.at = begin  # all before was walked
         self._epoch = 0
@@ -101,7 +110,9 @@ class LogWalk:
                 return True
             window_end = segment.end if self._limit is None else min(segment.end, self._limit)
             offset = self.at - self.at % unit.ALIGNMENT
-            data = file.read(offset - segment.begin, min(window_bytes, window_end - offset))
+            data, failure = self._read(
+                segment, file, offset, min(window_bytes, window_end - offset)
+            )
             found = scan.scan(
                 data, offset, begin=self.at, segment_end=segment.end, epoch=self._epoch
             )
@@ -112,6 +123,10 @@ class LogWalk:
             if found.stop is Stop.END_OF_FILE:
                 yield Piece(name, segment.end - self.at)
                 self.at = segment.end
+            elif found.stop is Stop.WINDOW_END and failure and not has_moved:
+                reason = f"unreadable: {failure}"
+                if (yield from self._damage(segment, file, reason, is_unreadable=True)):
+                    return True
             elif found.stop is Stop.WINDOW_END and (
                 has_moved or self._has_more(data, offset, window_end, window_bytes)
             ):
@@ -126,6 +141,21 @@ class LogWalk:
                     return True
         return False
 
+    def _read(
+        self, segment: SegmentFile, file: File, offset: int, length: int
+    ) -> tuple[bytes, str]:
+        """The bytes up to the first place that cannot be read, and why not; empty where all can.
+
+        Raises OSError where that is no damage yet.
+        """
+        data, error = read_readable(file, offset - segment.begin, length)
+        if error is None:
+            return data, ""
+        failed_at = offset + len(data)
+        if not self._counts_as_damage(file, segment.path, failed_at - segment.begin):
+            raise error
+        return data, f"{error.strerror} at log offset {failed_at}"
+
     def _is_through(self, offset: int) -> bool:
         return self._limit is not None and offset >= self._limit
 
@@ -135,11 +165,12 @@ class LogWalk:
         return offset + len(data) < window_end and window_bytes < _MOST_UNIT_BYTES
 
     def _damage(
-        self, segment: SegmentFile, file: File, reason: str
+        self, segment: SegmentFile, file: File, reason: str, *, is_unreadable: bool = False
     ) -> Generator[Piece, None, bool]:
         """Go on behind what is not whole. Returns True where that is the end of the log."""
         begin, name = self.at, self._scope.name(segment.path)
-        if begin >= self._scope.durable_end and not (yield from self._was_on_disk(segment, begin)):
+        is_end = begin >= self._scope.durable_end and not is_unreadable
+        if is_end and not (yield from self._was_on_disk(segment, begin)):
             return True
         window_end = segment.end if self._limit is None else min(segment.end, self._limit)
         found = yield from self._next_whole(
@@ -171,10 +202,13 @@ class LogWalk:
             data_end = min(end, segment.begin + data_end)
             while at < data_end:
                 # A magic word may lie across the border of two windows.
-                window = file.read(
-                    at - segment.begin, self._window_bytes + records.END_OF_FILE_BYTES
+                window, failure = self._read(
+                    segment, file, at, self._window_bytes + records.END_OF_FILE_BYTES
                 )
-                yield Piece(name, 0, searched_bytes=len(window))
+                yield Piece(name, 0, searched_bytes=max(len(window), PAGE_BYTES))
+                if failure and not window:
+                    at = segment.begin + page_of(at - segment.begin) + PAGE_BYTES
+                    continue
                 # what is prepared ahead of the writer: quicker than a search
                 is_empty = window == bytes(len(window))
                 for place in (
@@ -185,7 +219,7 @@ class LogWalk:
                     whole = self._whole_at(segment, file, at + place, window[place:], damaged_from)
                     if whole is not None:
                         return whole
-                at += self._window_bytes
+                at += len(window) if failure else self._window_bytes
         return None
 
     def _whole_at(
@@ -193,6 +227,7 @@ class LogWalk:
     ) -> "_Whole | None":
         """The run of whole units that begins here."""
         length = self._window_bytes
+        failure = ""
         while True:
             step = scan.judge(
                 window, 0, offset, segment_end=segment.end, epoch=self._epoch,
@@ -200,9 +235,9 @@ class LogWalk:
             )  # fmt: skip
             if isinstance(step, scan.Unit):
                 break
-            if step.stop is not Stop.WINDOW_END or length > _MOST_UNIT_BYTES:
+            if step.stop is not Stop.WINDOW_END or failure or length > _MOST_UNIT_BYTES:
                 return None
-            window = file.read(offset - segment.begin, length)
+            window, failure = self._read(segment, file, offset, length)
             length *= 4
         found = scan.scan(window, offset, begin=offset, segment_end=segment.end, epoch=self._epoch)
         return _Whole(offset, found.end, found.synced_offset, records.decode(window).stored_at_ms)

@@ -1,0 +1,104 @@
+"""Places of files that the disk does not give back (EIO).
+
+The disk of a network may fail a read and serve it a minute later; a bad sector fails for good. So a
+place counts as damage only after reads of it have failed several times over a minute, while the
+disk gave back other places of the same file. Until then the error is the caller's, who tries again.
+"""
+
+from pathlib import PurePath
+from typing import NamedTuple
+
+from storage.clock import Clock
+from storage.files.vfs import PAGE_BYTES, File, is_unreadable
+
+_LEAST_TRIES = 3
+_LEAST_MS = 60_000
+_FORGOTTEN_MS = 3_600_000  # a place that fails again after that has to fail as long once more
+_MOST_PLACES = 10_000
+_PROBES = 8
+
+
+def read_readable(file: File, offset: int, length: int) -> tuple[bytes, OSError | None]:
+    """The bytes up to the first page that cannot be read, and the error of that one, if any."""
+    try:
+        return file.read(offset, length), None
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    pieces: list[bytes] = []
+    at, end = offset, offset + length
+    while at < end:
+        page_end = min(end, page_of(at) + PAGE_BYTES)
+        try:
+            piece = file.read(at, page_end - at)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            return b"".join(pieces), error
+        pieces.append(piece)
+        if len(piece) < page_end - at:  # the file ends
+            break
+        at = page_end
+    return b"".join(pieces), None
+
+
+def page_of(position: int) -> int:
+    """Where the page begins that holds this place of a file."""
+    return position - position % PAGE_BYTES
+
+
+class _Failing(NamedTuple):
+    since_ms: int
+    last_ms: int
+    tries: int
+    is_lost: bool
+
+
+class FailingPages:
+    """Notes which pages of the log fail to be read. The read lane's."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._failing: dict[tuple[PurePath, int], _Failing] = {}
+
+    def counts_as_damage(self, file: File, path: PurePath, position: int) -> bool:
+        """Note that the page at this place of the file has just failed to be read; whether it has
+        failed for so long that it counts as damage.
+
+        Next to one that does it is part of the same damage.
+        """
+        now_ms = self._clock.monotonic_ms()
+        page = page_of(position)
+        known = self._failing.pop((path, page), None)
+        if known is None or now_ms - known.last_ms > _FORGOTTEN_MS:
+            known = _Failing(now_ms, now_ms, 0, False)
+        is_lost = known.is_lost or (
+            known.tries + 1 >= _LEAST_TRIES
+            and now_ms - known.since_ms >= _LEAST_MS
+            and _is_read_elsewhere(file, page)
+        )
+        is_lost = is_lost or self._is_lost(path, page - PAGE_BYTES)
+        is_lost = is_lost or self._is_lost(path, page + PAGE_BYTES)
+        self._failing[path, page] = _Failing(known.since_ms, now_ms, known.tries + 1, is_lost)
+        if len(self._failing) > _MOST_PLACES:
+            del self._failing[next(iter(self._failing))]
+        return is_lost
+
+    def _is_lost(self, path: PurePath, page: int) -> bool:
+        known = self._failing.get((path, page))
+        return known is not None and known.is_lost
+
+
+def _is_read_elsewhere(file: File, page: int) -> bool:
+    """Does the disk give back another page of the file?"""
+    file.drop_cache()
+    for begin, end in file.data_ranges(0):
+        step = max(PAGE_BYTES, page_of((end - begin) // _PROBES))
+        for at in range(begin, end, step):
+            try:
+                if page_of(at) != page and file.read(at, min(PAGE_BYTES, end - at)):
+                    return True
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
+    return False
