@@ -55,9 +55,11 @@ from storage.errors import (
     StoreRecovering,
     UnreadableConfig,
 )
+from storage.files.unreadable import Unreadable
 from storage.files.vfs import OsVfs, is_out_of_files
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
+from storage.local.repair_report import replacing
 from storage.store_status import RecoveryReport, StartStep
 
 log = structlog.get_logger()
@@ -427,7 +429,8 @@ class ServiceLifecycle:
         self.phase = Phase.FAILED
         if self.exit_code in _ORDERLY:
             self.exit_code = exit_code
-        helps = {"repair": self._repair_of(error)} if exit_code == exit_codes.DATA_DAMAGED else {}
+        has_repair = exit_code == exit_codes.DATA_DAMAGED or isinstance(error, Unreadable)
+        helps = {"repair": self._repair_of(error)} if has_repair else {}
         log.critical("service_failed", exit_code=exit_code, error=str(error), **helps)
         self.on_fatal()
 
@@ -442,6 +445,11 @@ class ServiceLifecycle:
         if remedy := getattr(error, "remedy", ""):
             return str(remedy)
         command = f"escrowmq store repair {self.settings.store_dir.resolve()}"
+        if isinstance(error, Unreadable):
+            return (
+                "start again: the disk may have failed for a moment. Where it fails there again, "
+                f"restore the file from a copy, or: {command} {replacing(error)}"
+            )
         option = getattr(error, "repair", "")
         if not option and isinstance(error, CorruptRecord):
             # met when a table was read from the log

@@ -104,6 +104,13 @@ def repair(
             help="Restore the full length of a segment, filled with zeros.", metavar="NAME"
         ),
     ] = None,
+    replace_unreadable: Annotated[
+        str | None,
+        typer.Option(
+            help="Replace a segment that cannot be read as a whole by a copy; the rest are zeros.",
+            metavar="NAME",
+        ),
+    ] = None,
     json_file: Json = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print no progress and no summary.")
@@ -124,6 +131,7 @@ def repair(
         "rebuild_derived": rebuild_derived or None,
         "set_aside": set_aside,
         "fit_segment": fit_segment,
+        "replace_unreadable": replace_unreadable,
     }
     wanted = [(name, value) for name, value in given.items() if value is not None]
     if len(wanted) > 1:

@@ -9,9 +9,10 @@ from typing import Any, TextIO
 import msgspec
 
 from app.settings import load, settings_file_of
+from storage.files.unreadable import Unreadable
 from storage.files.vfs import LinkedVfs
 from storage.local.repair import Repair
-from storage.local.repair_report import RepairRefused
+from storage.local.repair_report import RepairRefused, replacing
 
 _ALONE = ("accept_beginning", "rebuild_derived")
 
@@ -38,6 +39,8 @@ def run(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str
             "lost_messages": done.lost_messages,
             **msgspec.to_builtins(done),
         }
+    except Unreadable as error:
+        raise RepairRefused(f"{error}: first {replacing(error)}") from error
     except OSError as error:
         if error.errno != errno.EBADF:
             raise

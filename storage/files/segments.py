@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.handles import Handle, Handles
+from storage.files.unreadable import Unreadable, read_readable
 from storage.files.vfs import PAGE_BYTES, File, MappedRegion, Vfs, is_disk_full
 from storage.formats import names
 
@@ -66,9 +67,19 @@ class Segment:
         self._held: Handle | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """May wait for the disk. Raises IndexError where the segment was dropped meanwhile."""
+        """May wait for the disk.
+
+        Raises IndexError where the segment was dropped meanwhile, Unreadable.
+        """
         with self.use() as file:
-            return file.read(offset, length)
+            return self.read_from(file, offset, length)
+
+    def read_from(self, file: File, offset: int, length: int) -> bytes:
+        """As `read`, of its open file. Raises Unreadable."""
+        data, failure = read_readable(file, offset, length)
+        if failure is not None:
+            raise Unreadable(failure, self.path, self.base_offset, offset + len(data))
+        return data
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """As `read`; None where the disk would have to be asked, if only to open the file. The
@@ -294,7 +305,7 @@ class Segments:
         """Within one segment; asks the disk where it must, which counts as a miss of the page
         cache. The read lane's.
 
-        Raises IndexError where there is none, or it was dropped.
+        Raises IndexError where there is none, or it was dropped; Unreadable.
         """
         segment = self.find(offset)
         begin = offset - segment.base_offset
@@ -303,7 +314,7 @@ class Segments:
             data = file.read_cached(begin, length)
             if data is None:
                 self.misses.of_lane += 1
-                data = file.read(begin, length)
+                data = segment.read_from(file, begin, length)
         return data
 
     def read_cached(self, offset: int, length: int) -> bytes | None:

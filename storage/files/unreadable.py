@@ -18,6 +18,17 @@ _MOST_PLACES = 10_000
 _PROBES = 8
 
 
+class Unreadable(OSError):
+    """The disk does not give back a place of the log. `log_offset`: where that begins."""
+
+    def __init__(self, cause: OSError, path: PurePath, base_offset: int, position: int) -> None:
+        """`base_offset`: of the file in the log; `position`: of the place in the file."""
+        reason = f"{cause.strerror} at byte {position}, log offset {base_offset + position}"
+        super().__init__(cause.errno, reason, str(path))
+        self.path = path
+        self.log_offset = base_offset + position
+
+
 def read_readable(file: File, offset: int, length: int) -> tuple[bytes, OSError | None]:
     """The bytes up to the first page that cannot be read, and the error of that one, if any."""
     try:

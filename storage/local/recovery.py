@@ -149,7 +149,8 @@ def recover(
     `is_replica`: its units come from another machine. They have the epoch of that, and how far its
     disk was: of the disk here the checkpoint alone says it.
 
-    Raises CorruptRecord where an operator must look.
+    Raises CorruptRecord where an operator must look, and Unreadable, of a place anywhere in what is
+    read: what lies there is not known, so nothing is cut.
     """
     watch = StopWatch(clock)
     slot = checkpoint.slot
@@ -543,7 +544,7 @@ class _Behind:
         with segment.use() as file:
             for begin, end in file.data_ranges(max(self._end - segment.base_offset, 0)):
                 for at in range(begin, end, _WIPE_BYTES):
-                    window = file.read(at, min(_WIPE_BYTES, end - at))
+                    window = segment.read_from(file, at, min(_WIPE_BYTES, end - at))
                     if window != _ZEROS[: len(window)]:
                         dirty.append((segment, segment.base_offset + at, len(window)))
                         self.found_end = segment.base_offset + at + len(window.rstrip(b"\0"))

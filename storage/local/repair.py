@@ -14,6 +14,7 @@ from pathlib import PurePath
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.segments import Segment, Segments
+from storage.files.unreadable import Unreadable
 from storage.files.vfs import Vfs
 from storage.formats import checkpoint, lost_note, names
 from storage.formats import record as records
@@ -24,7 +25,7 @@ from storage.local.data_directory import DataDirectory
 from storage.local.known_queues import known_queues
 from storage.local.recovery import QUEUES_SNAPSHOT, decode_queues, known_of_a_log
 from storage.local.repair_folder import RepairFolder
-from storage.local.repair_report import Done, Finding, RepairRefused, done
+from storage.local.repair_report import Done, Finding, RepairRefused, done, replacing
 from storage.local.replacement import lost_behind, replacement
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.survey import (
@@ -81,6 +82,8 @@ class Repair:
             return [Finding(names.base_offset(error.path.name) or 0, str(error), error.repair)]
         try:
             return self._findings_of(segments)
+        except Unreadable as error:
+            return [Finding(error.log_offset, str(error), replacing(error))]
         finally:
             segments.close()
 
@@ -279,9 +282,7 @@ class Repair:
 
     def fit_segment(self, name: str) -> Done:
         """Give a segment its full length: what it lacks are zeros then, what is too much goes."""
-        path = self._directory.commit_log / name
-        if names.base_offset(name) is None or not self._vfs.exists(path):
-            raise RepairRefused(f"there is no segment {path}")
+        path = self._segment_path(name)
         segment_bytes = self._segment_bytes()
         if len(self._lengths()) == 1:  # it does not show whether it was truncated
             segment_bytes = max(segment_bytes, self._default_segment_bytes)
@@ -294,6 +295,16 @@ class Repair:
             file.close()
         return self._done(f"fit-segment {name}", [], [])
 
+    def replace_unreadable(self, name: str) -> Done:
+        """Replace a segment that the disk does not give back as a whole by a copy: what cannot be
+        read are zeros there, which are damage that the next start reports.
+        """
+        path = self._segment_path(name)
+        unreadable_bytes = self._folder.replace_unreadable(path)
+        if not unreadable_bytes:
+            raise RepairRefused(f"all of {path} can be read")
+        return self._done(f"replace-unreadable {name}, {unreadable_bytes} bytes", [], [])
+
     # ----------------------------------------------------------------------------------------------
     # what is known
 
@@ -305,6 +316,12 @@ class Repair:
             max_open=_OPEN_SEGMENTS,
             scratch=self._directory.making,
         )
+
+    def _segment_path(self, name: str) -> PurePath:
+        path = self._directory.commit_log / name
+        if names.base_offset(name) is None or not self._vfs.exists(path):
+            raise RepairRefused(f"there is no segment {path}")
+        return path
 
     def _segment_bytes(self) -> int:
         """As long as the longest: a damaged one is shorter, as a rule."""

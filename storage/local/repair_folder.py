@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from storage.files import durable
+from storage.files.unreadable import page_of, read_readable
+from storage.files.vfs import PAGE_BYTES, Vfs
 from storage.local.data_directory import DataDirectory
 
 _COPY_BYTES = 4 << 20
@@ -53,21 +55,22 @@ class RepairFolder:
         if str(self._root / self._name / path.relative_to(self._root)) in self.kept:
             return
         target = self._target(path)
-        source, copy = self._vfs.open(path), self._vfs.open(target, create=True)
-        try:
-            size = source.size()
-            copy.extend(size)
-            for begin, end in source.data_ranges(0):
-                for at in range(begin, end, _COPY_BYTES):
-                    copy.write(at, source.read(at, min(_COPY_BYTES, end - at)))
-            copy.sync()
-        except OSError:
-            self._vfs.remove(target)
-            raise
-        finally:
-            copy.close()
-            source.close()
-        self._vfs.sync_directory(target.parent)
+        _copy(self._vfs, path, target)
+
+    def replace_unreadable(self, path: PurePath) -> int:
+        """Move the file, and put a copy in its place that has zeros where it cannot be read; how
+        many bytes these are. Nothing is changed where there are none.
+        """
+        directory = self._directory
+        self._vfs.make_directory(directory.making)
+        made = directory.making / path.name
+        unreadable_bytes = _copy(self._vfs, path, made, leaves_out=True)
+        if unreadable_bytes:
+            self.move(path)
+            durable.name(self._vfs, made, path)
+        else:
+            self._vfs.remove(made)
+        return unreadable_bytes
 
     def move(self, path: PurePath) -> None:
         durable.name(self._vfs, path, self._target(path))
@@ -97,3 +100,32 @@ class RepairFolder:
                 yield path
             else:
                 yield from self._files_below(path)
+
+
+def _copy(vfs: Vfs, path: PurePath, target: PurePath, *, leaves_out: bool = False) -> int:
+    """Durable on return. `leaves_out`: what cannot be read, so many bytes; else that is raised."""
+    source, copy = vfs.open(path), vfs.open(target, create=True)
+    unreadable_bytes = 0
+    try:
+        copy.extend(source.size())
+        for begin, end in source.data_ranges(0):
+            at = begin
+            while at < end:
+                data, failure = read_readable(source, at, min(_COPY_BYTES, end - at))
+                if failure is not None and not leaves_out:
+                    raise failure
+                copy.write(at, data)
+                at += len(data)
+                if failure is not None:
+                    skipped = min(end, page_of(at) + PAGE_BYTES) - at
+                    unreadable_bytes += skipped
+                    at += skipped
+        copy.sync()
+    except OSError:
+        vfs.remove(target)
+        raise
+    finally:
+        copy.close()
+        source.close()
+    vfs.sync_directory(target.parent)
+    return unreadable_bytes

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from storage.files.unreadable import Unreadable
 from storage.formats import names, properties
 from storage.formats.lost_note import LostRange
 from storage.formats.record import Record
@@ -21,6 +22,11 @@ class Finding(msgspec.Struct, frozen=True):
     offset: int
     problem: str
     repair: str
+
+
+def replacing(unreadable: Unreadable) -> str:
+    """The repair of a segment that the disk does not give back as a whole."""
+    return f"--replace-unreadable {unreadable.path.name}"
 
 
 class LostOffsets(msgspec.Struct, frozen=True):

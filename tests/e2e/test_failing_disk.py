@@ -172,6 +172,32 @@ def test_a_service_whose_disk_fails_as_it_stops_ends_with_its_status_and_nothing
             assert [message["message_id"] for message in everything(api)] == [sent]
 
 
+def test_a_start_over_a_sector_that_cannot_be_read_names_it_and_what_helps(tmp_path, disk):
+    with ServerOnDisk(tmp_path / "data", disk) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            sent = [ok(send_much(api), 201)["message_id"] for _ in range(10)]
+        server.kill()
+        store = tmp_path / "data" / "store"
+        name = f"{0:020d}"
+        disk.fail_reads(f"commitlog/{name}", 40_960, 45_056)
+
+        server.start(until_ready=False)
+
+        assert server.wait() == STORAGE_FAILED
+        assert_one_critical_line(server.log(), f"commitlog/{name}")
+        (line,) = [line for line in server.log().splitlines() if "service_failed" in line]
+        said = json.loads(line)
+        assert "at byte 40960, log offset 40960" in said["error"]
+        assert said["repair"].startswith("start again: ")
+        assert said["repair"].endswith(f"escrowmq store repair {store} --replace-unreadable {name}")
+
+        disk.heal()
+        server.start()
+        with server.client() as api:
+            assert [message["message_id"] for message in everything(api)] == sent
+
+
 def test_who_waits_for_a_message_is_answered_when_the_disk_fails(tmp_path, disk):
     with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server:
         with server.client() as api, ThreadPoolExecutor(1) as beside:

@@ -35,6 +35,13 @@ class Disk:
         """
         self._write(calls=[call], file=file, errno=EIO, once=True)
 
+    def fail_reads(self, file: str, begin: int, end: int) -> None:
+        """From now on each read of these bytes of such a file fails with EIO."""
+        self._write(calls=["pread"], file=file, errno=EIO, once=False, begin=begin, end=end)
+
+    def heal(self) -> None:
+        self.plan.unlink()
+
     def fill(self) -> None:
         """There is no space left for the log: none is allocated, and no zeros are written ahead of
         it. What it has stays.
@@ -107,6 +114,10 @@ def _failing(name: str, plan: Path) -> Callable[..., Any]:
                 return call(fd, *arguments)
             if name == "pwrite" and wanted.get("only_zeros") and any(arguments[0]):
                 return call(fd, *arguments)
+            if "begin" in wanted:
+                length, offset = arguments
+                if offset + length <= wanted["begin"] or wanted["end"] <= offset:
+                    return call(fd, *arguments)
             if wanted["once"]:
                 plan.unlink()
             raise OSError(wanted["errno"], os.strerror(wanted["errno"]))

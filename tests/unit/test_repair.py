@@ -5,13 +5,15 @@ offset is used again.
 import asyncio
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import PurePosixPath
 from random import Random
 from typing import NamedTuple
 
 import pytest
 
 from storage.errors import CorruptRecord, OffsetExpired, UnknownFormat, UnknownQueue, UnknownTopic
-from storage.files.simulated import PowerCut, SimulatedDisk
+from storage.files.simulated import BLOCK_BYTES, PowerCut, SimulatedDisk
+from storage.files.unreadable import Unreadable
 from storage.formats import checkpoint, lost_note
 from storage.formats import record as records
 from storage.formats.names import file_name
@@ -321,6 +323,68 @@ def test_what_the_next_start_cuts_is_not_blanked(written):
         repaired(disk, f"--blank-unit {first.log_offset}")
     assert everything(disk) == before
     assert served(disk, written) == ids_of(written, lambda one: True)
+
+
+def log_of(disk: SimulatedDisk) -> dict[str, bytes]:
+    return {path: raw for path, raw in everything(disk).items() if path.startswith(str(LOG))}
+
+
+def killed(disk: SimulatedDisk) -> None:
+    """As after a kill: the next start does not trust the end of the log unseen."""
+    disk.open(ROOT / "abort", create=True).close()
+
+
+@pytest.mark.parametrize("place", ["in the middle", "at the end", "behind the end"])
+def test_a_start_over_a_sector_that_cannot_be_read_names_it_and_changes_nothing(written, place):
+    disk = deepcopy(written.disk)
+    end = written.stored[-1].log_offset
+    at = {"in the middle": SEGMENT_BYTES + 5_000, "at the end": end, "behind the end": end + 4_096}
+    bad = at[place] // BLOCK_BYTES * BLOCK_BYTES
+    path = LOG / file_name(bad - bad % SEGMENT_BYTES)
+    lose_derived(disk)
+    killed(disk)
+    before = log_of(disk)
+    disk.fail_reads(path, bad % SEGMENT_BYTES, bad % SEGMENT_BYTES + 1)
+
+    with World(disk.after_kill(), 1) as world, pytest.raises(Unreadable) as caught:
+        world.call(world.open_store(OPTIONS))
+
+    assert (caught.value.path, caught.value.log_offset) == (path, bad)
+    assert str(caught.value) == (
+        f"[Errno 5] Input/output error at byte {bad % SEGMENT_BYTES}, log offset {bad}: '{path}'"
+    )
+    disk.heal_reads(path)
+    assert log_of(disk) == before
+    assert served(disk, written) == ids_of(written, lambda one: True), "the disk had a bad moment"
+
+
+def test_a_segment_that_cannot_be_read_as_a_whole_is_replaced_and_only_what_lay_there_is_lost(
+    written,
+):
+    disk = deepcopy(written.disk)
+    path = LOG / file_name(SEGMENT_BYTES)
+    bad = range(SEGMENT_BYTES + BLOCK_BYTES, SEGMENT_BYTES + 2 * BLOCK_BYTES)
+    lose_derived(disk)
+    killed(disk)
+    disk.fail_reads(path, BLOCK_BYTES, BLOCK_BYTES + 1)
+    (found,) = findings(disk)
+    assert (found.offset, found.repair) == (bad.start, f"--replace-unreadable {path.name}")
+
+    done = repaired(disk, found.repair)
+
+    assert done.set_aside == [f"{ROOT}/repair-1/commitlog/{path.name}"]
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.open(PurePosixPath(done.set_aside[0])).read(BLOCK_BYTES, 1)
+    repaired(disk, refused(disk))
+    kept = served(disk, written)
+    assert kept < ids_of(written, lambda one: True)
+    reach = 3 * 1_200  # of a unit
+    assert kept >= ids_of(
+        written, lambda one: not bad.start - reach < one.log_offset < bad.stop + reach
+    )
+    with pytest.raises(RepairRefused, match="can be read"):
+        repaired(disk, f"--replace-unreadable {path.name}")
+    assert disk.list_directory(ROOT / "making") == []
 
 
 @pytest.mark.parametrize("where", ["last", "before another"])
