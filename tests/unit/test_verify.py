@@ -3,11 +3,12 @@ any gives no finding.
 """
 
 import asyncio
+import errno
 import json
 import re
 import shutil
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePath
 from random import Random
 
 import pytest
@@ -16,7 +17,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from storage.clock import SystemClock
 from storage.errors import StoreRecovering
-from storage.files.vfs import OsVfs, ReadOnlyVfs
+from storage.files.faulty import FaultyFile, FaultyVfs
+from storage.files.vfs import PAGE_BYTES, File, OsVfs, ReadOnlyVfs, Vfs
 from storage.formats import checkpoint, index_file, names, queue_entry, scan
 from storage.formats.queue_entry import ENTRY_BYTES
 from storage.identifiers import Identifiers, SystemRandom
@@ -85,9 +87,39 @@ def root(written, tmp_path) -> Path:
     return shutil.copytree(written, tmp_path / "store")
 
 
-def verify(root: Path, *, is_running: bool = False, window_bytes: int = 1 << 14) -> list[Finding]:
+class BadFile(FaultyFile):
+    def __init__(self, inner: File, path: PurePath, bad: range) -> None:
+        super().__init__(inner, path, plan)
+        self._bad = bad
+
+    def read(self, offset: int, length: int) -> bytes:
+        if offset < self._bad.stop and self._bad.start < offset + length:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(offset, length)
+
+
+class BadSectors(FaultyVfs):
+    """The files of this machine, and one of them has a range that cannot be read."""
+
+    def __init__(self, path: Path, begin: int, end: int) -> None:
+        super().__init__(ReadOnlyVfs(), plan)
+        self._path = path
+        self._bad = range(begin, end)
+
+    def open(self, path: PurePath, *, create: bool = False) -> FaultyFile:
+        file = super().open(path, create=create)
+        return BadFile(file, path, self._bad) if path == self._path else file
+
+
+def plan(call: str, path: PurePath) -> None:
+    """Fails no call."""
+
+
+def verify(
+    root: Path, *, is_running: bool = False, window_bytes: int = 1 << 14, vfs: Vfs | None = None
+) -> list[Finding]:
     verification = StoreVerification(
-        ReadOnlyVfs(), root, is_running=is_running, window_bytes=window_bytes
+        vfs or ReadOnlyVfs(), root, is_running=is_running, window_bytes=window_bytes
     )
     return [finding for step in verification.steps() for finding in step.findings]
 
@@ -309,6 +341,50 @@ def test_each_place_of_damage_is_found_and_not_the_first_alone(root):
     found = [finding for finding in verify(root) if finding.code == "log_damaged"]
 
     assert [finding.position for finding in found] == places
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_sector_that_cannot_be_read_is_damage_and_what_lies_behind_it_is_verified(
+    root, is_running
+):
+    begins = [begin for begin, _ in units(root, 1)]
+    following = min(begin for begin in begins if begin >= 3 * PAGE_BYTES)
+    first = max(begin for begin in begins if begin < PAGE_BYTES)
+    behind = units(root, 2)[3][0]
+    flip(segment(root, 2), behind + 100)
+
+    vfs = BadSectors(segment(root, 1), PAGE_BYTES, 3 * PAGE_BYTES)
+    found = {one.code: one for one in verify(root, is_running=is_running, vfs=vfs)}
+    unreadable, *_ = logs = [
+        one for one in verify(root, is_running=is_running, vfs=vfs) if one.code == "log_damaged"
+    ]
+
+    at = SEGMENT_BYTES + PAGE_BYTES
+    assert unreadable.found == f"unreadable: Input/output error at log offset {at}"
+    assert unreadable.file == f"commitlog/{names.file_name(SEGMENT_BYTES)}"
+    assert unreadable.place == (
+        f"log offsets {SEGMENT_BYTES + first} to {SEGMENT_BYTES + following}"
+    )
+    assert f"--replace-unreadable {names.file_name(SEGMENT_BYTES)}` and then" in unreadable.remedy
+    assert [one.position for one in logs] == [first, behind]
+    assert set(found) == {"log_damaged", "log_messages_lost"}
+
+
+def test_a_sector_that_cannot_be_read_at_the_end_of_the_log_is_no_torn_tail(root):
+    shutil.rmtree(root / "snapshots")
+    last = [
+        number for number in range(20) if segment(root, number).exists() and units(root, number)
+    ][-1]
+    end = units(root, last)[-1][1]
+    page = end - end % PAGE_BYTES
+    first = max(begin for begin, _ in units(root, last) if begin <= page)
+    note_synced(root, last * SEGMENT_BYTES + first)
+
+    found = verify(root, vfs=BadSectors(segment(root, last), page, page + 1))
+
+    assert [(one.code, one.position) for one in found if one.code == "log_damaged"] == [
+        ("log_damaged", first)
+    ]
 
 
 @pytest.mark.parametrize("is_running", [False, True])

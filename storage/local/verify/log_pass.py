@@ -178,6 +178,8 @@ class LogWalk:
         )
         end = window_end if found is None else found.offset
         self.at = segment.end if found is None and window_end == segment.end else end
+        repair = "`escrowmq store repair DIR "
+        first = f"--replace-unreadable {segment.path.name}` and then " if is_unreadable else ""
         finding = Finding(
             code="log_damaged",
             file=name,
@@ -186,8 +188,8 @@ class LogWalk:
             found=reason,
             expected="whole units of records with their checksums",
             is_derived=False,
-            remedy=f"{_REMEDY}`escrowmq store repair DIR --blank-unit {begin}` takes the damage "
-            "out of the log.",
+            remedy=f"{_REMEDY}{first and repair + first}{repair}--blank-unit {begin}` takes the "
+            "damage out of the log.",
         )
         yield Piece(name, self.at - begin, missing=range(begin, self.at), finding=finding)
         return self._limit is None and found is None and begin >= self._scope.durable_end
