@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.handles import Handle, Handles
-from storage.files.unreadable import Unreadable, read_readable
+from storage.files.unreadable import FailingPages, Unreadable, page_of, read_readable
 from storage.files.vfs import PAGE_BYTES, File, MappedRegion, Vfs, is_disk_full
 from storage.formats import names
 
 _ZEROS = bytes(256 << 10)
+_FILLER = b"\xff" * PAGE_BYTES
 
 log = structlog.get_logger()
 
@@ -229,6 +230,7 @@ class Segments:
         self._segments: tuple[Segment, ...] = ()
         self._handles = Handles(vfs, limit=max_open)
         self.misses = CacheMisses()
+        self.failing: FailingPages | None = None  # once they may count as damage: not at a start
         # in log order: the prepare lane adds, the owner's thread takes
         self._held: deque[Segment] = deque()
         try:
@@ -311,10 +313,44 @@ class Segments:
         begin = offset - segment.base_offset
         length = min(length, segment.end_offset - offset)
         with segment.use() as file:
-            data = file.read_cached(begin, length)
-            if data is None:
-                self.misses.of_lane += 1
-                data = segment.read_from(file, begin, length)
+            data = self._cached(file, begin, length)
+            return segment.read_from(file, begin, length) if data is None else data
+
+    def read_filled(self, offset: int, length: int) -> tuple[bytes, str]:
+        """As `read`; and what is the matter, where sectors that count as damage are filled with
+        bytes that no record has.
+        """
+        segment = self.find(offset)
+        begin = at = offset - segment.base_offset
+        end = begin + min(length, segment.end_offset - offset)
+        pieces: list[bytes] = []
+        matter = ""
+        with segment.use() as file:
+            cached = self._cached(file, begin, end - begin)
+            while cached is None and at < end:
+                data, failure = read_readable(file, at, end - at)
+                pieces.append(data)
+                if failure is None:
+                    break
+                at += len(data)
+                error = Unreadable(failure, segment.path, segment.base_offset, at)
+                if self.failing is None or not self.failing.counts_as_damage(
+                    file, segment.path, at
+                ):
+                    raise error
+                matter = matter or f"unreadable: {error.strerror}"
+                page_end = min(end, page_of(at) + PAGE_BYTES)
+                pieces.append(_FILLER[: page_end - at])
+                at = page_end
+        if not matter and self.failing is not None:
+            self.failing.note_read(segment.path, begin, end)
+        return b"".join(pieces) if cached is None else cached, matter
+
+    def _cached(self, file: File, begin: int, length: int) -> bytes | None:
+        """The bytes where the page cache has them. The read lane's."""
+        data = file.read_cached(begin, length)
+        if data is None:
+            self.misses.of_lane += 1
         return data
 
     def read_cached(self, offset: int, length: int) -> bytes | None:

@@ -1,8 +1,9 @@
 """Places of files that the disk does not give back (EIO).
 
 The disk of a network may fail a read and serve it a minute later; a bad sector fails for good. So a
-place counts as damage only after reads of it have failed several times over a minute, while the
-disk gave back other places of the same file. Until then the error is the caller's, who tries again.
+place counts as damage only after reads of it have failed several times over a minute, none has
+succeeded, and the disk gives back another place of the same file. Until then the error is the
+caller's, who tries again.
 """
 
 from pathlib import PurePath
@@ -13,7 +14,7 @@ from storage.files.vfs import PAGE_BYTES, File, is_unreadable
 
 _LEAST_TRIES = 3
 _LEAST_MS = 60_000
-_FORGOTTEN_MS = 3_600_000  # a place that fails again after that has to fail as long once more
+_FORGOTTEN_MS = 86_400_000  # a place that fails again after that has to fail as long once more
 _MOST_PLACES = 10_000
 _PROBES = 8
 
@@ -31,13 +32,15 @@ class Unreadable(OSError):
 
 def read_readable(file: File, offset: int, length: int) -> tuple[bytes, OSError | None]:
     """The bytes up to the first page that cannot be read, and the error of that one, if any."""
+    at, end = offset, offset + length
     try:
         return file.read(offset, length), None
     except OSError as error:
         if not is_unreadable(error):
             raise
+        if end <= page_of(offset) + PAGE_BYTES:  # a failing disk takes seconds to say so again
+            return b"", error
     pieces: list[bytes] = []
-    at, end = offset, offset + length
     while at < end:
         page_end = min(end, page_of(at) + PAGE_BYTES)
         try:
@@ -94,6 +97,12 @@ class FailingPages:
         if len(self._failing) > _MOST_PLACES:
             del self._failing[next(iter(self._failing))]
         return is_lost
+
+    def note_read(self, path: PurePath, begin: int, end: int) -> None:
+        """Note that the disk has given back these bytes of the file: whatever failed has passed."""
+        if self._failing:
+            for page in range(page_of(begin), end, PAGE_BYTES):
+                self._failing.pop((path, page), None)
 
     def _is_lost(self, path: PurePath, page: int) -> bool:
         known = self._failing.get((path, page))

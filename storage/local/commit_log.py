@@ -164,7 +164,7 @@ class CommitLog:
         if len(entries) < 2 or not 0 < end - begin <= _FETCHED_BYTES:
             return None
         try:
-            data = self.segments.read(begin, end - begin)
+            data, _ = self.segments.read_filled(begin, end - begin)
         except IndexError:  # a damaged entry points outside of the log
             return None
         return Piece(begin, begin + len(data), data)
@@ -182,8 +182,13 @@ class CommitLog:
             return None
 
     def read(self, offset: int, length: int) -> Record:
-        """The record that lies there. May wait for the disk. Raises CorruptRecord."""
-        raw = self.segments.read(offset, length)
+        """The record that lies there. May wait for the disk.
+
+        Raises CorruptRecord; Unreadable of a place that does not count as damage yet.
+        """
+        raw, unreadable = self.segments.read_filled(offset, length)
+        if unreadable:
+            raise self.corrupt(offset, unreadable)
         record = self._decode(raw, offset, length)
         if offset < self.trusted_from and not self._verified.covers(offset):
             self._verify(record, offset)
@@ -262,7 +267,7 @@ class CommitLog:
         segment = self.segments.find(first_offset)
         length = max(_VERIFY_WINDOW, 2 * at_least)
         while True:
-            window = self.segments.read(first_offset, length)
+            window, _ = self.segments.read_filled(first_offset, length)
             step = scan.judge(window, 0, first_offset, segment_end=segment.end_offset)
             if isinstance(step, scan.Unit) or step.stop is not scan.Stop.WINDOW_END:
                 return step
@@ -286,13 +291,16 @@ class CommitLog:
         Raises IndexError outside of the log.
         """
         segment = self.segments.find(offset)
-        raw = self.segments.read(offset, records.END_OF_FILE_BYTES)
+        raw, _ = self.segments.read_filled(offset, records.END_OF_FILE_BYTES)
         total = records.start(raw)[0] if len(raw) == records.END_OF_FILE_BYTES else 0
         return total if records.FIXED_BYTES <= total <= segment.end_offset - offset else 0
 
     def _is_damaged_alone(self, offset: int, length: int) -> bool:
+        raw, unreadable = self.segments.read_filled(offset, length)
+        if unreadable:
+            return True
         try:
-            record = records.decode(self.segments.read(offset, length))
+            record = records.decode(raw)
         except DamagedRecord:
             return True
         return records.body_crc(record.body) != record.body_crc or record.physical_offset != offset

@@ -15,7 +15,6 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import CorruptRecord, FlushFailed, StoreClosed
-from storage.files.unreadable import FailingPages
 from storage.files.vfs import is_out_of_files
 from storage.files.write_pool import WritePool
 from storage.formats.row import rows_of
@@ -270,7 +269,7 @@ class Engine:
             options,
             in_lane=self.in_lane,
             safe_end=lambda: self.deriver.thorough_end,
-            failing=FailingPages(clock),
+            failing=self._files.failing,
             derived=DerivedFiles(
                 lack_entries=lambda: self.deriver.has_start_unwritten,
                 has_topic=lambda topic: self.queues.count(topic) > 0,

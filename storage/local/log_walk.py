@@ -69,9 +69,8 @@ def stated(segments: Segments, begin: int, end: int) -> Iterator[Stated]:
     at = begin
     wanted = _WINDOW_BYTES
     while at < end:
-        segment = segments.find(at)
-        left = min(end, segment.end_offset) - at
-        data = segment.read(at - segment.base_offset, min(wanted, left))
+        left = min(end, segments.find(at).end_offset) - at
+        data, _ = segments.read_filled(at, min(wanted, left))
         found, step = _stated_in(data, at, is_all=len(data) < wanted)
         wanted = _WINDOW_BYTES
         if found:

@@ -220,7 +220,8 @@ class QueueCheck:
             if piece is None or not piece.begin <= offset <= piece.end - length:
                 if self._log.length_at(offset) != length:
                     return False
-                piece = Piece(offset, offset + length, self._log.segments.read(offset, length))
+                data, _ = self._log.segments.read_filled(offset, length)
+                piece = Piece(offset, offset + length, data)
             at = offset - piece.begin
             if length <= 0 or records.stated_bytes(piece.data, at, offset) != length:
                 return False

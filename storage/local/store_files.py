@@ -10,6 +10,7 @@ import structlog
 from storage.clock import Clock
 from storage.errors import CorruptRecord, LogTakenAway
 from storage.files.segments import Segments
+from storage.files.unreadable import FailingPages
 from storage.files.vfs import Space, Vfs, is_disk_full
 from storage.formats.record import to_message
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
@@ -206,6 +207,7 @@ class StoreFiles:
         )
         if recovered.broker_records:
             log.info("records_of_a_broker", **recovered.broker_records)
+        self.segments.failing = self.failing = FailingPages(clock)
         self.log = CommitLog(
             self.segments, trusted_from=recovered.walked_from, written_end=recovered.end
         )

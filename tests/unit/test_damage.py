@@ -2,6 +2,8 @@
 else is lost.
 """
 
+from contextlib import suppress
+
 import pytest
 
 from delivery.filters.filters import FilterKind
@@ -10,9 +12,12 @@ from delivery.leases.events import LEASE_QUEUE, Damaged, read_event
 from delivery.leases.given_up import Cause
 from delivery.leases.tasks import Wanted
 from delivery.settle.dead_letters import Redrive
-from storage.errors import Backpressure, OffsetExpired, StorageError, StorageFull
-from storage.files.simulated import SimulatedDisk
+from storage.errors import Backpressure, CorruptRecord, OffsetExpired, StorageError, StorageFull
+from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
+from storage.files.unreadable import Unreadable
+from storage.formats.names import file_name
 from storage.message import Message, OffsetRange, QueueId, StoredMessage
+from tests.support.builders import message
 from tests.support.delivery import (
     EVERYTHING,
     GROUP,
@@ -24,6 +29,7 @@ from tests.support.delivery import (
     spoil,
     without_snapshot,
 )
+from tests.support.simulation import ROOT
 
 RETRIES = QueueId(f"%RETRY%{GROUP}", 0)
 DEAD = QueueId(f"%DLQ%{GROUP}", 0)
@@ -74,6 +80,100 @@ async def send_three(house: House, spoiled: Spoiled) -> None:
 
 def subscription(expression: str, kind: FilterKind = "tag") -> tuple[Subscription, ...]:
     return (Subscription("orders", kind, expression),)
+
+
+FIRST_SEGMENT = ROOT / "commitlog" / file_name(0)
+
+
+class BadSector:
+    """A block in the middle of the long message of a house, which cannot be read in later lives."""
+
+    def __init__(self) -> None:
+        self.begin = 0
+
+    async def send_three(self, house: House) -> None:
+        await house.send("first")
+        (place,) = await house.store.append(
+            [message(b"x" * 5 * BLOCK_BYTES, queue=ORDERS, message_id="second")]
+        )
+        await house.send("third", *[f"later-{n}" for n in range(300)])
+        assert place.log_offset is not None
+        self.begin = place.log_offset - place.log_offset % BLOCK_BYTES + 2 * BLOCK_BYTES
+        await house.close()
+
+    def __call__(self, disk: SimulatedDisk) -> None:
+        disk.fail_reads(FIRST_SEGMENT, self.begin, self.begin + 1)
+
+
+async def failing_for(house: House, *, seconds: int) -> list[str]:
+    """Receive each second for as long as that fails, at most so long; the names received."""
+    names: list[str] = []
+    for _ in range(seconds):
+        with suppress(Unreadable):
+            found = await house.receive(2)
+            await house.ack(*found)
+            names += [named(one)[0] for one in found]
+        await house.sleep(1_000)
+    return names
+
+
+@pytest.mark.parametrize("fields", [{}, {"ordered": True}], ids=["plain", "ordered"])
+def test_a_message_whose_sector_cannot_be_read_for_a_minute_is_a_dead_letter_and_the_others_come(
+    fields,
+):
+    bad = BadSector()
+
+    async def receive(house: House) -> None:
+        assert "third" not in await failing_for(house, seconds=58)
+        assert await stubs(house) == []
+
+        names = await failing_for(house, seconds=10)
+
+        assert "third" in names
+        assert "second" not in names
+        assert await stubs(house) == [("damaged_orders_0_1", 0)]
+        (letter,) = await house.delivery.dead_letters.slice(GROUP, 0, 10)
+        assert f"unreadable: Input/output error at byte {bad.begin}" in letter.system["__reason"]
+        with pytest.raises(CorruptRecord, match="unreadable"):
+            await house.store.read(ORDERS, 1, max_messages=1, max_bytes=1)
+
+    in_house(bad.send_three, receive, given=rules(**fields), between=bad)
+
+
+def test_a_sector_that_can_be_read_in_between_has_to_fail_for_a_minute_once_more():
+    bad = BadSector()
+
+    async def pull(house: House) -> None:
+        for _ in range(2):
+            for _ in range(50):
+                with pytest.raises(Unreadable):
+                    await house.store.read(ORDERS, 1, max_messages=1, max_bytes=1)
+                await house.sleep(1_000)
+            house.world.disk.heal_reads(FIRST_SEGMENT)
+            (found,) = await house.store.read(ORDERS, 1, max_messages=1, max_bytes=1)
+            assert found.message_id == "second"
+            bad(house.world.disk)
+
+    in_house(bad.send_three, pull, between=bad)
+
+
+def test_a_disk_that_fails_for_some_time_makes_no_dead_letter():
+    bad = BadSector()
+
+    async def receive(house: House) -> None:
+        await failing_for(house, seconds=30)
+        disk = house.world.disk
+        disk.heal_reads(FIRST_SEGMENT)
+        disk.fail_reads(FIRST_SEGMENT, 0, 1 << 20)
+        assert await failing_for(house, seconds=3_000) == [], "the disk gives back nothing"
+        disk.heal_reads(FIRST_SEGMENT)
+
+        names = await failing_for(house, seconds=5)
+
+        assert {"second", "third"} <= set(names)
+        assert await stubs(house) == []
+
+    in_house(bad.send_three, receive, between=bad)
 
 
 @pytest.mark.parametrize(
