@@ -96,7 +96,6 @@ class FaultyVfs:
 
     def remove(self, path: PurePath) -> None:
         self._plan("remove", path)
-        self._plan("remove", path)
         self._inner.remove(path)
 
     def sync_directory(self, path: PurePath) -> None:
