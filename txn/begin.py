@@ -53,7 +53,9 @@ class Begins:
         """Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress,
         TooManyOpenTransactions, MessageTooLarge where it could not be committed, and as `append`.
 
-        Asked again with the same idempotency key, it returns the transaction as it is now.
+        Repeated with the same idempotency key, it returns the transaction as it is now: within the
+        window of the key, and with an id of the caller's own for as long as the transaction is
+        known.
         """
         known = self._begun_before(request)
         if known is not None:
@@ -67,7 +69,9 @@ class Begins:
                 f"transaction {transaction_id} is being begun",
                 context={"transaction_id": transaction_id},
             )
-        _refuse_id_of(self._table.get(transaction_id))
+        known = self._table.get(transaction_id)
+        if known is not None:
+            return _repeated(request, known)
         if self._table.open_count >= self._options.max_open:
             raise TooManyOpenTransactions(
                 f"{self._table.open_count} transactions are undecided, the limit is "
@@ -94,7 +98,9 @@ class Begins:
                 if known is not None:
                     return Outcome(known, replayed=True)
                 if request.transaction_id is not None:
-                    _refuse_id_of(await self._journal.recall(transaction_id))
+                    known = await self._journal.recall(transaction_id)
+                    if known is not None:
+                        return _repeated(request, known)
             return Outcome(await self._store_halves(request, transaction_id), replayed=False)
         finally:
             self._under_way -= marks
@@ -164,10 +170,15 @@ class Begins:
         return self._journal.clock.wall_ms() - begun.prepared_at_ms <= self._options.dedup_window_ms
 
 
-def _refuse_id_of(known: Transaction | None) -> None:
-    """Raises TransactionExists."""
-    if known is None:
-        return
+def _repeated(request: Begin, known: Transaction) -> Outcome:
+    """Return the transaction that has the id of the request, if the same request has begun it.
+
+    The window of its idempotency key may be over: then the id tells which transaction is meant, and
+    the key with its fingerprint whether its content is the same. Raises TransactionExists.
+    """
+    key = request.idempotency_key
+    if key is not None and (key, request.fingerprint) == (known.idempotency_key, known.fingerprint):
+        return Outcome(known, replayed=True)
     raise TransactionExists(
         f"transaction {known.transaction_id} was begun before and is {known.state}",
         context=_context_of(known),

@@ -412,6 +412,27 @@ async def test_a_key_counts_no_longer_than_its_window(house):
     assert second != first
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
+@with_house(decided_kept=1, dedup_window_ms=1_000)
+async def test_a_begin_with_its_own_id_and_key_is_a_replay_for_as_long_as_the_id_is_known(
+    house, is_forgotten
+):
+    """Behind the window of the key, too, where another body or key is another begin."""
+    same = {"transaction_id": "order-1", "idempotency_key": "key-1", "fingerprint": "print"}
+    await house.begin(**same)
+    if is_forgotten:
+        await house.coordinator.commit("order-1")
+        await house.begin(message(queue=ORDERS, message_id="m2"), transaction_id="order-2")
+        await house.coordinator.commit("order-2")
+        assert house.coordinator.table.get("order-1") is None
+    await asyncio.sleep(1.001)
+
+    assert await house.begin(**same) == "order-1"
+    for other in ({"fingerprint": "x"}, {"idempotency_key": "x"}, {"idempotency_key": None}):
+        with pytest.raises(TransactionExists):
+            await house.begin(**same | other)
+
+
 @with_house()
 async def test_an_id_of_the_callers_own_is_taken_once(house):
     assert await house.begin(transaction_id="order-8812") == "order-8812"
