@@ -4,7 +4,9 @@ The id of their transaction is `ob-` and the `tx_id`. A check may roll it back, 
 of the group has no marker of it. Then it is begun again under the next id, `ob2-...`, which no
 other `tx_id` has: its messages are published once all the same.
 
-What has that id already is theirs if it has the same producer group and the same messages.
+What has that id already is theirs if it has the same producer group and the same messages. Before
+a commit only the service can tell: it answers the begin as a repeated one. A transaction that it
+does not know as theirs is not committed.
 """
 
 from itertools import count
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from escrowmq_client.client import Client
 
 _NOT_KNOWN = ("transaction_not_found", "transaction_expired")
+_OF_ANOTHER = "idempotency_key_reused"  # the key of a begin is its id
+_UNDECIDED = ("prepared", "held")
 _NOT_READABLE = ("message_not_found", "message_expired")
 
 
@@ -46,7 +50,10 @@ class Publisher:
             state = known or self._commit_begun(f"ob{number}-{tx_id}", messages)
 
     def _commit_begun(self, transaction_id: str, messages: list[TransactionMessageInput]) -> str:
-        """Begin the transaction if it was not begun before, and commit it; its state."""
+        """Begin the transaction if it was not begun before, and commit it; its state.
+
+        Raises AnotherTransaction.
+        """
         try:
             begun = self._client.begin_transaction(
                 self._group,
@@ -55,10 +62,9 @@ class Publisher:
                 idempotency_key=transaction_id,
             )
         except ProblemError as error:
-            # its Idempotency-Key, which stands for its messages, is forgotten sooner than it
             if error.code != "transaction_exists":
                 raise
-            return self._commit_found(transaction_id, messages)
+            return self._state_of_same(transaction_id, messages)
         return self._commit(begun)
 
     def _commit_known(
@@ -66,29 +72,32 @@ class Publisher:
     ) -> str | None:
         """Commit the transaction of these messages that has the id; None if there is none."""
         try:
-            return self._commit_found(transaction_id, messages)
+            self._client.get_transaction(transaction_id)
+            return self._commit_begun(transaction_id, messages)
         except AnotherTransaction:
             return None
         except ProblemError as error:
-            if error.code not in _NOT_KNOWN:
+            if error.code not in (*_NOT_KNOWN, _OF_ANOTHER):
                 raise
             return None
 
-    def _commit_found(self, transaction_id: str, messages: list[TransactionMessageInput]) -> str:
-        """Commit a transaction that was begun before; its state.
+    def _state_of_same(self, transaction_id: str, messages: list[TransactionMessageInput]) -> str:
+        """State of a decided transaction whose begin had other bytes, such as those of another
+        version of this client.
 
-        Its messages can be read once it is committed. Until then its group has to do: it is that of
-        an outbox, and the rows of an outbox are committed. Raises AnotherTransaction.
+        Raises AnotherTransaction if its messages are others, or cannot be compared: they can be
+        read once they are committed.
         """
         found = self._client.get_transaction(transaction_id)
         if found.producer_group != self._group:
             raise _another(transaction_id, f"its producer group is {found.producer_group}")
         if [one.topic for one in found.messages] != [one.topic for one in messages]:
             raise _another(transaction_id, "its messages have other topics")
-        state = self._commit(found)
-        if state == "committed":
+        if found.state in _UNDECIDED:
+            raise _another(transaction_id, f"it was begun with another body, and is {found.state}")
+        if found.state == "committed":
             self._compare(found, messages)
-        return state
+        return found.state
 
     def _compare(self, found: Transaction, messages: list[TransactionMessageInput]) -> None:
         """Raise AnotherTransaction if its messages are not these, or cannot be read."""
@@ -106,7 +115,7 @@ class Publisher:
             raise _another(found.transaction_id, f"message {one.message_id} is not that of a row")
 
     def _commit(self, begun: Transaction) -> str:
-        if begun.state not in ("prepared", "held"):
+        if begun.state not in _UNDECIDED:
             return begun.state
         try:
             return self._client.commit_transaction(begun.transaction_id).state

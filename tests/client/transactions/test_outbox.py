@@ -170,9 +170,10 @@ def test_a_second_try_of_an_earlier_version_is_found_again(
     lose_the_commit(service, shop)
     client.resolve_transaction(f"ob-{tx_id}", "rollback")
     message = TransactionMessageInput(topic, MessageInput(json=1, key="k1"))
-    client.begin_transaction("shop", [message], transaction_id=f"ob-{tx_id}.2")
+    second = f"ob-{tx_id}.2"
+    client.begin_transaction("shop", [message], transaction_id=second, idempotency_key=second)
     if is_decided:
-        client.commit_transaction(f"ob-{tx_id}.2")
+        client.commit_transaction(second)
 
     assert shop.outbox.run_once() == 1
 
@@ -235,17 +236,60 @@ def test_rows_whose_tx_id_another_outbox_has_used_stay(
     other.engine.dispose()
 
 
-def test_the_transaction_of_another_group_is_not_committed(service, shop, topic, database, client):
+@pytest.mark.parametrize(("group", "order"), [("billing", 1), ("shop", 2)])
+@pytest.mark.parametrize("hours", [0, 25])
+def test_an_undecided_transaction_of_another_group_or_content_is_not_committed(
+    service, shop, topic, database, client, group, order, hours
+):
+    """Also when its Idempotency-Key is forgotten. Its own outbox commits it later."""
     tx_id = shop.place(topic, 1)
     lose_the_commit(service, shop)
-    service.advance(hours=25)
-    other = Shop(database, client, table="outbox_2", group="billing")
-    other.place(topic, 1, tx_id=tx_id)
+    service.advance(hours=hours)
+    other = Shop(database, client, table="outbox_2", group=group)
+    place_as_another(other, topic, tx_id, json=order)
 
     assert other.outbox.run_once() == 0
 
     assert texts(service, topic) == []
     assert (other.rows(), other.outbox.refused_count) == (1, 1)
+    other.engine.dispose()
+    assert shop.outbox.run_once() == 1
+    assert texts(service, topic) == ["1"]
+
+
+def test_rows_that_were_changed_behind_their_begin_do_not_publish_what_they_were(
+    service, shop, topic
+):
+    """Also when the Idempotency-Key is forgotten. A check or an operator decides."""
+    shop.place(topic, 1)
+    lose_the_commit(service, shop)
+    service.advance(hours=25)
+    with shop.engine.begin() as db:
+        db.execute(shop.table.update().values(message='{"json":2}'))
+
+    assert shop.outbox.run_once() == 0
+
+    assert texts(service, topic) == []
+    assert (shop.rows(), shop.outbox.refused_count) == (1, 1)
+
+
+@pytest.mark.parametrize("hours", [0, 25])
+def test_a_second_try_leaves_the_undecided_transaction_of_another_tx_id_to_its_outbox(
+    service, shop, topic, client, database, hours
+):
+    tx_id = shop.place(topic, 1)
+    lose_the_commit(service, shop)
+    client.resolve_transaction(f"ob-{tx_id}", "rollback")
+    other = Shop(database, client, table="outbox_2")
+    other.place(topic, 2, tx_id=f"{tx_id}.2")
+    lose_the_commit(service, other)
+    service.advance(hours=hours)
+
+    assert shop.outbox.run_once() == 1
+    assert texts(service, topic) == ["1"]
+    assert other.outbox.run_once() == 1
+
+    assert texts(service, topic) == ["1", "2"]
     other.engine.dispose()
 
 
