@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.openapi_operations import PROBLEM_RESPONSE, common_text, completed, takes_fields
+from app.openapi_operations import PROBLEM_RESPONSE, common_text, completed
 from app.openapi_schemas import named_in, schemas_of
 from app.operations import OPERATIONS, Events, Lines, Operation
 from app.problems import Problem
@@ -59,8 +59,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def _kinds_of(operation: Operation) -> set[type]:
     """The structs that the operation refers to."""
-    body = operation.body if takes_fields(operation) else None
-    kinds = (body, *operation.answers.values())
+    kinds = (operation.body, *operation.answers.values())
     return {kind for kind in kinds if kind is not None and kind not in (bytes, Lines, Events)}
 
 

@@ -126,11 +126,6 @@ def completed(documented: dict[str, Any], operation: Operation) -> dict[str, Any
     return found
 
 
-def takes_fields(operation: Operation) -> bool:
-    """Report whether the body has fields; a body without any is not documented."""
-    return operation.body is not None and bool(msgspec.structs.fields(operation.body))
-
-
 # --------------------------------------------------------------------------------------------------
 # parameters
 
@@ -179,8 +174,7 @@ def _query_parameters(kind: type | None) -> list[dict[str, Any]]:
 
 
 def _body(operation: Operation) -> dict[str, Any] | None:
-    if takes_fields(operation):
-        assert operation.body is not None
+    if operation.body is not None:
         content = _json(operation.body)
         content["examples"] = {operation.operation_id: {"value": operation.example}}
         others = {media_type: {"schema": dict(_BYTES)} for media_type in operation.body_types}

@@ -62,6 +62,13 @@ class Events:
     """Server-sent events, for as long as the connection lasts."""
 
 
+class _NoFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an operation that takes none: an empty object, or nothing."""
+
+
+_NO_FIELDS = msgspec.json.Decoder(_NoFields)
+
+
 class HeaderParameter(NamedTuple):
     name: str
     description: str
@@ -157,8 +164,8 @@ class Operation:
 
     @cached_property
     def problem_codes(self) -> list[str]:
-        reads = self.body is not None or self.takes_bytes or self.takes_lines
-        return list(dict.fromkeys([*ALWAYS, *self.problems, *(READING if reads else ())]))
+        reading = () if self.method == "GET" else READING
+        return list(dict.fromkeys([*ALWAYS, *self.problems, *reading]))
 
     @property
     def tells_pressure(self) -> bool:
@@ -172,6 +179,14 @@ class Operation:
             return self.decode
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body)
         return lambda call: call.decode(decoder)
+
+    @property
+    def _refuses_fields(self) -> bool:
+        """Does it take no body, and would a client mean an option by one?
+
+        That of a GET is ignored.
+        """
+        return self.method != "GET" and not (self.takes_bytes or self.takes_lines)
 
     @cached_property
     def _checked_parts(self) -> list[tuple[int, str]]:
@@ -214,6 +229,8 @@ class Operation:
             found.append(call.parameters(self.query))
         if self.read_body is not None:
             found.append(await self.read_body(call))
+        elif self._refuses_fields:
+            await call.decode(_NO_FIELDS)
         return found
 
 

@@ -15,7 +15,6 @@ from app.groups.schemas import (
     GroupInput,
     GroupPage,
     Push,
-    RotateGroupSecretInput,
     Subscription,
 )
 from app.groups.subscriptions import other_filters, other_start, start_at_ms, subscriptions_of
@@ -158,9 +157,6 @@ async def get(services: Services, _: Call, name: str) -> Reply:
     "rotateGroupSigningSecret",
     tag="groups",
     scopes=["receive", "operate"],
-    body=RotateGroupSecretInput,
-    example={},
-    body_is_optional=True,
     answer_headers=["ETag"],
     answers={200: Group},
     headers=[IF_MATCH],
@@ -173,9 +169,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
     ],
     send_once=True,
 )
-async def rotate_secret(
-    services: Services, call: Call, name: str, _given: RotateGroupSecretInput
-) -> Reply:
+async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     """Rotate the signing secret of a group with `push`. Returns the new secret. For one day pushes
     are signed with both.
     """

@@ -316,10 +316,6 @@ class Group(msgspec.Struct, kw_only=True):
     revision: Int32
 
 
-class RotateGroupSecretInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """An empty object. The body may be omitted."""
-
-
 class GroupPage(msgspec.Struct, kw_only=True):
     """Consumer groups in order of name."""
 

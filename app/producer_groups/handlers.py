@@ -17,12 +17,10 @@ from app.producer_groups.schemas import (
     CheckList,
     CheckMessage,
     CheckTestCase,
-    CheckTestInput,
     CheckTestResult,
     ProducerGroup,
     ProducerGroupInput,
     ReceiveChecksInput,
-    RotateSecretInput,
 )
 from app.registry import producer_groups as registry
 from app.registry.webhook import WebhookSettings
@@ -106,9 +104,6 @@ async def get(services: Services, _: Call, name: str) -> Reply:
     "rotateSigningSecret",
     tag="checks",
     scopes=["transact", "operate"],
-    body=RotateSecretInput,
-    example={},
-    body_is_optional=True,
     answer_headers=["ETag"],
     answers={200: ProducerGroup},
     headers=[IF_MATCH],
@@ -121,9 +116,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
     ],
     send_once=True,
 )
-async def rotate_secret(
-    services: Services, call: Call, name: str, _given: RotateSecretInput
-) -> Reply:
+async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     """Rotate the signing secret of checks. Returns the new secret. For one day checks are signed
     with both.
     """
@@ -146,9 +139,6 @@ async def rotate_secret(
     "testCheckEndpoint",
     tag="checks",
     scopes=["transact", "operate"],
-    body=CheckTestInput,
-    example={},
-    body_is_optional=True,
     answers={200: CheckTestResult},
     problems=[
         "producer_group_not_found",
@@ -157,7 +147,7 @@ async def rotate_secret(
         "too_many_waiting",
     ],
 )
-async def try_endpoint(services: Services, call: Call, name: str, _given: CheckTestInput) -> Reply:
+async def try_endpoint(services: Services, call: Call, name: str) -> Reply:
     """Test the check endpoint of a producer.
 
     Sends checks of transactions that do not exist. Each case says how a safe endpoint responds.

@@ -117,14 +117,6 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
     revision: Int32
 
 
-class RotateSecretInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """An empty object. The body may be omitted."""
-
-
-class CheckTestInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """An empty object. The body may be omitted."""
-
-
 class CheckTestCase(msgspec.Struct, kw_only=True):
     """A test case and its result."""
 

@@ -23,7 +23,6 @@ from app.transactions.schemas import (
     Explanation,
     GetTransactionQuery,
     ListTransactionsQuery,
-    NothingInput,
     ResolveInput,
     RollbackInput,
     Transaction,
@@ -318,15 +317,10 @@ async def explain(services: Services, call: Call, transaction_id: str) -> Reply:
     tag="transactions",
     scopes=["transact"],
     checks_access=True,
-    body=NothingInput,
-    example={},
-    body_is_optional=True,
     answers={200: Decision},
     problems=_DECIDING,
 )
-async def commit(
-    services: Services, call: Call, transaction_id: str, _given: NothingInput
-) -> Reply:
+async def commit(services: Services, call: Call, transaction_id: str) -> Reply:
     """Commit a transaction. Consumers can see the messages when the response is sent. The first
     decision wins.
     """
@@ -450,15 +444,10 @@ async def resolve(
     tag="transactions",
     scopes=["operate"],
     checks_access=True,
-    body=NothingInput,
-    example={},
-    body_is_optional=True,
     answers={200: Transaction},
     problems=_DECIDING,
 )
-async def resume(
-    services: Services, call: Call, transaction_id: str, _given: NothingInput
-) -> Reply:
+async def resume(services: Services, call: Call, transaction_id: str) -> Reply:
     """Resume the checks of a held transaction. Its count of answers starts again at 0."""
     await _check_access(services, call, transaction_id)
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))

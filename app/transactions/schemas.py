@@ -257,10 +257,6 @@ class Explanation(msgspec.Struct, kw_only=True):
     next: Annotated[str, Meta(description="The next event and its time, or the action to take.")]
 
 
-class NothingInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """An empty object. The body may be omitted."""
-
-
 class RollbackInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The reason for the rollback."""
 

@@ -3,9 +3,11 @@ gets out of step.
 """
 
 import json
+import re
 import socket
 import time
 
+import httpx
 import pytest
 
 from tests.support.http import Answer, answers, assert_problem, ok, request, speak
@@ -328,6 +330,48 @@ def test_a_body_on_a_get_is_passed_over(api):
         ok(api.request("GET", "/v1/topics", params={"page_size": 1}, content=b"nonsense"))["items"]
         is not None
     )
+
+
+@pytest.fixture(scope="module")
+def without_body(api) -> list[tuple[str, str]]:
+    """Method and path of each change that takes no body."""
+    paths = ok(api.get("/openapi.json"))["paths"]
+    return [
+        (method.upper(), re.sub("{[a-z_]+}", "x", path))
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if method != "get" and "requestBody" not in operation
+    ]
+
+
+def test_a_field_is_refused_by_a_change_that_takes_none(api, without_body):
+    """A client that sends `dry_run` in the body of a deletion wants no deletion."""
+    assert {"/v1/topics/x", "/v1/groups/x/dead-letters", "/v1/admin/store/flush"} <= {
+        path for _, path in without_body
+    }
+    as_json = {"Content-Type": "application/json"}
+    for method, path in without_body:
+
+        def send(body: bytes, headers: dict[str, str], to=(method, path)) -> httpx.Response:
+            return api.request(*to, content=body, headers=headers)
+
+        assert_problem(send(b'{"dry_run":true}', as_json), 422, "validation_failed", "/dry_run")
+        assert_problem(send(b"nonsense", as_json), 400, "malformed_request")
+        assert_problem(send(b"{}", {"Content-Type": "text/plain"}), 415, "unsupported_media_type")
+        for body in (b"", b"{}", b" {}\n"):
+            assert send(body, as_json).status_code in (200, 202, 204, 404)
+
+
+def test_a_body_that_is_not_taken_leaves_the_connection_in_step(server, without_body):
+    """Also one over the limit, which comes in chunks and says nothing of its length."""
+    spaces = b" " * 65_536
+    for pieces, places, status in ((2, without_body, 400), (257, without_body[:1], 413)):
+        body = chunked(*[spaces] * pieces, b"{")
+        for method, path in (*places, ("GET", "/v1/topics")):
+            given = request(method, path, "Transfer-Encoding: chunked") + body
+            found = speak(server, given + request("GET", "/livez", close=True))
+            expected = 200 if method == "GET" and status == 400 else status
+            assert [answer.status for answer in found] == [expected, 200], (method, path)
 
 
 def test_an_empty_body_is_an_empty_object_where_every_field_may_be_left_out(api, topic):
