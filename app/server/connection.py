@@ -16,13 +16,15 @@ from typing import Any, cast
 
 import httptools
 import structlog
+from msgspec import UNSET, UnsetType
 
 from app import codec
+from app.answering import REQUEST_ID, request_id_of
 from app.connections import Connections
-from app.exchange import takes_a_stream
+from app.exchange import headers_by_name, takes_a_stream
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.server.deadline import Deadline
-from app.server.request import STATUS_LINES, Headers, Request
+from app.server.request import Headers, Request, head_of
 from app.settings import HttpOptions
 
 KEEP_ALIVE_MS = 75_000  # that a connection may be idle
@@ -463,11 +465,9 @@ class Connection(asyncio.Protocol):
             return
         # else it would become a part of that answer
         if self._current is None or not self._current.has_begun:
-            headers, body = refused(refusal)
-            lines = [b"%b: %b\r\n" % header for header in headers]
-            self._transport.write(
-                b"".join([STATUS_LINES[refusal.kind.status], *lines, b"\r\n", body])
-            )
+            headers, body = refused(refusal, request_id=secrets.token_hex(8))
+            head = head_of(refusal.kind.status, self.default_lines, headers)
+            self._transport.write(head + body)
         self.close()
 
     # ----------------------------------------------------------------------------------------------
@@ -484,7 +484,11 @@ class Connection(asyncio.Protocol):
         refusal = Refusal(
             "overloaded", "as many connections are open as may be; this one is closed"
         )
-        headers, body = refused(refusal)
+        headers, body = refused(
+            refusal,
+            request_id=request_id_of(headers_by_name(request.headers)),
+            path=request.raw_path.decode("ascii"),
+        )
         request.begin(refusal.kind.status, headers)
         request.write(body)
 
@@ -615,16 +619,20 @@ class Connection(asyncio.Protocol):
             self.close()
 
 
-def refused(refusal: Refusal) -> tuple[Headers, bytes]:
-    """The headers and the body of an answer that belongs to no request and is the last one of its
-    connection.
+def refused(
+    refusal: Refusal, *, request_id: str, path: str | UnsetType = UNSET
+) -> tuple[Headers, bytes]:
+    """The headers and the body of an answer that is the last one of its connection.
+
+    `path`: of the request; UNSET for bytes that are no request.
     """
-    body = codec.encode(document(refusal, request_id=secrets.token_hex(8)))
+    body = codec.encode(document(refusal, instance=path, request_id=request_id))
     headers = {
         "content-type": MEDIA_TYPE,
         "content-length": str(len(body)),
         "connection": "close",
         **refusal.headers,
+        REQUEST_ID: request_id,
     }
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
 

@@ -1,5 +1,6 @@
 """Clients can take neither the files of the store nor the connections of probes and operators."""
 
+import json
 import resource
 import socket
 from collections.abc import Iterator
@@ -84,10 +85,12 @@ def test_parked_polls_and_unfinished_requests_leave_probes_and_operators_their_c
                 "all connections are taken",
             )
 
-            (answer,) = speak(server, request("GET", "/v1/topics"))
+            (answer,) = speak(server, request("GET", "/v1/topics?page_size=1", "Request-Id: r-1"))
 
             assert answer.status == 503
-            assert b"overloaded" in answer.body
+            problem = json.loads(answer.body)
+            assert (problem["code"], problem["instance"]) == ("overloaded", "/v1/topics")
+            assert (problem["request_id"], answer.headers["request-id"]) == ("r-1", "r-1")
             assert answer.headers["retry-after"] == "1"
             assert answer.headers["connection"] == "close"
             for path in FREE:

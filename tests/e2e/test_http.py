@@ -109,8 +109,10 @@ NOT_HTTP = {
 def test_what_is_no_http_is_refused_with_a_problem_and_ends_the_connection(server, data):
     (answer,) = speak(server, data)
 
-    problem_of(answer, 400, "malformed_request")
+    problem = problem_of(answer, 400, "malformed_request")
     assert answer.headers["connection"] == "close"
+    assert answer.headers["request-id"] == problem["request_id"]
+    assert answer.headers["date"]  # RFC 9110, 6.6.1
 
 
 def test_requests_in_one_packet_are_answered_in_their_order(server):
