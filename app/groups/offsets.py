@@ -173,12 +173,14 @@ async def reset(services: Services, _: Call, group: str, given: ResetInput) -> R
     topic = services.topics.get(given.topic)
     wanted = await _wanted(services, given, topic)
     if given.dry_run:
-        moves = await services.delivery.plan_reset(group, wanted)
-    else:
-        moves = await services.members.offsets.unowned(
-            group, lambda: services.delivery.reset(group, wanted)
-        )
-    return reply(200, _effect(moves, dry_run=given.dry_run))
+        effect = _effect(await services.delivery.plan_reset(group, wanted), dry_run=True)
+        if services.members.of_group(group).is_in_use:
+            effect.note += "; refused while members share the queues of the group"
+        return reply(200, effect)
+    moves = await services.members.offsets.unowned(
+        group, lambda: services.delivery.reset(group, wanted)
+    )
+    return reply(200, _effect(moves, dry_run=False))
 
 
 def _queue_lag(one: positions.QueueLag, now_ms: int) -> QueueLag:

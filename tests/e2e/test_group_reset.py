@@ -50,6 +50,21 @@ def test_without_yes_the_effect_is_shown_and_nothing_is_changed(server, api, top
     assert done.stderr == ""
 
 
+def test_the_effect_on_a_group_with_members_says_that_they_prevent_it(server, api, topic, group):
+    member = {"client_id": "a", "topics": [{"topic": topic}]}
+    member_id = ok(api.post(f"/v1/groups/{group}/members", json=member), 201)["member_id"]
+
+    shown = run(group, topic, server.url, "--to", "earliest")
+    refused = run(group, topic, server.url, "--to", "earliest", "--yes")
+    assert api.delete(f"/v1/groups/{group}/members/{member_id}").status_code == 204
+    alone = run(group, topic, server.url, "--to", "earliest")
+
+    assert (shown.exit_code, refused.exit_code, alone.exit_code) == (0, 3, 0)
+    assert "5 messages would be delivered again; refused while members share" in shown.stdout
+    assert "members share the queues" in refused.stderr
+    assert "5 messages would be delivered again.\n" in alone.stdout
+
+
 def test_a_group_is_moved_to_the_message_of_a_time_or_to_an_offset(server, api, topic, group):
     pulled = ok(api.get(f"/v1/topics/{topic}/queues/0/messages?max_messages=10"))["messages"]
     at = pulled[3]["stored_at"]
