@@ -151,7 +151,7 @@ def promote(
     if (data_dir is None) == (url is None) or (url is None and hand_over):
         raise typer.BadParameter("give --data-dir, or --url, which --hand-over needs")
     if url is not None:
-        check_url(url, "--url")
+        check_url(url, "--url", is_one=True)
         from cli import replica_promote_url
 
         raise typer.Exit(

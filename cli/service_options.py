@@ -6,10 +6,17 @@ from typing import Annotated
 import typer
 
 
-def check_url(url: str, option: str) -> None:
-    """Wrong usage, where this is no URL of a service, or of several with commas between them."""
-    if not all(one.strip().startswith(("http://", "https://")) for one in url.split(",")):
-        raise typer.BadParameter(f"{url} is no http address", param_hint=option)
+def check_url(url: str, option: str, *, is_one: bool = False) -> None:
+    """Wrong usage, where this is no URL of a service, or of several with commas between them.
+
+    `is_one`: the command takes no list.
+    """
+    from escrowmq_client.addresses import Addresses
+
+    try:
+        Addresses([url] if is_one else url.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{url} is no http address: {error}", param_hint=option) from None
 
 
 Host = Annotated[

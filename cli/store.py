@@ -8,6 +8,7 @@ import typer
 
 from cli.audit_common import Exit, in_short, say
 from cli.json_report import STDOUT, check_json, write_json
+from cli.service_options import check_url
 
 app = typer.Typer(
     name="store",
@@ -420,6 +421,8 @@ def recovery_report(
     """
     if (directory is None) == (url is None):
         raise typer.BadParameter("either DIR or --url")
+    if url is not None:
+        check_url(url, "--url", is_one=True)
     check_json(json_file)
     from msgspec import to_builtins
 

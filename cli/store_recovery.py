@@ -23,9 +23,7 @@ def of_store(root: Path) -> list[StartView]:
 
 
 def of_service(url: str, api_key: str | None) -> list[StartView]:
-    """Raises OSError, ValueError."""
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url} is no http address")
+    """`url`: one that `check_url` takes. Raises OSError, ValueError."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     # The scheme was checked.
     address = f"{url.rstrip('/')}/v1/admin/recovery"

@@ -4,6 +4,7 @@ A client stays at one address until it fails there, then goes on at the next one
 names its service leads there. Pure, and shared by threads.
 """
 
+import re
 from collections.abc import Sequence
 
 import httpx
@@ -12,6 +13,7 @@ from escrowmq_client.errors import EscrowMQError, NotPrimary, Overloaded, PoolEx
 
 _BEGINNINGS = ("http://", "https://")
 _LAST_PORT = 65_535
+_HOST = re.compile(rb"[A-Za-z0-9._:-]+")  # as sent: httpx escapes what no name has
 
 
 class Addresses:
@@ -64,6 +66,8 @@ def _check(url: str) -> None:
         raise ValueError(f"{url!r} is no URL: {error}") from error
     if not parsed.host:
         raise ValueError(f"the URL has no host: {url!r}")
+    if not _HOST.fullmatch(parsed.raw_host):
+        raise ValueError(f"the URL has a host that cannot be: {url!r}")
     if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
         raise ValueError(f"the URL has a port that does not exist: {url!r}")
     if parsed.query or parsed.fragment or url.endswith(("?", "#")):

@@ -317,7 +317,17 @@ def test_an_address_without_a_scheme_is_refused_at_once():
 
 @pytest.mark.parametrize(
     "url",
-    ["http://[::1", "http://host:99999", "http://", "https://:1", "http://host/?x=1", "http://h#x"],
+    [
+        "http://[::1",
+        "http://host:99999",
+        "http://",
+        "https://:1",
+        "http://host/?x=1",
+        "http://h#x",
+        "http://[shop-2",
+        "http://sh op",
+        "http://a,http://b",
+    ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_an_address_that_is_no_url_is_refused_at_once(kind, url):

@@ -570,14 +570,20 @@ def test_a_machine_that_could_not_be_the_service_does_not_start(tmp_path, settin
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--url", "http://127.0.0.1:1", "--data-dir", "x"), ("--hand-over",)]
+    "arguments",
+    [
+        (),
+        ("--url", "http://127.0.0.1:1", "--data-dir", "x"),
+        ("--url", "http://[shop-2", "--yes"),
+        ("--hand-over",),
+    ],
 )
 def test_a_promotion_is_of_a_directory_or_of_a_machine_that_runs(arguments):
     assert run_promote(*arguments).returncode == 2
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[shop-2"])
-def test_a_machine_that_does_not_answer_is_not_promoted(url):
+def test_a_machine_that_does_not_answer_is_not_promoted():
+    url = "http://127.0.0.1:1"
     for more in ((), ("--yes",)):
         failed = run_promote("--url", url, *more)
         assert failed.returncode == 3

@@ -15,15 +15,33 @@ def run(*command: str) -> tuple[int, str]:
     ("command", "reason"),
     [
         (["replica", "promote", "--url", "machine:8080"], "machine:8080 is no http address"),
+        (["replica", "promote", "--url", "http://[shop-2"], "has a host that cannot be"),
+        (["replica", "promote", "--url", "http://a,http://b"], "has a host that cannot be"),
+        (["replica", "promote", "--url", "http://shop:x"], "is no http address"),
+        (["store", "recovery-report", "--url", "machine:8080"], "is no http address"),
+        (["store", "recovery-report", "--url", "http://[shop-2"], "has a host that cannot be"),
         (["import", "offsets", "--from", ".", "--to", "machine:8080"], "is no http address"),
         (
             ["group", "reset", "g", "--topic", "t", "--to", "latest", "--url", "m"],
             "no http address",
         ),
+        (
+            [
+                "group",
+                "reset",
+                "g",
+                "--topic",
+                "t",
+                "--to",
+                "latest",
+                "--url",
+                "http://a,http://[b",
+            ],
+            "has a host that cannot be",
+        ),
         (["dump", __file__], "is none of"),
         (["store", "dump", __file__], "is none of"),
     ],
-    ids=["promote", "offsets", "reset", "dump", "store dump"],
 )
 def test_what_no_command_can_take_is_wrong_usage(command, reason):
     status, said = run(*command)
