@@ -6,6 +6,7 @@ The layout is in docs/formats.md, and its reader in client/escrowmq_client/recor
 environment has the key in ESCROWMQ_API_KEY, where the service wants one.
 """
 
+import argparse
 import sys
 from collections.abc import Iterator
 
@@ -23,9 +24,13 @@ def read_queue(client: Client, topic: str, queue_id: int, offset: int = 0) -> It
 
 
 if __name__ == "__main__":
-    url, topic, queue_id = sys.argv[1:]
-    with Client(url) as client:
-        for one in read_queue(client, topic, int(queue_id)):
+    arguments = argparse.ArgumentParser(description="Read a queue as records, from offset 0.")
+    arguments.add_argument("url", help="URL of the service")
+    arguments.add_argument("topic")
+    arguments.add_argument("queue_id", type=int)
+    given = arguments.parse_args()
+    with Client(given.url) as client:
+        for one in read_queue(client, given.topic, given.queue_id):
             sys.stdout.write(
                 f"{one.queue_offset} {one.message_id} {one.key or '-'} {one.tag or '-'} "
                 f"{len(one.body)} bytes\n"

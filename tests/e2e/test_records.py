@@ -1,6 +1,8 @@
 """Pulls as records: what the reader of the Python client makes of them is what the JSON says."""
 
 import base64
+import subprocess
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -165,3 +167,20 @@ def test_of_two_tags_with_one_hash_a_pull_gets_the_one_that_was_asked_for(api, m
 
     assert [one["payload"] for one in shown["messages"]] == ["BBBB"]
     assert [one.body for one in pulled(api, topic, tag="BBBB").messages] == [b"BBBB"]
+
+
+def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, read_records.__file__, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_example_lists_a_queue_and_shows_how_it_is_called(server, api, topic):
+    ok(api.post(f"/v1/topics/{topic}/messages", json=SENT[0]), 201)
+
+    listed = run_example(server.url, topic, "0")
+    assert (listed.returncode, listed.stdout.count("\n")) == (0, 1), listed.stderr
+    assert "order-1 paid 5 bytes" in listed.stdout
+    for wrong in ((), (server.url, topic), (server.url, topic, "first")):
+        refused = run_example(*wrong)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("usage: read_records.py ")
