@@ -294,9 +294,13 @@ def size_of(messages: Iterable[StoredMessage]) -> int:
 
 def in_pieces(body: bytes) -> bytes | list[bytes]:
     """A body as it goes into a Reply: in pieces where it is large."""
-    if len(body) <= _PIECE_BYTES:
-        return body
-    return [body[start : start + _PIECE_BYTES] for start in range(0, len(body), _PIECE_BYTES)]
+    return body if len(body) <= _PIECE_BYTES else list(pieces_of(body))
+
+
+def pieces_of(body: bytes) -> Iterator[bytes]:
+    """A body in pieces; one after another, so that those to come take no memory of their own."""
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
 
 
 NO_CONTENT = Reply(204, b"", {}, None)

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from app.consume.handlers import check_text, json_of_received, size_of_found
 from app.consume.schemas import StreamQuery
-from app.exchange import Call
+from app.exchange import Call, pieces_of
 from app.operations import WRITING, Events, operation
 from app.problems import Refusal, closing_event
 from app.services import Services
@@ -82,9 +82,12 @@ async def _events(
             rules = services.consumer_groups.get(group).rules
             services.consumer_groups.check_not_pushed(group)
             found = await open_stream.take(rules, max_bytes=call.share.reserve(_MAX_BYTES))
-            call.share.hold(sum(size_of_found(one.found) for one in found))
+            found_bytes = sum(size_of_found(one.found) for one in found)
             for one in found:
-                yield _message(one, query)
+                event = _message(one, query)
+                call.share.hold(found_bytes + len(event))
+                for piece in pieces_of(event):
+                    yield piece
             call.share.hold(0)  # the client has taken them
             if found:
                 services.metrics.messages_out.inc(len(found))

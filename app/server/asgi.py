@@ -28,7 +28,10 @@ async def answer(app: ASGIApp, request: Request, *, can_cut: bool = False) -> No
         if message["type"] == "http.response.start":
             request.begin(message["status"], message.get("headers", []))
         else:
-            request.write(message.get("body", b""), has_more=message.get("more_body", False))
+            has_more = message.get("more_body", False)
+            request.write(message.get("body", b""), has_more=has_more)
+            if has_more:  # what is behind it has no memory before the client has taken this
+                await request.drain()
 
     await app(_scope(request, can_cut=can_cut), receive, send)
 

@@ -72,6 +72,13 @@ def streams_open(api: httpx.Client) -> str:
     return next(line for line in lines if line.startswith("escrowmq_long_polls_open "))
 
 
+def bytes_in_progress(api: httpx.Client) -> float:
+    lines = api.get("/metrics").text.splitlines()
+    return next(
+        float(line.split()[1]) for line in lines if line.startswith("escrowmq_request_body_bytes ")
+    )
+
+
 @pytest.fixture
 def group(api, topic) -> str:
     name = f"streamed-{next(_numbers)}"
@@ -323,6 +330,27 @@ def test_a_stream_that_is_not_read_leases_what_fits_into_the_connection(server, 
         until(is_at_rest, "no more is leased")
 
     assert readings[-1] < count_of_messages // 2
+
+
+def test_an_event_that_the_client_has_not_taken_counts_as_a_body_in_progress(
+    server, api, topic, group
+):
+    """Several hundred clients that do not read would otherwise take memory without a limit."""
+    payload = '"' * (3 << 20)  # as JSON it is too long for what the kernel keeps of a connection
+    send(api, topic, payload)
+    before = bytes_in_progress(api)
+
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        connection.connect(("127.0.0.1", server.port))
+        head = f"GET /v1/groups/{group}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        connection.sendall(head.encode())
+        until(
+            lambda: bytes_in_progress(api) - before >= 3 * len(payload),
+            "the message and its event are counted",
+        )
+
+    until(lambda: bytes_in_progress(api) == before, "nothing is counted of a client that has left")
 
 
 def test_a_stream_to_http_1_0_has_no_chunks(server, api, topic, group):
