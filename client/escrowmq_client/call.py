@@ -15,10 +15,12 @@ from uuid import uuid4
 import msgspec
 
 from escrowmq_client.errors import InvalidAnswer, ProblemError, Refused, error_of
+from escrowmq_client.models.base import Output
 from escrowmq_client.models.problem import Problem
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Model = TypeVar("Model", bound=Output)
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -131,6 +133,25 @@ def decoded(type: type[T]) -> Callable[[Answer], T]:  # noqa: A002  the word of 
     return decode
 
 
+def decoded_about(type: type[Model], **expected: str | None) -> Callable[[Answer], Model]:  # noqa: A002  the word of msgspec
+    """Make the function that decodes an answer, and raises InvalidAnswer for one about others.
+
+    `expected`: values of its fields. A proxy that sends an answer twice makes the second one that
+    of the next call over the connection.
+    """
+    decode: Callable[[Answer], Model] = decoded(type)
+
+    def check(answer: Answer) -> Model:
+        found = decode(answer)
+        for name, value in expected.items():
+            given = getattr(found, name)
+            if value is not None and given != value:
+                raise InvalidAnswer(f"status {answer.status}, but {name} is {given}, not {value}")
+        return found
+
+    return check
+
+
 def nothing(answer: Answer) -> None:
     """Read an answer without content. Raises InvalidAnswer for one with content, of a proxy."""
     if answer.status != _NO_CONTENT:
@@ -163,13 +184,22 @@ class EntryResults(Protocol):
 R = TypeVar("R", bound=EntryResults)
 
 
-@cache
-def all_accepted(type: type[R]) -> Callable[[Answer], R]:  # noqa: A002  the word of msgspec
-    """Make the function that decodes results, and raises Refused if an entry was refused."""
+def all_accepted(
+    type: type[R],  # noqa: A002  the word of msgspec
+    name: str = "",
+    entries: Sequence[str] | None = None,
+) -> Callable[[Answer], R]:
+    """Make the function that decodes results, and raises Refused if an entry was refused.
+
+    `entries`: what each result has in its field `name`, in order. Results of other entries are an
+    InvalidAnswer.
+    """
     decode: Callable[[Answer], R] = decoded(type)
 
     def check(answer: Answer) -> R:
         results = decode(answer)
+        if entries is not None and [getattr(one, name) for one in results.results] != entries:
+            raise InvalidAnswer(f"status {answer.status}, but its results are not of the entries")
         if results.rejected:
             raise Refused(results, problems_of(results.results))
         return results

@@ -24,6 +24,7 @@ from typing import Any
 from escrowmq_client.models.problem import FieldError, Problem
 
 LEASE_EXPIRED = "lease_expired"
+NO_DOCUMENT = "unknown"  # the code of a response that is no problem document
 
 
 class EscrowMQError(Exception):

@@ -12,7 +12,7 @@ does not know as theirs is not committed.
 from itertools import count
 from typing import TYPE_CHECKING
 
-from escrowmq_client.errors import AlreadyResolved, ProblemError
+from escrowmq_client.errors import AlreadyResolved, InvalidAnswer, ProblemError
 from escrowmq_client.models.transactions import Transaction, TransactionMessageInput
 from escrowmq_client.same_message import is_same
 
@@ -97,7 +97,7 @@ class Publisher:
             raise _another(transaction_id, f"it was begun with another body, and is {found.state}")
         if found.state == "committed":
             self._compare(found, messages)
-        return found.state
+        return _decided(transaction_id, found.state)
 
     def _compare(self, found: Transaction, messages: list[TransactionMessageInput]) -> None:
         """Raise AnotherTransaction if its messages are not these, or cannot be read."""
@@ -115,12 +115,23 @@ class Publisher:
             raise _another(found.transaction_id, f"message {one.message_id} is not that of a row")
 
     def _commit(self, begun: Transaction) -> str:
-        if begun.state not in _UNDECIDED:
-            return begun.state
-        try:
-            return self._client.commit_transaction(begun.transaction_id).state
-        except AlreadyResolved as error:
-            return error.state
+        state: str | None = begun.state
+        if state in _UNDECIDED:
+            try:
+                state = self._client.commit_transaction(begun.transaction_id).state
+            except AlreadyResolved as error:
+                state = error.state
+        return _decided(begun.transaction_id, state)
+
+
+def _decided(transaction_id: str, state: str | None) -> str:
+    """Return the state; begun again in any other one, it might be published twice.
+
+    Raises InvalidAnswer.
+    """
+    if state not in ("committed", "rolled_back"):
+        raise InvalidAnswer(f"transaction {transaction_id} is {state or 'in no state'}")
+    return state
 
 
 def _another(transaction_id: str, why: str) -> AnotherTransaction:

@@ -13,6 +13,7 @@ import msgspec
 from escrowmq_client.addresses import Addresses
 from escrowmq_client.call import EVENTS, UNREADABLE, Answer, Call
 from escrowmq_client.errors import (
+    NO_DOCUMENT,
     EscrowMQError,
     InvalidAnswer,
     PoolExhausted,
@@ -153,7 +154,7 @@ def _refusal(response: httpx.Response) -> EscrowMQError:
             type="about:blank",
             title=response.reason_phrase,
             status=response.status_code,
-            code="unknown",
+            code=NO_DOCUMENT,
             detail=f"a response that is no problem document: {shown}",
             retryable=False,
         )
@@ -169,6 +170,6 @@ def _retry_after_ms(response: httpx.Response) -> int | None:
         return int(text[:_MOST_DIGITS]) * 1_000
     try:
         wait = parsedate_to_datetime(text) - parsedate_to_datetime(response.headers["Date"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     return max(0, int(wait.total_seconds() * 1_000))

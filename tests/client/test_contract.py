@@ -30,7 +30,7 @@ from escrowmq_client.models import (
     topics,
     transactions,
 )
-from escrowmq_client.models.base import Input, Output
+from escrowmq_client.models.base import Input, Output, Time
 from escrowmq_client.models.content import Content
 from escrowmq_client.models.messages import MessageInput
 from escrowmq_client.operations import consume as consuming
@@ -161,6 +161,7 @@ def fits(schema: dict[str, Any], kind: Any) -> bool:
     if not kinds:
         return False
     (kind,) = kinds
+    kind = datetime if kind == Time else kind
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         if "properties" not in SCHEMAS[name]:  # words, or a map

@@ -1,6 +1,12 @@
 """The two kinds of models: what a caller makes, and what the service returns."""
 
+from datetime import datetime
+from typing import Annotated
+
 import msgspec
+
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A time that the client compares with others, so that it must have an offset."""
 
 
 class Input(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from escrowmq_client.models.base import Input, Output
+from escrowmq_client.models.base import Input, Output, Time
 from escrowmq_client.models.messages import Message
 from escrowmq_client.models.problem import Problem
 
@@ -18,7 +18,7 @@ class ReceivedMessage(Message, frozen=True, kw_only=True):
     """Number of deliveries so far, from 1, without those that were given back unprocessed."""
     receipt_handle: str
     """Settles the message; valid only for this lease."""
-    lease_expires_at: datetime
+    lease_expires_at: Time
     request_id: str | None = None
     """For a request: the id to reply to."""
     reply_by: datetime | None = None
@@ -36,7 +36,7 @@ class PushedMessage(Output, frozen=True, kw_only=True):
 class ReceivedMessages(Output, frozen=True, kw_only=True):
     """Messages under leases; empty if there are none."""
 
-    server_time: datetime
+    server_time: Time
     """Compare lease_expires_at with this time."""
     messages: list[ReceivedMessage]
     events: list[dict[str, Any]] | None = None
@@ -86,7 +86,7 @@ class SettleResult(Output, frozen=True, kw_only=True):
 
     receipt_handle: str
     status: int
-    lease_expires_at: datetime | None = None
+    lease_expires_at: Time | None = None
     problem: Problem | None = None
 
 

@@ -133,14 +133,15 @@ def answer_checks(producer_group: str, answers: Iterable[AnswerInput]) -> Call[A
     Raises Refused if an answer was refused: the transaction has the other decision
     (AlreadyResolved), or the check is unknown (Conflict: check_not_open). The others are accepted.
     """
+    given = list(answers)
     return Call(
         "answerChecks",
         "POST",
         "/v1/producer-groups/{producer_group}/checks/answer",
-        all_accepted(AnswersResult),
+        all_accepted(AnswersResult, "check_id", [answer.check_id for answer in given]),
         parts={"producer_group": producer_group},
         headers=json_headers(),
-        body=fields(answers=list(answers)),
+        body=fields(answers=given),
     )
 
 

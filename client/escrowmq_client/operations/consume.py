@@ -14,7 +14,6 @@ from escrowmq_client.call import (
     nothing,
     query,
 )
-from escrowmq_client.models.base import Input
 from escrowmq_client.models.consume import (
     AckEntry,
     DeadLetterEntry,
@@ -201,14 +200,14 @@ def _settle(
     operation: str,
     route: str,
     group: str,
-    entries: Sequence[Input],
+    entries: Sequence[AckEntry | NackEntry | ExtendEntry | DeadLetterEntry],
     **member: str | int | None,
 ) -> Call[SettleResults]:
     return Call(
         operation,
         "POST",
         route,
-        all_accepted(SettleResults),
+        all_accepted(SettleResults, "receipt_handle", [entry.receipt_handle for entry in entries]),
         parts={"group": group},
         headers=json_headers(),
         body=fields(entries=entries, **member),

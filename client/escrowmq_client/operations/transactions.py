@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from escrowmq_client import encoding
-from escrowmq_client.call import Call, decoded, fields, json_headers, keyed, query
+from escrowmq_client.call import Call, decoded, decoded_about, fields, json_headers, keyed, query
 from escrowmq_client.models.transactions import (
     CheckInput,
     CheckNowResult,
@@ -44,7 +44,7 @@ def begin_transaction(
         "beginTransaction",
         "POST",
         "/v1/transactions",
-        decoded(Transaction),
+        decoded_about(Transaction, transaction_id=transaction_id),
         headers=json_headers(keyed(idempotency_key)),
         body=fields(
             producer_group=producer_group,
@@ -68,7 +68,7 @@ def commit_transaction(transaction_id: str) -> Call[Decision]:
         "commitTransaction",
         "POST",
         "/v1/transactions/{transaction_id}/commit",
-        decoded(Decision),
+        decoded_about(Decision, transaction_id=transaction_id, state="committed"),
         parts={"transaction_id": transaction_id},
     )
 
@@ -85,7 +85,7 @@ def rollback_transaction(transaction_id: str, *, reason: str | None = None) -> C
         "rollbackTransaction",
         "POST",
         "/v1/transactions/{transaction_id}/rollback",
-        decoded(Decision),
+        decoded_about(Decision, transaction_id=transaction_id, state="rolled_back"),
         parts={"transaction_id": transaction_id},
         headers=json_headers(),
         body=fields(reason=reason),
@@ -104,7 +104,7 @@ def get_transaction(
         "getTransaction",
         "GET",
         "/v1/transactions/{transaction_id}",
-        decoded(Transaction),
+        decoded_about(Transaction, transaction_id=transaction_id),
         parts={"transaction_id": transaction_id},
         query=query(wait_ms=wait_ms or None, as_of=as_of),
         wait_ms=wait_ms,

@@ -149,9 +149,16 @@ class Book:
         """Whether every message was settled or lost."""
         return not self._held
 
-    def receive(self, answer: ReceivedMessages, now_ms: float) -> None:
-        """Take what was received. How long a lease lasts comes from times of the service alone."""
+    def receive(self, answer: ReceivedMessages, now_ms: float) -> int:
+        """Take what was received; return the number of messages that the worker did not hold, and
+        whose leases last.
+
+        How long a lease lasts comes from times of the service alone.
+        """
+        taken = 0
         for message in answer.messages:
+            if message.receipt_handle in self._held:
+                continue
             lease_ms = _ms_between(answer.server_time, message.lease_expires_at)
             lease = Lease(
                 message,
@@ -164,8 +171,10 @@ class Book:
             )
             self._held[lease.handle] = lease
             self.stats.received += 1
+            taken += lease_ms > 0
             if self.is_stopping:
                 self._finish(lease, _NOT_BEGUN, now_ms)
+        return taken
 
     def start(self) -> list[Lease]:
         """Return the messages to handle now: of each key of an ordered group one at a time."""

@@ -234,13 +234,16 @@ class AsyncWorker:
                     await self._wait(inf)
                     continue
                 self._is_receiving = True
-                answer = await self._received(poller, self._book.free)
+                wait_ms = poller.longest_wait_ms(self._options.wait_ms)
+                again_ms = _now_ms() + min(_PAUSE_MS, wait_ms)
+                answer = await self._received(poller, self._book.free, wait_ms)
                 self._is_receiving = False
-                if answer is not None:
-                    self._book.receive(answer, _now_ms())
+                taken = 0 if answer is None else self._book.receive(answer, _now_ms())
                 self._notify()
                 if answer is None:
-                    await self._pause()
+                    await self._pause(_now_ms() + _PAUSE_MS)
+                elif not taken:
+                    await self._pause(again_ms)  # unless the service has waited for so long
 
     async def _learn(self, poller: AsyncPoller) -> None:
         """Learn the settings of the group, unless the worker is stopped before."""
@@ -249,15 +252,17 @@ class AsyncWorker:
             if rules is not None:
                 self._book.learn(rules)
                 return
-            await self._pause()
+            await self._pause(_now_ms() + _PAUSE_MS)
 
-    async def _received(self, poller: AsyncPoller, most: int) -> ReceivedMessages | None:
+    async def _received(
+        self, poller: AsyncPoller, most: int, wait_ms: int
+    ) -> ReceivedMessages | None:
         """Receive up to so many messages; None if the service failed."""
         return await self._asked(
             poller.receive_messages(
                 self._group,
                 max_messages=min(most, MOST_ENTRIES),
-                wait_ms=poller.longest_wait_ms(self._options.wait_ms),
+                wait_ms=wait_ms,
                 lease_ms=self._options.lease_ms,
                 worker=self._name,
             )
@@ -362,9 +367,8 @@ class AsyncWorker:
         if (task := self._running.get(lease)) is not None:
             task.cancel()
 
-    async def _pause(self) -> None:
-        """Wait before a service that failed is asked again; a stop ends it."""
-        until_ms = _now_ms() + _PAUSE_MS
+    async def _pause(self, until_ms: float) -> None:
+        """Wait before the service is asked again; a stop ends it."""
         while not self._stops and _now_ms() < until_ms:
             await self._wait(until_ms)
 

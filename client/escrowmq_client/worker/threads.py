@@ -243,14 +243,16 @@ class Worker:
                         return
                     most = self._book.free
                     self._is_receiving = True
-                answer = self._received(poller, most)
+                wait_ms = poller.longest_wait_ms(self._options.wait_ms)
+                again_ms = _now_ms() + min(_PAUSE_MS, wait_ms)
+                answer = self._received(poller, most, wait_ms)
                 with self._changed:
                     self._is_receiving = False
                     self._changed.notify_all()
                     if answer is None:
-                        self._pause()
-                    else:
-                        self._book.receive(answer, _now_ms())
+                        self._pause(_now_ms() + _PAUSE_MS)
+                    elif not self._book.receive(answer, _now_ms()):
+                        self._pause(again_ms)  # unless the service has waited for so long
 
     def _learn(self, poller: Poller) -> None:
         """Learn the settings of the group, unless the worker is stopped before."""
@@ -260,16 +262,16 @@ class Worker:
                 if rules is not None:
                     self._book.learn(rules)
                     return
-                self._pause()
+                self._pause(_now_ms() + _PAUSE_MS)
 
-    def _received(self, poller: Poller, most: int) -> ReceivedMessages | None:
+    def _received(self, poller: Poller, most: int, wait_ms: int) -> ReceivedMessages | None:
         """Receive up to so many messages; None if the service failed."""
         return self._asked(
             partial(
                 poller.receive_messages,
                 self._group,
                 max_messages=min(most, MOST_ENTRIES),
-                wait_ms=poller.longest_wait_ms(self._options.wait_ms),
+                wait_ms=wait_ms,
                 lease_ms=self._options.lease_ms,
                 worker=self._name,
             )
@@ -374,16 +376,16 @@ class Worker:
     def _is_ending(self) -> bool:
         return self._is_closed or bool(self._stops)
 
-    def _pause(self) -> None:
-        """Wait before a service that failed is asked again; a stop ends it."""
-        until_ms = _now_ms() + _PAUSE_MS
+    def _pause(self, until_ms: float) -> None:
+        """Wait before the service is asked again; a stop ends it."""
         while not self._is_ending and _now_ms() < until_ms:
             self._wait(until_ms)
 
     def _wait(self, until_ms: float) -> None:
         """Wait for a change, until then at most."""
         wait_ms = until_ms - _now_ms()
-        self._changed.wait(None if wait_ms == inf else max(0, wait_ms) / 1_000)
+        most_s = threading.TIMEOUT_MAX  # a lease may last for longer
+        self._changed.wait(None if wait_ms == inf else min(max(0, wait_ms) / 1_000, most_s))
 
     def _close(self, poller: Poller) -> None:
         poller.cut()

@@ -6,6 +6,7 @@ import socket
 
 from escrowmq_client.errors import (
     LEASE_EXPIRED,
+    NO_DOCUMENT,
     EscrowMQError,
     InvalidAnswer,
     NotPrimary,
@@ -33,8 +34,13 @@ def is_passing(error: EscrowMQError) -> bool:
     if isinstance(error, ProblemError):
         status = error.status
         is_replica = isinstance(error, NotPrimary)  # until a person has promoted one
+        is_of_a_proxy = error.code == NO_DOCUMENT
         return (
-            error.retryable or is_replica or status >= _NOT_THE_CALLERS_FAULT or status == _TOO_MANY
+            error.retryable
+            or is_replica
+            or is_of_a_proxy
+            or status >= _NOT_THE_CALLERS_FAULT
+            or status == _TOO_MANY
         )
     return isinstance(error, Unreachable | InvalidAnswer)
 
