@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -76,6 +77,15 @@ class _BaseChecker:
         else:
             _log.warning("%s: answered unknown", check.transaction_id, exc_info=error)
         return unknown(error)
+
+
+def _left_s(until_ms: float) -> float:
+    """Return how long to pause until then; 0 where the service has waited for so long."""
+    return max(0, until_ms - _now_ms()) / 1_000
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1_000
 
 
 def _inputs(sent: Sequence[tuple[Check, CheckAnswer]]) -> list[AnswerInput]:
@@ -145,9 +155,11 @@ class Checker(_BaseChecker):
         signals = stop_at_signals(self.stop, once=True)
         with signals if self._handle_signals else nullcontext(), poller:
             while not self._is_stopping.is_set():
+                again_ms = _now_ms() + min(_PAUSE_MS, wait_ms)
                 try:
-                    self._answer_checks(poller, answering, wait_ms)
-                except ClientClosed:  # noqa: PERF203  the loop goes on after the other errors
+                    if not self._answer_checks(poller, answering, wait_ms):
+                        self._is_stopping.wait(_left_s(again_ms))
+                except ClientClosed:
                     raise
                 except EscrowMQError as error:
                     if not self._is_stopping.is_set():
@@ -215,9 +227,11 @@ class AsyncChecker(_BaseChecker):
         """Answer checks until the task is cancelled."""
         async with AsyncPoller(self._client, self._outage()) as poller:
             while True:
+                again_ms = _now_ms() + min(_PAUSE_MS, self._wait_ms)
                 try:
-                    await self._answer_checks(poller)
-                except ClientClosed:  # noqa: PERF203  the loop goes on after the other errors
+                    if not await self._answer_checks(poller):
+                        await asyncio.sleep(_left_s(again_ms))
+                except ClientClosed:
                     raise
                 except EscrowMQError as error:
                     _log.warning("checks of %s: %s", self.group, error)

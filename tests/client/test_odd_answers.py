@@ -13,7 +13,18 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from escrowmq_client import AsyncClient, AsyncWorker, Client, InvalidAnswer, Retry, Worker
+from escrowmq_client import (
+    AsyncChecker,
+    AsyncClient,
+    AsyncQueueWorker,
+    AsyncWorker,
+    Checker,
+    Client,
+    InvalidAnswer,
+    QueueWorker,
+    Retry,
+    Worker,
+)
 from escrowmq_client.outbox import Outbox, outbox_table
 from escrowmq_client.publisher import Publisher
 from tests.client.test_calls import Execute, Played, by_tasks, by_threads, problem
@@ -306,3 +317,100 @@ def test_rows_are_begun_under_another_id_only_once_their_transaction_is_rolled_b
         Publisher(of(played), "shop").publish("1", [])
 
     assert len(played.requests) == 2
+
+
+# ----------------------------------------------------------------------------------------------
+# checkers, and workers that own queues
+
+
+class Idle:
+    """A service that answers at once, without checks and messages, and stops after two waits."""
+
+    waits = ("receive", "messages")
+
+    def __init__(self) -> None:
+        self.asked_s: list[float] = []
+        self.stop: Callable[[], None] = lambda: None
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        name = request.url.path.rpartition("/")[2]
+        if name in self.waits:
+            self.asked_s.append(time.monotonic())
+            if len(self.asked_s) == 2:
+                self.stop()
+        return httpx.Response(200, json=IDLE[name])
+
+
+QUEUE = {"topic": "orders", "queue_id": 0, "offset": 0}
+BEAT = {"generation": 1, "assignment": [QUEUE], "revoked": [], "expires_at": LATER}
+IDLE: dict[str, dict[str, Any]] = {
+    "receive": {"checks": []},
+    "messages": {
+        "messages": [],
+        "next_offset": 0,
+        "min_offset": 0,
+        "max_offset": 0,
+        "result": "no_new_message",
+    },
+    "shop": {
+        "producer_group": "shop",
+        "check_mode": "poll",
+        "created_at": NOW.isoformat(),
+        "revision": 1,
+    },
+    "billing": {**GROUP, "topics": [{"topic": "orders"}]},
+    "members": {**BEAT, "member_id": "m1", "heartbeat_interval_ms": 60_000},
+    "heartbeat": BEAT,
+    "m1": {},
+}
+
+
+def check_in_threads(service: Idle) -> None:
+    http = httpx.Client(transport=httpx.MockTransport(service))
+    client = Client("http://service:1", retry=QUICK, http=http)
+    checker = Checker(client, "shop", lambda check: "commit", wait_ms=WAIT_MS)
+    service.stop = checker.stop
+    checker.run()
+
+
+def check_in_tasks(service: Idle) -> None:
+    async def work() -> None:
+        http = httpx.AsyncClient(transport=httpx.MockTransport(service))
+        client = AsyncClient("http://service:1", retry=QUICK, http=http)
+        checker = AsyncChecker(client, "shop", lambda check: "commit", wait_ms=WAIT_MS)
+        task = asyncio.create_task(checker.run())
+        service.stop = task.cancel
+        await asyncio.wait({task})
+
+    asyncio.run(work())
+
+
+def own_in_threads(service: Idle) -> None:
+    http = httpx.Client(transport=httpx.MockTransport(service))
+    client = Client("http://service:1", retry=QUICK, http=http)
+    worker = QueueWorker(client, "billing", ignore, topics=["orders"], wait_ms=WAIT_MS)
+    service.stop = worker.stop
+    worker.run()
+
+
+def own_in_tasks(service: Idle) -> None:
+    async def handle(message: object) -> None: ...
+
+    async def work() -> None:
+        http = httpx.AsyncClient(transport=httpx.MockTransport(service))
+        client = AsyncClient("http://service:1", retry=QUICK, http=http)
+        worker = AsyncQueueWorker(client, "billing", handle, topics=["orders"], wait_ms=WAIT_MS)
+        service.stop = worker.stop
+        await worker.run()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("run", [check_in_threads, check_in_tasks, own_in_threads, own_in_tasks])
+def test_what_asks_for_checks_or_pulls_pauses_where_it_is_answered_at_once_with_nothing(run):
+    service = Idle()
+
+    run(service)
+
+    first, second = service.asked_s[:2]
+    assert second - first >= WAIT_MS / 1_000 * 0.9

@@ -292,12 +292,14 @@ class AsyncQueueWorker:
         while await self._await_turn(part):
             try:
                 async with self._pulls:
+                    wait_ms = self._share.pull_wait_ms
+                    again_ms = _now_ms() + min(_PAUSE_MS, wait_ms)
                     page = await self._client.pull_messages(
                         part.queue.topic,
                         part.queue.queue_id,
                         offset=part.offset,
                         max_messages=self._options.max_messages,
-                        wait_ms=self._share.pull_wait_ms,
+                        wait_ms=wait_ms,
                         group=self._group,
                         out_of_range="earliest",
                     )
@@ -312,6 +314,8 @@ class AsyncQueueWorker:
                 if not await self._handled(part, message):
                     break
             else:
+                if page.next_offset == part.offset:
+                    await self._pause(again_ms - _now_ms())  # unless the service has waited so long
                 part.offset = page.next_offset
 
     async def _pull_failed(self, part: OwnedPart, error: EscrowMQError) -> None:

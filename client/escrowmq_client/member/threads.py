@@ -319,12 +319,14 @@ class QueueWorker:
         while self._await_turn(part):
             try:
                 with self._pulls:
+                    wait_ms = poller.longest_wait_ms(self._share.pull_wait_ms)
+                    again_ms = _now_ms() + min(_PAUSE_MS, wait_ms)
                     page = poller.pull_messages(
                         part.queue.topic,
                         part.queue.queue_id,
                         offset=part.offset,
                         max_messages=self._options.max_messages,
-                        wait_ms=poller.longest_wait_ms(self._share.pull_wait_ms),
+                        wait_ms=wait_ms,
                         group=self._group,
                         out_of_range="earliest",
                     )
@@ -341,6 +343,8 @@ class QueueWorker:
                     break
             else:
                 with self._changed:
+                    if page.next_offset == part.offset:
+                        self._pause(again_ms - _now_ms())  # unless the service has waited so long
                     part.offset = page.next_offset
 
     def _pull_failed(self, part: OwnedPart, error: EscrowMQError) -> None:
