@@ -26,8 +26,9 @@ from audit import (
 from audit.archive import sealed_segments
 from audit.digest import BLOCK_BYTES
 from audit.filesystems import filesystem_of
-from audit.log_files import COMPACTED_ENDING, LogReader, Segment
+from audit.log_files import COMPACTED_ENDING, LogReader, Segment, is_of_a_store
 from audit.log_range import Log, Part, Span
+from audit.uris import without_secrets
 from storage.formats import names
 from storage.formats import record as records
 
@@ -46,6 +47,10 @@ def compact(
 
     Raises NotCompacted. What was made before stays.
     """
+    if is_of_a_store(target):
+        raise NotCompacted(
+            f"{without_secrets(target)} belongs to a store: give rows another folder"
+        )
     filesystem, folder = filesystem_of(target)
     whole_files.make_folder(filesystem, folder)
     missing = [

@@ -165,6 +165,8 @@ def find_folder(uri: str) -> Folder:
     files, path = files_of(uri)
     below = f"{path.rstrip('/')}/{LOG_FOLDER}"
     is_store = files.is_folder(below)
+    if not is_store and _is_store_in(files, path):  # whatever else that directory has
+        return find_folder(uri_below(uri, STORE_FOLDER))
     # First what it says, then what is there: a service that goes on meanwhile has made the segments
     # before it says so.
     said = (
@@ -174,8 +176,6 @@ def find_folder(uri: str) -> Folder:
     )
     page = files.read(f"{path}/checkpoint") if is_store else None
     segments = tuple(_segments(uri, files, below if is_store else path))
-    if not segments and not is_store and _is_store_in(files, path):
-        return find_folder(uri_below(uri, STORE_FOLDER))
     if not segments:
         text = (
             f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits that "
@@ -195,6 +195,14 @@ def find_folder(uri: str) -> Folder:
     return Folder(
         uri, segments, slot, synced_ms, is_abandoned, metadata=said._replace(fields=fields)
     )
+
+
+def is_of_a_store(uri: str) -> bool:
+    """Whether the folder is that of a store, the data directory around one, or its `commitlog/`."""
+    files, path = files_of(uri)
+    path = path.rstrip("/")
+    is_log = path.endswith(f"/{LOG_FOLDER}")
+    return is_log or files.is_folder(f"{path}/{LOG_FOLDER}") or _is_store_in(files, path)
 
 
 def _is_store_in(files: Files, path: str) -> bool:

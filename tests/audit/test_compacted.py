@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copyfile, copytree
 
 import pytest
 from crc32c import crc32c
@@ -274,6 +275,30 @@ def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_no
     assert rows_report == bytes_report
     assert rows_report["findings"]["total"] > 10
     assert compact.compact(spark, archive, str(tmp_path / "rows")) == []
+
+
+def test_a_data_directory_is_read_as_its_store_whatever_else_it_has(store, tmp_path):
+    """Rows beside the store, or a copy of a segment, are not the log that goes on."""
+    data = tmp_path / "data"
+    copytree(store, data / "store")
+    segment = min((data / "store" / "commitlog").iterdir())
+    copyfile(segment, data / segment.name)
+
+    found = log_range.find_log(str(data))
+
+    assert found.uri == str(data / "store")
+    assert found.limit == log_range.find_log(str(store)).limit
+
+
+@pytest.mark.parametrize("place", ["data", "data/store", "data/store/commitlog"])
+def test_nothing_is_compacted_into_the_folders_of_a_store(spark, store, tmp_path, place):
+    copytree(store, tmp_path / "data" / "store")
+    before = sorted((tmp_path / "data").rglob("*"))
+
+    with pytest.raises(compact.NotCompacted, match="belongs to a store"):
+        compact.compact(spark, log_range.find_log(str(store)), str(tmp_path / place))
+
+    assert sorted((tmp_path / "data").rglob("*")) == before
 
 
 @pytest.mark.faults
