@@ -115,7 +115,7 @@ class Publisher:
             raise _another(found.transaction_id, f"message {one.message_id} is not that of a row")
 
     def _commit(self, begun: Transaction) -> str:
-        state: str | None = begun.state
+        state = begun.state
         if state in _UNDECIDED:
             try:
                 state = self._client.commit_transaction(begun.transaction_id).state
@@ -124,7 +124,7 @@ class Publisher:
         return _decided(begun.transaction_id, state)
 
 
-def _decided(transaction_id: str, state: str | None) -> str:
+def _decided(transaction_id: str, state: str) -> str:
     """Return the state; begun again in any other one, it might be published twice.
 
     Raises InvalidAnswer.
