@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.rocketmq.driver import Driver, Json, java_command, message, read
+from tests.rocketmq.driver import Driver, Json, java_command, keys, message, read
 from tests.support.http import until
 from tests.support.server import reserved_port
 
@@ -175,6 +175,18 @@ class Broker:
         self.wait_for_the_end(group, topic)
         self.run("end_consumer", group=group)
         self.wait_for_the_end(group, topic)
+
+    def not_noted(self, group: str, topic: str, found: list[Json]) -> set[str]:
+        """Keys of the deliveries of messages of a topic that are not below the offsets that the
+        broker has of the group.
+        """
+        offsets = self.run("offsets", group=group, topic=topic)
+        return {
+            keys([one])[0]
+            for one in found
+            if not one["reconsume_times"]  # else it is from the topic of retries
+            and one["queue_offset"] >= offsets[str(one["queue"])][0]
+        }
 
     def wait_for_the_end(self, group: str, topic: str) -> None:
         """Until the broker's offsets of the group are the ends of the queues."""

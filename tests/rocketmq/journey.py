@@ -201,7 +201,9 @@ class Journey:
     ) -> None:
         """A Java consumer of the group, until it has got so many; it refuses some of them once.
 
-        `to_the_end`: it has got everything then, and the broker knows.
+        `to_the_end`: it has got everything then, and the broker knows. Without, the broker may not
+        know of the last ones (Broker.end_consumer), and whoever has the store then hands them out
+        again.
         """
         # A broker stores no retry of a message without a body; its client tries again by itself.
         missing = [
@@ -225,6 +227,7 @@ class Journey:
             broker.run("end_consumer", group=GROUP)
         found = broker.deliveries(GROUP, lambda _: True, self._deliveries)
         self._deliveries += len(found)
+        self.ledger.excused.update(broker.not_noted(GROUP, TOPIC, found))
         for one in found:
             (key,) = keys([one])
             self._turn.append(key)
