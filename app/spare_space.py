@@ -80,7 +80,7 @@ class SpareSpace:
 
 
 def _is_extended(file: int, size: int, more: int) -> bool:
-    """Does the file have so much more room now? As it was where the disk has not."""
+    """Give the file so much more room; False, and it is as it was, where the disk has none."""
     try:
         os.posix_fallocate(file, size, more)
     except OSError as error:

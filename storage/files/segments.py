@@ -317,14 +317,14 @@ class Segments:
             return segment.read_from(file, begin, length) if data is None else data
 
     def read_filled(self, offset: int, length: int) -> tuple[bytes, str]:
-        """As `read`; and what is the matter, where sectors that count as damage are filled with
-        bytes that no record has.
+        """As `read`, but sectors that count as damage are filled with bytes that no record has.
+        Also the reason of that, or an empty text.
         """
         segment = self.find(offset)
         begin = at = offset - segment.base_offset
         end = begin + min(length, segment.end_offset - offset)
         pieces: list[bytes] = []
-        matter = ""
+        reason = ""
         with segment.use() as file:
             cached = self._cached(file, begin, end - begin)
             while cached is None and at < end:
@@ -338,13 +338,13 @@ class Segments:
                     file, segment.path, at
                 ):
                     raise error
-                matter = matter or f"unreadable: {error.strerror}"
+                reason = reason or f"unreadable: {error.strerror}"
                 page_end = min(end, page_of(at) + PAGE_BYTES)
                 pieces.append(_FILLER[: page_end - at])
                 at = page_end
-        if not matter and self.failing is not None:
+        if not reason and self.failing is not None:
             self.failing.note_read(segment.path, begin, end)
-        return b"".join(pieces) if cached is None else cached, matter
+        return b"".join(pieces) if cached is None else cached, reason
 
     def _cached(self, file: File, begin: int, length: int) -> bytes | None:
         """The bytes where the page cache has them. The read lane's."""

@@ -76,10 +76,10 @@ class FailingPages:
         self._failing: dict[tuple[PurePath, int], _Failing] = {}
 
     def counts_as_damage(self, file: File, path: PurePath, position: int) -> bool:
-        """Note that the page at this place of the file has just failed to be read; whether it has
+        """Note that a read of the page at this position has just failed; return whether it has
         failed for so long that it counts as damage.
 
-        Next to one that does it is part of the same damage.
+        A page beside one that counts as damage does so at once.
         """
         now_ms = self._clock.monotonic_ms()
         page = page_of(position)

@@ -182,7 +182,7 @@ class CommitLog:
             return None
 
     def read(self, offset: int, length: int) -> Record:
-        """The record that lies there. May wait for the disk.
+        """The record at this offset. May wait for the disk.
 
         Raises CorruptRecord; Unreadable of a place that does not count as damage yet.
         """

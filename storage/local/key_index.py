@@ -513,7 +513,7 @@ class IndexFile:
                     raise
 
     def _correct_slots(self, file: File) -> None:
-        """Those that point past what the header counts; durable on return."""
+        """Write those on disk that point past what the header counts; durable on return."""
         if self._has_stray_slots:
             self._write_slots(file)
             self._unsynced.sync(file)

@@ -150,7 +150,7 @@ def recover(
     disk was: of the disk here the checkpoint alone says it.
 
     Raises CorruptRecord where an operator must look, and Unreadable, of a place anywhere in what is
-    read: what lies there is not known, so nothing is cut.
+    read: its bytes are not known, so nothing is cut.
     """
     watch = StopWatch(clock)
     slot = checkpoint.slot

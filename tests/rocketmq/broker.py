@@ -177,8 +177,8 @@ class Broker:
         self.wait_for_the_end(group, topic)
 
     def not_noted(self, group: str, topic: str, found: list[Json]) -> set[str]:
-        """Keys of the deliveries of messages of a topic that are not below the offsets that the
-        broker has of the group.
+        """Keys of those deliveries whose messages are at or behind the offset that the broker has
+        of the group in their queue.
         """
         offsets = self.run("offsets", group=group, topic=topic)
         return {

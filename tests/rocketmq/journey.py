@@ -201,9 +201,9 @@ class Journey:
     ) -> None:
         """A Java consumer of the group, until it has got so many; it refuses some of them once.
 
-        `to_the_end`: it has got everything then, and the broker knows. Without, the broker may not
-        know of the last ones (Broker.end_consumer), and whoever has the store then hands them out
-        again.
+        `to_the_end`: it has got everything then, and the broker has its offsets. Without, the
+        broker may have older ones (Broker.end_consumer), and the messages behind them may be
+        delivered again.
         """
         # A broker stores no retry of a message without a body; its client tries again by itself.
         missing = [

@@ -358,7 +358,7 @@ def test_a_start_over_a_sector_that_cannot_be_read_names_it_and_changes_nothing(
     assert served(disk, written) == ids_of(written, lambda one: True), "the disk had a bad moment"
 
 
-def test_a_segment_that_cannot_be_read_as_a_whole_is_replaced_and_only_what_lay_there_is_lost(
+def test_a_segment_that_cannot_be_read_as_a_whole_is_replaced_and_only_its_messages_are_lost(
     written,
 ):
     disk = deepcopy(written.disk)

@@ -184,7 +184,7 @@ async def a_pass_that_fails(store: LocalMessageStore) -> int:
     raise AssertionError("it never ends")
 
 
-def test_a_sector_that_cannot_be_read_for_a_minute_is_a_finding_and_what_lies_behind_it_is_checked():
+def test_a_sector_that_cannot_be_read_for_a_minute_is_a_finding_and_the_log_behind_it_is_checked():
     disk = a_disk()
     begins = units(disk, 1)
     bad = (begins[8] + BLOCK_BYTES) // BLOCK_BYTES * BLOCK_BYTES

@@ -344,9 +344,7 @@ def test_each_place_of_damage_is_found_and_not_the_first_alone(root):
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-def test_a_sector_that_cannot_be_read_is_damage_and_what_lies_behind_it_is_verified(
-    root, is_running
-):
+def test_a_sector_that_cannot_be_read_is_damage_and_the_log_behind_it_is_verified(root, is_running):
     begins = [begin for begin, _ in units(root, 1)]
     following = min(begin for begin in begins if begin >= 3 * PAGE_BYTES)
     first = max(begin for begin in begins if begin < PAGE_BYTES)
