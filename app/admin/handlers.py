@@ -181,6 +181,7 @@ async def verify_store(services: Services, _: Call) -> Reply:
     tag="admin",
     scopes=["admin"],
     body=RetentionInput,
+    body_is_optional=True,
     example={"dry_run": True},
     answers={202: Task, 200: RetentionPreview},
     answer_headers=["Location"],

@@ -49,6 +49,7 @@ _CSV = (
     tag="audit",
     scopes=["audit"],
     body=AuditReportInput,
+    body_is_optional=True,
     example={
         "kind": "transaction_outcomes",
         "from": "2026-03-01T00:00:00.000Z",

@@ -60,6 +60,7 @@ async def make_promise(service: NodeService, _: Call, given: PromiseInput) -> Re
     tag="admin",
     scopes=["admin"],
     body=PromotionInput,
+    body_is_optional=True,
     example={"hand_over": True},
     answers={200: Promotion},
     by_every_node=True,

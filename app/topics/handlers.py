@@ -187,6 +187,7 @@ async def get(reading: Reading, _: Call, topic_name: str) -> Reply:
     tag="topics",
     scopes=["operate"],
     body=TopicChanges,
+    body_is_optional=True,
     example={
         "max_delay_ms": 86_400_000,
         "schema": {"json": {"type": "object", "required": ["order_id"]}},
