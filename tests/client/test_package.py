@@ -11,7 +11,7 @@ from tests.house.source import ROOT, imported, modules
 
 NEEDS = {"escrowmq_client", "httpx", "msgspec"}
 # What some files need in addition, which only its users import.
-EXTRAS = {"django", "fastapi", "opentelemetry", "sqlalchemy", "starlette"}
+EXTRAS = {"aiohttp", "django", "fastapi", "opentelemetry", "sqlalchemy", "starlette", "yarl"}
 
 
 def loaded(statement: str, names: Set[str] = frozenset({"httpx", "msgspec"})) -> set[str]:

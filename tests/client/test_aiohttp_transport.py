@@ -1,0 +1,174 @@
+"""`AsyncClient` over the connections of aiohttp, which `docs/python-client.md` offers as the faster
+ones.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from escrowmq_client import AsyncClient, ClientClosed, MessageInput, Retry, Unreachable
+from escrowmq_client.aiohttp import connections
+from escrowmq_client.call import Call, nothing
+from tests.client.test_connections import MANY, ONCE, PATIENCE_S, VERSION, Service
+from tests.support.certificates import self_signed
+from tests.support.http import reached
+from tests.support.server import Server
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with connections(trust_env=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def service():
+    running = Service()
+    yield running
+    running.close()
+
+
+async def test_what_many_tasks_send_is_received_and_acknowledged(server: Server, http):
+    client = AsyncClient(server.url, http=http)
+    await client.put_topic("sent-by-many", queues=1)
+    await client.put_group("reads-many", topics=["sent-by-many"])
+
+    receipts = await asyncio.gather(
+        *(client.send_message("sent-by-many", MessageInput(json=one)) for one in range(MANY))
+    )
+
+    received = await client.receive_messages("reads-many", max_messages=MANY)
+    assert sorted(message.json() for message in received.messages) == list(range(MANY))
+    assert {one.message_id for one in receipts} == {one.message_id for one in received.messages}
+    handles = [message.receipt_handle for message in received.messages]
+    await client.ack_messages("reads-many", handles)
+
+
+async def test_a_call_that_waits_is_answered_when_a_message_comes(server: Server, http):
+    client = AsyncClient(server.url, http=http)
+    await client.put_topic("waited-for", queues=1)
+    await client.put_group("waits", topics=["waited-for"])
+    waiting = asyncio.ensure_future(client.receive_messages("waits", wait_ms=PATIENCE_S * 500))
+
+    await client.send_message("waited-for", MessageInput(json="at last"))
+
+    assert [one.json() for one in (await waiting).messages] == ["at last"]
+
+
+async def test_messages_of_a_stream_come_one_by_one(server: Server, http):
+    client = AsyncClient(server.url, http=http)
+    await client.put_topic("streamed", queues=1)
+    await client.put_group("streams", topics=["streamed"])
+    messages = client.stream_messages("streams")
+    for number in range(3):
+        await client.send_message("streamed", MessageInput(json=number))
+        assert (await anext(messages)).json() == number
+    await messages.aclose()
+
+
+async def test_a_service_that_was_started_again_is_reached_over_new_connections(tmp_path, http):
+    with Server(tmp_path / "data") as server:
+        client = AsyncClient(server.url, http=http, retry=Retry(total_ms=PATIENCE_S * 1_000))
+        await client.put_topic("orders")
+        server.kill()
+        call = asyncio.ensure_future(client.get_topic("orders"))
+        await asyncio.to_thread(server.start)
+
+        assert (await call).topic == "orders"
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+async def test_a_request_whose_answer_is_lost_is_not_sent_again_beneath_the_client(http, method):
+    """Not over a connection that was used before, either: only the client knows what may be."""
+    received: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not received:
+            received.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        received.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    service = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with service:
+        url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}"
+        await http.request("GET", url)
+        client = AsyncClient(url, http=http, retry=ONCE)
+
+        with pytest.raises(Unreachable) as ended:
+            await client.call(Call("anything", method, "/", nothing))
+
+        assert ended.value.outcome_unknown
+        assert len(received) == 2
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+async def test_an_answer_that_comes_byte_by_byte_is_given_up(service, http, part):
+    client = AsyncClient(service.url, http=http, retry=ONCE, timeout_ms=500)
+    with pytest.raises(Unreachable, match="ReadTimeout") as ended:
+        await client.get_topic(f"slow-{part}")
+
+    assert ended.value.outcome_unknown
+    assert not service.has_answered_slowly
+    assert (await client.get_version()).name == "EscrowMQ"
+
+
+async def test_a_service_that_is_not_there_was_not_reached(http):
+    with pytest.raises(Unreachable, match="ConnectError") as ended:
+        await AsyncClient("http://127.0.0.1:1", http=http, retry=ONCE).get_version()
+
+    assert not ended.value.outcome_unknown
+
+
+async def test_a_proxy_of_the_environment_is_used_but_for_the_hosts_without_one(monkeypatch):
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(VERSION) + VERSION)
+        writer.close()
+
+    service = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with service:
+        url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}"
+        monkeypatch.setenv("HTTP_PROXY", url)
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        async with connections() as http, connections(trust_env=False) as straight:
+            await AsyncClient("http://shop.invalid:8080", http=http).get_version()
+            await AsyncClient(url, http=http).get_version()
+            with pytest.raises(Unreachable):
+                await AsyncClient("http://shop.invalid", http=straight, retry=ONCE).get_version()
+
+    assert asked == [
+        b"GET http://shop.invalid:8080/v1/version HTTP/1.1",
+        b"GET /v1/version HTTP/1.1",
+    ]
+
+
+async def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path, http):
+    certificate, key = self_signed(tmp_path, names=["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    service = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    async with service:
+        url = f"https://127.0.0.1:{service.sockets[0].getsockname()[1]}"
+        with pytest.raises(Unreachable, match="certificate") as ended:
+            await AsyncClient(url, http=http, retry=ONCE).get_version()
+
+    assert not ended.value.outcome_unknown
+
+
+async def test_a_close_of_the_connections_ends_a_call_that_waits(service, http):
+    client = AsyncClient(service.url, http=http, timeout_ms=PATIENCE_S * 10_000)
+    call = asyncio.ensure_future(client.get_topic("orders"))
+    await reached(lambda: service.brought_by, "the call waits")
+
+    await http.aclose()
+
+    with pytest.raises(ClientClosed):
+        await asyncio.wait_for(call, PATIENCE_S)
