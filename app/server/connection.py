@@ -354,6 +354,7 @@ class Connection(asyncio.Protocol):
         # a trailer is ignored: a gateway in front has judged the head alone (RFC 9110, 6.5.1)
         if self._is_in_head:
             name = name.lower()
+            value = value.rstrip(b" \t")  # is no part of it (RFC 9112, 5); the parser leaves it
             self._headers.append((name, value))
             if name == b"content-length" and value.isdigit():
                 # `int` does not take thousands of zeros, and the parser no more than 20 digits

@@ -294,6 +294,26 @@ def test_an_old_client_is_answered_and_its_connection_closed(server):
     assert (answer.status, answer.headers["connection"], answer.body) == (200, "close", LIVE)
 
 
+@pytest.mark.parametrize("blanks", [" ", "\t", " \t  "])
+def test_blanks_behind_the_value_of_a_header_are_no_part_of_it(server, api, topic, blanks):
+    path = f"/v1/topics/{topic}/messages"
+    keyed = "Idempotency-Key:" + blanks + "one-key"
+
+    def answer_to(*headers: str, path: str = path, method: str = "POST") -> Answer:
+        head = request(method, path, *headers, body=b'{"payload":"x"}', close=True)
+        return speak(server, head.replace(b"Host: localhost", b"Host: localhost\t "))[0]
+
+    first, second = answer_to(keyed), answer_to(keyed + blanks)
+    assert (first.status, second.status) == (201, 201)
+    assert json.loads(second.body)["deduplicated"]
+    assert answer_to("Content-Encoding: identity" + blanks).status == 201
+    raw = answer_to("Message-Key: k" + blanks, "Message-Property-A: b" + blanks, path=f"{path}/raw")
+    sent = ok(api.get(f"/v1/messages/{json.loads(raw.body)['message_id']}"))
+    assert (sent["key"], sent["properties"]) == ("k", {"a": "b"})
+    known = answer_to("Request-Id: of-mine" + blanks, method="GET", path="/v1/version")
+    assert known.headers["request-id"] == "of-mine"
+
+
 def test_the_head_of_everything_that_can_be_got_can_be_asked_for(api, topic):
     for path in (
         "/livez",
