@@ -115,7 +115,8 @@ class Request:
         self.is_half_closed = False
         # called when the client leaves while the request is suspended
         self._on_gone: Callable[[], None] | None = None
-        self._expects_continue = any(
+        # one in HTTP/1.0 is to be ignored (RFC 9110, 10.1.1): its client takes no interim answer
+        self._expects_continue = http_version != "1.0" and any(
             name == b"expect" and value.lower() == b"100-continue" for name, value in headers
         )
         self._received = bytearray()

@@ -294,6 +294,15 @@ def test_an_old_client_is_answered_and_its_connection_closed(server):
     assert (answer.status, answer.headers["connection"], answer.body) == (200, "close", LIVE)
 
 
+def test_an_old_client_gets_no_interim_answer(server, topic):
+    """It would take that for the answer (RFC 9110, 10.1.1)."""
+    body = json.dumps({"topic": f"old-{topic}"}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(post(body, "Expect: 100-continue", version="1.0"))
+
+        assert connection.recv(1_000).startswith(b"HTTP/1.1 201 Created\r\n")
+
+
 @pytest.mark.parametrize("blanks", [" ", "\t", " \t  "])
 def test_blanks_behind_the_value_of_a_header_are_no_part_of_it(server, api, topic, blanks):
     path = f"/v1/topics/{topic}/messages"
