@@ -291,7 +291,11 @@ async def _invalid_path(_: AsgiRequest, error: Exception) -> NoReturn:
     """A part of the path is not what it should be; nothing of the input is echoed."""
     assert isinstance(error, RequestValidationError)
     fields = [
-        FieldError("/" + "/".join(map(str, one["loc"])), "wrong_type", str(one["msg"]))
+        FieldError(
+            "/" + "/".join(map(str, one["loc"])),
+            "wrong_type",
+            str(one["msg"]).removeprefix("Value error, "),  # the framework's words
+        )
         for one in error.errors()
     ]
     raise Refusal("validation_failed", fields[0].detail, errors=fields)

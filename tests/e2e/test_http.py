@@ -428,6 +428,13 @@ def test_json_is_taken_by_its_name_or_without_one(api, topic, content_type):
     ok(api.post(f"/v1/topics/{topic}/messages", content=b'{"json":1}', headers=headers), 201)
 
 
+def test_a_number_in_a_path_is_refused_in_our_words(api, topic):
+    for number in ("x", "-1", "1.0", "9" * 20):
+        answer = api.get(f"/v1/topics/{topic}/queues/{number}/messages")
+        problem = assert_problem(answer, 422, "validation_failed", "/path/queue_id")
+        assert problem["detail"] == "must be a number from 0", number
+
+
 # --------------------------------------------------------------------------------------------------
 # Request-Id
 
