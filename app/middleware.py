@@ -51,6 +51,8 @@ class RequestMiddleware:
         # Whatever can be got can be asked for its head: the route answers as for GET, and the body
         # is kept back.
         inner = {**scope, "method": "GET", IS_HEAD: True} if is_head else scope
+        if is_head:
+            headers.pop("range", None)  # ranges are for GET alone (RFC 9110, 14.2)
         is_stream = takes_a_stream(scope["method"], scope["path"])
         status = 500
         has_started = False

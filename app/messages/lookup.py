@@ -45,7 +45,7 @@ _FIND_PROBLEMS = (
 )
 
 _MOST_GROUPS = 1_000  # that a trace answers for
-_RANGE = re.compile(r"bytes=([0-9]{0,100})-([0-9]{0,100})")
+_RANGE = re.compile(r"(?i:bytes)=([0-9]{0,100})-([0-9]{0,100})")
 _MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
 
@@ -211,7 +211,9 @@ async def get_payload(reading: Reading, call: Call, message_id: str) -> Reply:
         "X-Content-Type-Options": "nosniff",
     }
     media_type = content_type if content_type.isascii() else _BYTES
-    wanted = _range(call.headers.get("range", ""), len(body))
+    # If-Range never holds: the body has no ETag (RFC 9110, 13.1.5)
+    header = "" if "if-range" in call.headers else call.headers.get("range", "")
+    wanted = _range(header, len(body))
     if wanted is not None and not wanted:
         raise Refusal(
             "range_not_satisfiable",

@@ -247,6 +247,7 @@ def test_a_payload_comes_as_it_was_sent_and_no_browser_runs_it(api, topic):
         ("bytes=-100", 206, "0123456789"),
         ("bytes=0-0", 206, "0"),
         ("bytes=3-" + "9" * 30, 206, "3456789"),
+        ("Bytes=5-7", 206, "567"),
         ("bytes=5-2", 200, "0123456789"),
         ("bytes=0-1,3-4", 200, "0123456789"),
         ("lines=0-1", 200, "0123456789"),
@@ -264,6 +265,19 @@ def test_a_range_of_a_payload_comes_where_it_can_be_given_and_else_all_of_it(
     if status == 206:
         first = "0123456789".index(expected)
         assert answer.headers["content-range"] == f"bytes {first}-{first + len(expected) - 1}/10"
+
+
+def test_a_range_counts_for_get_alone_and_not_with_if_range(api, topic):
+    """RFC 9110, 14.2 and 13.1.5: a payload has no ETag that could be the same."""
+    path = f"/v1/messages/{send(api, topic, payload='0123456789')}/payload"
+    part = {"Range": "bytes=0-2"}
+
+    head = api.head(path, headers=part)
+    assert (head.status_code, head.headers["content-length"]) == (200, "10")
+    assert "content-range" not in head.headers
+    for etag in ('"1"', "Sun, 29 Nov 2026 10:00:00 GMT"):
+        answer = api.get(path, headers={**part, "If-Range": etag})
+        assert (answer.status_code, answer.text) == (200, "0123456789")
 
 
 @pytest.mark.parametrize(
