@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from app.access import EVERYTHING, Access
 from app.browsers import BrowserRules, request_host
+from app.compression import GZIP
 from app.exchange import content_length, is_stream_of_events
 from app.problems import Refusal, too_large
 from app.settings import HttpOptions
@@ -68,7 +69,7 @@ class Admission:
         if access is None:
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get("content-encoding", "identity")
-        if encoding.lower() not in ("identity", "gzip") and has_body(headers):
+        if encoding.lower() not in ("identity", *GZIP) and has_body(headers):
             raise Refusal(
                 "unsupported_media_type",
                 f"content encoding {encoding[:100]} is not taken",
@@ -106,7 +107,7 @@ def has_body(headers: Mapping[str, str]) -> bool:
 
 def is_compressed(headers: Mapping[str, str]) -> bool:
     """Is the body gzip?"""
-    return headers.get("content-encoding", "").lower() == "gzip" and has_body(headers)
+    return headers.get("content-encoding", "").lower() in GZIP and has_body(headers)
 
 
 def _is_open(path: str) -> bool:

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Send
 
 from app.problems import Refusal, too_large
 
+GZIP = ("gzip", "x-gzip")  # two names of one coding (RFC 9110, 8.4.1.3)
 _GZIP = 16 + zlib.MAX_WBITS  # with gzip's head and checksum
 _PIECE_BYTES = 64 << 10
 _FREE_BYTES = 256 << 10  # of a body for which the ratio is not checked: a short one does no harm
@@ -80,7 +81,7 @@ def takes_gzip(headers: Mapping[str, str]) -> bool:
     """Does Accept-Encoding name it, and not with q=0?"""
     for word in headers.get("accept-encoding", "").lower().split(","):
         coding, _, weight = word.partition(";")
-        if coding.strip() == "gzip":
+        if coding.strip() in GZIP:
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
 
