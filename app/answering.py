@@ -32,7 +32,7 @@ CLIENT_LEFT = 499  # for the metrics alone: there is no client to be answered
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _FILE_PIECE_BYTES = 1 << 18
-_NO_CONTENT = 204
+_WITHOUT_BODY = (204, 304)
 
 log = structlog.get_logger()
 
@@ -72,9 +72,16 @@ async def answer(
         body = await _read(incoming, operation.limit and operation.limit(host, *parts))
         call = call_of(operation, host, incoming, body)
         arguments = await operation.arguments(host, call, parts)
-        return host.marked(
-            await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
-        )
+        reply = await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
+        return host.marked(_unless_known(reply, call) if operation.method == "GET" else reply)
+
+
+def _unless_known(reply: Reply | FileReply | Waiting, call: Call) -> Reply | FileReply | Waiting:
+    """The answer, or 304 where the client has it by its ETag (RFC 9110, 13.1.2)."""
+    etag = reply.headers.get("ETag") if isinstance(reply, Reply) else None
+    if etag is None or not call.has_already(etag):
+        return reply
+    return Reply(304, b"", {"ETag": etag}, None)
 
 
 async def until_answered(
@@ -211,7 +218,7 @@ def headers_of(reply: Reply | FileReply) -> Headers:
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in reply.headers.items()
     ]
-    if reply.status != _NO_CONTENT:
+    if reply.status not in _WITHOUT_BODY:
         headers.append((b"content-length", b"%d" % length_of(reply)))
     if reply.media_type is not None:
         is_plain_text = (

@@ -213,18 +213,23 @@ class Call(NamedTuple):
         """
         return preferred_by(self.headers, offered)
 
-    def check_if_match(self, revision: int | None) -> None:
-        """`revision`: of what is to be changed; None where it does not exist.
+    def check_conditions(self, revision: int | None) -> None:
+        """If-Match and If-None-Match. `revision`: of what is to be changed; None where it does not
+        exist.
 
         Raises Refusal revision_mismatch.
         """
+        now = "it does not exist" if revision is None else f'it has the ETag "{revision}"'
         given = self.headers.get("if-match")
-        if given is None:
-            return
-        tags = [tag.strip() for tag in given.split(",")]
-        if revision is None or ("*" not in tags and f'"{revision}"' not in tags):
-            now = "it does not exist" if revision is None else f'it has the ETag "{revision}"'
+        if given is not None and (revision is None or not _names(given, f'"{revision}"')):
             raise Refusal("revision_mismatch", f"If-Match does not hold: {now}")
+        if revision is not None and self.has_already(f'"{revision}"'):
+            raise Refusal("revision_mismatch", f"If-None-Match does not hold: {now}")
+
+    def has_already(self, etag: str) -> bool:
+        """Does If-None-Match name it, so that the client has it or wants none to exist?"""
+        given = self.headers.get("if-none-match")
+        return given is not None and _names(given.replace("W/", ""), etag)
 
     @property
     def traceparent(self) -> str | None:
@@ -233,6 +238,12 @@ class Call(NamedTuple):
         """
         given = self.headers.get("traceparent")
         return given if given is not None and _TRACEPARENT.fullmatch(given) else None
+
+
+def _names(condition: str, etag: str) -> bool:
+    """Does the value of If-Match or If-None-Match name the ETag (RFC 9110, 13.1)?"""
+    tags = [tag.strip() for tag in condition.split(",")]
+    return "*" in tags or etag in tags
 
 
 def preferred_by(headers: Mapping[str, str], offered: tuple[str, ...]) -> str:

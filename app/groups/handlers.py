@@ -104,7 +104,7 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
     was_secret_made = False
 
     def new_rules(known: ConsumerGroup | None) -> delivery.GroupRules:
-        call.check_if_match(None if known is None else known.revision)
+        call.check_conditions(None if known is None else known.revision)
         if known is None or "if-match" in call.headers:
             return _rules(services, given, delivery.GroupRules())
         _check_conflicts(given, known.rules)
@@ -177,7 +177,7 @@ async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     group = await services.consumer_groups.rotate_secret(
         name,
         overlap_ms=services.signed_post.options.secret_overlap_ms,
-        check=call.check_if_match,
+        check=call.check_conditions,
     )
     if group is None:
         raise Refusal(
@@ -209,7 +209,7 @@ async def delete(services: Services, call: Call, name: str) -> Reply:
     """
     # The registry first: a group that had lost its positions would be handed everything again.
     await services.consumer_groups.delete(
-        name, check=call.check_if_match, end=lambda: _end(services, name)
+        name, check=call.check_conditions, end=lambda: _end(services, name)
     )
     return NO_CONTENT
 

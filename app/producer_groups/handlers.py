@@ -67,7 +67,7 @@ async def put(services: Services, call: Call, name: str, given: ProducerGroupInp
         await services.webhooks.check_url(given.check_url)
 
     def new_settings(known: registry.ProducerGroup | None) -> WebhookSettings | None:
-        call.check_if_match(None if known is None else known.revision)
+        call.check_conditions(None if known is None else known.revision)
         if known is None or known.webhook is None or "if-match" in call.headers:
             return _webhook_settings(given, None)
         _check_conflicts(given, known.webhook.settings)
@@ -123,7 +123,7 @@ async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     services.producer_groups.check_name(name)
     overlap_ms = services.webhooks.options.secret_overlap_ms
     group = await services.producer_groups.rotate_secret(
-        name, overlap_ms=overlap_ms, check=call.check_if_match
+        name, overlap_ms=overlap_ms, check=call.check_conditions
     )
     if group is None:
         raise Refusal(

@@ -271,14 +271,21 @@ class Topics(KnownTopics):
         await self.ensure(self.to_use(name))
         return self.get(name)
 
-    async def create(self, settings: TopicSettings) -> tuple[Topic, bool]:
-        """(the topic, was it made now).
+    async def create(
+        self,
+        settings: TopicSettings,
+        *,
+        check: Callable[[int | None], None] = lambda revision: None,
+    ) -> tuple[Topic, bool]:
+        """(the topic, was it made now). `check`: is given the topic's revision, or None where there
+        is none; it may refuse.
 
-        Raises TopicExists where it exists with other settings, and as `get` does.
+        Raises TopicExists where it exists with other settings, and as `get` and `check` do.
         """
         check_name(settings.topic)
         async with self._creating:
             known = self._topics.get(settings.topic)
+            check(None if known is None else known.revision)
             if known is None:
                 self._check_limits(settings.queues)
                 schema = await self._compiled_schema(settings)

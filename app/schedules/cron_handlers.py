@@ -155,7 +155,7 @@ async def change(services: Services, call: Call, item: CronItem, given: Reschedu
     )
 
     def edit(old: CronSchedule) -> CronSchedule:
-        call.check_if_match(old.revision)
+        call.check_conditions(old.revision)
         new = msgspec.structs.replace(
             old,
             cron=given.cron or old.cron,
@@ -173,7 +173,7 @@ async def change(services: Services, call: Call, item: CronItem, given: Reschedu
 
 async def cancel(services: Services, call: Call, item: CronItem) -> Reply:
     cancelled = await services.cron.cancel(
-        item.schedule_id, check=lambda schedule: call.check_if_match(schedule.revision)
+        item.schedule_id, check=lambda schedule: call.check_conditions(schedule.revision)
     )
     return await _answer(services, cancelled)
 

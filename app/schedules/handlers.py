@@ -187,7 +187,7 @@ async def change(services: Services, call: Call, schedule_id: str, given: Resche
         )
     return _answer(
         await services.schedules.move(
-            schedule_id, max(0, due_ms), check=lambda item: call.check_if_match(item.revision)
+            schedule_id, max(0, due_ms), check=lambda item: call.check_conditions(item.revision)
         )
     )
 
@@ -215,7 +215,7 @@ async def cancel(services: Services, call: Call, schedule_id: str) -> Reply:
         return await cron_handlers.cancel(services, call, cron)
     return _answer(
         await services.schedules.cancel(
-            schedule_id, check=lambda item: call.check_if_match(item.revision)
+            schedule_id, check=lambda item: call.check_conditions(item.revision)
         )
     )
 

@@ -149,9 +149,9 @@ def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Rep
     example={"queues": 4, "retention_ms": 259_200_000},
     answers={201: Topic, 200: Topic},
     answer_headers=["Location", "ETag"],
-    problems=["topic_exists", "reserved_topic", *WRITING],
+    problems=["topic_exists", "reserved_topic", "revision_mismatch", *WRITING],
 )
-async def put(services: Services, _: Call, topic_name: str, given: TopicDefinition) -> Reply:
+async def put(services: Services, call: Call, topic_name: str, given: TopicDefinition) -> Reply:
     """Create a topic if it does not exist.
 
     Returns 200 if it exists with these settings, and 409 if its settings differ. To change them,
@@ -159,7 +159,7 @@ async def put(services: Services, _: Call, topic_name: str, given: TopicDefiniti
     """
     registry.check_name(topic_name)
     settings = _settings(services, topic_name, given)
-    topic, is_new = await services.topics.create(settings)
+    topic, is_new = await services.topics.create(settings, check=call.check_conditions)
     return _created(topic, 201 if is_new else 200, {})
 
 
@@ -211,7 +211,7 @@ async def update(services: Services, call: Call, topic_name: str, given: TopicCh
             await services.delivery.check_new_queues(group.name, added)
 
     def changed(topic: registry.Topic) -> registry.TopicSettings:
-        call.check_if_match(topic.revision)
+        call.check_conditions(topic.revision)
         return msgspec.structs.replace(topic.settings, **_said(given))
 
     topic = await services.topics.change(topic_name, changed)
@@ -239,12 +239,12 @@ async def delete(services: Services, call: Call, topic_name: str, query: DeleteT
     """
     if query.dry_run:
         topic = services.topics.get(topic_name)
-        call.check_if_match(topic.revision)
+        call.check_conditions(topic.revision)
         use = await services.topic_deletions.use_of(topic)
         return reply(200, TopicUse(**use._asdict()))
     registry.check_name(topic_name)
     await services.topic_deletions.delete(
-        topic_name, force=query.force, check=lambda topic: call.check_if_match(topic.revision)
+        topic_name, force=query.force, check=lambda topic: call.check_conditions(topic.revision)
     )  # fmt: skip
     return NO_CONTENT
 

@@ -281,14 +281,41 @@ def test_a_producer_group_is_made_then_found(api, topic):
     assert ok(api.get(path)) == body
 
 
-def test_if_match_must_hold(api, topic):
-    path = f"/v1/producer-groups/of-{topic}"
-    assert_problem(api.put(path, json={}, headers={"If-Match": '"1"'}), 412, "revision_mismatch")
-    ok(api.put(path, json={}), 201)
+@pytest.mark.parametrize("kind", ["topics", "groups", "producer-groups"])
+def test_the_conditions_of_a_put_must_hold(api, topic, kind):
+    path = f"/v1/{kind}/of-{topic}"
 
-    assert_problem(api.put(path, json={}, headers={"If-Match": '"2"'}), 412, "revision_mismatch")
+    def put(header: str, value: str) -> httpx.Response:
+        return api.put(path, json={}, headers={header: value})
+
+    for fails in ('"1"', "*"):
+        assert_problem(put("If-Match", fails), 412, "revision_mismatch")
+    assert api.get(path).status_code == 404
+    ok(put("If-None-Match", "*"), 201)
+
+    assert_problem(put("If-Match", '"2"'), 412, "revision_mismatch")
+    for fails in ("*", '"1"', '"7", "1"', 'W/"1"'):
+        assert_problem(put("If-None-Match", fails), 412, "revision_mismatch")
     for holds in ('"1"', '"7", "1"', "*"):
-        ok(api.put(path, json={}, headers={"If-Match": holds}))
+        ok(put("If-Match", holds))
+    ok(put("If-None-Match", '"2"'))
+
+
+@pytest.mark.parametrize("kind", ["topics", "groups", "producer-groups"])
+def test_what_the_client_has_by_its_etag_is_not_sent_again(api, topic, kind):
+    path = f"/v1/{kind}/known-{topic}"
+    ok(api.put(path, json={}), 201)
+    for method in ("GET", "HEAD"):
+        for known in ('"1"', 'W/"1"', '"7", "1"', "*"):
+            answer = api.request(method, path, headers={"If-None-Match": known})
+            assert (answer.status_code, answer.content) == (304, b"")
+            assert answer.headers["etag"] == '"1"'
+            assert not answer.headers.keys() & {"content-length", "content-type"}
+        changed = api.request(method, path, headers={"If-None-Match": '"2"'})
+        assert (changed.status_code, changed.headers["etag"]) == (200, '"1"')
+    # of another resource it says nothing
+    ok(api.get("/v1/version", headers={"If-None-Match": "*"}))
+    assert api.get(f"{path}-not", headers={"If-None-Match": "*"}).status_code == 404
 
 
 # --------------------------------------------------------------------------------------------------
