@@ -249,10 +249,7 @@ async def get(
     """
     await _check_access(services, call, transaction_id)
     if query.as_of is not UNSET:
-        return reply(
-            200,
-            transaction_view(await _as_of(services, transaction_id, query.as_of, query.wait_ms)),
-        )
+        return reply(200, transaction_view(await _as_of(services, transaction_id, query.as_of)))
     wait_ms = query.wait_ms
     if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
         async with services.long_poll(call):
@@ -498,11 +495,7 @@ def _would_be(transaction: txn.Transaction, was: TxnState, decision: TxnEvent) -
     return next_state(transaction.transaction_id, was, decision)
 
 
-async def _as_of(
-    services: Services, transaction_id: str, moment: str, wait_ms: int
-) -> txn.Transaction:
-    if wait_ms:
-        raise invalid_field("/query/as_of", "not_allowed", "there is a wait_ms as well")
+async def _as_of(services: Services, transaction_id: str, moment: str) -> txn.Transaction:
     at_ms = codec.parse_time(moment, "/query/as_of")
     if at_ms > services.clock.wall_ms():
         raise invalid_field("/query/as_of", "out_of_range", "must not lie in the future")

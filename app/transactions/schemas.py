@@ -164,7 +164,7 @@ class GetTransactionQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
         Annotated[
             str,
             Meta(
-                description="Return the state at this time; not allowed with wait_ms.",
+                description="Return the state at this time, without a wait.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
